@@ -1,0 +1,67 @@
+//! What emitting costs a writer, against a bare INSERT.
+
+use std::time::{Duration, Instant};
+
+use sqlx::ConnectOptions;
+use sqlx::postgres::PgConnectOptions;
+
+use crate::fill::{Bench, PAYLOAD_BYTES, run};
+use crate::report::Report;
+
+const CLIENTS: usize = 8;
+const ROUND: Duration = Duration::from_secs(4);
+const ROUNDS: usize = 3;
+
+pub(crate) async fn measure(server: &PgConnectOptions, report: &mut Report) -> anyhow::Result<()> {
+    for (setting, target) in [("on", 0.85), ("off", 0.7)] {
+        let mut bench = Bench::new(server, "emit").await?;
+        run(
+            &mut bench.connection,
+            "CREATE TABLE bare (seq bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, xid xid8 NOT NULL, slot smallint NOT NULL, \
+             id uuid NOT NULL, created_at timestamptz NOT NULL, topic text NOT NULL, key text NOT NULL, type text NOT NULL, \
+             content_type text NOT NULL, headers jsonb, payload bytea NOT NULL)",
+        )
+        .await?;
+        let bare = "INSERT INTO bare (xid, slot, id, created_at, topic, key, type, content_type, payload) \
+             VALUES (pg_current_xact_id(), 7, gen_random_uuid(), clock_timestamp(), 'orders', $1, 'OrderPlaced', 'text/plain', $2)";
+        let emit = "SELECT relevo.emit_bytes('orders', $1, 'OrderPlaced', $2, 'text/plain')";
+        let (mut bare_rate, mut emit_rate) = (0.0, 0.0);
+        // In turns, so that the disk's moods meet both.
+        for _ in 0..ROUNDS {
+            bare_rate += rate(&bench.options, setting, bare).await?;
+            emit_rate += rate(&bench.options, setting, emit).await?;
+        }
+        let n = ROUNDS as f64;
+        report.ratio(
+            &format!("emit against a bare INSERT, synchronous_commit {setting}"),
+            emit_rate / bare_rate,
+            target,
+            format!("emit {:.0}/s, INSERT {:.0}/s", emit_rate / n, bare_rate / n),
+        );
+    }
+    Ok(())
+}
+
+async fn rate(options: &PgConnectOptions, setting: &str, statement: &'static str) -> anyhow::Result<f64> {
+    let options = options.clone().options([("synchronous_commit", setting)]);
+    let mut clients = tokio::task::JoinSet::new();
+    for client in 0..CLIENTS {
+        let mut connection = options.connect().await?;
+        clients.spawn(async move {
+            let payload = vec![b'x'; PAYLOAD_BYTES];
+            let mut done = 0_u64;
+            let began = Instant::now();
+            while began.elapsed() < ROUND {
+                let key = format!("k-{}", (done * 8 + client as u64) % 1000);
+                sqlx::query(statement).bind(key).bind(&payload[..]).execute(&mut connection).await?;
+                done += 1;
+            }
+            anyhow::Ok(done as f64 / began.elapsed().as_secs_f64())
+        });
+    }
+    let mut total = 0.0;
+    while let Some(done) = clients.join_next().await {
+        total += done??;
+    }
+    Ok(total)
+}

@@ -1,0 +1,156 @@
+//! The relay against the loop that most outboxes are, and against itself under load.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use relevo_broker_memory::{Match, MemoryBroker, Rule, Settings};
+use relevo_core::{Class, Route, Routes};
+use relevo_relay::{Config, Relay};
+use relevo_store_postgres::Store;
+use sqlx::ConnectOptions;
+use sqlx::postgres::PgConnectOptions;
+use tokio_util::sync::CancellationToken;
+
+use crate::baseline;
+use crate::fill::{Bench, KEYS, number, quick_broker, run};
+use crate::report::Report;
+
+/// Messages of one measured drain.
+const COUNT: u32 = 400_000;
+
+/// Drains the backlog with one relay; returns messages a second, from its first to its last.
+pub(crate) async fn drain(store: Store, broker: Arc<MemoryBroker>, config: Config, count: u64) -> anyhow::Result<f64> {
+    let relay = Relay::new(Arc::new(store), Arc::clone(&broker), config);
+    let stats = relay.stats();
+    let stop = CancellationToken::new();
+    let mut tasks = tokio::task::JoinSet::new();
+    tasks.spawn(relay.run(stop.clone()));
+    while stats.published() + stats.parked() == 0 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    let (began, first) = (Instant::now(), stats.published() + stats.parked());
+    while stats.published() + stats.parked() < count {
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    let rate = (count - first) as f64 / began.elapsed().as_secs_f64();
+    stop.cancel();
+    while let Some(done) = tasks.join_next().await {
+        done??;
+    }
+    Ok(rate)
+}
+
+async fn drained(bench: &Bench) -> anyhow::Result<f64> {
+    drain(bench.store().await?, Arc::new(quick_broker()), Config::default(), COUNT.into()).await
+}
+
+async fn fresh(server: &PgConnectOptions, name: &str) -> anyhow::Result<Bench> {
+    let mut bench = Bench::new(server, name).await?;
+    drop(bench.store().await?);
+    bench.fill(COUNT).await?;
+    Ok(bench)
+}
+
+pub(crate) async fn measure(server: &PgConnectOptions, report: &mut Report) -> anyhow::Result<()> {
+    let mut bench = fresh(server, "relay").await?;
+    baseline::fill(&mut bench.connection, COUNT).await?;
+    let loops = baseline::drain(&bench.options, Arc::new(quick_broker()), Duration::from_secs(10)).await?;
+    let relay = drained(&bench).await?;
+    let details = format!("relay {relay:.0}/s, claim-and-update loop {loops:.0}/s");
+    report.ratio("relay into a broker that confirms at once", relay / loops, 3.0, details);
+    let target = (loops >= 30_000.0).then_some(100_000.0);
+    report.rate("the same, absolute", relay, target, "asked where the loop reaches 30000/s".to_owned());
+
+    let held = after_long_life(server).await?;
+    let again = drained(&fresh(server, "relay_again").await?).await?;
+    report.ratio(
+        "after 50000 settled batches, xmin held throughout",
+        held / again,
+        0.9,
+        format!("{held:.0}/s, without {again:.0}/s"),
+    );
+
+    let parked = with_parked_keys(server).await?;
+    let again = drained(&fresh(server, "relay_third").await?).await?;
+    report.ratio("with 10 % of the keys parked", parked / again, 0.7, format!("{parked:.0}/s, without {again:.0}/s"));
+    hot_key(server, report).await
+}
+
+/// Fifty thousand rows of progress, as many ticks, and a writer that holds xmin in this database while draining.
+async fn after_long_life(server: &PgConnectOptions) -> anyhow::Result<f64> {
+    let mut bench = Bench::new(server, "held").await?;
+    drop(bench.store().await?);
+    let mut holder = bench.options.connect().await?;
+    run(&mut holder, "BEGIN ISOLATION LEVEL REPEATABLE READ").await?;
+    run(&mut holder, "SELECT relevo.emit('orders', 'held', 'Held', '{}')").await?;
+    for _ in 0..50 {
+        run(
+            &mut bench.connection,
+            "INSERT INTO relevo.tick (tick, snapshot, high, late, timeline) \
+             SELECT n + i, snapshot, high, late, timeline FROM generate_series(1, 1000) AS i, \
+             (SELECT max(tick) AS n FROM relevo.tick) AS m, (SELECT * FROM relevo.tick ORDER BY tick DESC LIMIT 1) AS t",
+        )
+        .await?;
+        run(
+            &mut bench.connection,
+            "INSERT INTO relevo.progress (destination, shards, shard, from_tick, to_tick, place, epoch) \
+             SELECT 'main', 8, i % 8, t, t, 0, 0 FROM generate_series(0, 999) AS i, \
+             (SELECT max(tick) - 1000 AS t FROM relevo.tick) AS m",
+        )
+        .await?;
+    }
+    bench.fill(COUNT).await?;
+    let rate = drained(&bench).await?;
+    run(&mut holder, "COMMIT").await?;
+    Ok(rate)
+}
+
+async fn with_parked_keys(server: &PgConnectOptions) -> anyhow::Result<f64> {
+    let mut bench = fresh(server, "parked").await?;
+    let broker = quick_broker();
+    for key in 0..KEYS / 10 {
+        broker.fail(Rule::new(Match::Key(format!("k-{key}")), Class::Transient));
+    }
+    let route = Route {
+        policy: relevo_core::Policy { base: Duration::from_secs(60), ..relevo_core::Policy::default() },
+        ..Route::everything()
+    };
+    let config = Config { routes: Routes::new(vec![route]), ..Config::default() };
+    let rate = drain(bench.store().await?, Arc::new(broker), config, COUNT.into()).await?;
+    let parked = number(&mut bench.connection, "SELECT count(*) FROM relevo.parked_message").await?;
+    anyhow::ensure!(parked > i64::from(COUNT / 20), "only {parked} messages were parked");
+    Ok(rate)
+}
+
+async fn hot_key(server: &PgConnectOptions, report: &mut Report) -> anyhow::Result<()> {
+    let mut bench = Bench::new(server, "hot").await?;
+    drop(bench.store().await?);
+    for _ in 0..2000 {
+        run(&mut bench.connection, "SELECT relevo.emit('orders', 'hot', 'OrderChanged', '{}')").await?;
+    }
+    let settings = Settings { records: false, latency: Duration::from_millis(1), ..Settings::default() };
+    let broker = MemoryBroker::new(settings);
+    let rate = drain(bench.store().await?, Arc::new(broker), Config::default(), 2000).await?;
+    report.rate("one hot key only, 1 ms confirms", rate, None, "one message of a key in flight".to_owned());
+    Ok(())
+}
+
+/// Ten million delivered messages that are still retained.
+pub(crate) async fn measure_history(server: &PgConnectOptions, report: &mut Report) -> anyhow::Result<()> {
+    let mut bench = Bench::new(server, "history").await?;
+    drop(bench.store().await?);
+    for _ in 0..10 {
+        bench.fill(1_000_000).await?;
+        drain(bench.store().await?, Arc::new(quick_broker()), Config::default(), 1_000_000).await?;
+    }
+    bench.fill(COUNT).await?;
+    let with = drained(&bench).await?;
+    let without = drained(&fresh(server, "relay_fourth").await?).await?;
+    report.ratio(
+        "with 10 million delivered messages retained",
+        with / without,
+        0.9,
+        format!("{with:.0}/s, without {without:.0}/s"),
+    );
+    Ok(())
+}

@@ -1,0 +1,89 @@
+//! From COMMIT's return to the broker's receipt.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use relevo_core::MessageId;
+use relevo_relay::{Config, Relay};
+use sqlx::postgres::PgConnectOptions;
+use sqlx::{ConnectOptions, Row as _};
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+use crate::fill::{Bench, PAYLOAD_BYTES, quick_broker};
+use crate::report::Report;
+
+type Receipts = Arc<Mutex<BTreeMap<MessageId, Instant>>>;
+
+pub(crate) async fn measure(server: &PgConnectOptions, report: &mut Report) -> anyhow::Result<()> {
+    let fast = at_rate(server, 1000, 4, Duration::from_secs(15)).await?;
+    let told = format!("{} messages", fast.len());
+    report.at_most("latency at 1000/s, p50", percentile(&fast, 50), "ms", 4.0, told.clone());
+    report.at_most("latency at 1000/s, p99", percentile(&fast, 99), "ms", 10.0, told);
+    let slow = at_rate(server, 1, 1, Duration::from_secs(40)).await?;
+    report.at_most("latency at 1/s, p99", percentile(&slow, 99), "ms", 60.0, format!("{} messages", slow.len()));
+    Ok(())
+}
+
+/// Emits at a steady rate with some clients; gives the latencies in milliseconds, sorted.
+async fn at_rate(server: &PgConnectOptions, rate: u32, clients: u32, time: Duration) -> anyhow::Result<Vec<f64>> {
+    let bench = Bench::new(server, "latency").await?;
+    let receipts: Receipts = Arc::default();
+    let seen = Arc::clone(&receipts);
+    let broker = quick_broker();
+    broker.on_receipt(move |publication| {
+        let now = Instant::now();
+        seen.lock().unwrap_or_else(PoisonError::into_inner).entry(publication.message.id).or_insert(now);
+    });
+    let relay = Relay::new(Arc::new(bench.store().await?), Arc::new(broker), Config::default());
+    let stop = CancellationToken::new();
+    let mut tasks = tokio::task::JoinSet::new();
+    tasks.spawn(relay.run(stop.clone()));
+    let mut writers = tokio::task::JoinSet::new();
+    for client in 0..clients {
+        let mut connection = bench.options.connect().await?;
+        writers.spawn(async move {
+            let payload = vec![b'x'; PAYLOAD_BYTES];
+            let period = Duration::from_secs(1) * clients / rate;
+            let mut ticker = tokio::time::interval_at(tokio::time::Instant::now() + period * client / clients, period);
+            let began = Instant::now();
+            let mut sent = Vec::new();
+            while began.elapsed() < time {
+                ticker.tick().await;
+                let key = format!("k-{}", sent.len() % 250 * 4 + client as usize);
+                let row = sqlx::query("SELECT relevo.emit_bytes('orders', $1, 'OrderPlaced', $2, 'text/plain')")
+                    .bind(key)
+                    .bind(&payload[..])
+                    .fetch_one(&mut connection)
+                    .await?;
+                // The statement is its own transaction: its answer is COMMIT's.
+                sent.push((MessageId::from_uuid(row.try_get::<Uuid, _>(0)?), Instant::now()));
+            }
+            anyhow::Ok(sent)
+        });
+    }
+    let mut sent = Vec::new();
+    while let Some(done) = writers.join_next().await {
+        sent.extend(done??);
+    }
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    stop.cancel();
+    while let Some(done) = tasks.join_next().await {
+        done??;
+    }
+    let receipts = receipts.lock().unwrap_or_else(PoisonError::into_inner);
+    // The first second warms both sides up.
+    let mut millis = Vec::with_capacity(sent.len());
+    let warm = sent.first().map(|(_, at)| *at + Duration::from_secs(1));
+    for (id, at) in sent.iter().filter(|(_, at)| Some(*at) > warm) {
+        let received = receipts.get(id).ok_or_else(|| anyhow::anyhow!("message {id} was not received"))?;
+        millis.push(received.saturating_duration_since(*at).as_secs_f64() * 1000.0);
+    }
+    millis.sort_by(f64::total_cmp);
+    Ok(millis)
+}
+
+fn percentile(sorted: &[f64], percent: usize) -> f64 {
+    sorted.get((sorted.len() * percent / 100).min(sorted.len().saturating_sub(1))).copied().unwrap_or(f64::NAN)
+}

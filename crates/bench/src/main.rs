@@ -1,0 +1,76 @@
+//! The engine's benchmarks. Every line is a ratio within one run, because machines are noisy.
+
+#![expect(clippy::print_stdout, reason = "the table is this program's output")]
+
+mod baseline;
+mod emit;
+mod engine;
+mod fill;
+mod latency;
+mod memory;
+mod report;
+
+use anyhow::{Context as _, bail};
+use clap::Parser;
+use sqlx::postgres::PgConnectOptions;
+
+use crate::report::Report;
+
+/// The benchmarks of Relevo's engine.
+#[derive(Parser)]
+#[command(name = "relevo-bench")]
+struct Args {
+    /// What to measure.
+    #[arg(default_value = "engine")]
+    suite: String,
+    /// Only lines whose name contains this.
+    #[arg(long)]
+    only: Option<String>,
+    /// Also measure with ten million delivered messages retained (takes long).
+    #[arg(long)]
+    history: bool,
+    /// Where the JSON file goes.
+    #[arg(long, default_value = "bench-results/engine.json")]
+    json: std::path::PathBuf,
+}
+
+fn main() -> anyhow::Result<()> {
+    let args = Args::parse();
+    if args.suite != "engine" {
+        bail!("`{}` is not a suite; hint: `engine`", args.suite);
+    }
+    if let Some(url) = memory::child_of() {
+        return memory::drain_as_child(&url);
+    }
+    let url = std::env::var("RELEVO_TEST_POSTGRES_URL")
+        .context("`RELEVO_TEST_POSTGRES_URL` is not set; hint: run `cargo xtask bench engine`")?;
+    let options: PgConnectOptions = url.parse()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    let mut report = Report::default();
+    let wanted = |name: &str| args.only.as_ref().is_none_or(|only| name.contains(only.as_str()));
+    runtime.block_on(async {
+        if wanted("emit") {
+            emit::measure(&options, &mut report).await?;
+        }
+        if wanted("relay") {
+            engine::measure(&options, &mut report).await?;
+        }
+        if wanted("latency") {
+            latency::measure(&options, &mut report).await?;
+        }
+        if wanted("memory") {
+            memory::measure(&options, &mut report).await?;
+        }
+        if args.history {
+            engine::measure_history(&options, &mut report).await?;
+        }
+        anyhow::Ok(())
+    })?;
+    println!("{report}");
+    report.save(&args.json)?;
+    println!("written to {}", args.json.display());
+    if report.missed() > 0 {
+        bail!("{} of the targets were missed", report.missed());
+    }
+    Ok(())
+}

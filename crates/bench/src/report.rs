@@ -1,0 +1,79 @@
+//! The table and the JSON file.
+
+use std::fmt;
+use std::path::Path;
+
+use serde_json::json;
+
+/// One measured line.
+struct Line {
+    name: String,
+    value: String,
+    target: String,
+    number: f64,
+    met: Option<bool>,
+    details: String,
+}
+
+/// All lines, in the order in which they were measured.
+#[derive(Default)]
+pub(crate) struct Report(Vec<Line>);
+
+impl Report {
+    /// A ratio that must be at least `target`.
+    pub(crate) fn ratio(&mut self, name: &str, ratio: f64, target: f64, details: String) {
+        self.push(name, format!("{ratio:.2}"), format!("at least {target}"), ratio, Some(ratio >= target), details);
+    }
+
+    /// A quantity that must be at most `target`.
+    pub(crate) fn at_most(&mut self, name: &str, value: f64, unit: &str, target: f64, details: String) {
+        let text = format!("{value:.1} {unit}");
+        self.push(name, text, format!("at most {target} {unit}"), value, Some(value <= target), details);
+    }
+
+    /// A rate that must be at least `target`, or that only is told.
+    pub(crate) fn rate(&mut self, name: &str, rate: f64, target: Option<f64>, details: String) {
+        let wanted = target.map_or_else(|| "told".to_owned(), |target| format!("at least {target:.0}/s"));
+        self.push(name, format!("{rate:.0}/s"), wanted, rate, target.map(|target| rate >= target), details);
+    }
+
+    /// How many targets were missed.
+    pub(crate) fn missed(&self) -> usize {
+        self.0.iter().filter(|line| line.met == Some(false)).count()
+    }
+
+    pub(crate) fn save(&self, path: &Path) -> anyhow::Result<()> {
+        if let Some(folder) = path.parent() {
+            std::fs::create_dir_all(folder)?;
+        }
+        let lines: Vec<_> = self
+            .0
+            .iter()
+            .map(|line| {
+                json!({ "name": line.name, "value": line.number, "target": line.target, "met": line.met,
+                    "details": line.details })
+            })
+            .collect();
+        std::fs::write(path, serde_json::to_string_pretty(&lines)?)?;
+        Ok(())
+    }
+
+    fn push(&mut self, name: &str, value: String, target: String, number: f64, met: Option<bool>, details: String) {
+        self.0.push(Line { name: name.to_owned(), value, target, number, met, details });
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "| what | measured | target | | details |\n|---|---|---|---|---|")?;
+        for line in &self.0 {
+            let met = match line.met {
+                Some(true) => "met",
+                Some(false) => "MISSED",
+                None => "",
+            };
+            writeln!(f, "| {} | {} | {} | {met} | {} |", line.name, line.value, line.target, line.details)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,216 @@
+//! The broker itself.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use async_trait::async_trait;
+use relevo_core::{Broker, Capabilities, Class, Confirms, Failure, MessageId, Outcome, Publication};
+use tokio::sync::watch;
+
+use crate::config::Settings;
+use crate::rule::{Rule, apply};
+
+/// A broker in memory. Cheap to clone: all clones are the same broker.
+#[derive(Clone, Debug)]
+pub struct MemoryBroker(Arc<Inner>);
+
+/// What was received, in order of receipt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Receipt {
+    /// The message's id; repeats have the same.
+    pub id: MessageId,
+    /// Its key.
+    pub key: String,
+    /// Where it was sent to.
+    pub address: Arc<str>,
+    /// Its number in the outbox.
+    pub seq: i64,
+    /// The lease under which it was sent.
+    pub epoch: i64,
+}
+
+struct Inner {
+    settings: Settings,
+    received: AtomicU64,
+    /// Whether anything of `faults` or a hook is set; without it a batch is confirmed without looking at its messages.
+    watched: AtomicBool,
+    faults: Mutex<Faults>,
+    frozen: watch::Sender<bool>,
+    receipts: Mutex<Vec<Receipt>>,
+}
+
+#[derive(Default)]
+struct Faults {
+    down: bool,
+    rules: Vec<Rule>,
+    hook: Option<Hook>,
+}
+
+type Hook = Arc<dyn Fn(&Publication) + Send + Sync>;
+
+impl fmt::Debug for Inner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Inner")
+            .field("settings", &self.settings)
+            .field("received", &self.received)
+            .finish_non_exhaustive()
+    }
+}
+
+impl MemoryBroker {
+    /// A broker that is up and has received nothing.
+    pub fn new(settings: Settings) -> Self {
+        Self(Arc::new(Inner {
+            settings,
+            received: AtomicU64::new(0),
+            watched: AtomicBool::new(false),
+            faults: Mutex::default(),
+            frozen: watch::Sender::new(false),
+            receipts: Mutex::default(),
+        }))
+    }
+
+    /// Adds a rule.
+    pub fn fail(&self, rule: Rule) {
+        self.change(|faults| faults.rules.push(rule));
+    }
+
+    /// Forgets all rules.
+    pub fn mend(&self) {
+        self.change(|faults| faults.rules.clear());
+    }
+
+    /// From now on everything fails as an outage, and nothing is received.
+    pub fn down(&self) {
+        self.change(|faults| faults.down = true);
+    }
+
+    /// Ends [`down`](Self::down).
+    pub fn up(&self) {
+        self.change(|faults| faults.down = false);
+    }
+
+    /// From now on nothing is received and no call answers until [`thaw`](Self::thaw).
+    pub fn freeze(&self) {
+        self.0.frozen.send_replace(true);
+    }
+
+    /// Lets frozen calls go on.
+    pub fn thaw(&self) {
+        self.0.frozen.send_replace(false);
+    }
+
+    /// Calls `hook` for every message received, in order. It may call the broker.
+    pub fn on_receipt(&self, hook: impl Fn(&Publication) + Send + Sync + 'static) {
+        self.change(|faults| faults.hook = Some(Arc::new(hook)));
+    }
+
+    /// How many messages were received, repeats included.
+    pub fn received(&self) -> u64 {
+        self.0.received.load(Ordering::Relaxed)
+    }
+
+    /// What was received, in order, if the settings say that it is recorded.
+    pub fn receipts(&self) -> Vec<Receipt> {
+        lock(&self.0.receipts).clone()
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Faults)) {
+        let mut faults = lock(&self.0.faults);
+        change(&mut faults);
+        let watched = faults.down || !faults.rules.is_empty() || faults.hook.is_some();
+        self.0.watched.store(watched, Ordering::Release);
+    }
+
+    /// Receives what nothing speaks against.
+    fn take(&self, batch: &[Publication]) -> Vec<Outcome> {
+        let plain =
+            !self.0.watched.load(Ordering::Acquire) && batch.iter().all(|publication| self.is_small(publication));
+        if plain {
+            self.receive(batch);
+            return batch.iter().map(|_| Ok(())).collect();
+        }
+        let mut failed = BTreeSet::new();
+        batch
+            .iter()
+            .map(|publication| {
+                let key = &*publication.message.key;
+                if self.0.settings.fences_order && failed.contains(key) {
+                    return Err(Failure::new(Class::Unknown, "an earlier message of its key failed"));
+                }
+                let outcome = self.take_one(publication);
+                if outcome.is_err() {
+                    failed.insert(key);
+                }
+                outcome
+            })
+            .collect()
+    }
+
+    fn take_one(&self, publication: &Publication) -> Outcome {
+        if !self.is_small(publication) {
+            return Err(Failure::new(Class::Poison, "the payload is too large"));
+        }
+        let mut faults = lock(&self.0.faults);
+        if faults.down {
+            return Err(Failure::new(Class::Outage, "the broker is down"));
+        }
+        let verdict = apply(&mut faults.rules, publication);
+        let hook = faults.hook.clone();
+        drop(faults);
+        if verdict.is_none_or(|(_, received)| received) {
+            self.receive(std::slice::from_ref(publication));
+            if let Some(hook) = hook {
+                hook(publication);
+            }
+        }
+        verdict.map_or(Ok(()), |(class, _)| Err(Failure::new(class, "the broker was told to fail")))
+    }
+
+    fn is_small(&self, publication: &Publication) -> bool {
+        publication.message.payload.len() <= self.0.settings.message_bytes_max
+    }
+
+    fn receive(&self, batch: &[Publication]) {
+        if self.0.settings.records {
+            lock(&self.0.receipts).extend(batch.iter().map(|publication| Receipt {
+                id: publication.message.id,
+                key: publication.message.key.to_string(),
+                address: Arc::clone(&publication.address),
+                seq: publication.seq,
+                epoch: publication.epoch,
+            }));
+        }
+        self.0.received.fetch_add(batch.len() as u64, Ordering::Relaxed);
+    }
+}
+
+#[async_trait]
+impl Broker for MemoryBroker {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            fences_order: self.0.settings.fences_order,
+            message_bytes_max: self.0.settings.message_bytes_max,
+        }
+    }
+
+    async fn publish(&self, batch: &[Publication], confirms: &Confirms) {
+        if *self.0.frozen.borrow() {
+            // The sender lives as long as the broker, so that waiting ends only by thawing.
+            drop(self.0.frozen.subscribe().wait_for(|frozen| !frozen).await);
+        }
+        let outcomes = self.take(batch);
+        // Receipt comes first: a call that is given up while it waits here has arrived, as with a real broker.
+        if !self.0.settings.latency.is_zero() {
+            tokio::time::sleep(self.0.settings.latency).await;
+        }
+        confirms.report_all(outcomes.into_iter().enumerate());
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing that panics runs under these locks; hooks run outside of them.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,45 @@
+//! A question before harm.
+
+use std::io::{self, BufRead, Write};
+
+use anyhow::{Result, bail};
+
+use crate::args::Sure;
+
+/// Asks, unless the answer was given beforehand. Anything but a yes, the end of the input included, is an error.
+pub(crate) fn confirm(sure: Sure, question: &str) -> Result<()> {
+    if sure.yes { Ok(()) } else { ask(question, &mut io::stdin().lock(), &mut io::stderr()) }
+}
+
+fn ask(question: &str, answers: &mut impl BufRead, asked: &mut impl Write) -> Result<()> {
+    write!(asked, "{question} [y/N] ")?;
+    asked.flush()?;
+    let mut answer = String::new();
+    if answers.read_line(&mut answer)? == 0 {
+        writeln!(asked)?;
+        bail!("nobody answered, nothing was changed; hint: `--yes` answers beforehand");
+    }
+    match answer.trim().to_ascii_lowercase().as_str() {
+        "y" | "yes" => Ok(()),
+        _ => bail!("not confirmed, nothing was changed"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn answered(answer: &str) -> Result<()> {
+        ask("really?", &mut answer.as_bytes(), &mut Vec::new())
+    }
+
+    #[test]
+    fn only_a_yes_is_a_yes() {
+        for yes in ["y\n", "Y\n", "yes\n", " yes \r\n"] {
+            assert!(answered(yes).is_ok(), "{yes:?}");
+        }
+        for no in ["", "\n", "n\n", "yess\n"] {
+            assert!(answered(no).is_err(), "{no:?}");
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! The way to an outbox in a database. A URL may hold a password, so that no URL is ever shown.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, anyhow, bail};
+use relevo_store_postgres::{Config, Schema, Store};
+use sqlx::postgres::{PgConnectOptions, PgConnection};
+use sqlx::{AssertSqlSafe, ConnectOptions as _, Row as _};
+use tokio::time::timeout;
+use tracing::subscriber::{NoSubscriber, with_default};
+
+use crate::args::Target;
+
+/// The variable that names the database where `--database` does not.
+const VARIABLE: &str = "RELEVO_DATABASE_URL";
+/// No server is waited for longer.
+const CONNECT_DEADLINE: Duration = Duration::from_secs(10);
+/// How long one answer may take.
+pub(crate) const ANSWER_DEADLINE: Duration = Duration::from_mins(1);
+/// How long one answer may take that rewrites or deletes whole tables.
+pub(crate) const REWRITE_DEADLINE: Duration = Duration::from_hours(24);
+
+/// An outbox's database and schema.
+#[derive(Debug)]
+pub(crate) struct Place {
+    connect: PgConnectOptions,
+    pub(crate) schema: Schema,
+}
+
+impl Place {
+    /// From the command line, or else from the environment.
+    pub(crate) fn of(target: &Target) -> Result<Self> {
+        let url = match &target.database {
+            Some(url) => url.clone(),
+            None => match std::env::var(VARIABLE) {
+                Ok(url) if !url.is_empty() => url,
+                _ => bail!("no database was named; hint: `--database postgres://user@host/name`, or set `{VARIABLE}`"),
+            },
+        };
+        Ok(Self { connect: parse(&url)?, schema: target.place.schema.clone() })
+    }
+
+    /// Where it is, for people.
+    pub(crate) fn shown(&self) -> String {
+        let database = self.connect.get_database().unwrap_or(self.connect.get_username());
+        match self.connect.get_socket() {
+            Some(socket) => format!("{}/{database}", socket.display()),
+            None => format!("{}:{}/{database}", self.connect.get_host(), self.connect.get_port()),
+        }
+    }
+
+    /// A connection of its own.
+    pub(crate) async fn connect(&self) -> Result<PgConnection> {
+        let connection = timeout(CONNECT_DEADLINE, self.connect.connect()).await;
+        let connection = connection.unwrap_or_else(|_| Err(sqlx::Error::Io(std::io::ErrorKind::TimedOut.into())));
+        connection.with_context(|| format!("cannot connect to {}", self.shown()))
+    }
+
+    /// The outbox, if it is of this program's version, with a destination that may exist or not.
+    pub(crate) async fn open(&self, destination: &str, call_deadline: Duration) -> Result<Store> {
+        let config =
+            Config { schema: self.schema.clone(), call_deadline, ..Config::new(self.connect.clone(), destination) };
+        let opened = timeout(CONNECT_DEADLINE, Store::open(config)).await;
+        let opened = opened.map_or_else(|_| Err(anyhow!("no answer within {CONNECT_DEADLINE:?}")), |it| Ok(it?));
+        opened.with_context(|| format!("cannot open the outbox at {}", self.shown()))
+    }
+
+    /// Says which destinations there are, if it is none of them.
+    pub(crate) async fn expect_destination(&self, name: &str) -> Result<()> {
+        let names = self.destinations().await?;
+        if names.iter().any(|known| known == name) { Ok(()) } else { Err(unknown(name, &names)) }
+    }
+
+    // It belongs to the store, as soon as that can list its destinations.
+    async fn destinations(&self) -> Result<Vec<String>> {
+        let sql = format!("SELECT name FROM {}.destination ORDER BY name", self.schema.quoted());
+        let mut connection = self.connect().await?;
+        let rows = sqlx::raw_sql(AssertSqlSafe(sql)).fetch_all(&mut connection);
+        let rows = timeout(ANSWER_DEADLINE, rows).await.context("the destinations cannot be listed")??;
+        Ok(rows.iter().map(|row| row.try_get(0)).collect::<Result<_, _>>()?)
+    }
+}
+
+fn unknown(name: &str, known: &[String]) -> anyhow::Error {
+    if known.is_empty() {
+        return anyhow!("destination `{name}` is not known; hint: add it with `relevo destination add {name}`");
+    }
+    anyhow!("destination `{name}` is not known; hint: there are `{}`", known.join("`, `"))
+}
+
+fn parse(url: &str) -> Result<PgConnectOptions> {
+    if !url.starts_with("postgres://") && !url.starts_with("postgresql://") {
+        bail!("the database's URL does not begin with `postgres://`; hint: `postgres://user@host:port/name`");
+    }
+    // The parser logs parameters that it does not know, and a misspelt password is one of them.
+    let options = with_default(NoSubscriber::default(), || url.parse::<PgConnectOptions>());
+    let options = options.context("the database's URL cannot be read")?;
+    let named = options.get_application_name().is_some();
+    let options = if named { options } else { options.application_name("relevo") };
+    // Statements that take long are no warning here, and are none of the reader's business.
+    Ok(options.disable_statement_logging())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::Told;
+
+    fn place(url: &str) -> Result<Place> {
+        Ok(Place { connect: parse(url)?, schema: Schema::default() })
+    }
+
+    #[test]
+    fn a_place_is_shown_without_its_password() {
+        let place = place("postgres://me:sesame@db.example:5433/shop?sslmode=disable").unwrap();
+        assert_eq!(place.shown(), "db.example:5433/shop");
+    }
+
+    #[test]
+    fn a_url_that_cannot_be_read_is_not_shown() {
+        for url in ["sesame", "mysql://me:sesame@db/shop", "postgres://me:sesame@db:port/shop", "postgres://:sesame@"] {
+            if let Err(error) = place(url) {
+                let told = Told::of(&error).to_string();
+                assert!(!told.contains("sesame"), "{told}");
+            }
+        }
+    }
+
+    #[test]
+    fn an_unknown_destination_is_told_with_the_known_ones() {
+        let told = Told::of(&unknown("mian", &["audit".to_owned(), "main".to_owned()])).to_string();
+        assert_eq!(told, "error: destination `mian` is not known\nhint: there are `audit`, `main`");
+    }
+}

@@ -1,0 +1,80 @@
+//! What needs no database.
+
+use std::process::{Command, Output};
+
+fn relevo(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_relevo")).args(args).env_remove("RELEVO_DATABASE_URL").output().expect("it runs")
+}
+
+fn text(bytes: &[u8]) -> &str {
+    std::str::from_utf8(bytes).expect("it writes UTF-8")
+}
+
+#[test]
+fn the_version_goes_to_stdout() {
+    let output = relevo(&["--version"]);
+    assert_eq!(output.status.code(), Some(0));
+    assert_eq!(text(&output.stdout), concat!("relevo ", env!("CARGO_PKG_VERSION"), "\n"));
+}
+
+#[test]
+fn the_script_names_every_version_and_the_schema() {
+    let output = relevo(&["migrate", "--print", "--schema", "shop_outbox"]);
+    let script = text(&output.stdout);
+    assert_eq!(output.status.code(), Some(0));
+    assert_eq!(text(&output.stderr), "");
+    assert!(script.starts_with("BEGIN;\n") && script.ends_with("COMMIT;\n"));
+    assert!(script.contains("CREATE SCHEMA IF NOT EXISTS \"shop_outbox\";"));
+    for version in 1..=relevo_store_postgres::migrate::VERSION {
+        assert!(script.contains(&format!("-- Version {version}: ")), "version {version} is missing");
+    }
+    assert!(!script.contains("@schema@"));
+}
+
+#[test]
+fn wrong_usage_is_exit_code_2() {
+    for args in [
+        &["migrate", "--schema", "no such name"][..],
+        &["dev", "--rate", "0"],
+        &["destination", "add", ""],
+        &["destination", "add", "main", "--shards", "257"],
+        &["destination", "switch", "main", "sideways"],
+        &["nonsense"],
+    ] {
+        assert_eq!(relevo(args).status.code(), Some(2), "{args:?}");
+    }
+}
+
+#[test]
+fn a_missing_database_is_one_error_with_a_hint() {
+    let output = relevo(&["migrate"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(text(&output.stdout), "");
+    assert_eq!(
+        text(&output.stderr),
+        "error: no database was named\nhint: `--database postgres://user@host/name`, or set `RELEVO_DATABASE_URL`\n"
+    );
+}
+
+#[test]
+fn an_unreachable_host_is_one_error_and_no_password_is_shown() {
+    // Port 1 is nobody's on loopback.
+    let url = "postgres://me:sesame@127.0.0.1:1/shop";
+    for args in [&["migrate"][..], &["backlog", "main"]] {
+        let output = relevo(&[args, &["--database", url]].concat());
+        let stderr = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{stderr}");
+        assert_eq!(stderr.lines().filter(|line| line.starts_with("error: ")).count(), 1, "{stderr}");
+        assert!(stderr.contains("127.0.0.1:1/shop") && stderr.contains("refused"), "{stderr}");
+        assert!(!stderr.contains("sesame"), "{stderr}");
+    }
+}
+
+#[test]
+fn a_url_of_another_database_is_told_without_its_password() {
+    let output = relevo(&["migrate", "--database", "mysql://me:sesame@127.0.0.1/shop?pasword=sesame"]);
+    let stderr = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr.starts_with("error: the database's URL does not begin with `postgres://`\nhint: "), "{stderr}");
+    assert!(!stderr.contains("sesame"), "{stderr}");
+}

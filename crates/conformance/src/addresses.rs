@@ -1,0 +1,77 @@
+//! Held addresses: one message probes, the others wait uncounted.
+
+use relevo_core::store::{Advanced, Hold, Settled, Stop, Stopped};
+
+use crate::harness::StoreHarness;
+use crate::relay::{LONG, PAUSE, Relay, emit_all, ids, park, parked, run_ids, run_keys, stopped};
+
+fn hold(address: &str) -> Stopped {
+    Stopped { class: "blocked", ..stopped(Stop::Address { address: address.into(), after: PAUSE }, 0) }
+}
+
+/// While it is held one key tries; once that one passes, all of them may.
+pub async fn a_held_address_is_probed_by_one_key_and_released_for_all(h: &mut impl StoreHarness) {
+    let mut relay = Relay::start(h.store().await, 1).await;
+    let waiting = parked(h, &mut relay, &["a", "b", "c", "a"], hold("x")).await;
+    let held = Hold { address: "x".to_owned(), error: "it was refused".to_owned() };
+    assert_eq!(relay.lease(LONG).await.holds, [held]);
+    assert!(relay.due().await.is_empty());
+    h.let_pass(PAUSE * 2).await;
+
+    let probes = relay.due().await;
+    assert_eq!(probes.len(), 1);
+    assert_eq!((probes[0].address.as_deref(), probes[0].attempts), (Some("x"), 0));
+    assert!(waiting.iter().any(|entry| entry.message.id == run_ids(&probes[0])[0]));
+    assert_eq!(run_keys(&relay.due().await), run_keys(&probes), "the same key probes until it is heard of");
+    relay.advance_releasing(&probes[0], 1, None, Some("x")).await;
+
+    assert_eq!(relay.lease(LONG).await.holds, []);
+    let mut delivered = vec![run_ids(&probes[0])[0]];
+    for _ in 0..4 {
+        for run in relay.due().await {
+            assert_eq!((&run.address, run.attempts), (&None, 0), "the wait was not counted");
+            delivered.extend(run_ids(&run));
+            assert_eq!(relay.advance(&run, run.messages.len(), None).await, Advanced::Unparked);
+        }
+    }
+    delivered.sort();
+    let mut expected = ids(&waiting);
+    expected.sort();
+    assert_eq!(delivered, expected);
+}
+
+/// A probe that fails holds the address for another while, for every key.
+pub async fn a_failed_probe_holds_the_address_longer(h: &mut impl StoreHarness) {
+    let mut relay = Relay::start(h.store().await, 1).await;
+    parked(h, &mut relay, &["a", "b"], hold("x")).await;
+    h.let_pass(PAUSE * 2).await;
+    let probes = relay.due().await;
+    assert_eq!(relay.advance(&probes[0], 0, Some(hold("x"))).await, Advanced::Waits);
+    assert!(relay.due().await.is_empty());
+    assert_eq!(relay.lease(LONG).await.holds.len(), 1);
+    h.let_pass(PAUSE * 2).await;
+    assert_eq!(relay.due().await.len(), 1);
+}
+
+/// The rest of the destination flows, and each held address has its own probe.
+pub async fn other_addresses_of_the_destination_flow(h: &mut impl StoreHarness) {
+    let mut relay = Relay::start(h.store().await, 1).await;
+    let emitted = emit_all(h, &["a", "b", "c", "d", "e"]).await;
+    let page = relay.read(10).await;
+    let addresses = ["x", "x", "y", "y"];
+    let parks = page.entries.iter().zip(addresses).map(|(entry, address)| park(entry, hold(address))).collect();
+    assert_eq!(relay.settle(page.end, parks).await, Settled::default());
+    assert_eq!(ids(&page.entries)[4], emitted[4]);
+    h.let_pass(PAUSE * 2).await;
+    let runs = relay.due().await;
+    let mut probed: Vec<_> = runs.iter().map(|run| run.address.clone()).collect();
+    probed.sort();
+    assert_eq!(probed, [Some("x".to_owned()), Some("y".to_owned())]);
+    let x = runs.iter().find(|run| run.address.as_deref() == Some("x")).expect("a probe of x");
+    relay.advance_releasing(x, 1, None, Some("x")).await;
+    let holds = relay.lease(LONG).await.holds;
+    assert_eq!(holds.iter().map(|hold| &*hold.address).collect::<Vec<_>>(), ["y"]);
+    let mut next: Vec<_> = relay.due().await.iter().map(|run| run.address.clone()).collect();
+    next.sort();
+    assert_eq!(next, [None, Some("y".to_owned())]);
+}

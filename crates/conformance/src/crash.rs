@@ -1,0 +1,82 @@
+//! The server is killed in mid-batch.
+
+use std::time::Duration;
+
+use relevo_core::MessageId;
+use relevo_core::store::{DeadFilter, DeadLetters, Stop};
+
+use crate::harness::{Draft, StoreHarness, Writer};
+use crate::relay::{
+    LEASE, LONG, Relay, behind, emit_all, emit_draft, ids, ok, park, retry, run_ids, run_keys, stopped,
+};
+
+/// P1: at least once. What was settled is not read again, unless the store says that its progress may be lost.
+pub async fn what_was_not_settled_is_read_again_after_a_crash(h: &mut impl StoreHarness) {
+    let mut relay = Relay::new(h.store().await, 1);
+    relay.lease(LEASE).await;
+    let emitted = emit_all(h, &["a", "b", "c", "d", "e"]).await;
+    relay.deliver(2).await;
+    let unsettled = relay.read(2).await;
+    assert_eq!(ids(&unsettled.entries), emitted[2..4]);
+    h.crash().await;
+    h.let_pass(LEASE * 2).await;
+
+    let mut next = Relay::new(h.store().await, 2);
+    next.lease(LONG).await;
+    let read = ids(&next.drain(2).await);
+    let settled = if h.capabilities().durable_progress { 2 } else { emitted.len() - read.len() };
+    assert!(settled <= 2, "what was not settled was lost");
+    assert_eq!(read, emitted[settled..]);
+    let after = emit_all(h, &["a", "b"]).await;
+    assert_eq!(ids(&next.drain(2).await), after);
+}
+
+/// P2: an open transaction is rolled back by the crash, whether a tick had listed it or not; ids that it brought are free.
+pub async fn what_was_not_committed_is_lost_in_a_crash(h: &mut impl StoreHarness) {
+    let mut relay = Relay::new(h.store().await, 1);
+    relay.lease(LEASE).await;
+    let mut listed = h.begin().await;
+    let own = MessageId::v7(1_767_225_600_000, [9; 10]);
+    listed.emit(Draft { id: Some(own), ..Draft::of("a") }).await.expect("a new id");
+    let committed = emit_all(h, &["b"]).await;
+    let page = relay.read(10).await;
+    assert_eq!(ids(&page.entries), committed);
+    let mut unlisted = h.begin().await;
+    unlisted.emit(Draft::of("a")).await.expect("a new id");
+    h.crash().await;
+    h.let_pass(LEASE * 2).await;
+
+    let mut next = Relay::new(h.store().await, 2);
+    next.lease(LONG).await;
+    assert_eq!(ids(&next.drain(10).await), committed);
+    let mut after = emit_all(h, &["a", "b", "c"]).await;
+    after.push(emit_draft(h, Draft { id: Some(own), ..Draft::of("a") }).await);
+    assert_eq!(ids(&next.drain(10).await), after, "numbers that are given out again belong to new messages");
+    // Dropped only now: it was the crash that ended them.
+    drop((listed, unlisted));
+}
+
+/// What was parked or buried was settled with it, and is there.
+pub async fn parked_keys_and_dead_letters_survive_a_crash(h: &mut impl StoreHarness) {
+    let mut relay = Relay::new(h.store().await, 1);
+    relay.lease(LEASE).await;
+    let emitted = emit_all(h, &["a", "b", "a", "c"]).await;
+    let page = relay.read(10).await;
+    let parks = vec![
+        park(&page.entries[0], retry(Duration::ZERO, 2)),
+        park(&page.entries[1], stopped(Stop::DeadHold, 3)),
+        behind(&page.entries[2]),
+    ];
+    relay.settle(page.end, parks).await;
+    h.crash().await;
+    h.let_pass(LEASE * 2).await;
+
+    let mut next = Relay::new(h.store().await, 2);
+    next.lease(LONG).await;
+    assert_eq!(ids(&next.drain(10).await), []);
+    let runs = next.due().await;
+    assert_eq!(run_keys(&runs), ["a"]);
+    assert_eq!((run_ids(&runs[0]), runs[0].attempts), (vec![emitted[0], emitted[2]], 2));
+    let letters = ok(next.store.dead(&DeadFilter::default(), 10).await);
+    assert_eq!(letters.iter().map(|letter| letter.message.id).collect::<Vec<_>>(), [emitted[1]]);
+}

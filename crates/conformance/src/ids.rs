@@ -1,0 +1,35 @@
+//! Ids that callers bring.
+
+use relevo_core::MessageId;
+
+use crate::harness::{Draft, OnRepeat, Repeated, StoreHarness, Writer};
+use crate::relay::{Relay, emit_draft, ids};
+
+fn own(id: MessageId, on_repeat: OnRepeat) -> Draft {
+    Draft { id: Some(id), on_repeat, ..Draft::of("a") }
+}
+
+/// Once in the log, whatever the caller asks for.
+pub async fn a_repeated_id_is_refused_or_ignored(h: &mut impl StoreHarness) {
+    let mut relay = Relay::start(h.store().await, 1).await;
+    let id = MessageId::v7(1_767_225_600_000, [7; 10]);
+    assert_eq!(emit_draft(h, own(id, OnRepeat::Refuse)).await, id);
+    let mut writer = h.begin().await;
+    assert_eq!(writer.emit(own(id, OnRepeat::Refuse)).await, Err(Repeated));
+    writer.rollback().await;
+    assert_eq!(emit_draft(h, own(id, OnRepeat::Ignore)).await, id);
+    assert_eq!(ids(&relay.drain(10).await), [id]);
+    assert_eq!(emit_draft(h, own(id, OnRepeat::Ignore)).await, id, "read or not");
+    assert_eq!(ids(&relay.drain(10).await), []);
+}
+
+/// A rolled-back use is none.
+pub async fn an_id_that_rolled_back_can_be_used(h: &mut impl StoreHarness) {
+    let mut relay = Relay::start(h.store().await, 1).await;
+    let id = MessageId::v7(1_767_225_600_000, [8; 10]);
+    let mut writer = h.begin().await;
+    assert_eq!(writer.emit(own(id, OnRepeat::Refuse)).await, Ok(id));
+    writer.rollback().await;
+    assert_eq!(emit_draft(h, own(id, OnRepeat::Refuse)).await, id);
+    assert_eq!(ids(&relay.drain(10).await), [id]);
+}

@@ -1,0 +1,142 @@
+//! Many writers at once, committing in any order, read through pages of any length.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use relevo_core::MessageId;
+use relevo_core::store::Entry;
+
+use crate::harness::{Draft, StoreHarness, Writer};
+use crate::relay::{LONG, Relay};
+
+/// A small generator, so that a failure names its seed.
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self, sides: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        usize::try_from(self.0 >> 33).expect("31 bits") % sides
+    }
+}
+
+/// What the case has done: writers with the keys they locked, and what committed in which order.
+struct Writers<W> {
+    open: Vec<OpenWriter<W>>,
+    /// For each key, what was committed, in the order of the locks.
+    committed: BTreeMap<usize, Vec<MessageId>>,
+}
+
+/// A writer, the keys it has locked, and what it emitted.
+type OpenWriter<W> = (W, BTreeSet<usize>, Vec<(usize, MessageId)>);
+
+impl<W: Writer> Writers<W> {
+    fn new() -> Self {
+        Self { open: Vec::new(), committed: BTreeMap::new() }
+    }
+
+    /// One random deed: begin, emit under a lock that lasts until the end, commit or roll back.
+    async fn act(&mut self, h: &impl StoreHarness<Writer = W>, dice: &mut Dice) {
+        let deed = dice.roll(10);
+        if self.open.is_empty() || (deed == 0 && self.open.len() < 6) {
+            self.open.push((h.begin().await, BTreeSet::new(), Vec::new()));
+            return;
+        }
+        let index = dice.roll(self.open.len());
+        if deed < 7 {
+            let key = dice.roll(12);
+            if self.open.iter().enumerate().any(|(other, (_, keys, _))| other != index && keys.contains(&key)) {
+                return; // Another writer holds the key's lock: a real one would wait.
+            }
+            let (writer, keys, emitted) = &mut self.open[index];
+            keys.insert(key);
+            emitted.push((key, writer.emit(Draft::of(format!("key-{key}"))).await.expect("a new id")));
+        } else {
+            let (writer, _, emitted) = self.open.swap_remove(index);
+            if deed == 7 {
+                writer.rollback().await;
+            } else {
+                writer.commit().await;
+                for (key, id) in emitted {
+                    self.committed.entry(key).or_default().push(id);
+                }
+            }
+        }
+    }
+
+    async fn finish(&mut self) {
+        for (writer, _, emitted) in self.open.drain(..) {
+            writer.commit().await;
+            for (key, id) in emitted {
+                self.committed.entry(key).or_default().push(id);
+            }
+        }
+    }
+
+    /// Everything committed was read, once, each key in its order.
+    fn check(&self, read: &[Entry], seed: u64) {
+        for (key, expected) in &self.committed {
+            let name = format!("key-{key}");
+            let got: Vec<MessageId> =
+                read.iter().filter(|entry| *entry.message.key == *name).map(|entry| entry.message.id).collect();
+            assert_eq!(&got, expected, "seed {seed}, key {key}");
+        }
+        let total: usize = self.committed.values().map(Vec::len).sum();
+        assert_eq!(read.len(), total, "seed {seed}: nothing else was read");
+    }
+}
+
+/// One relay beside many writers.
+pub async fn interleaved_writers_lose_repeat_and_invert_nothing(h: &mut impl StoreHarness) {
+    let mut relay = Relay::start(h.store().await, 1).await;
+    let mut read = Vec::new();
+    let mut writers = Writers::new();
+    let seed = 7;
+    let mut dice = Dice(seed);
+    for _ in 0..600 {
+        writers.act(h, &mut dice).await;
+        if dice.roll(6) == 0 {
+            for (leases, page) in relay.read_groups(1 + dice.roll(7)).await {
+                read.extend(page.entries);
+                relay.settle_some(&leases, page.end, Vec::new()).await;
+            }
+        }
+    }
+    writers.finish().await;
+    read.extend(relay.drain(3).await);
+    writers.check(&read, seed);
+}
+
+/// Two relays that come and go, so that shards stand at different positions and change hands.
+pub async fn interleaved_writers_and_moving_shards_lose_and_repeat_nothing(h: &mut impl StoreHarness) {
+    let mut relays = [Relay::new(h.store().await, 1), Relay::new(h.store().await, 2)];
+    let mut read = Vec::new();
+    let mut writers = Writers::new();
+    let seed = 11;
+    let mut dice = Dice(seed);
+    for _ in 0..600 {
+        writers.act(h, &mut dice).await;
+        let relay = &mut relays[dice.roll(2)];
+        match dice.roll(24) {
+            0..4 => {
+                for (leases, page) in relay.read_groups(1 + dice.roll(7)).await {
+                    // Some groups are left where they are, and read the same again later.
+                    if dice.roll(3) > 0 {
+                        read.extend(page.entries);
+                        relay.settle_some(&leases, page.end, Vec::new()).await;
+                    }
+                }
+            }
+            4..6 => {
+                relay.lease(LONG).await;
+            }
+            6 => relay.leave().await,
+            _ => {}
+        }
+    }
+    writers.finish().await;
+    let [mut first, mut second] = relays;
+    first.leave().await;
+    second.leave().await;
+    first.lease(LONG).await;
+    read.extend(first.drain(3).await);
+    writers.check(&read, seed);
+}

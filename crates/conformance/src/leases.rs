@@ -1,0 +1,115 @@
+//! Leases: who holds which shard, and since when.
+
+use std::collections::BTreeSet;
+
+use relevo_core::store::{Ask, Lease, Leases, StoreError};
+
+use crate::harness::{MAIN, SHARDS, StoreHarness};
+use crate::relay::{LEASE, LONG, Relay};
+
+fn shards(leases: &[Lease]) -> BTreeSet<u16> {
+    leases.iter().map(|lease| lease.shard).collect()
+}
+
+/// One owner has all, two have half each, three have no more than their share.
+pub async fn shards_are_shared_evenly(h: &mut impl StoreHarness) {
+    let mut relays = Vec::new();
+    for number in 1..=3 {
+        relays.push(Relay::new(h.store().await, number));
+        for _ in 0..3 {
+            for relay in &mut relays {
+                let leased = relay.lease(LONG).await;
+                let more = leased.leases.iter().skip(leased.fair).copied().collect();
+                relay.lease_giving(LONG, more).await;
+            }
+        }
+        let fair = usize::from(SHARDS).div_ceil(relays.len());
+        let mut all = BTreeSet::new();
+        for relay in &mut relays {
+            assert_eq!(relay.lease(LONG).await.fair, fair);
+            assert!((1..=fair).contains(&relay.leases.len()));
+            assert!(relay.leases.iter().all(|lease| lease.shards == SHARDS && lease.owner == relay.owner));
+            all.extend(shards(&relay.leases));
+        }
+        let held: usize = relays.iter().map(|relay| relay.leases.len()).sum();
+        assert_eq!((all.len(), held), (usize::from(SHARDS), usize::from(SHARDS)), "each shard has one owner");
+    }
+}
+
+/// Who leaves politely is not waited for, and no longer counts for the fair share.
+pub async fn an_owner_that_leaves_frees_its_shards_at_once(h: &mut impl StoreHarness) {
+    let mut first = Relay::start(h.store().await, 1).await;
+    let epoch = first.leases[0].epoch;
+    let mut second = Relay::start(h.store().await, 2).await;
+    assert_eq!(second.leases, []);
+    first.leave().await;
+    assert_eq!(second.lease(LONG).await.fair, usize::from(SHARDS));
+    assert_eq!(second.leases.len(), usize::from(SHARDS));
+    assert!(second.leases.iter().all(|lease| lease.epoch > epoch));
+}
+
+/// A silent owner keeps its shards until their time is over; then the epoch rises.
+pub async fn a_lease_is_taken_after_it_expired_and_not_before(h: &mut impl StoreHarness) {
+    let mut first = Relay::new(h.store().await, 1);
+    first.lease(LEASE).await;
+    let mut second = Relay::start(h.store().await, 2).await;
+    assert_eq!(second.leases, []);
+    h.let_pass(LEASE / 3).await;
+    second.lease(LONG).await;
+    assert_eq!(second.leases, []);
+    h.let_pass(LEASE).await;
+    second.lease(LONG).await;
+    assert_eq!(shards(&second.leases), shards(&first.leases));
+    for (old, new) in first.leases.iter().zip(&second.leases) {
+        assert!(new.epoch > old.epoch);
+    }
+}
+
+/// Nobody came meanwhile: the owner goes on under the same epoch, and what it did is not lost.
+pub async fn an_expired_lease_that_nobody_took_is_renewed(h: &mut impl StoreHarness) {
+    let mut relay = Relay::new(h.store().await, 1);
+    let before = relay.lease(LEASE).await.leases;
+    h.let_pass(LEASE * 2).await;
+    assert_eq!(relay.lease(LONG).await.leases, before);
+    let mut other = Relay::start(h.store().await, 2).await;
+    assert_eq!(other.lease(LONG).await.leases, []);
+}
+
+/// Only what is given back changes hands.
+pub async fn what_is_given_back_is_free_for_others(h: &mut impl StoreHarness) {
+    let mut first = Relay::start(h.store().await, 1).await;
+    let mut second = Relay::start(h.store().await, 2).await;
+    let leased = first.lease(LONG).await;
+    assert_eq!((leased.leases.len(), leased.fair), (8, 4));
+    let give_back = leased.leases[4..].to_vec();
+    first.lease_giving(LONG, give_back.clone()).await;
+    assert_eq!(first.leases, leased.leases[..4]);
+    second.lease(LONG).await;
+    assert_eq!(shards(&second.leases), shards(&give_back));
+    for (old, new) in give_back.iter().zip(&second.leases) {
+        assert!(new.epoch > old.epoch);
+    }
+    // Giving back what another holds by now is ignored.
+    first.lease_giving(LONG, give_back).await;
+    second.lease(LONG).await;
+    assert_eq!(second.leases.len(), 4);
+}
+
+/// The operator's switch.
+pub async fn a_destination_that_is_off_leases_nothing(h: &mut impl StoreHarness) {
+    let relay = Relay::new(h.store().await, 1);
+    let ask = || Ask { owner: relay.owner, name: "relay".to_owned(), lease: LONG, give_back: Vec::new() };
+    h.switch(MAIN, false).await;
+    let refused = relay.store.lease(ask()).await;
+    assert!(matches!(refused, Err(StoreError::Refused { .. })), "{refused:?}");
+    h.switch(MAIN, true).await;
+    assert_eq!(relay.store.lease(ask()).await.map_or(0, |leased| leased.leases.len()), 8);
+}
+
+/// A misspelt destination is told at once.
+pub async fn a_destination_that_does_not_exist_is_refused(h: &mut impl StoreHarness) {
+    let store = h.store_for("no such destination").await;
+    let owner = Relay::new(h.store().await, 1).owner;
+    let refused = store.lease(Ask { owner, name: "relay".to_owned(), lease: LONG, give_back: Vec::new() }).await;
+    assert!(matches!(refused, Err(StoreError::Refused { .. })), "{refused:?}");
+}

@@ -1,0 +1,110 @@
+//! Parking: a failed message holds back its own key, and nothing else.
+
+use std::time::Duration;
+
+use relevo_core::store::{Leases, Settled, Stop};
+
+use crate::harness::StoreHarness;
+use crate::relay::{LONG, PAUSE, Relay, behind, emit_all, ids, ok, park, parked, retry, run_ids, run_keys, stopped};
+
+/// Head and successors of one settlement, and successors of a later one.
+pub async fn a_failed_message_and_its_successors_wait_in_order(h: &mut impl StoreHarness) {
+    let mut relay = Relay::start(h.store().await, 1).await;
+    let mut waiting = parked(h, &mut relay, &["a", "a", "a"], retry(Duration::ZERO, 1)).await;
+    emit_all(h, &["a", "a"]).await;
+    let page = relay.read(10).await;
+    let parks = page.entries.iter().map(behind).collect();
+    assert_eq!(relay.settle(page.end, parks).await, Settled::default());
+    waiting.extend(page.entries);
+
+    assert_eq!(relay.drain(10).await.len(), 0, "what is parked is settled");
+    let runs = relay.due().await;
+    assert_eq!(run_keys(&runs), ["a"]);
+    assert_eq!(run_ids(&runs[0]), ids(&waiting));
+    assert_eq!((runs[0].attempts, runs[0].quarantined, &runs[0].address), (1, false, &None));
+    assert_eq!(runs[0].slot, waiting[0].slot);
+    let limited = ok(relevo_core::store::ParkedKeys::due(&relay.store, &relay.leases, 10, 2).await);
+    assert_eq!(run_ids(&limited[0]), ids(&waiting[..2]));
+}
+
+/// C3: the head went out meanwhile; the message must go out too, before later ones of its key.
+pub async fn a_message_behind_a_head_that_is_gone_is_passed(h: &mut impl StoreHarness) {
+    let mut relay = Relay::start(h.store().await, 1).await;
+    parked(h, &mut relay, &["a"], retry(Duration::ZERO, 1)).await;
+    let emitted = emit_all(h, &["a", "a"]).await;
+    let page = relay.read(10).await;
+    let runs = relay.due().await;
+    relay.advance(&runs[0], 1, None).await;
+
+    let before = relay.position(&relay.lease_of(&page.entries[0]));
+    let parks: Vec<_> = page.entries.iter().map(behind).collect();
+    let mut settled = relay.settle(page.end, parks).await;
+    settled.passed.sort_unstable();
+    let seqs: Vec<i64> = page.entries.iter().map(|entry| entry.seq).collect();
+    assert_eq!(settled, Settled { lost: Vec::new(), passed: seqs });
+    let lease = relay.lease_of(&page.entries[0]);
+    let standing = ok(relay.store.standing(&[lease]).await).remove(0);
+    assert_eq!((standing.position, standing.parked.len()), (before, 0), "nothing of the shard was changed");
+    assert!(relay.due().await.is_empty());
+    assert_eq!(ids(&relay.drain(10).await), emitted);
+}
+
+/// What is passed in one shard says nothing about the others; a head of the same call is as good as an old one.
+pub async fn a_passed_message_leaves_other_shards_alone(h: &mut impl StoreHarness) {
+    let mut relay = Relay::start(h.store().await, 1).await;
+    // "o-1" has slot 189 and "o-2" slot 875: shards 5 and 3 of 8.
+    let emitted = emit_all(h, &["o-1", "o-1", "o-2"]).await;
+    let page = relay.read(10).await;
+    let [head, tail, other] = &page.entries[..] else { panic!("three messages") };
+    let parks = vec![park(head, retry(Duration::ZERO, 1)), behind(tail), behind(other)];
+    let settled = relay.settle(page.end, parks).await;
+    assert_eq!(settled, Settled { lost: Vec::new(), passed: vec![other.seq] });
+    let runs = relay.due().await;
+    assert_eq!(run_keys(&runs), ["o-1"]);
+    assert_eq!(run_ids(&runs[0]), emitted[..2]);
+    assert_eq!(ids(&relay.drain(10).await), emitted[2..]);
+}
+
+/// A key that was parked meanwhile: the later failure waits its turn, and the head's attempts stay.
+pub async fn a_new_head_of_a_parked_key_waits_behind_the_old_one(h: &mut impl StoreHarness) {
+    let mut relay = Relay::start(h.store().await, 1).await;
+    let mut waiting = parked(h, &mut relay, &["a"], retry(Duration::ZERO, 3)).await;
+    waiting.extend(parked(h, &mut relay, &["a"], retry(LONG, 1)).await);
+    let runs = relay.due().await;
+    assert_eq!(run_ids(&runs[0]), ids(&waiting));
+    assert_eq!(runs[0].attempts, 3);
+}
+
+/// P4: every other key flows, in the same page too.
+pub async fn other_keys_flow_past_a_parked_one(h: &mut impl StoreHarness) {
+    let mut relay = Relay::start(h.store().await, 1).await;
+    emit_all(h, &["a", "b", "a", "c"]).await;
+    let page = relay.read(10).await;
+    let parks = vec![park(&page.entries[0], retry(PAUSE, 1)), behind(&page.entries[2])];
+    assert_eq!(relay.settle(page.end, parks).await, Settled::default());
+    let next = emit_all(h, &["b", "c"]).await;
+    assert_eq!(ids(&relay.drain(10).await), next);
+    h.let_pass(PAUSE * 2).await;
+    let runs = relay.due().await;
+    assert_eq!(run_keys(&runs), ["a"]);
+    assert_eq!(run_ids(&runs[0]), [page.entries[0].message.id, page.entries[2].message.id]);
+}
+
+/// Whoever takes a shard must know its parked keys, those that wait for a person too, or it overtakes them.
+pub async fn a_new_owner_is_told_which_keys_wait(h: &mut impl StoreHarness) {
+    let mut relay = Relay::start(h.store().await, 1).await;
+    parked(h, &mut relay, &["a", "b", "b"], retry(LONG, 1)).await;
+    parked(h, &mut relay, &["c"], stopped(Stop::DeadHold, 1)).await;
+    parked(h, &mut relay, &["d"], stopped(Stop::DeadContinue, 1)).await;
+    relay.leave().await;
+    let next = Relay::start(h.store().await, 2).await;
+    let mut keys = Vec::new();
+    for standing in ok(next.store.standing(&next.leases).await) {
+        for key in standing.parked {
+            assert_eq!(relevo_core::slot::slot_of(&key) % 8, standing.shard);
+            keys.push(key.to_string());
+        }
+    }
+    keys.sort();
+    assert_eq!(keys, ["a", "b", "c"]);
+}

@@ -1,0 +1,150 @@
+//! Regrouping: another number of shards, without losing, repeating or inverting anything.
+
+use std::time::Duration;
+
+use relevo_core::MessageId;
+use relevo_core::store::{Ceiling, Entry, Leases, OutboxReader, ParkedKeys, Position};
+
+use crate::harness::{MAIN, Start, StoreHarness};
+use crate::relay::{LONG, Relay, emit_all, ids, parked, retry, run_ids, run_keys};
+
+/// One round of a relay: leases, then whatever its ceiling lets it read and settle.
+async fn round<S: Leases + OutboxReader + ParkedKeys>(relay: &mut Relay<S>, limit: usize) -> Vec<Entry> {
+    let mut read = Vec::new();
+    relay.lease(LONG).await;
+    for (leases, page) in relay.read_groups(limit).await {
+        let settled = relay.settle_some(&leases, page.end, Vec::new()).await;
+        assert_eq!((settled.lost.len(), settled.passed.len()), (0, 0));
+        read.extend(page.entries);
+    }
+    read
+}
+
+/// Until the relay holds shards of a destination that has so many.
+async fn until<S: Leases + OutboxReader + ParkedKeys>(relay: &mut Relay<S>, shards: u16) -> Vec<Entry> {
+    let mut read = Vec::new();
+    for _ in 0..100 {
+        read.extend(round(relay, 3).await);
+        if relay.leases.iter().all(|lease| lease.shards == shards) && relay.ceiling == Ceiling::Open {
+            return read;
+        }
+    }
+    panic!("the regrouping never ends");
+}
+
+/// C7: parked keys belong to a slot, and go to whoever has its new shard.
+pub async fn parked_keys_find_their_new_owner(h: &mut impl StoreHarness) {
+    let mut first = Relay::start(h.store().await, 1).await;
+    let keys: Vec<String> = (0..12).map(|number| format!("k-{number}")).collect();
+    let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+    let waiting = parked(h, &mut first, &[&keys[..], &keys[..]].concat(), retry(Duration::ZERO, 1)).await;
+    h.regroup(MAIN, 3).await;
+    until(&mut first, 3).await;
+    let mut second = Relay::start(h.store().await, 2).await;
+    let give_back = first.leases[2..].to_vec();
+    first.lease_giving(LONG, give_back).await;
+    second.lease(LONG).await;
+    assert_eq!((first.leases.len(), second.leases.len()), (2, 1));
+
+    let mut found = Vec::new();
+    for relay in [&first, &second] {
+        let runs = relay.due().await;
+        for run in &runs {
+            assert_eq!(relay.lease_of_slot(run.slot).shards, 3);
+            let expected: Vec<_> = waiting.iter().filter(|entry| entry.message.key == run.key).cloned().collect();
+            assert_eq!(run_ids(run), ids(&expected));
+        }
+        found.extend(run_keys(&runs));
+    }
+    found.sort();
+    let mut expected: Vec<_> = keys.iter().map(ToString::to_string).collect();
+    expected.sort();
+    assert_eq!(found, expected);
+}
+
+/// From 4 shards to 16, with two relays, pages half read, shards apart, and writers that go on.
+pub async fn regrouping_loses_and_inverts_nothing(h: &mut impl StoreHarness) {
+    h.add_destination("moving", 4, Start::Oldest).await;
+    let mut relays = [Relay::start(h.store_for("moving").await, 1).await, Relay::new(h.store_for("moving").await, 2)];
+    relays[1].lease(LONG).await;
+    let give_back = relays[0].leases[2..].to_vec();
+    relays[0].lease_giving(LONG, give_back).await;
+    let keys: Vec<String> = (0..10).map(|number| format!("k-{number}")).collect();
+    let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+    let mut emitted: Vec<(usize, MessageId)> = Vec::new();
+    let mut read = Vec::new();
+    for turn in 0..40 {
+        emitted.extend(emit_all(h, &keys).await.into_iter().enumerate());
+        if turn == 4 {
+            h.regroup("moving", 16).await;
+        }
+        // One of them is slower, so that their shards stand at different ticks.
+        for (index, limit) in [(0, 2), (1, 7)] {
+            if index == 1 || turn % 3 == 0 {
+                read.extend(round(&mut relays[index], limit).await);
+            }
+        }
+    }
+    let [mut first, mut second] = relays;
+    for _ in 0..20 {
+        read.extend(round(&mut first, 100).await);
+        read.extend(round(&mut second, 100).await);
+    }
+    assert_eq!(first.leases.len() + second.leases.len(), 16, "the regrouping has ended");
+    read.extend(first.drain(100).await);
+    read.extend(second.drain(100).await);
+    assert_eq!(read.len(), emitted.len());
+    for (index, key) in keys.iter().enumerate() {
+        let expected: Vec<_> = emitted.iter().filter(|(of, _)| *of == index).map(|(_, id)| *id).collect();
+        let got: Vec<_> = read.iter().filter(|entry| *entry.message.key == **key).cloned().collect();
+        assert_eq!(ids(&got), expected, "key {key}");
+    }
+}
+
+/// An owner that learned of the regrouping late has opened another window; the others follow to its end.
+pub async fn an_owner_that_went_further_does_not_stop_regrouping(h: &mut impl StoreHarness) {
+    h.add_destination("moving", 2, Start::Oldest).await;
+    let mut first = Relay::start(h.store_for("moving").await, 1).await;
+    let mut second = Relay::start(h.store_for("moving").await, 2).await;
+    let give_back = first.leases[1..].to_vec();
+    first.lease_giving(LONG, give_back).await;
+    second.lease(LONG).await;
+    let mut emitted = emit_all(h, &["a", "b", "c", "d"]).await;
+    let mut read = first.drain(10).await;
+    h.regroup("moving", 4).await;
+    // All windows are finished, at different ticks: the shards shall meet at the first's.
+    read.extend(round(&mut first, 10).await);
+    read.extend(round(&mut first, 10).await);
+    assert!(matches!(first.ceiling, Ceiling::Tick(_)));
+    // The second has not renewed since: it still believes that windows may go as far as there is something.
+    emitted.extend(emit_all(h, &["a", "b", "c", "d"]).await);
+    read.extend(second.drain(10).await);
+    for _ in 0..10 {
+        read.extend(round(&mut first, 10).await);
+        read.extend(round(&mut second, 10).await);
+    }
+    assert_eq!(first.leases.len() + second.leases.len(), 4, "the regrouping has ended");
+    read.extend(first.drain(10).await);
+    read.extend(second.drain(10).await);
+    let mut got = ids(&read);
+    got.sort();
+    emitted.sort();
+    assert_eq!(got, emitted);
+}
+
+/// Regrouping takes every lease away, whatever its number was.
+pub async fn a_lease_from_before_settles_nothing(h: &mut impl StoreHarness) {
+    let mut relay = Relay::start(h.store().await, 1).await;
+    let before = relay.leases.clone();
+    h.regroup(MAIN, 8).await;
+    for _ in 0..10 {
+        round(&mut relay, 10).await;
+    }
+    assert_eq!(relay.leases.len(), 8);
+    assert!(relay.leases.iter().zip(&before).all(|(new, old)| new.epoch > old.epoch));
+    let emitted = emit_all(h, &["a", "b"]).await;
+    let page = relay.read(10).await;
+    let settled = relay.settle_some(&before, Position { place: 0, ..page.end }, Vec::new()).await;
+    assert_eq!(settled.lost.len(), 8);
+    assert_eq!(ids(&relay.drain(10).await), emitted);
+}

@@ -1,0 +1,109 @@
+//! Retention: old and settled by every destination, or kept.
+
+use std::time::Duration;
+
+use relevo_core::store::{DeadFilter, DeadLetters, Stop, Upkeep};
+
+use crate::harness::{Draft, RETENTION, Start, StoreHarness, Writer};
+use crate::relay::{Relay, emit, emit_all, ids, ok, park, retry, run_ids, stopped};
+
+/// Makes everything there is old enough, in a partition that nothing is emitted into any more, and upkeep due.
+async fn grow_old(h: &impl StoreHarness, store: &impl Upkeep) {
+    h.next_partition().await;
+    h.age(RETENTION * 2).await;
+    ok(store.maintain().await);
+}
+
+/// It goes, and what waits of it in side tables stays.
+pub async fn what_is_old_and_settled_is_dropped(h: &mut impl StoreHarness) {
+    let mut relay = Relay::start(h.store().await, 1).await;
+    let emitted = emit_all(h, &["a", "b", "c"]).await;
+    let page = relay.read(10).await;
+    let parks =
+        vec![park(&page.entries[0], retry(Duration::ZERO, 1)), park(&page.entries[1], stopped(Stop::DeadHold, 1))];
+    relay.settle(page.end, parks).await;
+    ok(relay.store.maintain().await);
+    assert_eq!(h.kept().await, 3, "settled and not old");
+    // The next tick is settled too, so that the shards have left the window.
+    h.next_partition().await;
+    let young = emit(h, "d").await;
+    assert_eq!(ids(&relay.drain(10).await), [young]);
+    h.next_partition().await;
+    h.age(RETENTION * 2).await;
+    let newest = emit(h, "e").await;
+    assert_eq!(ids(&relay.drain(10).await), [newest]);
+    let maintained = ok(relay.store.maintain().await);
+    assert!(maintained.dropped > 0);
+    assert_eq!(h.kept().await, 1, "only the young one is left");
+    assert_eq!(run_ids(&relay.due().await[0]), emitted[..1]);
+    assert_eq!(ok(relay.store.dead(&DeadFilter::default(), 10).await)[0].message.id, emitted[1]);
+}
+
+/// However old it is.
+pub async fn what_is_not_settled_is_never_dropped(h: &mut impl StoreHarness) {
+    let mut relay = Relay::start(h.store().await, 1).await;
+    let settled = emit(h, "a").await;
+    assert_eq!(ids(&relay.drain(10).await), [settled]);
+    h.next_partition().await;
+    let waiting = emit_all(h, &["a", "b"]).await;
+    let page = relay.read(10).await;
+    grow_old(h, &relay.store).await;
+    assert_eq!(h.kept().await, 2);
+    assert_eq!(ids(&page.entries), waiting);
+    assert_eq!(ids(&relay.drain(10).await), waiting);
+}
+
+/// D1: a writer is open while its partition grows old, and commits afterwards.
+pub async fn a_late_commit_is_never_dropped_unread(h: &mut impl StoreHarness) {
+    let mut relay = Relay::start(h.store().await, 1).await;
+    let mut open = h.begin().await;
+    let late = open.emit(Draft::of("a")).await.expect("a new id");
+    let young = emit_all(h, &["b", "c"]).await;
+    assert_eq!(ids(&relay.drain(10).await), young);
+    grow_old(h, &relay.store).await;
+    let younger = emit(h, "b").await;
+    assert_eq!(ids(&relay.drain(10).await), [younger]);
+    open.commit().await;
+    grow_old(h, &relay.store).await;
+    assert_eq!(ids(&relay.drain(10).await), [late]);
+    grow_old(h, &relay.store).await;
+    assert_eq!(h.kept().await, 0, "read and old: now it goes");
+}
+
+/// D2: a destination that does not move keeps what it has not taken, until it is removed.
+pub async fn a_stopped_destination_holds_retention_back(h: &mut impl StoreHarness) {
+    let mut main = Relay::start(h.store().await, 1).await;
+    h.add_destination("stopped", 4, Start::Now).await;
+    h.switch("stopped", false).await;
+    let emitted = emit_all(h, &["a", "b", "c"]).await;
+    assert_eq!(ids(&main.drain(10).await), emitted);
+    grow_old(h, &main.store).await;
+    assert_eq!(h.kept().await, 3);
+    h.switch("stopped", true).await;
+    let mut stopped = Relay::start(h.store_for("stopped").await, 1).await;
+    assert_eq!(ids(&stopped.deliver(2).await), emitted[..2]);
+    stopped.leave().await;
+    grow_old(h, &main.store).await;
+    assert_eq!(h.kept().await, 3, "its window is not finished");
+    h.remove_destination("stopped").await;
+    grow_old(h, &main.store).await;
+    assert_eq!(h.kept().await, 0);
+}
+
+/// A shard's place is in the middle of its window: the ticks it names stay, and so does the rest of the window.
+pub async fn a_message_in_mid_window_is_not_dropped(h: &mut impl StoreHarness) {
+    let mut relay = Relay::start(h.store().await, 1).await;
+    let emitted = emit_all(h, &["a", "b", "c", "d"]).await;
+    assert_eq!(ids(&relay.deliver(2).await), emitted[..2]);
+    for _ in 0..3 {
+        h.add_destination("passing", 1, Start::Now).await;
+        emit(h, "e").await;
+        Relay::start(h.store_for("passing").await, 5).await.drain(10).await;
+        h.remove_destination("passing").await;
+        grow_old(h, &relay.store).await;
+    }
+    relay.leave().await;
+    let mut next = Relay::start(h.store().await, 2).await;
+    assert_eq!(ids(&next.deliver(10).await), emitted[2..]);
+    assert_eq!(next.drain(10).await.len(), 3);
+}

@@ -1,0 +1,246 @@
+//! Windows: what is read, once, and when.
+
+use relevo_core::store::{Ceiling, OutboxReader, Position, Read};
+
+use crate::harness::{Draft, StoreHarness, Writer};
+use crate::relay::{ANY_BYTES, Relay, emit, emit_all, emit_draft, ids, ok};
+
+/// A rolled-back writer leaves nothing, whether it ended before or after the tick.
+pub async fn what_rolled_back_is_never_read(h: &mut impl StoreHarness) {
+    let mut relay = Relay::start(h.store().await, 1).await;
+    let mut early = h.begin().await;
+    let mut late = h.begin().await;
+    early.emit(Draft::of("a")).await.expect("a new id");
+    late.emit(Draft::of("a")).await.expect("a new id");
+    early.rollback().await;
+    let kept = emit(h, "a").await;
+    assert_eq!(ids(&relay.drain(10).await), [kept]);
+    late.rollback().await;
+    assert_eq!(ids(&relay.drain(10).await), []);
+    let dropped = h.begin().await;
+    drop(dropped);
+    assert_eq!(ids(&relay.drain(10).await), []);
+}
+
+/// What a savepoint undid is gone, what came before and after it in the same transaction is read.
+pub async fn what_a_savepoint_undid_is_never_read(h: &mut impl StoreHarness) {
+    let mut relay = Relay::start(h.store().await, 1).await;
+    let mut writer = h.begin().await;
+    let first = writer.emit(Draft::of("a")).await.expect("a new id");
+    writer.savepoint("here").await;
+    writer.emit(Draft::of("a")).await.expect("a new id");
+    writer.rollback_to("here").await;
+    let second = writer.emit(Draft::of("a")).await.expect("a new id");
+    writer.savepoint("there").await;
+    let third = writer.emit(Draft::of("a")).await.expect("a new id");
+    writer.commit().await;
+    assert_eq!(ids(&relay.drain(10).await), [first, second, third]);
+}
+
+/// A transaction that was listed as open when younger ones were read.
+pub async fn a_long_transaction_is_read_once_when_it_commits(h: &mut impl StoreHarness) {
+    let mut relay = Relay::start(h.store().await, 1).await;
+    let mut long = h.begin().await;
+    let first = long.emit(Draft::of("long")).await.expect("a new id");
+    let young = emit_all(h, &["a", "b", "c"]).await;
+    assert_eq!(ids(&relay.drain(2).await), young);
+    let second = long.emit(Draft::of("long")).await.expect("a new id");
+    let younger = emit_all(h, &["a", "b"]).await;
+    assert_eq!(ids(&relay.drain(10).await), younger);
+    long.commit().await;
+    assert_eq!(ids(&relay.drain(10).await), [first, second]);
+    assert_eq!(ids(&relay.drain(10).await), []);
+}
+
+/// A transaction with the highest number at the tick: no snapshot lists it, its sequence number is not above the tick's.
+pub async fn a_late_commit_of_the_youngest_transaction_is_read(h: &mut impl StoreHarness) {
+    let mut relay = Relay::start(h.store().await, 1).await;
+    let before = emit(h, "a").await;
+    let mut open = h.begin().await;
+    let late = open.emit(Draft::of("b")).await.expect("a new id");
+    assert_eq!(ids(&relay.drain(10).await), [before]);
+    open.commit().await;
+    assert_eq!(ids(&relay.drain(10).await), [late]);
+    assert_eq!(ids(&relay.drain(10).await), []);
+}
+
+/// Numbers below and above the tick in one transaction.
+pub async fn a_transaction_that_goes_on_after_it_was_skipped_is_read_whole(h: &mut impl StoreHarness) {
+    let mut relay = Relay::start(h.store().await, 1).await;
+    let mut open = h.begin().await;
+    let mut emitted = vec![open.emit(Draft::of("a")).await.expect("a new id")];
+    for _ in 0..3 {
+        let young = emit(h, "b").await;
+        assert_eq!(ids(&relay.drain(10).await), [young]);
+        emitted.push(open.emit(Draft::of("a")).await.expect("a new id"));
+    }
+    open.commit().await;
+    assert_eq!(ids(&relay.drain(2).await), emitted);
+}
+
+/// Reading changes nothing: the same call gives the same page, whatever was committed since.
+pub async fn the_same_window_read_twice_gives_the_same_page(h: &mut impl StoreHarness) {
+    let relay = Relay::start(h.store().await, 1).await;
+    emit_all(h, &["a", "b", "c", "d", "e"]).await;
+    let first = relay.read(2).await;
+    let after = first.end;
+    let read = Read { leases: &relay.leases, after, limit: 2, bytes: ANY_BYTES, ceiling: Ceiling::Open };
+    let second = ok(relay.store.read(read.clone()).await);
+    emit_all(h, &["a", "b"]).await;
+    let again = ok(relay.store.read(read).await);
+    assert_eq!((ids(&again.entries), again.end), (ids(&second.entries), second.end));
+}
+
+/// A3: progress names both ends of the window, so that nobody can take another one for it.
+pub async fn a_place_in_mid_window_survives_newer_ticks_and_sessions(h: &mut impl StoreHarness) {
+    let mut relay = Relay::start(h.store().await, 1).await;
+    let mut open = h.begin().await;
+    let late = open.emit(Draft::of("z")).await.expect("a new id");
+    let emitted = emit_all(h, &["a", "b", "c", "d", "e"]).await;
+    assert_eq!(ids(&relay.deliver(2).await), emitted[..2]);
+    open.commit().await;
+    let young = emit_all(h, &["a", "b"]).await;
+    h.add_destination("other", 1, crate::harness::Start::Oldest).await;
+    let mut other = Relay::start(h.store_for("other").await, 9).await;
+    assert_eq!(other.drain(100).await.len(), 8);
+
+    relay.leave().await;
+    let mut next = Relay::start(h.store().await, 2).await;
+    assert_eq!(ids(&next.deliver(100).await), emitted[2..]);
+    assert_eq!(ids(&next.drain(100).await), [&[late], &young[..]].concat());
+}
+
+/// Late messages have lower numbers than the rest of the window; a page may end among them.
+pub async fn a_page_may_end_in_the_middle_of_late_messages(h: &mut impl StoreHarness) {
+    let mut relay = Relay::start(h.store().await, 1).await;
+    let mut open = h.begin().await;
+    let mut expected = Vec::new();
+    for _ in 0..5 {
+        expected.push(open.emit(Draft::of("late")).await.expect("a new id"));
+    }
+    let young = emit(h, "a").await;
+    assert_eq!(ids(&relay.drain(10).await), [young]);
+    open.commit().await;
+    expected.extend(emit_all(h, &["a", "b", "c"]).await);
+    let mut read = Vec::new();
+    for _ in 0..4 {
+        read.extend(relay.deliver(2).await);
+    }
+    assert_eq!(ids(&read), expected);
+    assert_eq!(ids(&relay.drain(2).await), []);
+}
+
+/// Nothing to read: no messages, and no new position unless others use the server.
+pub async fn an_idle_outbox_gives_empty_pages(h: &mut impl StoreHarness) {
+    let mut relay = Relay::start(h.store().await, 1).await;
+    let mut before = Position::at(0);
+    for emitted in 0..3 {
+        if emitted > 0 {
+            emit(h, "a").await;
+            assert_eq!(relay.drain(10).await.len(), 1);
+            before = relay.position(&relay.leases[0]);
+        }
+        for _ in 0..3 {
+            let page = relay.read(10).await;
+            assert_eq!(ids(&page.entries), []);
+            assert!(page.end.is_exhausted());
+            if h.capabilities().alone {
+                assert_eq!(page.end, before);
+            }
+        }
+    }
+}
+
+/// Each message belongs to exactly one shard.
+pub async fn every_shard_reads_its_own_keys(h: &mut impl StoreHarness) {
+    let relay = Relay::start(h.store().await, 1).await;
+    let keys: Vec<String> = (0..40).map(|number| format!("k-{number}")).collect();
+    let mut expected = emit_all(h, &keys.iter().map(String::as_str).collect::<Vec<_>>()).await;
+    let mut read = Vec::new();
+    for lease in &relay.leases {
+        let leases = [*lease];
+        let after = Position::at(0);
+        let page = ok(relay
+            .store
+            .read(Read { leases: &leases, after, limit: 100, bytes: ANY_BYTES, ceiling: Ceiling::Open })
+            .await);
+        assert!(page.entries.iter().all(|entry| relay.lease_of(entry) == *lease));
+        assert!(page.entries.iter().all(|entry| entry.slot == relevo_core::slot::slot_of(&entry.message.key)));
+        read.extend(ids(&page.entries));
+    }
+    read.sort();
+    expected.sort();
+    assert_eq!(read, expected);
+}
+
+/// A shard that stood still reads in one window what the others read in many.
+pub async fn a_lagging_shard_jumps_to_the_newest_tick(h: &mut impl StoreHarness) {
+    let mut relay = Relay::start(h.store().await, 1).await;
+    let first = emit_all(h, &["a", "b", "c", "d"]).await;
+    let page = relay.read(10).await;
+    let lagging = relay.lease_of(&page.entries[0]);
+    let others: Vec<_> = relay.leases.iter().filter(|lease| **lease != lagging).copied().collect();
+    relay.settle_some(&others, page.end, Vec::new()).await;
+    let mut missed: Vec<_> = page.entries.iter().filter(|entry| relay.lease_of(entry) == lagging).cloned().collect();
+    for _ in 0..3 {
+        emit_all(h, &["a", "b"]).await;
+        for (leases, page) in relay.read_groups(100).await {
+            if leases == [lagging] {
+                missed = page.entries;
+            } else {
+                relay.settle_some(&leases, page.end, Vec::new()).await;
+            }
+        }
+    }
+    assert_eq!(missed[0].message.id, first[0]);
+    let read = relay.drain(3).await;
+    assert_eq!(ids(&read), ids(&missed));
+    assert!(relay.leases.iter().all(|lease| relay.position(lease).is_exhausted()));
+}
+
+/// While shards are regrouped, windows are finished and no other is opened, or none beyond a tick.
+pub async fn a_ceiling_stops_new_windows(h: &mut impl StoreHarness) {
+    let mut relay = Relay::start(h.store().await, 1).await;
+    let first = emit_all(h, &["a", "b", "c"]).await;
+    assert_eq!(ids(&relay.deliver(2).await), first[..2]);
+    relay.ceiling = Ceiling::NoNewWindow;
+    assert_eq!(ids(&relay.deliver(2).await), first[2..]);
+    let stand = relay.position(&relay.leases[0]);
+    let second = emit_all(h, &["a", "b", "c"]).await;
+    let page = relay.read(2).await;
+    assert_eq!((ids(&page.entries), page.end), (vec![], stand));
+
+    relay.ceiling = Ceiling::Tick(stand.to);
+    let page = relay.read(2).await;
+    assert_eq!((ids(&page.entries), page.end), (vec![], stand));
+    let leases = relay.leases.clone();
+    let read = Read { leases: &leases, after: Position::at(0), limit: 100, bytes: ANY_BYTES, ceiling: relay.ceiling };
+    let page = ok(relay.store.read(read).await);
+    assert_eq!((ids(&page.entries), page.end), (first, stand));
+
+    relay.ceiling = Ceiling::Open;
+    assert_eq!(ids(&relay.drain(2).await), second);
+}
+
+/// A page is bounded by bytes as well as by messages, and has at least one message however large.
+pub async fn a_page_ends_when_it_has_enough_bytes(h: &mut impl StoreHarness) {
+    let relay = Relay::start(h.store().await, 1).await;
+    let mut emitted = Vec::new();
+    for size in [10, 5000, 10, 10, 9000] {
+        emitted.push(emit_draft(h, Draft { payload: vec![b'x'; size].into(), ..Draft::of("a") }).await);
+    }
+    let lease = [relay.lease_of(&relay.read(10).await.entries[0])];
+    let mut after = Position::at(0);
+    let mut pages = Vec::new();
+    loop {
+        let read = Read { leases: &lease, after, limit: 10, bytes: 5000, ceiling: Ceiling::Open };
+        let page = ok(relay.store.read(read).await);
+        if page.entries.is_empty() {
+            break;
+        }
+        after = page.end;
+        pages.push(ids(&page.entries));
+    }
+    assert_eq!(pages.concat(), emitted);
+    assert_eq!(pages.iter().map(Vec::len).collect::<Vec<_>>(), [2, 3], "cut once 5000 bytes are reached");
+}

@@ -1,0 +1,22 @@
+//! The rules of Relevo and the shapes that its parts agree on.
+//!
+//! Nothing here awaits a clock, a socket or a disk: time, jitter and identifiers come in as values, decisions go out as
+//! values. The ports ([`store`], [`broker`]) are traits that the relay calls and adapters implement.
+
+pub mod broker;
+pub mod delivery;
+pub mod failure;
+pub mod limits;
+pub mod message;
+pub mod retry;
+pub mod route;
+pub mod slot;
+pub mod store;
+pub mod wire;
+
+pub use broker::{Broker, Capabilities, Confirms, Publication};
+pub use failure::{Class, Failure, Outcome, Scope};
+pub use limits::Limits;
+pub use message::{Message, MessageId, TraceContext};
+pub use retry::{Jitter, Next, Policy};
+pub use route::{AfterDead, Route, Routes};

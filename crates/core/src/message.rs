@@ -1,0 +1,171 @@
+//! The envelope: what a transaction commits and a receiver gets.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::str::FromStr;
+
+use bytes::Bytes;
+use bytestring::ByteString;
+use jiff::Timestamp;
+use uuid::Uuid;
+
+/// Identifies a message for ever: every repeat of it carries the same one.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct MessageId(Uuid);
+
+impl MessageId {
+    /// An id from a UUID that the caller chose.
+    pub const fn from_uuid(id: Uuid) -> Self {
+        Self(id)
+    }
+
+    /// A version 7 id: `millis` since 1970 in its first 48 bits, the rest from `random`.
+    pub fn v7(millis: u64, random: [u8; 10]) -> Self {
+        Self(uuid::Builder::from_unix_timestamp_millis(millis, &random).into_uuid())
+    }
+
+    /// The UUID itself.
+    pub const fn as_uuid(&self) -> &Uuid {
+        &self.0
+    }
+}
+
+impl fmt::Display for MessageId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.hyphenated().fmt(f)
+    }
+}
+
+impl fmt::Debug for MessageId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl FromStr for MessageId {
+    type Err = uuid::Error;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Uuid::parse_str(text).map(Self)
+    }
+}
+
+/// Header names and values in a fixed order, so that what is sent does not depend on a hash.
+pub type Headers = BTreeMap<String, String>;
+
+/// An event or a command, as its writer committed it.
+///
+/// Text and payload share the buffer that they were read into, so cloning copies no bytes of them.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Message {
+    /// The same in every repeat.
+    pub id: MessageId,
+    /// What happened or is asked for, such as `OrderPlaced`.
+    pub kind: ByteString,
+    /// What order is kept within.
+    pub key: ByteString,
+    /// What routes match first.
+    pub topic: ByteString,
+    /// The bytes exactly as they were emitted.
+    pub payload: Bytes,
+    /// The payload's media type.
+    pub content_type: ByteString,
+    /// The writer's own headers, trace context among them.
+    pub headers: Headers,
+    /// The database's clock when the message was emitted, not when its transaction began; a scheduled one's when it
+    /// entered the log.
+    pub created_at: Timestamp,
+}
+
+impl Message {
+    /// The W3C trace context that the writer left in the headers, if it is well formed.
+    pub fn trace_context(&self) -> Option<TraceContext> {
+        TraceContext::from_headers(&self.headers)
+    }
+
+    /// About how much memory the message takes.
+    pub fn weight(&self) -> usize {
+        let headers: usize = self.headers.iter().map(|(name, value)| name.len() + value.len() + 64).sum();
+        let text = self.kind.len() + self.key.len() + self.topic.len() + self.content_type.len();
+        size_of::<Self>() + text + self.payload.len() + headers
+    }
+}
+
+impl fmt::Debug for Message {
+    /// Shows no payload: debug output ends up in logs.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Message")
+            .field("id", &self.id)
+            .field("type", &&*self.kind)
+            .field("key", &&*self.key)
+            .field("topic", &&*self.topic)
+            .field("payload_bytes", &self.payload.len())
+            .finish_non_exhaustive()
+    }
+}
+
+/// A W3C trace context that travels with a message.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TraceContext {
+    /// The `traceparent` header: version, trace, span and flags.
+    pub parent: String,
+    /// The `tracestate` header, if there is one.
+    pub state: Option<String>,
+}
+
+impl TraceContext {
+    /// Header that names the trace and the parent span.
+    pub const PARENT: &str = "traceparent";
+    /// Header with the vendors' own state.
+    pub const STATE: &str = "tracestate";
+
+    /// Reads the two headers; a malformed `traceparent` counts as none, as the recommendation asks.
+    pub fn from_headers(headers: &Headers) -> Option<Self> {
+        let parent = headers.get(Self::PARENT)?;
+        is_trace_parent(parent).then(|| Self { parent: parent.clone(), state: headers.get(Self::STATE).cloned() })
+    }
+}
+
+fn is_trace_parent(text: &str) -> bool {
+    let parts: Vec<&str> = text.split('-').collect();
+    let [version, trace, span, flags] = parts.as_slice() else { return false };
+    let hex = |part: &str, len: usize| {
+        part.len() == len && part.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte))
+    };
+    let set = |part: &str| part.bytes().any(|byte| byte != b'0');
+    hex(version, 2) && *version != "ff" && hex(trace, 32) && set(trace) && hex(span, 16) && set(span) && hex(flags, 2)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn headers(parent: &str) -> Headers {
+        Headers::from([(TraceContext::PARENT.to_owned(), parent.to_owned())])
+    }
+
+    #[test]
+    fn a_well_formed_trace_parent_is_read() {
+        let text = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+        assert_eq!(TraceContext::from_headers(&headers(text)).map(|trace| trace.parent), Some(text.to_owned()));
+    }
+
+    #[test]
+    fn a_malformed_trace_parent_counts_as_none() {
+        for text in [
+            "",
+            "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7",
+            "00-00000000000000000000000000000000-00f067aa0ba902b7-01",
+            "00-4bf92f3577b34da6a3ce929d0e0e4736-0000000000000000-01",
+            "ff-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
+            "00-4BF92F3577B34DA6A3CE929D0E0E4736-00f067aa0ba902b7-01",
+        ] {
+            assert_eq!(TraceContext::from_headers(&headers(text)), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn ids_made_later_sort_later() {
+        assert!(MessageId::v7(1_000, [0xff; 10]) < MessageId::v7(1_001, [0; 10]));
+    }
+}

@@ -1,0 +1,174 @@
+//! When a message is tried again, and when it is given up.
+
+use std::time::Duration;
+
+use crate::failure::{Class, Outcome};
+
+/// How the pause grows from one attempt to the next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Backoff {
+    /// `base × factor^(n-1)`.
+    Exponential {
+        /// The growth from one attempt to the next.
+        factor: u32,
+    },
+    /// `base × n`.
+    Linear,
+}
+
+/// A part of a pause that differs from message to message, so that they do not all come back at once.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Jitter(f64);
+
+impl Jitter {
+    /// No jitter at all.
+    pub const NONE: Self = Self(0.0);
+
+    /// From a random number: 0 gives none, `u32::MAX` all of the policy's share.
+    pub fn from_random(random: u32) -> Self {
+        Self(f64::from(random) / f64::from(u32::MAX))
+    }
+}
+
+/// When a route's messages are retried and given up.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Policy {
+    /// The first pause.
+    pub base: Duration,
+    /// How pauses grow.
+    pub backoff: Backoff,
+    /// No pause is longer than this, jitter included.
+    pub ceiling: Duration,
+    /// The largest share that jitter adds, in percent of the pause.
+    pub jitter_percent: u32,
+    /// How many attempts a message has.
+    pub attempts_max: u32,
+}
+
+impl Default for Policy {
+    fn default() -> Self {
+        Self {
+            base: Duration::from_secs(1),
+            backoff: Backoff::Exponential { factor: 2 },
+            ceiling: Duration::from_mins(5),
+            jitter_percent: 20,
+            attempts_max: 10,
+        }
+    }
+}
+
+/// What becomes of a message after an outcome.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// The far side has it.
+    Delivered,
+    /// The destination is away: wait for it, nothing is counted.
+    WaitForDestination,
+    /// It may have arrived: the same id again, soon, nothing is counted.
+    SendAgain,
+    /// Park its key and try again after this pause.
+    RetryIn(Duration),
+    /// Hold the address, for this long or until a probe passes; nothing is counted.
+    HoldAddress(Option<Duration>),
+    /// It goes to the dead letters.
+    Bury,
+}
+
+impl Policy {
+    /// Decides after the `attempt`-th counted attempt (1 for the first).
+    pub fn next(&self, attempt: u32, outcome: &Outcome, jitter: Jitter) -> Next {
+        let Err(failure) = outcome else { return Next::Delivered };
+        match failure.class() {
+            Class::Outage => Next::WaitForDestination,
+            Class::Unknown => Next::SendAgain,
+            Class::Throttled(pause) => Next::HoldAddress(Some(pause)),
+            Class::Blocked => Next::HoldAddress(None),
+            Class::Transient if attempt < self.attempts_max => Next::RetryIn(self.pause(attempt, jitter)),
+            Class::Transient | Class::Poison => Next::Bury,
+        }
+    }
+
+    /// The pause after the `attempt`-th attempt (1 for the first).
+    pub fn pause(&self, attempt: u32, jitter: Jitter) -> Duration {
+        let plain = match self.backoff {
+            Backoff::Exponential { factor } => {
+                factor.checked_pow(attempt.saturating_sub(1)).and_then(|times| self.base.checked_mul(times))
+            }
+            Backoff::Linear => self.base.checked_mul(attempt.max(1)),
+        };
+        let plain = plain.unwrap_or(self.ceiling).min(self.ceiling);
+        let share = f64::from(self.jitter_percent) / 100.0 * jitter.0;
+        (plain + plain.mul_f64(share)).min(self.ceiling)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::failure::Failure;
+    use proptest::prelude::*;
+
+    fn failed(class: Class) -> Outcome {
+        Err(Failure::new(class, "x"))
+    }
+
+    fn policies() -> impl Strategy<Value = Policy> {
+        let backoff = prop_oneof![(1u32..5).prop_map(|factor| Backoff::Exponential { factor }), Just(Backoff::Linear)];
+        (1u64..10_000, backoff, 1u64..1_000_000, 0u32..100, 1u32..50).prop_map(
+            |(base, backoff, ceiling, jitter_percent, attempts_max)| Policy {
+                base: Duration::from_millis(base),
+                backoff,
+                ceiling: Duration::from_millis(ceiling),
+                jitter_percent,
+                attempts_max,
+            },
+        )
+    }
+
+    proptest! {
+        #[test]
+        fn a_pause_is_never_shorter_than_its_floor_nor_longer_than_the_ceiling(
+            policy in policies(), attempt in 1u32..1000, random: u32,
+        ) {
+            let pause = policy.pause(attempt, Jitter::from_random(random));
+            prop_assert!(pause >= policy.base.min(policy.ceiling));
+            prop_assert!(pause <= policy.ceiling);
+        }
+
+        #[test]
+        fn pauses_without_jitter_never_shrink(policy in policies(), attempt in 1u32..200) {
+            prop_assert!(policy.pause(attempt + 1, Jitter::NONE) >= policy.pause(attempt, Jitter::NONE));
+        }
+
+        #[test]
+        fn only_counted_failures_can_bury(policy in policies(), attempt in 1u32..1000, random: u32) {
+            for class in [Class::Outage, Class::Unknown, Class::Throttled(Duration::ZERO), Class::Blocked] {
+                let next = policy.next(attempt, &failed(class), Jitter::from_random(random));
+                prop_assert!(!matches!(next, Next::Bury | Next::RetryIn(_)), "{class:?} became {next:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_defaults_double_up_to_five_minutes() {
+        let policy = Policy::default();
+        let seconds: Vec<u64> = (1..=10).map(|attempt| policy.pause(attempt, Jitter::NONE).as_secs()).collect();
+        assert_eq!(seconds, [1, 2, 4, 8, 16, 32, 64, 128, 256, 300]);
+        assert_eq!(policy.pause(1, Jitter::from_random(u32::MAX)), Duration::from_millis(1200));
+    }
+
+    #[test]
+    fn linear_pauses_are_multiples_of_the_base() {
+        let policy = Policy { backoff: Backoff::Linear, base: Duration::from_secs(5), ..Policy::default() };
+        let seconds: Vec<u64> = (1..=4).map(|attempt| policy.pause(attempt, Jitter::NONE).as_secs()).collect();
+        assert_eq!(seconds, [5, 10, 15, 20]);
+    }
+
+    #[test]
+    fn the_last_attempt_buries_and_poison_buries_at_once() {
+        let policy = Policy { attempts_max: 3, ..Policy::default() };
+        assert_eq!(policy.next(2, &failed(Class::Transient), Jitter::NONE), Next::RetryIn(Duration::from_secs(2)));
+        assert_eq!(policy.next(3, &failed(Class::Transient), Jitter::NONE), Next::Bury);
+        assert_eq!(policy.next(1, &failed(Class::Poison), Jitter::NONE), Next::Bury);
+    }
+}

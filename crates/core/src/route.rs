@@ -1,0 +1,175 @@
+//! From messages to a broker's addresses.
+
+use std::sync::Arc;
+
+use crate::message::Message;
+use crate::retry::Policy;
+
+/// What happens to a key when one of its messages is buried.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AfterDead {
+    /// The key waits until a person redrives or discards it: order is a promise.
+    #[default]
+    Hold,
+    /// The key goes on without it; its order is then no longer promised.
+    Continue,
+}
+
+/// One rule: which messages, to which address, retried how.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Route {
+    /// The route's name in metrics and errors.
+    pub name: String,
+    /// Which topics: segments between dots, `*` for any one segment, `**` at the end for any rest.
+    pub topic: String,
+    /// Which types, with the same pattern language.
+    pub kind: String,
+    /// The broker's address; `{topic}`, `{type}` and `{key}` are replaced.
+    pub address: String,
+    /// When messages are retried and given up.
+    pub policy: Policy,
+    /// What happens to the key of a buried message.
+    pub after_dead: AfterDead,
+}
+
+impl Route {
+    /// A route that sends everything to the address named as the topic.
+    pub fn everything() -> Self {
+        Self {
+            name: "everything".to_owned(),
+            topic: "**".to_owned(),
+            kind: "**".to_owned(),
+            address: "{topic}".to_owned(),
+            policy: Policy::default(),
+            after_dead: AfterDead::default(),
+        }
+    }
+
+    /// Whether the message is one of this route's.
+    pub fn matches(&self, message: &Message) -> bool {
+        matches(&self.topic, &message.topic) && matches(&self.kind, &message.kind)
+    }
+
+    /// The address for this message.
+    pub fn address_of(&self, message: &Message) -> Arc<str> {
+        let mut address = String::with_capacity(self.address.len() + 16);
+        let mut rest = self.address.as_str();
+        while let Some(start) = rest.find('{') {
+            let (before, tail) = rest.split_at(start);
+            address.push_str(before);
+            let known = [("{topic}", &message.topic), ("{type}", &message.kind), ("{key}", &message.key)];
+            if let Some((name, value)) = known.into_iter().find(|(name, _)| tail.starts_with(name)) {
+                address.push_str(value);
+                rest = &tail[name.len()..];
+            } else {
+                address.push('{');
+                rest = &tail[1..];
+            }
+        }
+        address.push_str(rest);
+        address.into()
+    }
+}
+
+/// A destination's routes in order; the first that matches is taken.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Routes(Vec<Arc<Route>>);
+
+impl Routes {
+    /// Routes in the order in which they are tried.
+    pub fn new(routes: Vec<Route>) -> Self {
+        Self(routes.into_iter().map(Arc::new).collect())
+    }
+
+    /// The first route that matches; a message without one is not for this destination.
+    pub fn find(&self, message: &Message) -> Option<&Arc<Route>> {
+        self.0.iter().find(|route| route.matches(message))
+    }
+}
+
+impl Default for Routes {
+    fn default() -> Self {
+        Self::new(vec![Route::everything()])
+    }
+}
+
+fn matches(pattern: &str, text: &str) -> bool {
+    if pattern == "**" {
+        return true;
+    }
+    let mut segments = text.split('.');
+    for part in pattern.split('.') {
+        if part == "**" {
+            return true;
+        }
+        match segments.next() {
+            Some(segment) if part == "*" || part == segment => {}
+            _ => return false,
+        }
+    }
+    segments.next().is_none()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::message::{Headers, MessageId};
+    use bytes::Bytes;
+    use proptest::prelude::*;
+
+    fn message(topic: &str, kind: &str) -> Message {
+        Message {
+            id: MessageId::v7(0, [0; 10]),
+            kind: kind.into(),
+            key: "k".into(),
+            topic: topic.into(),
+            payload: Bytes::new(),
+            content_type: "application/json".into(),
+            headers: Headers::new(),
+            created_at: jiff::Timestamp::UNIX_EPOCH,
+        }
+    }
+
+    #[test]
+    fn patterns_match_segment_by_segment() {
+        for (pattern, text, expected) in [
+            ("orders", "orders", true),
+            ("orders", "orders.eu", false),
+            ("orders.*", "orders.eu", true),
+            ("orders.*", "orders", false),
+            ("orders.*", "orders.eu.es", false),
+            ("orders.**", "orders.eu.es", true),
+            ("orders.**", "orders", true),
+            ("*.eu", "orders.eu", true),
+            ("**", "anything.at.all", true),
+            ("ord*", "orders", false),
+        ] {
+            assert_eq!(matches(pattern, text), expected, "{pattern} on {text}");
+        }
+    }
+
+    #[test]
+    fn the_first_route_that_matches_is_taken() {
+        let named = |name: &str, topic: &str| Route { name: name.into(), topic: topic.into(), ..Route::everything() };
+        let routes = Routes::new(vec![named("a", "orders.*"), named("b", "orders.**")]);
+        assert_eq!(routes.find(&message("orders.eu", "T")).map(|route| route.name.as_str()), Some("a"));
+        assert_eq!(routes.find(&message("orders.eu.es", "T")).map(|route| route.name.as_str()), Some("b"));
+        assert_eq!(routes.find(&message("invoices", "T")), None);
+    }
+
+    #[test]
+    fn addresses_are_filled_in_once() {
+        let route = Route { address: "x.{topic}.{type}/{key}{other}{".into(), ..Route::everything() };
+        assert_eq!(&*route.address_of(&message("{type}", "T")), "x.{type}.T/k{other}{");
+    }
+
+    proptest! {
+        #[test]
+        fn a_topic_matches_itself_and_the_pattern_for_all(topic in "[a-z]{1,8}(\\.[a-z]{1,8}){0,4}") {
+            prop_assert!(matches(&topic, &topic));
+            prop_assert!(matches("**", &topic));
+            let longer = topic.clone() + ".more";
+            prop_assert!(!matches(&longer, &topic));
+        }
+    }
+}

@@ -1,0 +1,38 @@
+//! From keys to slots to shards: fixed for ever, because rows store the slot.
+
+use sha2::{Digest, Sha256};
+
+/// How many slots there are; every row stores one of them.
+pub const SLOTS: u16 = 256;
+
+/// The slot of a key: the first byte of its SHA-256.
+///
+/// It is ours and not the database's hash, which may change between versions.
+pub fn slot_of(key: &str) -> u16 {
+    Sha256::digest(key.as_bytes())[0].into()
+}
+
+/// The shard, of `shards`, that a slot belongs to.
+pub fn shard_of(slot: u16, shards: u16) -> u16 {
+    slot % shards
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn slots_never_change() {
+        // Stored rows depend on these values.
+        let keys = ["o-1", "o-2", "", "clave-ñ", "a much longer key than the others"];
+        assert_eq!(keys.map(slot_of), [92, 43, 227, 217, 190]);
+    }
+
+    proptest! {
+        #[test]
+        fn every_slot_has_exactly_one_shard(slot in 0..SLOTS, shards in 1..=SLOTS) {
+            prop_assert!(shard_of(slot, shards) < shards);
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! The bytes that others read: CloudEvents 1.0 in binary mode, with Relevo's own attributes beside it.
+
+use bytes::Bytes;
+use jiff::Timestamp;
+
+use crate::broker::Publication;
+use crate::message::{Headers, Message, MessageId};
+
+/// Header of the outbox sequence: a hint for receivers, who never drop by it.
+pub const SEQUENCE: &str = "relevo-sequence";
+/// Header of the lease epoch under which a message was sent.
+pub const EPOCH: &str = "relevo-epoch";
+/// Header with the payload's media type.
+pub const CONTENT_TYPE: &str = "content-type";
+
+const VERSION: &str = "1.0";
+
+/// What a broker sends beside the payload, for a message from `source` (a URI that names the outbox).
+///
+/// The writer's own headers are carried as they are; names that CloudEvents or Relevo use are theirs.
+pub fn headers(publication: &Publication, source: &str) -> Headers {
+    let message = &*publication.message;
+    let mut headers = message.headers.clone();
+    let mut put = |name: &str, value: String| headers.insert(name.to_owned(), value);
+    put("ce-specversion", VERSION.to_owned());
+    put("ce-id", message.id.to_string());
+    put("ce-source", source.to_owned());
+    put("ce-type", message.kind.to_string());
+    put("ce-subject", message.topic.to_string());
+    put("ce-time", message.created_at.to_string());
+    put("ce-partitionkey", message.key.to_string());
+    put(CONTENT_TYPE, message.content_type.to_string());
+    put(SEQUENCE, publication.seq.to_string());
+    put(EPOCH, publication.epoch.to_string());
+    headers
+}
+
+/// Why received headers are not a message of ours.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum WireError {
+    /// A required attribute is not there.
+    #[error("header `{0}` is missing")]
+    Missing(&'static str),
+    /// An attribute cannot be read.
+    #[error("header `{0}` cannot be read")]
+    Malformed(&'static str),
+}
+
+/// A received message and where it came from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Received {
+    /// The message, its own headers as they were emitted.
+    pub message: Message,
+    /// The sender's source.
+    pub source: String,
+    /// The outbox sequence, if the sender said it.
+    pub seq: Option<i64>,
+    /// The lease epoch, if the sender said it.
+    pub epoch: Option<i64>,
+}
+
+/// Reads back what [`headers`] wrote.
+pub fn receive(mut headers: Headers, payload: Bytes) -> Result<Received, WireError> {
+    let mut take = |name: &'static str| headers.remove(name).ok_or(WireError::Missing(name));
+    if take("ce-specversion")? != VERSION {
+        return Err(WireError::Malformed("ce-specversion"));
+    }
+    let id: MessageId = take("ce-id")?.parse().map_err(|_| WireError::Malformed("ce-id"))?;
+    let source = take("ce-source")?;
+    let kind = take("ce-type")?;
+    let topic = take("ce-subject")?;
+    let created_at: Timestamp = take("ce-time")?.parse().map_err(|_| WireError::Malformed("ce-time"))?;
+    let key = take("ce-partitionkey")?;
+    let content_type = take(CONTENT_TYPE)?;
+    let seq = number(&mut headers, SEQUENCE)?;
+    let epoch = number(&mut headers, EPOCH)?;
+    let message = Message {
+        id,
+        kind: kind.into(),
+        key: key.into(),
+        topic: topic.into(),
+        payload,
+        content_type: content_type.into(),
+        headers,
+        created_at,
+    };
+    Ok(Received { message, source, seq, epoch })
+}
+
+fn number(headers: &mut Headers, name: &'static str) -> Result<Option<i64>, WireError> {
+    headers.remove(name).map(|text| text.parse().map_err(|_| WireError::Malformed(name))).transpose()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use proptest::prelude::*;
+
+    prop_compose! {
+        fn messages()(
+            millis in 0u64..1 << 47, random: [u8; 10], kind in "\\PC{1,20}", key in "\\PC{1,20}", topic in "\\PC{1,20}",
+            payload: Vec<u8>, content_type in "[a-z]{1,8}/[a-z]{1,8}",
+            headers in prop::collection::btree_map("x-[a-z]{1,8}", "\\PC{0,20}", 0..4), micros in 0i64..4_000_000_000_000_000,
+        ) -> Message {
+            Message {
+                id: MessageId::v7(millis, random),
+                kind: kind.into(),
+                key: key.into(),
+                topic: topic.into(),
+                payload: payload.into(),
+                content_type: content_type.into(),
+                headers,
+                created_at: Timestamp::from_microsecond(micros).expect("within jiff's range"),
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_envelope_survives_a_round_trip(message in messages(), seq: i64, epoch: i64) {
+            let publication = Publication { message: Arc::new(message.clone()), address: "a".into(), seq, epoch };
+            let received = receive(headers(&publication, "/outbox/a"), message.payload.clone());
+            let expected = Received { message, source: "/outbox/a".to_owned(), seq: Some(seq), epoch: Some(epoch) };
+            prop_assert_eq!(received, Ok(expected));
+        }
+
+        #[test]
+        fn foreign_headers_never_panic(headers in prop::collection::btree_map("(ce-[a-z]{1,12}|content-type)", "\\PC{0,20}", 0..12)) {
+            prop_assert!(receive(headers, Bytes::new()).is_err());
+        }
+    }
+}

@@ -1,0 +1,314 @@
+//! The relay's calls to the store, one at a time: leases, settlements, parked keys, upkeep.
+//!
+//! One at a time, because a message that was to wait behind a head must be settled or in memory when that head goes.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use relevo_core::Broker;
+use relevo_core::slot::shard_of;
+use relevo_core::store::{
+    Advance, Advanced, Ask, Ceiling, Lease, Leased, Maintained, Run, Settled, Standing, Store, StoreError,
+};
+use tokio::time::{Instant, sleep};
+use tracing::{info, warn};
+use uuid::Uuid;
+
+use crate::keys::{Item, Source};
+use crate::pages::Covered;
+use crate::relay::{Held, Pending, Relay, RelayError};
+use crate::stats::add;
+
+/// The answer of a chore.
+pub(crate) enum Done {
+    Leased { asked_at: Instant, gave_back: Vec<Lease>, result: Result<(Leased, Vec<Standing>), StoreError> },
+    Settled { covered: Covered, result: Result<Settled, StoreError> },
+    Runs(Result<Vec<Run>, StoreError>),
+    Advanced { keys: Vec<bytestring::ByteString>, result: Result<Vec<Advanced>, StoreError> },
+    Maintained(Result<Maintained, StoreError>),
+    Left,
+}
+
+impl<S: Store + 'static, B: Broker + 'static> Relay<S, B> {
+    /// Starts the most urgent call, if none is on its way.
+    pub(crate) fn start_chore(&mut self, now: Instant) {
+        if self.chore.is_some() || self.stopping {
+            return;
+        }
+        self.chore = self.next_chore(now);
+    }
+
+    fn next_chore(&mut self, now: Instant) -> Option<Pending<Done>> {
+        if now >= self.due_at.lease || self.can_give_back() {
+            return Some(self.lease_chore(now));
+        }
+        if self.held.is_empty() {
+            return None;
+        }
+        if let Some(chore) = self.advance_chore() {
+            return Some(chore);
+        }
+        let room = 2 * self.pages.messages() < self.config.pages_max * self.config.page_messages;
+        if (self.pages.is_front_done() && (now >= self.due_at.settle_front || !room))
+            || (now >= self.due_at.settle && self.pages.len() > 0)
+        {
+            self.due_at.settle = now + self.config.settle_every;
+            self.due_at.settle_front = now + self.config.settle_min;
+            if let Some(chore) = self.settle_chore(true) {
+                return Some(chore);
+            }
+        }
+        if now >= self.due_at.runs && self.health.is_up() && 2 * self.runs.len() <= self.config.runs_max {
+            self.due_at.runs = now + self.config.due_every;
+            return Some(self.runs_chore());
+        }
+        if now >= self.due_at.maintain {
+            self.due_at.maintain = now + self.config.maintain_every;
+            let store = Arc::clone(&self.store);
+            return Some(Box::pin(async move { Done::Maintained(store.maintain().await) }));
+        }
+        None
+    }
+
+    fn can_give_back(&self) -> bool {
+        self.held.values().any(|held| held.leaving && self.is_idle(held.lease.shard))
+    }
+
+    fn is_idle(&self, shard: u16) -> bool {
+        !self.pages.holds_shard(shard) && !self.runs.holds_shard(shard)
+    }
+
+    fn lease_chore(&mut self, now: Instant) -> Pending<Done> {
+        self.due_at.lease = now + self.config.lease / 3;
+        let gave_back: Vec<Lease> = self
+            .held
+            .values()
+            .filter(|held| held.leaving && self.is_idle(held.lease.shard))
+            .map(|held| held.lease)
+            .collect();
+        let ask = Ask {
+            owner: self.owner,
+            name: self.config.name.clone(),
+            lease: self.config.lease,
+            give_back: gave_back.clone(),
+        };
+        let known: BTreeSet<Lease> = self.held.values().map(|held| held.lease).collect();
+        let store = Arc::clone(&self.store);
+        Box::pin(async move {
+            let result = async {
+                let leased = store.lease(ask).await?;
+                let new: Vec<Lease> = leased.leases.iter().filter(|lease| !known.contains(lease)).copied().collect();
+                // Only now, after the lease is taken: nothing that a former owner settled is missed.
+                let standings = store.standing(&new).await?;
+                Ok((leased, standings))
+            };
+            let result = result.await;
+            Done::Leased { asked_at: now, gave_back, result }
+        })
+    }
+
+    /// What can be settled; with `partly`, also shards of a page that is not done.
+    pub(crate) fn settle_chore(&mut self, partly: bool) -> Option<Pending<Done>> {
+        let covered = self.pages.settlement(&self.settled, partly)?;
+        let store = Arc::clone(&self.store);
+        Some(Box::pin(async move {
+            let result = store.settle(covered.settlement.clone()).await;
+            Done::Settled { covered, result }
+        }))
+    }
+
+    fn runs_chore(&self) -> Pending<Done> {
+        let store = Arc::clone(&self.store);
+        let leases: Vec<Lease> = self.held.values().filter(|held| !held.leaving).map(|held| held.lease).collect();
+        // Keys that are being tried are due all the same, and come first: ask for so many that others come too.
+        let (keys, messages) = (self.config.runs_max, self.config.run_messages);
+        Box::pin(async move { Done::Runs(store.due(&leases, keys, messages).await) })
+    }
+
+    pub(crate) fn advance_chore(&mut self) -> Option<Pending<Done>> {
+        if !self.runs.has_ended() {
+            return None;
+        }
+        let advances: Vec<Advance> = self.runs.take_ended();
+        let keys = advances.iter().map(|advance| advance.key.clone()).collect();
+        let store = Arc::clone(&self.store);
+        Some(Box::pin(async move { Done::Advanced { keys, result: store.advance(advances).await } }))
+    }
+
+    pub(crate) fn leave_chore(&self) -> Pending<Done> {
+        leave(Arc::clone(&self.store), self.owner, self.held.values().map(|held| held.lease).collect(), Duration::ZERO)
+    }
+
+    /// After a pause, gives back what the former owner may still hold; then leases are taken by a new one.
+    pub(crate) fn leave_later(&mut self, pause: Duration) -> Pending<Done> {
+        let owner = self.owner;
+        self.new_owner();
+        leave(Arc::clone(&self.store), owner, Vec::new(), pause)
+    }
+
+    pub(crate) fn chore_done(&mut self, done: Done) -> Result<(), RelayError> {
+        match done {
+            Done::Leased { asked_at, gave_back, result } => match result {
+                Ok((leased, standings)) => self.leased(asked_at, &gave_back, leased, standings),
+                Err(error) => return self.store_failed(error),
+            },
+            Done::Settled { covered, result } => match result {
+                Ok(settled) => self.has_settled(&covered, &settled),
+                Err(error) => return self.store_failed(error),
+            },
+            Done::Runs(Ok(runs)) => self.take_runs(runs),
+            Done::Advanced { keys, result: Ok(answers) } => self.has_advanced(&keys, &answers),
+            Done::Maintained(Ok(maintained)) => {
+                for warning in maintained.warnings {
+                    warn!(relay = %self.config.name, "{warning}");
+                }
+            }
+            Done::Maintained(Err(error)) if error.is_passing() => {
+                warn!(relay = %self.config.name, error = &error as &dyn std::error::Error, "upkeep failed, will try again");
+            }
+            Done::Runs(Err(error)) | Done::Advanced { result: Err(error), .. } | Done::Maintained(Err(error)) => {
+                return self.store_failed(error);
+            }
+            Done::Left => {}
+        }
+        Ok(())
+    }
+
+    fn leased(&mut self, asked_at: Instant, gave_back: &[Lease], leased: Leased, standings: Vec<Standing>) {
+        self.database_is_back();
+        for lease in gave_back {
+            self.held.remove(&lease.shard);
+            self.settled.remove(&lease.shard);
+        }
+        let lost = self.held.values().filter(|held| !leased.leases.contains(&held.lease)).count();
+        if lost > 0 {
+            // Regrouped, or expired and taken: nothing of them can be settled. What else is in flight is repeated.
+            add(&self.stats.leases_lost, lost);
+            warn!(relay = %self.config.name, lost, "leases were lost");
+            self.forget();
+            return;
+        }
+        if leased.timeline_changed {
+            warn!(relay = %self.config.name, "the database moved to another timeline: published messages may have no row");
+        }
+        self.valid_until = asked_at + self.config.lease.saturating_sub(self.config.lease_margin);
+        self.ceiling = leased.ceiling;
+        self.holds.learn(leased.holds);
+        if leased.ceiling != Ceiling::Open {
+            // Regrouping waits for every relay: look again soon, and let empty windows be settled.
+            self.due_at.lease = self.due_at.lease.min(asked_at + self.config.due_every);
+            self.due_at.settle = asked_at;
+        }
+        for standing in standings {
+            let Some(lease) = leased.leases.iter().find(|lease| lease.shard == standing.shard) else { continue };
+            for key in &standing.parked {
+                self.parked.insert(key);
+            }
+            self.settled.insert(standing.shard, (*lease, standing.position));
+            self.held.insert(standing.shard, Held { lease: *lease, cursor: standing.position, leaving: false });
+            self.due_at.read = asked_at;
+        }
+        let excess = self.held.len().saturating_sub(leased.fair);
+        let leaving = self.held.values().filter(|held| held.leaving).count();
+        let more = excess.saturating_sub(leaving);
+        if more > 0 {
+            info!(relay = %self.config.name, shards = more, "giving shards to another relay");
+        }
+        for held in self.held.values_mut().rev().filter(|held| !held.leaving).take(more) {
+            held.leaving = true;
+        }
+        if leaving > excess {
+            for held in self.held.values_mut().filter(|held| held.leaving).take(leaving - excess) {
+                held.leaving = false;
+            }
+        }
+    }
+
+    fn has_settled(&mut self, covered: &Covered, settled: &Settled) {
+        if !settled.lost.is_empty() {
+            add(&self.stats.leases_lost, settled.lost.len());
+            warn!(relay = %self.config.name, shards = ?settled.lost, "a lease was lost, nothing of it was settled");
+            self.forget();
+            return;
+        }
+        if !settled.passed.is_empty() {
+            // An operator freed the head. Read again, what was to wait behind it goes out, before later ones of its key.
+            info!(relay = %self.config.name, messages = settled.passed.len(), "a parked key was freed, reading again");
+            self.forget();
+            return;
+        }
+        add(&self.stats.settlements, 1);
+        for (lease, position) in &covered.settlement.progress {
+            self.settled.insert(lease.shard, (*lease, *position));
+        }
+        for item in self.pages.settled(covered) {
+            let key = self.keys.items.remove(item).entry.message.key.clone();
+            if let Some(behind) = self.behind.get_mut(&key) {
+                behind.retain(|at| *at != item);
+                if behind.is_empty() {
+                    self.behind.remove(&key);
+                }
+            }
+        }
+        self.holds.settled();
+    }
+
+    fn take_runs(&mut self, runs: Vec<Run>) {
+        for run in runs {
+            if self.runs.holds_key(&run.key) {
+                continue;
+            }
+            let Some(shards) = self.held.values().next().map(|held| held.lease.shards) else { return };
+            let Some(held) = self.held.get(&shard_of(run.slot, shards)).copied() else { continue };
+            // Keys that wait may be many: go on at once while there are new ones.
+            self.due_at.runs = Instant::now();
+            self.parked.insert(&run.key);
+            let number = self.runs.start(held.lease, run.key.clone(), run.messages.len());
+            let is_probe = run.address.is_some();
+            for (index, (no, entry)) in run.messages.into_iter().enumerate() {
+                let Some(route) = self.route(&entry.message) else {
+                    self.runs.delivered(number, no, None); // no route wants it any more
+                    continue;
+                };
+                let address = route.address_of(&entry.message);
+                let first = index == 0;
+                self.keys.push(Item {
+                    entry,
+                    lease: held.lease,
+                    route,
+                    address,
+                    source: Source::Run { run: number, no },
+                    attempts: if first { run.attempts } else { 0 },
+                    unknowns: if first && run.quarantined { self.config.unknown_max - 1 } else { 0 },
+                    is_probe,
+                });
+            }
+        }
+    }
+
+    fn has_advanced(&mut self, keys: &[bytestring::ByteString], answers: &[Advanced]) {
+        if answers.contains(&Advanced::Lost) {
+            add(&self.stats.leases_lost, 1);
+            self.forget();
+            return;
+        }
+        for (key, answer) in keys.iter().zip(answers) {
+            // A head of the log that stopped meanwhile, and is not settled yet, holds the key in the store's place.
+            if *answer == Advanced::Unparked && !self.pages.holds_stopped(key) {
+                self.unpark(key);
+            }
+        }
+    }
+}
+
+fn leave<S: Store + 'static>(store: Arc<S>, owner: Uuid, leases: Vec<Lease>, pause: Duration) -> Pending<Done> {
+    Box::pin(async move {
+        sleep(pause).await;
+        if let Err(error) = store.leave(owner, &leases).await {
+            // Its leases end by themselves.
+            warn!(error = &error as &dyn std::error::Error, "leases could not be given back");
+        }
+        Done::Left
+    })
+}

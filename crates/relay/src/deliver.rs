@@ -1,0 +1,319 @@
+//! Publishing, and what follows from each outcome.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytestring::ByteString;
+use relevo_core::store::{Stop, Stopped, Store};
+use relevo_core::{AfterDead, Broker, Class, Failure, Next, Outcome, Publication};
+use tokio::time::{Instant, timeout};
+use tracing::{debug, error, warn};
+
+use crate::health::May;
+use crate::keys::{Item, Source};
+use crate::pages::Verdict;
+use crate::relay::{Again, Relay};
+use crate::stats::add;
+
+/// How soon a message whose answer was lost is sent again; doubled with each loss.
+const SEND_AGAIN: Duration = Duration::from_millis(50);
+
+impl<S: Store + 'static, B: Broker + 'static> Relay<S, B> {
+    /// Sends whatever may be sent.
+    pub(crate) fn dispatch(&mut self, now: Instant) {
+        let left = self.valid_until.saturating_duration_since(now);
+        if self.stopping || left.is_zero() {
+            return;
+        }
+        while self.in_flight < self.config.in_flight_max {
+            let batch = match self.health.may_send(now, self.in_flight, !self.keys.ready.is_empty()) {
+                May::Nothing => return,
+                May::Alone(item) => {
+                    self.health.sent_alone(item);
+                    self.keys.fly(item, false, 1)
+                }
+                May::One => {
+                    let batch = self.fill(1);
+                    if !batch.is_empty() {
+                        self.health.probe_sent();
+                    }
+                    batch
+                }
+                May::All => self.fill(self.config.batch_max.min(self.config.in_flight_max - self.in_flight)),
+            };
+            if batch.is_empty() {
+                return;
+            }
+            self.send(batch, left);
+        }
+    }
+
+    /// Takes ready items, at most `room`; those whose address is held are parked on the way.
+    fn fill(&mut self, room: usize) -> Vec<usize> {
+        let fenced = self.broker.capabilities().fences_order;
+        let mut batch = Vec::new();
+        while batch.len() < room {
+            let Some(at) = self.keys.ready.pop_front() else { break };
+            let item = &self.keys.items[at];
+            match self.holds.error(&item.address) {
+                Some(held) if !item.is_probe => {
+                    let stopped = self.held_stop(item, held);
+                    self.keys.fly(at, false, 1);
+                    self.keys.land(at, Ok(()));
+                    self.stop(at, stopped);
+                }
+                _ => batch.extend(self.keys.fly(at, fenced && room > 1, room - batch.len())),
+            }
+        }
+        batch
+    }
+
+    fn held_stop(&self, item: &Item, error: &str) -> Stopped {
+        Stopped {
+            stop: Stop::Address { address: Arc::clone(&item.address), after: self.config.hold_probe },
+            attempts: item.attempts,
+            class: Class::Blocked.word(),
+            error: error.to_owned(),
+            route: item.route.name.as_str().into(),
+        }
+    }
+
+    fn send(&mut self, items: Vec<usize>, lease_left: Duration) {
+        let publications: Vec<Publication> = items
+            .iter()
+            .map(|&at| {
+                let item = &self.keys.items[at];
+                Publication {
+                    message: Arc::clone(&item.entry.message),
+                    address: Arc::clone(&item.address),
+                    seq: item.entry.seq,
+                    epoch: item.lease.epoch,
+                }
+            })
+            .collect();
+        let number = self.next_batch;
+        self.next_batch += 1;
+        self.in_flight += items.len();
+        add(&self.stats.attempts, items.len());
+        self.batches.insert(number, items);
+        let broker = Arc::clone(&self.broker);
+        let confirms = self.reports.confirms(number);
+        // Never longer than the lease: another relay may be publishing the same messages after that.
+        let deadline = self.config.publish_deadline.min(lease_left);
+        self.publishing.push(Box::pin(async move {
+            // What was not reported by then may have arrived.
+            drop(timeout(deadline, broker.publish(&publications, &confirms)).await);
+            number
+        }));
+    }
+
+    pub(crate) fn take_reports(&mut self) {
+        for (batch, index, outcome) in self.reports.take() {
+            let Some(item) = self.batches.get(&batch).and_then(|items| items.get(index)).copied() else { continue };
+            if item == usize::MAX {
+                continue; // reported before
+            }
+            if let Some(items) = self.batches.get_mut(&batch) {
+                items[index] = usize::MAX;
+            }
+            self.landed(item, outcome);
+        }
+    }
+
+    /// A broker's call has ended: whatever it did not report may have arrived.
+    pub(crate) fn batch_ended(&mut self, batch: u64) {
+        self.take_reports();
+        for item in self.batches.remove(&batch).unwrap_or_default() {
+            if item != usize::MAX {
+                self.landed(item, Err(Failure::new(Class::Unknown, "the broker did not answer in time")));
+            }
+        }
+    }
+
+    fn landed(&mut self, at: usize, outcome: Outcome) {
+        self.in_flight -= 1;
+        let Some(landed) = self.keys.land(at, outcome) else { return };
+        let key = self.keys.items[at].entry.message.key.clone();
+        let mut landed = landed.into_iter();
+        while let Some((item, outcome)) = landed.next() {
+            match outcome {
+                Ok(()) => self.delivered(item),
+                Err(failure) => {
+                    // The rest of the run goes after it, whatever became of it; one that passed is a repeat then.
+                    let rest: Vec<usize> = landed.map(|(item, _)| item).collect();
+                    self.keys.put_back(&key, rest.into_iter());
+                    self.failed(item, &key, failure);
+                    return;
+                }
+            }
+        }
+        self.keys.go_on(&key);
+    }
+
+    fn delivered(&mut self, at: usize) {
+        add(&self.stats.published, 1);
+        let proven = self.health.passed(at);
+        let item = self.keys.items.remove(at);
+        let released = item.is_probe.then(|| {
+            self.holds.release(&item.address);
+            Arc::clone(&item.address)
+        });
+        match item.source {
+            Source::Page { page, index } => self.pages.resolve(page, index, Verdict::Done),
+            Source::Run { run, no } => self.runs.delivered(run, no, released),
+        }
+        for guilty in proven {
+            self.quarantine(guilty);
+        }
+    }
+
+    fn failed(&mut self, at: usize, key: &ByteString, failure: Failure) {
+        let now = Instant::now();
+        let jitter = self.random.jitter();
+        let item = &mut self.keys.items[at];
+        let attempt = item.attempts + 1;
+        let class = failure.class();
+        let message_id = item.entry.message.id;
+        let outcome = Err(failure);
+        let next = item.route.policy.next(attempt, &outcome, jitter);
+        let Err(failure) = outcome else { unreachable!("it was made an error above") };
+        if class != Class::Unknown {
+            item.unknowns = 0;
+        }
+        let stop = match next {
+            Next::Delivered => unreachable!("a failure is never a delivery"),
+            Next::WaitForDestination => {
+                if self.health.away(at, now, self.config.outage_min, self.config.outage_max) {
+                    add(&self.stats.outages, 1);
+                    warn!(relay = %self.config.name, error = %failure.describe(), "the destination is away");
+                }
+                self.keys.ready.push_front(at);
+                return;
+            }
+            Next::SendAgain => return self.send_again(at, now),
+            Next::RetryIn(after) => Stop::Retry { after },
+            Next::HoldAddress(pause) => {
+                let after = pause.unwrap_or(self.config.hold_probe);
+                self.holds.add(&item.address, &failure.describe());
+                if class == Class::Blocked {
+                    error!(address = %item.address, error = %failure.describe(), "nothing can pass to this address");
+                }
+                Stop::Address { address: Arc::clone(&item.address), after }
+            }
+            Next::Bury => match item.route.after_dead {
+                AfterDead::Hold => Stop::DeadHold,
+                AfterDead::Continue => Stop::DeadContinue,
+            },
+        };
+        debug!(%message_id, attempt, class = class.word(), error = %failure.describe(), ?stop, "not delivered");
+        self.health.answered(at);
+        let stopped = Stopped {
+            stop,
+            attempts: if class.counts() { attempt } else { item.attempts },
+            class: class.word(),
+            error: failure.describe(),
+            route: item.route.name.as_str().into(),
+        };
+        debug_assert!(self.keys.items[at].entry.message.key == *key, "an item keeps its key");
+        self.stop(at, stopped);
+    }
+
+    /// Its answer was lost: the same id again, soon; after some losses in a row, alone.
+    fn send_again(&mut self, at: usize, now: Instant) {
+        add(&self.stats.unknown, 1);
+        let item = &mut self.keys.items[at];
+        item.unknowns += 1;
+        if item.unknowns < self.config.unknown_max {
+            let pause = SEND_AGAIN * (1 << item.unknowns.min(6));
+            self.later.insert((now + pause, at), Again::Send);
+        } else if self.health.suspect(at) {
+            // Alone, and lost again: it is quarantined as soon as another message passes.
+            self.health.away(at, now, self.config.outage_min, self.config.outage_max);
+            self.later.insert((now + self.config.outage_max, at), Again::Alone);
+        }
+        self.health.unanswered(at, now, self.config.outage_min, self.config.outage_max);
+    }
+
+    /// Items whose time has come are ready again.
+    pub(crate) fn wake_later(&mut self, now: Instant) {
+        while let Some(entry) = self.later.first_entry() {
+            if entry.key().0 > now {
+                return;
+            }
+            let ((_, at), again) = entry.remove_entry();
+            match again {
+                Again::Send => self.keys.ready.push_back(at),
+                Again::Alone => self.health.retry_accused(at),
+            }
+        }
+    }
+
+    fn quarantine(&mut self, at: usize) {
+        self.later.retain(|(_, item), _| *item != at);
+        let item = &self.keys.items[at];
+        error!(message_id = %item.entry.message.id, "a message takes connections down with it, quarantined");
+        let stopped = Stopped {
+            stop: Stop::Quarantine { after: self.config.quarantine_probe },
+            attempts: item.attempts,
+            class: Class::Unknown.word(),
+            error: "its answer was lost each time, even when it was sent alone".to_owned(),
+            route: item.route.name.as_str().into(),
+        };
+        self.stop(at, stopped);
+    }
+
+    /// An item does not go out: its key waits behind it, or goes on without it.
+    pub(crate) fn stop(&mut self, at: usize, stopped: Stopped) {
+        let item = self.keys.items.remove(at);
+        let key = item.entry.message.key.clone();
+        let goes_on = stopped.stop == Stop::DeadContinue;
+        if matches!(stopped.stop, Stop::DeadHold | Stop::DeadContinue) {
+            add(&self.stats.buried, 1);
+            error!(message_id = %item.entry.message.id, attempts = stopped.attempts, error = %stopped.error, "message is dead");
+        } else {
+            add(&self.stats.parked, 1);
+        }
+        match item.source {
+            Source::Page { page, index } => {
+                self.pages.resolve(page, index, Verdict::Stopped(Box::new(stopped)));
+                if goes_on {
+                    self.keys.go_on(&key);
+                    return;
+                }
+                self.parked.insert(&key);
+            }
+            Source::Run { run, no } => self.runs.stopped(run, no, stopped),
+        }
+        for waiting in self.keys.take_waiting(&key) {
+            let item = self.keys.items.remove(waiting);
+            match item.source {
+                Source::Page { .. } => self.wait_behind(&key, item),
+                // The rest of a run is still in the store's queue.
+                Source::Run { run, .. } => self.runs.abandon(run),
+            }
+        }
+    }
+
+    /// A message of the log waits behind a parked head of its key. It is kept until that is settled.
+    pub(crate) fn wait_behind(&mut self, key: &ByteString, item: Item) {
+        let Source::Page { page, index } = item.source else { unreachable!("only the log's messages wait behind") };
+        add(&self.stats.parked, 1);
+        let at = self.keys.items.insert(item);
+        self.behind.entry(key.clone()).or_default().push(at);
+        self.pages.resolve(page, index, Verdict::Behind(at));
+    }
+
+    /// A key's head is gone: what waits behind it in memory takes the live path, before anything later of the key.
+    pub(crate) fn unpark(&mut self, key: &ByteString) {
+        self.parked.remove(key);
+        let mut waiting = self.behind.remove(key).unwrap_or_default();
+        waiting.sort_by_key(|at| self.keys.items[*at].source.order());
+        for at in waiting {
+            let item = self.keys.items.remove(at);
+            if let Source::Page { page, index } = item.source {
+                self.pages.resolve(page, index, Verdict::Pending);
+            }
+            self.keys.push(item);
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! Whether the destination can be reached, and which messages take it down.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// The destination, as far as the relay knows.
+#[derive(Debug)]
+pub(crate) struct Health {
+    state: State,
+    pauses: u32,
+    /// Items that are to be sent with nothing else in flight, in order.
+    suspects: Vec<usize>,
+    /// Items whose answer was lost although they were alone: quarantined as soon as another message passes.
+    accused: Vec<usize>,
+    /// The item that flies alone.
+    alone: Option<usize>,
+}
+
+#[derive(Debug)]
+enum State {
+    Up,
+    /// Nothing is sent before this time, then one message.
+    Down(Instant),
+    /// One message is on its way to find out.
+    Probing,
+}
+
+/// What may be sent now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum May {
+    /// As many as fit.
+    All,
+    /// One message, whichever is first.
+    One,
+    /// This one, alone.
+    Alone(usize),
+    /// Nothing.
+    Nothing,
+}
+
+impl Health {
+    pub(crate) const fn new() -> Self {
+        Self { state: State::Up, pauses: 0, suspects: Vec::new(), accused: Vec::new(), alone: None }
+    }
+
+    /// What may be sent, if `ready` says whether a message waits that nobody suspects.
+    pub(crate) fn may_send(&mut self, now: Instant, in_flight: usize, ready: bool) -> May {
+        match self.state {
+            State::Probing => return May::Nothing,
+            State::Down(until) if now < until || in_flight > 0 => return May::Nothing,
+            // An unsuspected message finds out first: suspects among themselves would accuse each other for ever.
+            State::Down(_) if ready || self.suspects.is_empty() => return May::One,
+            State::Up | State::Down(_) => {}
+        }
+        match self.suspects.first() {
+            None if self.alone.is_some() => May::Nothing,
+            None => May::All,
+            Some(_) if in_flight > 0 => May::Nothing,
+            Some(&item) => May::Alone(item),
+        }
+    }
+
+    /// One message is on its way while the destination was thought away.
+    pub(crate) fn probe_sent(&mut self) {
+        self.state = State::Probing;
+    }
+
+    pub(crate) fn sent_alone(&mut self, item: usize) {
+        self.suspects.retain(|suspect| *suspect != item);
+        self.alone = Some(item);
+        if matches!(self.state, State::Down(_)) {
+            self.state = State::Probing;
+        }
+    }
+
+    /// A message passed. Returns the items that are now known to fail by themselves.
+    pub(crate) fn passed(&mut self, item: usize) -> Vec<usize> {
+        self.state = State::Up;
+        self.pauses = 0;
+        self.clear(item);
+        std::mem::take(&mut self.accused)
+    }
+
+    /// Something other than an outage came back: the destination is there, whatever it said of this message.
+    pub(crate) fn answered(&mut self, item: usize) {
+        self.state = State::Up;
+        self.pauses = 0;
+        self.clear(item);
+    }
+
+    /// The destination cannot be reached: pause, doubled each time.
+    pub(crate) fn away(&mut self, item: usize, now: Instant, min: Duration, max: Duration) -> bool {
+        self.clear(item);
+        let news = matches!(self.state, State::Up);
+        if let State::Down(until) = self.state
+            && now < until
+        {
+            return false;
+        }
+        let pause = 2u32.checked_pow(self.pauses).and_then(|times| min.checked_mul(times)).unwrap_or(max).min(max);
+        self.pauses = self.pauses.saturating_add(1);
+        self.state = State::Down(now + pause);
+        news
+    }
+
+    /// An answer was lost, which says nothing; if it was the probe of an outage, that goes on.
+    pub(crate) fn unanswered(&mut self, item: usize, now: Instant, min: Duration, max: Duration) {
+        self.clear(item);
+        if matches!(self.state, State::Probing) {
+            self.away(item, now, min, max);
+        }
+    }
+
+    /// An answer was lost once too often: the message will be sent alone; if it was alone already, it is accused.
+    /// Returns whether it was alone.
+    pub(crate) fn suspect(&mut self, item: usize) -> bool {
+        if self.alone == Some(item) {
+            self.alone = None;
+            self.accused.push(item);
+            true
+        } else {
+            self.suspects.push(item);
+            false
+        }
+    }
+
+    /// Whether a message waits for another one to bear witness.
+    pub(crate) const fn is_accusing(&self) -> bool {
+        !self.accused.is_empty()
+    }
+
+    /// An accused message for which no other could bear witness is tried alone again.
+    pub(crate) fn retry_accused(&mut self, item: usize) {
+        if let Some(at) = self.accused.iter().position(|accused| *accused == item) {
+            self.accused.remove(at);
+            self.suspects.push(item);
+        }
+    }
+
+    pub(crate) fn is_up(&self) -> bool {
+        matches!(self.state, State::Up)
+    }
+
+    pub(crate) fn wakes_at(&self) -> Option<Instant> {
+        match self.state {
+            State::Down(until) => Some(until),
+            State::Up | State::Probing => None,
+        }
+    }
+
+    fn clear(&mut self, item: usize) {
+        if self.alone == Some(item) {
+            self.alone = None;
+        }
+    }
+}

@@ -1,0 +1,20 @@
+//! The engine: reads what was committed, publishes keys in parallel and each key in order, settles what was confirmed.
+//!
+//! [`Relay::run`] repeats [`Relay::step`] until it is told to stop. Everything in flight belongs to the relay itself
+//! and no task is spawned, so that a relay that is dropped does nothing more, and a simulation can replay it.
+
+mod clerk;
+mod config;
+mod deliver;
+mod health;
+mod keys;
+mod pages;
+mod parked;
+mod random;
+mod relay;
+mod runs;
+mod stats;
+
+pub use config::Config;
+pub use relay::{Relay, RelayError};
+pub use stats::Stats;

@@ -1,0 +1,221 @@
+//! Pages in flight, and how much of them can be settled.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use bytestring::ByteString;
+use relevo_core::slot::shard_of;
+use relevo_core::store::{Lease, Page, Park, Position, Settlement, Stop, Stopped};
+
+/// What became of one entry of a page.
+#[derive(Clone, Debug)]
+pub(crate) enum Verdict {
+    /// Not known yet.
+    Pending,
+    /// Confirmed, or not for this destination.
+    Done,
+    /// Waits behind a parked head of its key; the item is kept until that is settled.
+    Behind(usize),
+    /// Did not go out.
+    Stopped(Box<Stopped>),
+    /// Parked, and the store knows it.
+    Parked,
+}
+
+#[derive(Debug)]
+struct Line {
+    seq: i64,
+    slot: u16,
+    key: ByteString,
+    verdict: Verdict,
+}
+
+#[derive(Debug)]
+struct Flight {
+    id: u64,
+    leases: Vec<Lease>,
+    window: (i64, i64),
+    end: Position,
+    slots: Vec<Line>,
+    pending: usize,
+    bytes: usize,
+}
+
+/// Pages in the order in which they were read; they are settled in that order.
+#[derive(Debug, Default)]
+pub(crate) struct Pages {
+    flights: VecDeque<Flight>,
+    next_id: u64,
+    bytes: usize,
+    messages: usize,
+}
+
+/// What a settlement covers, to be applied when the store has answered.
+#[derive(Debug)]
+pub(crate) struct Covered {
+    pub(crate) settlement: Settlement,
+    /// Whole pages, from the front.
+    pages: usize,
+}
+
+impl Pages {
+    /// Takes a page; returns its number. Its entries are pending.
+    pub(crate) fn push(&mut self, leases: Vec<Lease>, after: Position, page: &Page) -> u64 {
+        if let Some(last) = self.flights.back_mut()
+            && page.entries.is_empty()
+            && last.leases == leases
+            && last.end == after
+        {
+            // Nothing for these shards: the page before ends further on.
+            last.end = page.end;
+            return last.id;
+        }
+        let id = self.next_id;
+        self.next_id += 1;
+        let slot = |entry: &relevo_core::store::Entry| Line {
+            seq: entry.seq,
+            slot: entry.slot,
+            key: entry.message.key.clone(),
+            verdict: Verdict::Pending,
+        };
+        let bytes = page.entries.iter().map(|entry| entry.message.weight()).sum();
+        self.bytes += bytes;
+        self.messages += page.entries.len();
+        self.flights.push_back(Flight {
+            id,
+            leases,
+            window: (after.from, page.end.to),
+            end: page.end,
+            slots: page.entries.iter().map(slot).collect(),
+            pending: page.entries.len(),
+            bytes,
+        });
+        id
+    }
+
+    pub(crate) fn resolve(&mut self, page: u64, index: usize, verdict: Verdict) {
+        let Some(flight) = self.flight(page) else { return };
+        let slot = &mut flight.slots[index];
+        let was_pending = matches!(slot.verdict, Verdict::Pending);
+        let is_pending = matches!(verdict, Verdict::Pending);
+        slot.verdict = verdict;
+        match (was_pending, is_pending) {
+            (true, false) => flight.pending -= 1,
+            (false, true) => flight.pending += 1,
+            _ => {}
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.flights.len()
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    pub(crate) fn messages(&self) -> usize {
+        self.messages
+    }
+
+    pub(crate) fn holds_shard(&self, shard: u16) -> bool {
+        self.flights.iter().any(|flight| flight.leases.iter().any(|lease| lease.shard == shard))
+    }
+
+    /// Whether a message of this key stopped, holds back its successors, and is not settled yet.
+    pub(crate) fn holds_stopped(&self, key: &str) -> bool {
+        let holds = |slot: &Line| match &slot.verdict {
+            Verdict::Stopped(stopped) => stopped.stop != Stop::DeadContinue && slot.key == key,
+            Verdict::Pending | Verdict::Done | Verdict::Behind(_) | Verdict::Parked => false,
+        };
+        self.flights.iter().flat_map(|flight| &flight.slots).any(holds)
+    }
+
+    /// Whether the oldest pages are resolved and have messages; empty ones are not worth a settlement of their own.
+    pub(crate) fn is_front_done(&self) -> bool {
+        self.flights.iter().take_while(|flight| flight.pending == 0).any(|flight| !flight.slots.is_empty())
+    }
+
+    /// What can be settled: whole pages from the front, then, with `partly`, each shard of the next page as far as
+    /// everything of it is resolved. `settled` is where the store knows the shards to stand.
+    pub(crate) fn settlement(&self, settled: &BTreeMap<u16, (Lease, Position)>, partly: bool) -> Option<Covered> {
+        let mut progress: BTreeMap<u16, (Lease, Position)> = BTreeMap::new();
+        let mut parks = Vec::new();
+        let pages = self.flights.iter().take_while(|flight| flight.pending == 0).count();
+        for flight in self.flights.iter().take(pages) {
+            for lease in &flight.leases {
+                progress.insert(lease.shard, (*lease, flight.end));
+            }
+            parks.extend(flight.slots.iter().filter_map(park));
+        }
+        if let Some(flight) = self.flights.get(pages).filter(|_| partly) {
+            let places = flight.places();
+            for (lease, place) in &places {
+                if *place > 0 {
+                    let (from, to) = flight.window;
+                    progress.insert(lease.shard, (*lease, Position { from, to, place: *place }));
+                }
+            }
+            let covered = |slot: &&Line| {
+                let shard = shard_of(slot.slot, flight.leases[0].shards);
+                places.iter().any(|(lease, place)| lease.shard == shard && slot.seq <= *place)
+            };
+            parks.extend(flight.slots.iter().filter(covered).filter_map(park));
+        }
+        progress.retain(|shard, (_, position)| settled.get(shard).is_none_or(|(_, known)| known != position));
+        let settlement = Settlement { progress: progress.into_values().collect(), parks };
+        (pages > 0 || !settlement.progress.is_empty()).then_some(Covered { settlement, pages })
+    }
+
+    /// The store recorded it. Returns the items that were kept for what waits behind.
+    pub(crate) fn settled(&mut self, covered: &Covered) -> Vec<usize> {
+        let parked: BTreeSet<i64> = covered.settlement.parks.iter().map(|park| park.seq).collect();
+        let mut released = Vec::new();
+        if !parked.is_empty() {
+            for slot in self.flights.iter_mut().take(covered.pages + 1).flat_map(|flight| &mut flight.slots) {
+                if parked.contains(&slot.seq) {
+                    if let Verdict::Behind(item) = slot.verdict {
+                        released.push(item);
+                    }
+                    slot.verdict = Verdict::Parked;
+                }
+            }
+        }
+        for flight in self.flights.drain(..covered.pages) {
+            self.bytes -= flight.bytes;
+            self.messages -= flight.slots.len();
+        }
+        released
+    }
+
+    fn flight(&mut self, id: u64) -> Option<&mut Flight> {
+        let first = self.flights.front()?.id;
+        self.flights.get_mut(usize::try_from(id.checked_sub(first)?).ok()?)
+    }
+}
+
+impl Flight {
+    /// Up to where everything of a shard is resolved, by sequence number; 0 where nothing is.
+    fn places(&self) -> Vec<(Lease, i64)> {
+        let mut places: Vec<(Lease, i64)> = self.leases.iter().map(|lease| (*lease, 0)).collect();
+        let mut open = vec![true; places.len()];
+        for slot in &self.slots {
+            let shard = shard_of(slot.slot, self.leases[0].shards);
+            let Some(at) = places.iter().position(|(lease, _)| lease.shard == shard) else { continue };
+            if matches!(slot.verdict, Verdict::Pending) {
+                open[at] = false;
+            } else if open[at] {
+                places[at].1 = slot.seq;
+            }
+        }
+        places
+    }
+}
+
+fn park(slot: &Line) -> Option<Park> {
+    let stopped = match &slot.verdict {
+        Verdict::Behind(_) => None,
+        Verdict::Stopped(stopped) => Some((**stopped).clone()),
+        Verdict::Pending | Verdict::Done | Verdict::Parked => return None,
+    };
+    Some(Park { seq: slot.seq, slot: slot.slot, key: slot.key.clone(), stopped })
+}

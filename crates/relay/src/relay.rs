@@ -1,0 +1,432 @@
+//! The loop: one step is one event, and whatever follows from it.
+
+use std::collections::BTreeMap;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytestring::ByteString;
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use relevo_core::broker::Reports;
+use relevo_core::store::{Ceiling, Lease, Page, Position, Read, Store, StoreError};
+use relevo_core::{Broker, Route};
+use tokio::time::{Instant, sleep_until};
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+use uuid::Uuid;
+
+use crate::clerk::Done;
+use crate::config::Config;
+use crate::health::Health;
+use crate::keys::{Item, Keys, Source};
+use crate::pages::{Pages, Verdict};
+use crate::parked::{Holds, ParkedKeys};
+use crate::random::Random;
+use crate::runs::Runs;
+use crate::stats::{Stats, add};
+
+pub(crate) type Pending<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+
+/// Why a relay stopped by itself: something that waiting does not mend.
+#[derive(Debug, thiserror::Error)]
+pub enum RelayError {
+    /// The store refuses to serve this relay.
+    #[error("the relay cannot go on")]
+    Store(#[source] StoreError),
+}
+
+/// One shard that this relay holds.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Held {
+    pub(crate) lease: Lease,
+    /// Where the next page begins.
+    pub(crate) cursor: Position,
+    /// Is given back as soon as nothing of it is in flight.
+    pub(crate) leaving: bool,
+}
+
+/// A relay for one destination of one outbox.
+pub struct Relay<S, B> {
+    pub(crate) store: Arc<S>,
+    pub(crate) broker: Arc<B>,
+    pub(crate) config: Config,
+    pub(crate) stats: Arc<Stats>,
+    pub(crate) random: Random,
+
+    pub(crate) owner: Uuid,
+    pub(crate) held: BTreeMap<u16, Held>,
+    /// Where the store knows the shards to stand.
+    pub(crate) settled: BTreeMap<u16, (Lease, Position)>,
+    /// Nothing is published after this time.
+    pub(crate) valid_until: Instant,
+    pub(crate) ceiling: Ceiling,
+
+    pub(crate) keys: Keys,
+    pub(crate) pages: Pages,
+    pub(crate) runs: Runs,
+    pub(crate) parked: ParkedKeys,
+    /// Items of unsettled pages that wait behind a parked head.
+    pub(crate) behind: BTreeMap<ByteString, Vec<usize>>,
+    pub(crate) holds: Holds,
+    pub(crate) health: Health,
+    /// Items that are sent again when their time comes.
+    pub(crate) later: BTreeMap<(Instant, usize), Again>,
+
+    pub(crate) reports: Reports,
+    pub(crate) batches: BTreeMap<u64, Vec<usize>>,
+    pub(crate) next_batch: u64,
+    pub(crate) publishing: FuturesUnordered<Pending<u64>>,
+    pub(crate) in_flight: usize,
+
+    reading: Option<Pending<Reading>>,
+    pub(crate) chore: Option<Pending<Done>>,
+    pub(crate) due_at: Due,
+    idle: Duration,
+    pub(crate) stopping: bool,
+    away: u32,
+}
+
+/// A page, the shards it is of, and where they stood.
+type Reading = (Vec<Lease>, Position, Result<Page, StoreError>);
+
+/// What is done with an item when its time comes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Again {
+    /// It is sent again.
+    Send,
+    /// It is tried alone again.
+    Alone,
+}
+
+/// When the next of each regular task is due.
+pub(crate) struct Due {
+    pub(crate) lease: Instant,
+    pub(crate) read: Instant,
+    pub(crate) runs: Instant,
+    pub(crate) settle: Instant,
+    /// Before this time only a lack of room makes a settlement of finished pages.
+    pub(crate) settle_front: Instant,
+    pub(crate) maintain: Instant,
+}
+
+impl Due {
+    fn all(now: Instant) -> Self {
+        Self { lease: now, read: now, runs: now, settle: now, settle_front: now, maintain: now }
+    }
+}
+
+impl<S: Store + 'static, B: Broker + 'static> Relay<S, B> {
+    /// A relay that has done nothing yet.
+    pub fn new(store: Arc<S>, broker: Arc<B>, config: Config) -> Self {
+        let (high, low) = Uuid::new_v4().as_u64_pair();
+        Self::with_seed(store, broker, config, high ^ low.rotate_left(32))
+    }
+
+    /// A relay whose jitter and token come from a seed, so that a simulation can replay it.
+    pub fn with_seed(store: Arc<S>, broker: Arc<B>, config: Config, seed: u64) -> Self {
+        let now = Instant::now();
+        let mut random = Random::new(seed);
+        Self {
+            store,
+            broker,
+            stats: Arc::default(),
+            owner: random.owner(),
+            random,
+            held: BTreeMap::new(),
+            settled: BTreeMap::new(),
+            valid_until: now,
+            ceiling: Ceiling::Open,
+            keys: Keys::default(),
+            pages: Pages::default(),
+            runs: Runs::default(),
+            parked: ParkedKeys::default(),
+            behind: BTreeMap::new(),
+            holds: Holds::default(),
+            health: Health::new(),
+            later: BTreeMap::new(),
+            reports: Reports::default(),
+            batches: BTreeMap::new(),
+            next_batch: 0,
+            publishing: FuturesUnordered::new(),
+            in_flight: 0,
+            reading: None,
+            chore: None,
+            due_at: Due::all(now),
+            idle: config.idle_min,
+            stopping: false,
+            away: 0,
+            config,
+        }
+    }
+
+    /// What this relay has done so far; stays valid when the relay is gone.
+    pub fn stats(&self) -> Arc<Stats> {
+        Arc::clone(&self.stats)
+    }
+
+    /// Repeats [`Self::step`] until `stop` is cancelled, then finishes what is in flight within the grace period,
+    /// settles what was confirmed and gives its leases back.
+    pub async fn run(mut self, stop: CancellationToken) -> Result<(), RelayError> {
+        let result = loop {
+            let outcome = tokio::select! {
+                biased; // the same order every time, so that a simulation can replay
+                () = stop.cancelled() => break Ok(()),
+                outcome = self.step() => outcome,
+            };
+            if outcome.is_err() {
+                break outcome;
+            }
+        };
+        self.finish().await;
+        result
+    }
+
+    /// Starts whatever can be started, waits for one event and acts on it.
+    ///
+    /// Dropping the future in the middle loses nothing: what is in flight belongs to the relay.
+    pub async fn step(&mut self) -> Result<(), RelayError> {
+        let now = Instant::now();
+        self.wake_later(now);
+        self.start_chore(now);
+        self.start_reading(now);
+        self.dispatch(now);
+        let wake = self.wakes_at();
+        tokio::select! {
+            biased;
+            () = self.reports.ready() => self.take_reports(),
+            Some(batch) = self.publishing.next(), if !self.publishing.is_empty() => self.batch_ended(batch),
+            done = poll(&mut self.chore) => { self.chore = None; self.chore_done(done)?; }
+            (leases, after, page) = poll(&mut self.reading) => {
+                self.reading = None;
+                match page {
+                    Ok(page) => self.take_page(&leases, after, page),
+                    Err(error) => self.store_failed(error)?,
+                }
+            }
+            () = sleep_until(wake) => {}
+        }
+        Ok(())
+    }
+
+    /// Waits for what is in flight, settles what was confirmed, gives the leases back. Interrupted work costs no attempt.
+    async fn finish(&mut self) {
+        self.stopping = true;
+        self.reading = None;
+        let end = Instant::now() + self.config.grace;
+        while Instant::now() < end && (self.in_flight > 0 || self.chore.is_some()) {
+            tokio::select! {
+                biased;
+                () = self.reports.ready() => self.take_reports(),
+                Some(batch) = self.publishing.next(), if !self.publishing.is_empty() => self.batch_ended(batch),
+                done = poll(&mut self.chore) => {
+                    self.chore = None;
+                    if self.chore_done(done).is_err() {
+                        return;
+                    }
+                }
+                () = sleep_until(end) => {}
+            }
+        }
+        self.take_reports();
+        // A call without an answer may still happen: settling again beside it would park the same messages twice.
+        if self.chore.is_none() {
+            self.runs.end_all();
+            let advance = self.advance_chore();
+            self.do_last(advance).await;
+            let settle = self.settle_chore(true);
+            self.do_last(settle).await;
+        }
+        let leave = self.leave_chore();
+        self.do_last(Some(leave)).await;
+        info!(relay = %self.config.name, "relay stopped");
+    }
+
+    async fn do_last(&mut self, chore: Option<Pending<Done>>) {
+        let Some(chore) = chore else { return };
+        if let Ok(done) = tokio::time::timeout(self.config.grace, chore).await
+            && let Err(error) = self.chore_done(done)
+        {
+            warn!(relay = %self.config.name, error = &error as &dyn std::error::Error, "the last settlement failed");
+        }
+    }
+
+    fn start_reading(&mut self, now: Instant) {
+        if !self.can_read() || now < self.due_at.read || now >= self.valid_until {
+            return;
+        }
+        let Some((after, leases)) = self.next_group() else { return };
+        let store = Arc::clone(&self.store);
+        let (limit, bytes, ceiling) = (self.config.page_messages, self.config.bytes_max / 2, self.ceiling);
+        self.reading = Some(Box::pin(async move {
+            let page = store.read(Read { leases: &leases, after, limit, bytes, ceiling }).await;
+            (leases, after, page)
+        }));
+    }
+
+    fn can_read(&self) -> bool {
+        self.reading.is_none()
+            && !self.stopping
+            && (self.pages.messages() < self.config.pages_max * self.config.page_messages || self.lacks_witness())
+            && self.pages.bytes() < self.config.bytes_max
+            && self.parked.len() < self.config.parked_keys_max
+    }
+
+    /// Whether only a message that is not in memory yet could clear the one that holds back the pages.
+    fn lacks_witness(&self) -> bool {
+        self.health.is_accusing() && self.keys.ready.is_empty() && self.in_flight == 0
+    }
+
+    /// Shards that stand at the same position are read together; one that is behind goes first.
+    fn next_group(&self) -> Option<(Position, Vec<Lease>)> {
+        // A shard that is to be given back is read too if its messages may be the witness that frees it.
+        let leaving_too = self.lacks_witness();
+        let staying = || self.held.values().filter(|held| leaving_too || !held.leaving);
+        let after = staying().map(|held| (held.cursor.is_exhausted(), held.cursor)).min()?.1;
+        Some((after, staying().filter(|held| held.cursor == after).map(|held| held.lease).collect()))
+    }
+
+    fn take_page(&mut self, leases: &[Lease], after: Position, page: Page) {
+        let now = Instant::now();
+        let busy = !page.entries.is_empty();
+        if busy {
+            self.due_at.read = now;
+            self.idle = self.config.idle_min;
+        } else if self.staggered() {
+            self.due_at.read = now; // other shards wait behind: no pause until all stand together
+        } else {
+            self.due_at.read = now + self.idle;
+            self.idle = (self.idle * 2).min(self.config.idle_max);
+        }
+        if page.end == after {
+            return;
+        }
+        for lease in leases {
+            if let Some(held) = self.held.get_mut(&lease.shard) {
+                held.cursor = page.end;
+            }
+        }
+        if busy {
+            add(&self.stats.pages, 1);
+        }
+        let number = self.pages.push(leases.to_owned(), after, &page);
+        for (index, entry) in page.entries.into_iter().enumerate() {
+            self.take_entry(number, index, entry, leases);
+        }
+    }
+
+    /// Whether shards stand at different positions.
+    fn staggered(&self) -> bool {
+        let mut cursors = self.held.values().filter(|held| !held.leaving).map(|held| held.cursor);
+        cursors.next().is_some_and(|first| cursors.any(|cursor| cursor != first))
+    }
+
+    fn take_entry(&mut self, page: u64, index: usize, entry: relevo_core::store::Entry, leases: &[Lease]) {
+        let shard = relevo_core::slot::shard_of(entry.slot, leases[0].shards);
+        let lease = *leases.iter().find(|lease| lease.shard == shard).expect("a page holds its shards' messages only");
+        let Some(route) = self.route(&entry.message) else {
+            add(&self.stats.skipped, 1);
+            self.pages.resolve(page, index, Verdict::Done);
+            return;
+        };
+        let address = route.address_of(&entry.message);
+        let key = entry.message.key.clone();
+        let item = Item {
+            entry,
+            lease,
+            route,
+            address,
+            source: Source::Page { page, index },
+            attempts: 0,
+            unknowns: 0,
+            is_probe: false,
+        };
+        if self.parked.contains(&key) {
+            self.wait_behind(&key, item);
+        } else {
+            self.keys.push(item);
+        }
+    }
+
+    pub(crate) fn route(&self, message: &relevo_core::Message) -> Option<Arc<Route>> {
+        self.config.routes.find(message).map(Arc::clone)
+    }
+
+    /// The database is away, or refuses. What is in memory may be wrong by the time it is back: begin again.
+    pub(crate) fn store_failed(&mut self, error: StoreError) -> Result<(), RelayError> {
+        if !error.is_passing() {
+            return Err(RelayError::Store(error));
+        }
+        add(&self.stats.database_away, 1);
+        let pause = self.config.outage_min.saturating_mul(1 << self.away.min(6)).min(self.config.outage_max);
+        warn!(relay = %self.config.name, error = &error as &dyn std::error::Error, ?pause, "the database is away, will begin again");
+        self.away += 1;
+        self.forget();
+        self.chore = Some(self.leave_later(pause));
+        Ok(())
+    }
+
+    /// Drops everything that was read and not settled. Where the shards stand is asked anew.
+    pub(crate) fn forget(&mut self) {
+        self.reading = None;
+        self.chore = None;
+        self.publishing.clear();
+        self.batches.clear();
+        self.reports = Reports::default();
+        self.in_flight = 0;
+        self.keys = Keys::default();
+        self.pages = Pages::default();
+        self.runs = Runs::default();
+        self.parked = ParkedKeys::default();
+        self.behind.clear();
+        self.holds = Holds::default();
+        self.health = Health::new();
+        self.later.clear();
+        self.held.clear();
+        self.settled.clear();
+        self.ceiling = Ceiling::Open;
+        self.due_at = Due::all(Instant::now());
+    }
+
+    pub(crate) fn database_is_back(&mut self) {
+        self.away = 0;
+    }
+
+    pub(crate) fn new_owner(&mut self) {
+        self.owner = self.random.owner();
+    }
+
+    fn wakes_at(&self) -> Instant {
+        let now = Instant::now();
+        let mut wake = now + self.config.lease;
+        let mut consider = |at: Option<Instant>| {
+            if let Some(at) = at {
+                wake = wake.min(at);
+            }
+        };
+        if self.chore.is_none() {
+            consider(Some(self.due_at.lease));
+        }
+        if self.chore.is_none() && !self.held.is_empty() {
+            consider(Some(self.due_at.runs.min(self.due_at.maintain)));
+            consider((self.pages.len() > 0).then_some(self.due_at.settle));
+            consider(self.pages.is_front_done().then_some(self.due_at.settle_front));
+        }
+        consider((self.can_read() && !self.held.is_empty()).then_some(self.due_at.read));
+        consider(self.health.wakes_at());
+        consider(self.later.first_key_value().map(|((at, _), _)| *at));
+        if wake > now {
+            wake
+        } else {
+            // Something is due that waits for something else; look again soon rather than spin.
+            now + Duration::from_millis(1)
+        }
+    }
+}
+
+async fn poll<T>(pending: &mut Option<Pending<T>>) -> T {
+    match pending {
+        Some(future) => future.await,
+        None => std::future::pending().await,
+    }
+}

@@ -1,0 +1,95 @@
+//! Parked keys that are being tried again.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use bytestring::ByteString;
+use relevo_core::store::{Advance, Lease, Stopped};
+
+#[derive(Debug)]
+struct Flight {
+    lease: Lease,
+    key: ByteString,
+    remaining: usize,
+    delivered: Vec<i64>,
+    released: Option<Arc<str>>,
+}
+
+/// Runs in flight, and what came of those that ended.
+#[derive(Debug, Default)]
+pub(crate) struct Runs {
+    flights: BTreeMap<u64, Flight>,
+    next_id: u64,
+    ended: Vec<Advance>,
+}
+
+impl Runs {
+    pub(crate) fn start(&mut self, lease: Lease, key: ByteString, messages: usize) -> u64 {
+        let id = self.next_id;
+        self.next_id += 1;
+        self.flights.insert(id, Flight { lease, key, remaining: messages, delivered: Vec::new(), released: None });
+        id
+    }
+
+    /// Whether the key is being tried, or what came of it is not recorded yet.
+    pub(crate) fn holds_key(&self, key: &str) -> bool {
+        self.flights.values().any(|flight| flight.key == key) || self.ended.iter().any(|ended| ended.key == key)
+    }
+
+    pub(crate) fn holds_shard(&self, shard: u16) -> bool {
+        self.flights.values().any(|flight| flight.lease.shard == shard)
+            || self.ended.iter().any(|ended| ended.lease.shard == shard)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.flights.len()
+    }
+
+    pub(crate) fn has_ended(&self) -> bool {
+        !self.ended.is_empty()
+    }
+
+    /// A message of the run was confirmed.
+    pub(crate) fn delivered(&mut self, run: u64, no: i64, released: Option<Arc<str>>) {
+        let Some(flight) = self.flights.get_mut(&run) else { return };
+        flight.delivered.push(no);
+        flight.remaining -= 1;
+        if released.is_some() {
+            flight.released = released;
+        }
+        if flight.remaining == 0 {
+            self.end(run, None);
+        }
+    }
+
+    /// A message of the run did not go out; those after it stay parked.
+    pub(crate) fn stopped(&mut self, run: u64, no: i64, stopped: Stopped) {
+        self.end(run, Some((no, stopped)));
+    }
+
+    /// Ends a run with what was confirmed so far, if anything was.
+    pub(crate) fn abandon(&mut self, run: u64) {
+        if self.flights.get(&run).is_some_and(|flight| !flight.delivered.is_empty()) {
+            self.end(run, None);
+        }
+        self.flights.remove(&run);
+    }
+
+    /// Ends every run with what was confirmed so far.
+    pub(crate) fn end_all(&mut self) {
+        let open: Vec<u64> = self.flights.keys().copied().collect();
+        for run in open {
+            self.abandon(run);
+        }
+    }
+
+    pub(crate) fn take_ended(&mut self) -> Vec<Advance> {
+        std::mem::take(&mut self.ended)
+    }
+
+    fn end(&mut self, run: u64, stopped: Option<(i64, Stopped)>) {
+        let Some(flight) = self.flights.remove(&run) else { return };
+        let Flight { lease, key, delivered, released, .. } = flight;
+        self.ended.push(Advance { lease, key, delivered, stopped, released });
+    }
+}

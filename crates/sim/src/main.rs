@@ -1,0 +1,114 @@
+//! Runs seeds of the simulation and says which promise broke.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use clap::Parser;
+use relevo_sim::{Mutant, Verdict, run};
+
+/// Simulates the relay: one seed, or many.
+#[derive(Debug, Parser)]
+struct Arguments {
+    /// Replay this seed.
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Run so many seeds.
+    #[arg(long, default_value_t = 1000)]
+    seeds: u64,
+    /// Begin with this one.
+    #[arg(long, default_value_t = 0)]
+    from: u64,
+    /// Go on after failures, and count them.
+    #[arg(long)]
+    keep_going: bool,
+    /// Print all that happened.
+    #[arg(long)]
+    events: bool,
+    /// Run a relay that is broken in this way.
+    #[arg(long)]
+    mutant: Option<String>,
+}
+
+fn main() -> Result<()> {
+    let arguments = Arguments::parse();
+    let mutant = arguments.mutant.as_deref().map(find).transpose()?;
+    let (from, seeds) = arguments.seed.map_or((arguments.from, arguments.seeds), |seed| (seed, 1));
+    let begin = Instant::now();
+    let mut sums = Sums::default();
+    for seed in from..from.saturating_add(seeds) {
+        let verdict = run(seed, mutant);
+        sums.add(&verdict);
+        if arguments.events {
+            story(&verdict, |_| true, usize::MAX);
+        }
+        if !verdict.violations.is_empty() {
+            tell(&verdict);
+            if !arguments.keep_going {
+                break;
+            }
+        }
+    }
+    summary(&sums, begin.elapsed());
+    if sums.failed > 0 {
+        bail!("{} of {} runs broke a promise", sums.failed, sums.runs);
+    }
+    Ok(())
+}
+
+fn find(name: &str) -> Result<Mutant> {
+    let names = Mutant::ALL.map(Mutant::name).join(", ");
+    let known = Mutant::ALL.into_iter().find(|mutant| mutant.name() == name);
+    known.with_context(|| format!("there is no mutant `{name}`; there are {names}"))
+}
+
+#[derive(Default)]
+struct Sums {
+    runs: u64,
+    failed: u64,
+    messages: usize,
+    faults: usize,
+    lasted: Duration,
+}
+
+impl Sums {
+    fn add(&mut self, verdict: &Verdict) {
+        self.runs += 1;
+        self.failed += u64::from(!verdict.violations.is_empty());
+        self.messages += verdict.messages();
+        self.faults += verdict.faults();
+        self.lasted += verdict.lasted();
+    }
+}
+
+#[expect(clippy::print_stdout, reason = "the summary is this program's output")]
+fn summary(sums: &Sums, took: Duration) {
+    let Sums { runs, failed, messages, faults, lasted } = sums;
+    let a_minute = u128::from(*runs) * 60_000 / took.as_millis().max(1);
+    let hours = lasted.as_secs() / 3600;
+    println!(
+        "{runs} runs, {failed} failed, {messages} messages, {faults} faults, {hours} h of virtual time, {a_minute} runs a minute"
+    );
+}
+
+#[expect(clippy::print_stdout, reason = "what broke is this program's output")]
+fn tell(verdict: &Verdict) {
+    println!("seed {}", verdict.seed);
+    for violation in &verdict.violations {
+        println!("  {violation}");
+    }
+    let Some(key) = verdict.violations.iter().find_map(|violation| violation.key.clone()) else { return };
+    println!("  the last of key {key}:");
+    story(verdict, |name| name == &*key, 40);
+}
+
+#[expect(clippy::print_stdout, reason = "the story of a run is this program's output")]
+fn story(verdict: &Verdict, wanted: impl Fn(&str) -> bool, last: usize) {
+    let relevant = verdict.events.iter().filter(|(_, event)| match event.name() {
+        Some(name) => wanted(&name.key),
+        None => last == usize::MAX || matches!(event, relevo_sim::history::Event::Relay { .. }),
+    });
+    let relevant: Vec<_> = relevant.collect();
+    for (at, event) in &relevant[relevant.len().saturating_sub(last)..] {
+        println!("  {:>10.3} s  {event}", at.as_secs_f64());
+    }
+}

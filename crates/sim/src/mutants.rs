@@ -1,0 +1,245 @@
+//! Relays that are broken on purpose, at the ports, so that the oracles are known to see it.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+use async_trait::async_trait;
+use relevo_core::broker::Reports;
+use relevo_core::slot::shard_of;
+use relevo_core::store::{
+    Advance, Advanced, Ask, Lease, Leased, Leases, Maintained, OutboxReader, Page, ParkedKeys, Read, Run, Settled,
+    Settlement, Standing, Store, StoreError, Upkeep,
+};
+use relevo_core::{Broker, Capabilities, Class, Confirms, Failure, Publication};
+use uuid::Uuid;
+
+use crate::history::lock;
+
+/// One way to be wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mutant {
+    /// Carries a sequence floor from one window to the next: late commits are below it.
+    CarryFloor,
+    /// Settles what was sent, not what was confirmed.
+    SettleBeforeConfirm,
+    /// Settles under whatever lease is current, whoever asks.
+    IgnoreEpoch,
+    /// Does not know which keys are parked.
+    OvertakeParked,
+    /// Counts an outage as an attempt.
+    CountOutages,
+    /// Sends one key's messages at once to a broker that does not fence them.
+    ReorderKey,
+}
+
+impl Mutant {
+    /// All of them.
+    pub const ALL: [Self; 6] = [
+        Self::CarryFloor,
+        Self::SettleBeforeConfirm,
+        Self::IgnoreEpoch,
+        Self::OvertakeParked,
+        Self::CountOutages,
+        Self::ReorderKey,
+    ];
+
+    /// Its name on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::CarryFloor => "carry-floor",
+            Self::SettleBeforeConfirm => "settle-before-confirm",
+            Self::IgnoreEpoch => "ignore-epoch",
+            Self::OvertakeParked => "overtake-parked",
+            Self::CountOutages => "count-outages",
+            Self::ReorderKey => "reorder-key",
+        }
+    }
+
+    /// The promise that it breaks.
+    pub const fn breaks(self) -> &'static str {
+        match self {
+            Self::CarryFloor | Self::SettleBeforeConfirm => "P1",
+            Self::IgnoreEpoch => "P8",
+            Self::OvertakeParked | Self::ReorderKey => "P3",
+            Self::CountOutages => "P5",
+        }
+    }
+}
+
+/// A store that makes a relay wrong.
+pub struct MutantStore {
+    inner: Arc<dyn Store>,
+    mutant: Mutant,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// The window that each lease reads, the floor below it, and the highest number read in it.
+    floors: BTreeMap<Lease, (i64, i64, i64)>,
+    current: BTreeMap<u16, Lease>,
+}
+
+impl MutantStore {
+    /// Makes a store wrong.
+    pub fn new(inner: Arc<dyn Store>, mutant: Mutant) -> Self {
+        Self { inner, mutant, state: Mutex::default() }
+    }
+
+    fn current(&self, lease: Lease) -> Lease {
+        let state = lock(&self.state);
+        let current = state.current.get(&lease.shard).filter(|current| current.shards == lease.shards);
+        current.copied().unwrap_or(lease)
+    }
+
+    fn drop_below_floor(&self, leases: &[Lease], window: i64, page: &mut Page) {
+        let mut state = lock(&self.state);
+        for lease in leases {
+            let (known, floor, high) = state.floors.entry(*lease).or_insert((window, 0, 0));
+            if *known != window {
+                (*known, *floor) = (window, *high);
+            }
+        }
+        page.entries.retain(|entry| {
+            let lease = leases.iter().find(|lease| shard_of(entry.slot, lease.shards) == lease.shard);
+            let Some((_, floor, high)) = lease.and_then(|lease| state.floors.get_mut(lease)) else { return true };
+            *high = entry.seq.max(*high);
+            entry.seq > *floor
+        });
+    }
+}
+
+#[async_trait]
+impl Leases for MutantStore {
+    async fn lease(&self, ask: Ask) -> Result<Leased, StoreError> {
+        let leased = self.inner.lease(ask).await?;
+        lock(&self.state).current.extend(leased.leases.iter().map(|lease| (lease.shard, *lease)));
+        Ok(leased)
+    }
+
+    async fn standing(&self, leases: &[Lease]) -> Result<Vec<Standing>, StoreError> {
+        let mut standings = self.inner.standing(leases).await?;
+        if self.mutant == Mutant::OvertakeParked {
+            for standing in &mut standings {
+                standing.parked.clear();
+            }
+        }
+        Ok(standings)
+    }
+
+    async fn leave(&self, owner: Uuid, leases: &[Lease]) -> Result<(), StoreError> {
+        self.inner.leave(owner, leases).await
+    }
+}
+
+#[async_trait]
+impl OutboxReader for MutantStore {
+    async fn read(&self, read: Read<'_>) -> Result<Page, StoreError> {
+        let (leases, window) = (read.leases, read.after.from);
+        let mut page = self.inner.read(read).await?;
+        if self.mutant == Mutant::CarryFloor {
+            self.drop_below_floor(leases, window, &mut page);
+        }
+        Ok(page)
+    }
+
+    async fn settle(&self, mut settlement: Settlement) -> Result<Settled, StoreError> {
+        if self.mutant == Mutant::IgnoreEpoch {
+            for (lease, _) in &mut settlement.progress {
+                *lease = self.current(*lease);
+            }
+        }
+        let only_behind = !settlement.parks.is_empty() && settlement.parks.iter().all(|park| park.stopped.is_none());
+        if self.mutant == Mutant::OvertakeParked && only_behind {
+            // As if their head were gone: they are read again, and nobody knows that they are to wait.
+            let passed = settlement.parks.iter().map(|park| park.seq).collect();
+            return Ok(Settled { lost: Vec::new(), passed });
+        }
+        self.inner.settle(settlement).await
+    }
+}
+
+#[async_trait]
+impl ParkedKeys for MutantStore {
+    async fn due(&self, leases: &[Lease], keys: usize, messages: usize) -> Result<Vec<Run>, StoreError> {
+        self.inner.due(leases, keys, messages).await
+    }
+
+    async fn advance(&self, mut advances: Vec<Advance>) -> Result<Vec<Advanced>, StoreError> {
+        if self.mutant == Mutant::IgnoreEpoch {
+            for advance in &mut advances {
+                advance.lease = self.current(advance.lease);
+            }
+        }
+        self.inner.advance(advances).await
+    }
+}
+
+#[async_trait]
+impl Upkeep for MutantStore {
+    async fn maintain(&self) -> Result<Maintained, StoreError> {
+        self.inner.maintain().await
+    }
+}
+
+/// A connection to the broker, possibly one that makes a relay wrong.
+pub struct Port<B> {
+    inner: B,
+    mutant: Option<Mutant>,
+}
+
+impl<B: Broker> Port<B> {
+    /// Leaves the connection as it is, or makes it wrong.
+    pub const fn new(inner: B, mutant: Option<Mutant>) -> Self {
+        Self { inner, mutant }
+    }
+}
+
+#[async_trait]
+impl<B: Broker> Broker for Port<B> {
+    fn capabilities(&self) -> Capabilities {
+        let honest = self.inner.capabilities();
+        Capabilities { fences_order: honest.fences_order || self.mutant == Some(Mutant::ReorderKey), ..honest }
+    }
+
+    async fn publish(&self, batch: &[Publication], confirms: &Confirms) {
+        match self.mutant {
+            Some(Mutant::SettleBeforeConfirm) => {
+                confirms.report_all((0..batch.len()).map(|index| (index, Ok(()))));
+                self.inner.publish(batch, &Reports::default().confirms(0)).await;
+            }
+            Some(Mutant::CountOutages) => {
+                let reports = Reports::default();
+                self.inner.publish(batch, &reports.confirms(0)).await;
+                confirms.report_all(reports.take().into_iter().map(|(_, index, outcome)| match outcome {
+                    Err(failure) if failure.class() == Class::Outage => {
+                        (index, Err(Failure::new(Class::Transient, "an outage")))
+                    }
+                    outcome => (index, outcome),
+                }));
+            }
+            Some(Mutant::ReorderKey) => {
+                // Each on its own, the last first: nothing keeps one key's messages in order.
+                let calls = batch.chunks(1).enumerate().rev().map(|(index, one)| async move {
+                    let reports = Reports::default();
+                    self.inner.publish(one, &reports.confirms(0)).await;
+                    confirms.report_all(reports.take().into_iter().map(|(_, _, outcome)| (index, outcome)));
+                });
+                all(calls).await;
+            }
+            Some(Mutant::CarryFloor | Mutant::IgnoreEpoch | Mutant::OvertakeParked) | None => {
+                self.inner.publish(batch, confirms).await;
+            }
+        }
+    }
+}
+
+/// Waits for all of them at once.
+async fn all<F: Future<Output = ()> + Send>(futures: impl Iterator<Item = F>) {
+    let mut open: Vec<_> = futures.map(Box::pin).collect();
+    std::future::poll_fn(|context| {
+        open.retain_mut(|future| future.as_mut().poll(context).is_pending());
+        if open.is_empty() { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
+    })
+    .await;
+}

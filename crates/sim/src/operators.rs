@@ -1,0 +1,112 @@
+//! People: they redrive and discard dead letters, click twice, and regroup shards.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use relevo_core::store::{DeadFilter, DeadLetters, Mark};
+use relevo_store_memory::{Destination, MAIN, Outbox};
+use tokio::time::{Instant, sleep, sleep_until};
+
+use crate::history::{Event, History, Name};
+use crate::random::Random;
+use crate::scenario::Scenario;
+
+/// Somebody with the rights of an operator.
+pub struct Operator {
+    outbox: Outbox,
+    destination: Destination,
+    history: Arc<History>,
+    scenario: Arc<Scenario>,
+    random: Random,
+}
+
+impl Operator {
+    /// An operator with chances of their own.
+    pub fn new(outbox: Outbox, history: Arc<History>, scenario: Arc<Scenario>) -> Self {
+        let random = Random::of(scenario.seed, "operator", 0);
+        Self { destination: outbox.destination(MAIN), outbox, history, scenario, random }
+    }
+
+    /// Looks at dead letters until the faults end.
+    pub async fn work(mut self) {
+        while self.history.now() < self.scenario.faults_for {
+            sleep(self.scenario.operator_every).await;
+            let discard = self.random.permille(250);
+            let share = *self.random.pick(&[0, 300, 1000]);
+            self.mark(discard, share).await;
+        }
+    }
+
+    /// Marks so many of a thousand dead letters, each with two clicks.
+    pub async fn mark(&mut self, discard: bool, share: u64) {
+        self.look_at_queues();
+        for letter in self.outbox.dead(MAIN) {
+            if letter.state != "dead" || !self.random.permille(share) {
+                continue;
+            }
+            let name = Name::of(&letter.message);
+            let filter = DeadFilter { ids: vec![name.id], key: None, route: None };
+            let mark = Mark { filter, dry_run: false, by: "somebody".to_owned(), reason: "a test".to_owned() };
+            let clicks = [self.click(&mark, discard).await, self.click(&mark, discard).await];
+            if clicks[0] == 1 {
+                self.history.record(Event::Marked { name: name.clone(), discard });
+            }
+            if clicks[1] != 0 {
+                self.history.record(Event::MarkedTwice(name));
+            }
+        }
+    }
+
+    async fn click(&self, mark: &Mark, discard: bool) -> u64 {
+        let answer = if discard { self.destination.discard(mark).await } else { self.destination.redrive(mark).await };
+        answer.unwrap_or_default()
+    }
+
+    fn look_at_queues(&self) {
+        for parked in self.outbox.parked(MAIN) {
+            let mut seen = BTreeSet::new();
+            for entry in &parked.queue {
+                if !seen.insert(entry.seq) {
+                    self.history.record(Event::QueuedTwice(Name::of(&entry.message)));
+                }
+            }
+        }
+    }
+}
+
+/// Regroups when the scenario says so.
+pub async fn regroup(outbox: Outbox, history: Arc<History>, scenario: Arc<Scenario>) {
+    let start = Instant::now();
+    for (at, shards) in &scenario.regroups {
+        sleep_until(start + *at).await;
+        history.record(Event::Regroup(*shards));
+        if outbox.regroup(MAIN, *shards).is_err() {
+            history.record(Event::Fault("the regrouping was refused"));
+        }
+    }
+}
+
+/// Lets the database die when the scenario says so; while it is away, calls fail by themselves.
+pub async fn restart(outbox: Outbox, history: Arc<History>, scenario: Arc<Scenario>) {
+    let start = Instant::now();
+    let mut away = scenario.database_away.clone();
+    away.sort_by_key(|(span, _)| span.from);
+    for (span, restarts) in away {
+        sleep_until(start + span.from).await;
+        history.record(Event::Fault("the database goes away"));
+        if restarts {
+            outbox.restart();
+        }
+    }
+}
+
+/// Writes down when the broker goes away and comes back.
+pub async fn outages(history: Arc<History>, scenario: Arc<Scenario>) {
+    let start = Instant::now();
+    let mut away = scenario.broker_away.clone();
+    away.sort_by_key(|span| span.from);
+    for span in away {
+        sleep_until(start + span.from).await;
+        history.record(Event::Fault("the broker goes away"));
+    }
+}

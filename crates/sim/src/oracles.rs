@@ -1,0 +1,310 @@
+//! The promises, checked against nothing but the history.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::time::Duration;
+
+use bytestring::ByteString;
+use relevo_core::MessageId;
+
+use crate::history::{Dead, Event, Grant, Name, fingerprint_of};
+use crate::scenario::Scenario;
+use crate::world::{Record, given_up};
+use crate::writers::Kind;
+
+/// How long a message may take in a calm run, whatever other keys do.
+pub const FLOWS_WITHIN: Duration = Duration::from_secs(15);
+
+/// A promise that was broken.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Violation {
+    /// Which promise.
+    pub promise: &'static str,
+    /// What happened, in a sentence.
+    pub sentence: String,
+    /// The key that it happened to.
+    pub key: Option<ByteString>,
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.promise, self.sentence)
+    }
+}
+
+type Events<'a> = &'a [(Duration, Event)];
+
+/// Every promise that was broken, one violation each, the nearest to the cause first.
+pub fn judge(record: &Record) -> Vec<Violation> {
+    let events = &record.events;
+    [
+        relays_do_not_fall(events),
+        a_lost_lease_settles_nothing(events),
+        outages_do_not_count(events, record.scenario.attempts_max),
+        only_what_was_committed(events),
+        bytes_and_marks(record),
+        everything_arrives(record),
+        in_commit_order(record),
+        other_keys_flow(events, &record.scenario),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
+}
+
+fn broken(promise: &'static str, name: Option<&Name>, sentence: String) -> Violation {
+    Violation { promise, sentence, key: name.map(|name| name.key.clone()) }
+}
+
+/// A relay ends only when it is told to.
+fn relays_do_not_fall(events: Events<'_>) -> Option<Violation> {
+    events.iter().find_map(|(_, event)| match event {
+        Event::Relay { what: what @ ("panicked" | "stopped by itself"), .. } => {
+            Some(broken("P1", None, format!("a relay {what}")))
+        }
+        _ => None,
+    })
+}
+
+/// P8: whatever is recorded is recorded under the newest lease of its shard.
+fn a_lost_lease_settles_nothing(events: Events<'_>) -> Option<Violation> {
+    let mut current: BTreeMap<u16, Grant> = BTreeMap::new();
+    for (_, event) in events {
+        match event {
+            Event::Granted(grant) => {
+                // Regrouping takes every lease away.
+                current.retain(|_, other| other.shards == grant.shards);
+                current.insert(grant.shard, *grant);
+            }
+            Event::Freed(grant) if current.get(&grant.shard) == Some(grant) => {
+                current.remove(&grant.shard);
+            }
+            Event::Wrote { grant, what } if current.get(&grant.shard) != Some(grant) => {
+                return Some(broken("P8", None, format!("a relay {what} under a lease that it had lost ({grant})")));
+            }
+            _ => {}
+        }
+    }
+    None
+}
+
+/// P5: attempts are refusals of the message itself, and only those bury it.
+fn outages_do_not_count(events: Events<'_>, attempts_max: u32) -> Option<Violation> {
+    let mut counted: BTreeMap<MessageId, u32> = BTreeMap::new();
+    let mut poison = BTreeSet::new();
+    for (_, event) in events {
+        match event {
+            Event::Refused { name, class: "transient" } => *counted.entry(name.id).or_default() += 1,
+            Event::Refused { name, class: "poison" } => {
+                *counted.entry(name.id).or_default() += 1;
+                poison.insert(name.id);
+            }
+            Event::Parked { name, attempts, dead, .. } => {
+                let refusals = counted.get(&name.id).copied().unwrap_or_default();
+                if *attempts > refusals {
+                    let sentence = format!("{name} has {attempts} attempts counted and was refused {refusals} times");
+                    return Some(broken("P5", Some(name), sentence));
+                }
+                if dead.is_some() && !poison.contains(&name.id) && refusals < attempts_max {
+                    let sentence = format!("{name} was given up after {refusals} refusals of {attempts_max}");
+                    return Some(broken("P5", Some(name), sentence));
+                }
+            }
+            _ => {}
+        }
+    }
+    None
+}
+
+/// P2: nothing arrives that was not committed before, or that was taken back.
+fn only_what_was_committed(events: Events<'_>) -> Option<Violation> {
+    let mut committed = BTreeSet::new();
+    let mut cancelled = BTreeSet::new();
+    for (_, event) in events {
+        match event {
+            Event::Committed { name, .. } => {
+                committed.insert(name.id);
+            }
+            Event::Cancelled(name) => {
+                cancelled.insert(name.id);
+            }
+            Event::Received { name, .. } if cancelled.contains(&name.id) => {
+                return Some(broken("P2", Some(name), format!("{name} was received although it was cancelled")));
+            }
+            Event::Received { name, .. } if !committed.contains(&name.id) => {
+                return Some(broken("P2", Some(name), format!("{name} was received although it was not committed")));
+            }
+            _ => {}
+        }
+    }
+    None
+}
+
+/// P7: the bytes are the writer's, and a double click counts once.
+fn bytes_and_marks(record: &Record) -> Option<Violation> {
+    let mut payloads = BTreeMap::new();
+    for (_, event) in &record.events {
+        match event {
+            Event::Committed { name, bytes, .. } => {
+                payloads.insert(name.id, *bytes);
+            }
+            Event::Received { name, bytes, .. } if payloads.get(&name.id).is_some_and(|own| own != bytes) => {
+                return Some(broken("P7", Some(name), format!("{name} was received with other bytes")));
+            }
+            Event::MarkedTwice(name) => {
+                return Some(broken("P7", Some(name), format!("a double click marked {name} twice")));
+            }
+            Event::QueuedTwice(name) => {
+                return Some(broken("P7", Some(name), format!("{name} stands twice in its key's queue")));
+            }
+            _ => {}
+        }
+    }
+    let changed = record.dead.iter().find(|letter| {
+        payloads.get(&letter.message.id).is_some_and(|bytes| *bytes != fingerprint_of(&letter.message.payload))
+    })?;
+    let name = Name::of(&changed.message);
+    Some(broken("P7", Some(&name), format!("the dead letter {name} has other bytes than were committed")))
+}
+
+/// What was committed and is neither received nor given up nor taken back.
+pub(crate) fn undelivered(events: Events<'_>, given_up: &BTreeSet<MessageId>) -> Vec<Name> {
+    let mut open: BTreeMap<MessageId, &Name> = BTreeMap::new();
+    let mut order = Vec::new();
+    for (_, event) in events {
+        match event {
+            Event::Committed { name, .. } => {
+                open.insert(name.id, name);
+                order.push(name);
+            }
+            Event::Received { name, .. } | Event::Cancelled(name) | Event::Marked { name, discard: true } => {
+                open.remove(&name.id);
+            }
+            _ => {}
+        }
+    }
+    let is_open = |name: &&&Name| open.contains_key(&name.id) && !given_up.contains(&name.id);
+    order.iter().filter(is_open).map(|name| (*name).clone()).collect()
+}
+
+/// P1: whatever was committed is received in the end, or a person knows of it.
+fn everything_arrives(record: &Record) -> Option<Violation> {
+    let missing = undelivered(&record.events, &given_up(&record.dead, &record.parked));
+    let first = missing.first()?;
+    let parked = record.parked.iter().find(|key| *key.key == *first.key);
+    let place = parked.map_or_else(
+        || "it is nowhere".to_owned(),
+        |key| {
+            let stands = if key.queue.iter().any(|entry| entry.message.id == first.id) { "it" } else { "its key" };
+            format!("{stands} is parked: {:?}, {} wait", key.state, key.queue.len())
+        },
+    );
+    let count = missing.len();
+    let sentence = format!("{count} committed messages were never received, the first is {first}; {place}");
+    Some(broken("P1", Some(first), sentence))
+}
+
+/// P3: first appearances of one key's messages follow commit order.
+fn in_commit_order(record: &Record) -> Option<Violation> {
+    let orders = orders(record);
+    let excepted = excepted(&record.events);
+    let mut next: BTreeMap<&ByteString, usize> = BTreeMap::new();
+    let mut received = BTreeSet::new();
+    for (_, event) in &record.events {
+        let Event::Received { name, .. } = event else { continue };
+        let Some(order) = orders.get(&name.key) else { continue };
+        if !received.insert(name.id) || excepted.contains(&name.id) {
+            continue;
+        }
+        let next = next.entry(&name.key).or_default();
+        while order.get(*next).is_some_and(|id| received.contains(id) || excepted.contains(id)) {
+            *next += 1;
+        }
+        let Some(place) = order.iter().position(|id| *id == name.id) else { continue };
+        if let Some(earlier) = order.get(*next).filter(|_| *next < place) {
+            let earlier = Name { id: *earlier, key: name.key.clone() };
+            let sentence = format!("{name} was received before {earlier}, which was committed before it");
+            return Some(broken("P3", Some(name), sentence));
+        }
+    }
+    None
+}
+
+/// Each key's messages in the order that was promised.
+fn orders(record: &Record) -> BTreeMap<ByteString, Vec<MessageId>> {
+    let mut orders: BTreeMap<ByteString, Vec<MessageId>> = BTreeMap::new();
+    let plan = |key: &str| record.scenario.keys.iter().find(|plan| plan.name == key);
+    for (_, event) in &record.events {
+        if let Event::Committed { name, .. } = event
+            && plan(&name.key).is_some_and(|plan| plan.locked)
+        {
+            orders.entry(name.key.clone()).or_default().push(name.id);
+        }
+    }
+    // A scheduled message's place begins when it enters the log.
+    for name in record.entered.iter().filter(|name| plan(&name.key).is_some_and(|plan| plan.scheduled)) {
+        orders.entry(name.key.clone()).or_default().push(name.id);
+    }
+    orders
+}
+
+/// Messages that were discarded, or buried by a route that goes on.
+fn excepted(events: Events<'_>) -> BTreeSet<MessageId> {
+    let mut going_on = BTreeSet::new();
+    let mut excepted = BTreeSet::new();
+    for (_, event) in events {
+        match event {
+            Event::Committed { name, kind, topic, .. }
+                if topic.starts_with("c.") && Kind::parse(kind) == Kind::Poison =>
+            {
+                going_on.insert(name.id);
+            }
+            // Whoever buried it may have died before that was recorded, and the next one may find it mended.
+            Event::Refused { name, class: "poison" } if going_on.contains(&name.id) => {
+                excepted.insert(name.id);
+            }
+            Event::Parked { name, dead: Some(Dead::Continue), .. } | Event::Marked { name, discard: true } => {
+                excepted.insert(name.id);
+            }
+            _ => {}
+        }
+    }
+    excepted
+}
+
+/// P4: in a calm run, a key without failures flows, whatever others do.
+fn other_keys_flow(events: Events<'_>, scenario: &Scenario) -> Option<Violation> {
+    if !scenario.calm {
+        return None;
+    }
+    let is_open = |address: &usize| {
+        let plan = &scenario.addresses[*address];
+        plan.blocked.is_empty() && plan.throttled.is_empty()
+    };
+    let clean =
+        scenario.keys.iter().filter(|key| key.trouble == 0 && !key.scheduled && key.addresses.iter().all(is_open));
+    let clean: BTreeSet<&str> = clean.map(|key| key.name.as_str()).collect();
+    let mut waiting = BTreeMap::new();
+    let end = events.last().map_or(Duration::ZERO, |(at, _)| *at);
+    for (at, event) in events {
+        match event {
+            Event::Committed { name, .. } if clean.contains(&*name.key) => {
+                waiting.insert(name.id, (*at, name));
+            }
+            Event::Received { name, .. } => {
+                if let Some((since, name)) = waiting.remove(&name.id)
+                    && at.saturating_sub(since) > FLOWS_WITHIN
+                {
+                    return Some(late(name, at.saturating_sub(since)));
+                }
+            }
+            _ => {}
+        }
+    }
+    let (since, name) = waiting.values().next()?;
+    Some(late(name, end.saturating_sub(*since)))
+}
+
+fn late(name: &Name, waited: Duration) -> Violation {
+    broken("P4", Some(name), format!("{name} waited {waited:?} although nothing was wrong with its key"))
+}

@@ -1,0 +1,111 @@
+//! Relays that are killed, paused, stopped and started again.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use relevo_relay::{Relay, RelayError};
+use tokio::time::{sleep, timeout};
+use tokio_util::sync::CancellationToken;
+
+use crate::broker::{Connection, FarSide};
+use crate::history::{Event, History};
+use crate::mutants::{Mutant, Port};
+use crate::random::Random;
+use crate::scenario::Scenario;
+use crate::server::Server;
+use crate::store::FaultyStore;
+use crate::wire::Wire;
+
+/// Longer than any run.
+const FOREVER: Duration = Duration::from_hours(24);
+
+/// Where one relay runs, again and again.
+pub struct Host {
+    /// Its number.
+    pub number: usize,
+    /// What happens.
+    pub scenario: Arc<Scenario>,
+    /// Where it is written down.
+    pub history: Arc<History>,
+    /// The store's server.
+    pub server: Arc<Server>,
+    /// The broker.
+    pub far_side: Arc<FarSide>,
+    /// The network.
+    pub wire: Wire,
+    /// How the relay is wrong, if it is.
+    pub mutant: Option<Mutant>,
+}
+
+type Running = Pin<Box<dyn Future<Output = Result<(), RelayError>> + Send>>;
+
+impl Host {
+    /// Runs relays, one after the other. Ends only if one stops by itself.
+    pub async fn work(self) {
+        let mut random = Random::of(self.scenario.seed, "relay", self.number as u64);
+        sleep(random.millis(0, 3000)).await;
+        loop {
+            let stop = CancellationToken::new();
+            let running = self.start(&mut random, stop.clone());
+            self.tell("starts");
+            if !self.live(running, &stop, &mut random).await {
+                self.tell("stopped by itself");
+                return;
+            }
+            sleep(random.time(Duration::ZERO, self.scenario.config.lease * 2)).await;
+        }
+    }
+
+    fn start(&self, random: &mut Random, stop: CancellationToken) -> Running {
+        let line = Random::new(random.draw());
+        let (history, scenario) = (Arc::clone(&self.history), Arc::clone(&self.scenario));
+        let store = FaultyStore::new(Arc::clone(&self.server), history, self.wire.clone(), scenario, line);
+        let connection = Connection::new(Arc::clone(&self.far_side), self.wire.clone(), Random::new(random.draw()));
+        let broker = Port::new(connection, self.mutant);
+        let relay = Relay::with_seed(Arc::new(store), Arc::new(broker), self.scenario.config.clone(), random.draw());
+        Box::pin(relay.run(stop))
+    }
+
+    /// Lets a relay run until something ends it. False if it ended itself.
+    async fn live(&self, mut running: Running, stop: &CancellationToken, random: &mut Random) -> bool {
+        let faults = &self.scenario.relay;
+        loop {
+            let life = match faults.life {
+                Some(longest) if !self.is_quiet() => random.time(Duration::from_millis(100), longest),
+                _ => FOREVER,
+            };
+            // Dropping what `timeout` borrows does not drop the relay: it is merely not polled for a while.
+            if timeout(life, &mut running).await.is_ok() {
+                return false;
+            }
+            if self.is_quiet() {
+                continue;
+            }
+            if random.permille(faults.killed) {
+                self.tell("is killed");
+                return true;
+            }
+            if random.permille(faults.paused) {
+                self.tell("is paused");
+                sleep(random.time(self.scenario.config.lease / 4, self.scenario.config.lease * 3)).await;
+                self.tell("goes on");
+                continue;
+            }
+            self.tell("is told to stop");
+            stop.cancel();
+            let patience = if random.permille(200) { random.millis(0, 1000) } else { FOREVER };
+            let ended = timeout(patience, &mut running).await;
+            self.tell(if ended.is_ok() { "stopped" } else { "is killed while it stops" });
+            return true;
+        }
+    }
+
+    fn is_quiet(&self) -> bool {
+        self.history.now() >= self.scenario.faults_for
+    }
+
+    fn tell(&self, what: &'static str) {
+        self.history.record(Event::Relay { relay: self.number, what });
+    }
+}

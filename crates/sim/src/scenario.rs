@@ -1,0 +1,306 @@
+//! What a seed means: who writes, who relays, what goes wrong and when.
+
+use std::time::Duration;
+
+use relevo_core::retry::Backoff;
+use relevo_core::{AfterDead, Policy, Route, Routes};
+use relevo_relay::Config;
+
+use crate::random::Random;
+
+/// The longest that anything travels.
+pub const LATE_MAX: Duration = Duration::from_secs(10);
+
+/// A span of virtual time.
+#[derive(Clone, Copy, Debug)]
+pub struct Span {
+    /// Its beginning.
+    pub from: Duration,
+    /// Its end, not included.
+    pub to: Duration,
+}
+
+impl Span {
+    /// Whether a moment lies in it.
+    pub fn contains(&self, at: Duration) -> bool {
+        (self.from..self.to).contains(&at)
+    }
+}
+
+/// A key and what its writers do with it.
+#[derive(Clone, Debug)]
+pub struct KeyPlan {
+    /// Its name.
+    pub name: String,
+    /// Writers lock it before they emit, so that its order is promised.
+    pub locked: bool,
+    /// Its messages are scheduled.
+    pub scheduled: bool,
+    /// Which addresses its messages go to.
+    pub addresses: Vec<usize>,
+    /// How many of a thousand messages fail.
+    pub trouble: u64,
+}
+
+/// An address and when it takes nothing.
+#[derive(Clone, Debug)]
+pub struct AddressPlan {
+    /// The topic, which is the address too.
+    pub topic: String,
+    /// When nothing passes until somebody mends it.
+    pub blocked: Vec<Span>,
+    /// When it asks for a pause.
+    pub throttled: Vec<Span>,
+}
+
+/// How many of a thousand calls of the store go wrong, and how.
+#[derive(Clone, Debug, Default)]
+pub struct StoreFaults {
+    /// It takes up to a second.
+    pub slow: u64,
+    /// It takes longer than a lease.
+    pub stalled: u64,
+    /// It never arrives.
+    pub refused: u64,
+    /// It happens, and the answer is lost.
+    pub lost: u64,
+    /// The connection breaks, and it happens later all the same.
+    pub late: u64,
+}
+
+/// How many of a thousand messages to the broker go wrong, and how.
+#[derive(Clone, Debug, Default)]
+pub struct BrokerFaults {
+    /// It takes up to a second.
+    pub slow: u64,
+    /// It arrives after its sender has given it up.
+    pub late: u64,
+    /// It never arrives.
+    pub vanished: u64,
+    /// It arrives, and the answer is lost.
+    pub unanswered: u64,
+    /// The connection breaks, with everything on it.
+    pub cut: u64,
+}
+
+/// What happens to relays.
+#[derive(Clone, Debug, Default)]
+pub struct RelayFaults {
+    /// How long one lives at most before something happens to it; `None` for ever.
+    pub life: Option<Duration>,
+    /// How many of a thousand happenings are deaths.
+    pub killed: u64,
+    /// How many are pauses; the rest are polite stops.
+    pub paused: u64,
+}
+
+/// What becomes of dead letters in the end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// The broker is mended and they are redriven.
+    Redrive,
+    /// They are discarded.
+    Discard,
+    /// They stay, and what waits behind them.
+    Leave,
+}
+
+/// A whole run.
+#[derive(Clone, Debug)]
+pub struct Scenario {
+    /// Where it came from.
+    pub seed: u64,
+    /// Nothing goes wrong but messages and addresses, so that whatever else is late is late because of them.
+    pub calm: bool,
+    /// Shards to begin with.
+    pub shards: u16,
+    /// How many relays.
+    pub relays: usize,
+    /// How many writers.
+    pub writers: u64,
+    /// The mean pause of a writer between transactions.
+    pub pause: Duration,
+    /// The longest that a transaction stays open.
+    pub open_max: Duration,
+    /// The keys.
+    pub keys: Vec<KeyPlan>,
+    /// The addresses.
+    pub addresses: Vec<AddressPlan>,
+    /// How long things go wrong.
+    pub faults_for: Duration,
+    /// How relays are configured.
+    pub config: Config,
+    /// How many attempts a message has.
+    pub attempts_max: u32,
+    /// The broker itself keeps the order of a key's messages in flight.
+    pub fenced: bool,
+    /// How long settled messages are kept.
+    pub retention: Duration,
+    /// What the store does.
+    pub store: StoreFaults,
+    /// What the broker does.
+    pub broker: BrokerFaults,
+    /// What happens to relays.
+    pub relay: RelayFaults,
+    /// When the database is away; it restarts, and open transactions are lost, where this says so.
+    pub database_away: Vec<(Span, bool)>,
+    /// When the broker is away.
+    pub broker_away: Vec<Span>,
+    /// When an operator regroups, and into how many shards.
+    pub regroups: Vec<(Duration, u16)>,
+    /// How often an operator looks at dead letters.
+    pub operator_every: Duration,
+    /// What becomes of dead letters in the end.
+    pub ending: Ending,
+}
+
+impl Scenario {
+    /// The scenario of a seed.
+    pub fn of(seed: u64) -> Self {
+        let mut random = Random::of(seed, "scenario", 0);
+        let random = &mut random;
+        let calm = random.permille(250);
+        let faults_for = Duration::from_secs(random.between(30, 90));
+        let attempts_max = u32::try_from(random.between(2, 5)).unwrap_or(2);
+        let addresses = addresses(random, faults_for);
+        let keys = keys(random, addresses.len());
+        let mut scenario = Self {
+            seed,
+            calm,
+            shards: shards(random),
+            relays: random.count(1, 4),
+            writers: random.between(1, 4),
+            pause: random.millis(300, 3000),
+            open_max: random.millis(100, 20_000),
+            keys,
+            addresses,
+            faults_for,
+            config: config(random, attempts_max),
+            attempts_max,
+            fenced: random.permille(300),
+            retention: if random.permille(300) { random.millis(1000, 30_000) } else { Duration::from_hours(24) },
+            store: StoreFaults::default(),
+            broker: BrokerFaults { slow: 50, ..BrokerFaults::default() },
+            relay: RelayFaults::default(),
+            database_away: Vec::new(),
+            broker_away: Vec::new(),
+            regroups: Vec::new(),
+            operator_every: random.millis(2000, 15_000),
+            ending: *random.pick(&[Ending::Redrive, Ending::Redrive, Ending::Discard, Ending::Leave]),
+        };
+        if !calm {
+            scenario.go_wrong(random);
+        }
+        scenario
+    }
+
+    fn go_wrong(&mut self, random: &mut Random) {
+        // Each kind of fault is often absent, so that the others are seen alone; in some runs the rest is frequent.
+        let times = if self.seed % 5 == 4 { 6 } else { 1 };
+        let mut share = |max: u64| if random.permille(400) { 0 } else { (random.between(1, max) * times).min(1000) };
+        self.store =
+            StoreFaults { slow: share(100), stalled: share(4), refused: share(20), lost: share(20), late: share(10) };
+        self.broker = BrokerFaults {
+            slow: share(200),
+            late: share(30),
+            vanished: share(30),
+            unanswered: share(60),
+            cut: share(10),
+        };
+        let deaths = (share(1000), share(1000));
+        self.relay.killed = deaths.0;
+        self.relay.paused = (1000 - deaths.0) * deaths.1 / 1000;
+        let lives = random.millis(2000, 30_000);
+        self.relay.life = random.permille(800).then_some(lives);
+        let longest = self.config.lease * 3;
+        for _ in 0..random.between(0, 2) {
+            self.database_away.push((span(random, self.faults_for, longest), random.permille(500)));
+        }
+        for _ in 0..random.between(0, 3) {
+            self.broker_away.push(span(random, self.faults_for, longest));
+        }
+        for _ in 0..random.between(0, 3) {
+            self.regroups.push((random.time(Duration::ZERO, self.faults_for), shards(random)));
+        }
+        self.regroups.sort();
+    }
+}
+
+fn shards(random: &mut Random) -> u16 {
+    *random.pick(&[1, 2, 3, 4, 8])
+}
+
+fn span(random: &mut Random, within: Duration, longest: Duration) -> Span {
+    let from = random.time(Duration::ZERO, within);
+    let to = from + random.time(Duration::from_millis(50), longest);
+    Span { from, to: to.min(within) }
+}
+
+fn addresses(random: &mut Random, within: Duration) -> Vec<AddressPlan> {
+    let topics = ["h.0", "h.1", "h.2", "c.0", "c.1"];
+    topics
+        .iter()
+        .map(|topic| {
+            let mut spans = |share: u64| {
+                let count = if random.permille(share) { random.between(1, 2) } else { 0 };
+                (0..count).map(|_| span(random, within, Duration::from_secs(20))).collect()
+            };
+            AddressPlan { topic: (*topic).to_owned(), blocked: spans(250), throttled: spans(200) }
+        })
+        .collect()
+}
+
+fn keys(random: &mut Random, addresses: usize) -> Vec<KeyPlan> {
+    let count = random.between(2, 12);
+    (0..count)
+        .map(|number| {
+            let scheduled = number > 1 && random.permille(120);
+            let one = random.count(0, addresses - 1);
+            let other = if random.permille(150) { random.count(0, addresses - 1) } else { one };
+            KeyPlan {
+                name: format!("k{number}"),
+                locked: !scheduled && random.permille(900),
+                scheduled,
+                addresses: vec![one, other],
+                trouble: if random.permille(350) { random.between(20, 300) } else { 0 },
+            }
+        })
+        .collect()
+}
+
+fn config(random: &mut Random, attempts_max: u32) -> Config {
+    let lease = random.millis(3000, 10_000);
+    let policy = Policy {
+        base: random.millis(100, 1000),
+        backoff: if random.permille(800) { Backoff::Exponential { factor: 2 } } else { Backoff::Linear },
+        ceiling: Duration::from_secs(8),
+        jitter_percent: 20,
+        attempts_max,
+    };
+    let hold = Route { policy, ..Route::everything() };
+    let after =
+        Route { name: "going on".to_owned(), topic: "c.*".to_owned(), after_dead: AfterDead::Continue, ..hold.clone() };
+    Config {
+        name: "sim".to_owned(),
+        routes: Routes::new(vec![after, hold]),
+        lease,
+        lease_margin: lease / 5,
+        page_messages: random.count(1, 20),
+        pages_max: random.count(1, 4),
+        batch_max: random.count(1, 20),
+        in_flight_max: random.count(1, 30),
+        publish_deadline: random.time(Duration::from_millis(500), lease / 2),
+        idle_min: Duration::from_millis(5),
+        idle_max: random.millis(50, 1000),
+        due_every: random.millis(100, 1000),
+        runs_max: random.count(1, 6),
+        run_messages: random.count(1, 6),
+        maintain_every: Duration::from_secs(5),
+        settle_every: random.millis(100, 2000),
+        outage_max: random.millis(500, 3000),
+        hold_probe: random.millis(1000, 5000),
+        quarantine_probe: random.millis(5000, 20_000),
+        grace: random.millis(500, 5000),
+        ..Config::default()
+    }
+}

@@ -1,0 +1,212 @@
+//! One run: everything of a scenario together, until all is delivered or time is up.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use relevo_core::MessageId;
+use relevo_core::store::{DeadLetter, Store};
+use relevo_store_memory::{KeyState, MAIN, Outbox, Parked, Settings};
+use tokio::runtime::Builder;
+use tokio::task::JoinSet;
+use tokio::time::sleep;
+
+use crate::broker::FarSide;
+use crate::history::{Event, History, Name, fingerprint};
+use crate::mutants::{Mutant, MutantStore};
+use crate::operators::{self, Operator};
+use crate::oracles::{self, Violation};
+use crate::relays::Host;
+use crate::scenario::{Ending, LATE_MAX, Scenario};
+use crate::server::Server;
+use crate::wire::Wire;
+use crate::writers::Writer;
+
+/// How long the quiet period lasts at most.
+const DRAIN_MAX: Duration = Duration::from_mins(30);
+
+/// What a run left behind, for the oracles.
+#[derive(Debug)]
+pub struct Record {
+    /// What was to happen.
+    pub scenario: Arc<Scenario>,
+    /// What happened.
+    pub events: Vec<(Duration, Event)>,
+    /// What entered the log, in commit order.
+    pub entered: Vec<Name>,
+    /// The dead letters in the end.
+    pub dead: Vec<DeadLetter>,
+    /// The parked keys in the end.
+    pub parked: Vec<Parked>,
+}
+
+/// What came of a run.
+#[derive(Debug)]
+pub struct Verdict {
+    /// Its seed.
+    pub seed: u64,
+    /// The promises that were broken, the nearest to the cause first.
+    pub violations: Vec<Violation>,
+    /// A fingerprint of all that happened.
+    pub fingerprint: u64,
+    /// What happened.
+    pub events: Vec<(Duration, Event)>,
+}
+
+impl Verdict {
+    /// How much virtual time passed.
+    pub fn lasted(&self) -> Duration {
+        self.events.last().map_or(Duration::ZERO, |(at, _)| *at)
+    }
+
+    /// How many messages were committed.
+    pub fn messages(&self) -> usize {
+        self.events.iter().filter(|(_, event)| matches!(event, Event::Committed { .. })).count()
+    }
+
+    /// How many faults were injected, failures of messages and ends of relays among them.
+    pub fn faults(&self) -> usize {
+        let is_fault = |event: &Event| {
+            matches!(event, Event::Fault(_) | Event::Refused { .. } | Event::Relay { .. } | Event::Regroup(_))
+        };
+        self.events.iter().filter(|(_, event)| is_fault(event)).count()
+    }
+}
+
+/// Runs a seed, with a relay that is wrong in some way or with the real one.
+pub fn run(seed: u64, mutant: Option<Mutant>) -> Verdict {
+    let runtime = Builder::new_current_thread().enable_time().start_paused(true).build();
+    let runtime = runtime.expect("a runtime without I/O needs nothing that could be missing");
+    // Inside: the clock that stands still is the runtime's.
+    let record = runtime.block_on(async { World::new(Scenario::of(seed), mutant).live().await });
+    let violations = oracles::judge(&record);
+    Verdict { seed, violations, fingerprint: fingerprint(&record.events), events: record.events }
+}
+
+struct World {
+    scenario: Arc<Scenario>,
+    history: Arc<History>,
+    outbox: Outbox,
+    far_side: Arc<FarSide>,
+    mutant: Option<Mutant>,
+}
+
+impl World {
+    fn new(scenario: Scenario, mutant: Option<Mutant>) -> Self {
+        let scenario = Arc::new(scenario);
+        let history = Arc::new(History::begin());
+        let settings = Settings {
+            shards: scenario.shards,
+            retention: scenario.retention,
+            seed: scenario.seed,
+            ..Settings::default()
+        };
+        Self {
+            outbox: Outbox::new(settings),
+            far_side: Arc::new(FarSide::new(Arc::clone(&history), Arc::clone(&scenario))),
+            scenario,
+            history,
+            mutant,
+        }
+    }
+
+    async fn live(self) -> Record {
+        let mut relays = self.relays();
+        let mut people = self.people();
+        sleep(self.scenario.faults_for).await;
+        self.history.record(Event::Quiet);
+        self.far_side.calm_down(self.scenario.ending == Ending::Redrive);
+        self.drain(&mut people).await;
+        // What is still on the wire arrives.
+        sleep(LATE_MAX).await;
+        while let Some(ended) = relays.try_join_next() {
+            if ended.is_err() {
+                self.history.record(Event::Relay { relay: usize::MAX, what: "panicked" });
+            }
+        }
+        Record {
+            events: self.history.events(),
+            entered: self.outbox.committed().iter().map(|entry| Name::of(&entry.message)).collect(),
+            dead: self.outbox.dead(MAIN),
+            parked: self.outbox.parked(MAIN),
+            scenario: self.scenario,
+        }
+    }
+
+    fn relays(&self) -> JoinSet<()> {
+        let mut store: Arc<dyn Store> = Arc::new(self.outbox.destination(MAIN));
+        if let Some(mutant) = self.mutant {
+            store = Arc::new(MutantStore::new(store, mutant));
+        }
+        let server = Arc::new(Server::new(store, Arc::clone(&self.history)));
+        let wire = Wire::default();
+        let mut relays = JoinSet::new();
+        for number in 0..self.scenario.relays {
+            let host = Host {
+                number,
+                scenario: Arc::clone(&self.scenario),
+                history: Arc::clone(&self.history),
+                server: Arc::clone(&server),
+                far_side: Arc::clone(&self.far_side),
+                wire: wire.clone(),
+                mutant: self.mutant,
+            };
+            relays.spawn(host.work());
+        }
+        relays
+    }
+
+    fn people(&self) -> JoinSet<()> {
+        let mut people = JoinSet::new();
+        let locks = Arc::new(self.scenario.keys.iter().map(|_| Arc::default()).collect());
+        let (outbox, history, scenario) =
+            (|| self.outbox.clone(), || Arc::clone(&self.history), || Arc::clone(&self.scenario));
+        for number in 0..self.scenario.writers {
+            people.spawn(Writer::new(outbox(), history(), scenario(), Arc::clone(&locks), number).work());
+        }
+        people.spawn(Operator::new(outbox(), history(), scenario()).work());
+        people.spawn(operators::regroup(outbox(), history(), scenario()));
+        people.spawn(operators::restart(outbox(), history(), scenario()));
+        people.spawn(operators::outages(history(), scenario()));
+        people
+    }
+
+    async fn drain(&self, people: &mut JoinSet<()>) {
+        let mut operator = Operator::new(self.outbox.clone(), Arc::clone(&self.history), Arc::clone(&self.scenario));
+        let end = self.history.now() + DRAIN_MAX;
+        while self.history.now() < end {
+            while people.try_join_next().is_some() {}
+            match self.scenario.ending {
+                Ending::Redrive => operator.mark(false, 1000).await,
+                Ending::Discard => operator.mark(true, 1000).await,
+                Ending::Leave => {}
+            }
+            if people.is_empty() && self.is_drained() {
+                return;
+            }
+            sleep(Duration::from_secs(2)).await;
+        }
+    }
+
+    fn is_drained(&self) -> bool {
+        let parked = self.outbox.parked(MAIN);
+        let left = self.scenario.ending == Ending::Leave;
+        if self.outbox.scheduled() > 0 || !parked.iter().all(|key| left && key.state == KeyState::Dead) {
+            return false;
+        }
+        let events = self.history.events();
+        oracles::undelivered(&events, &self.given_up(&parked)).is_empty()
+    }
+
+    /// What is dead, and what waits behind it.
+    fn given_up(&self, parked: &[Parked]) -> BTreeSet<MessageId> {
+        given_up(&self.outbox.dead(MAIN), parked)
+    }
+}
+
+/// What is dead, and what waits behind it.
+pub(crate) fn given_up(dead: &[DeadLetter], parked: &[Parked]) -> BTreeSet<MessageId> {
+    let dead = dead.iter().filter(|letter| letter.state == "dead").map(|letter| letter.message.id);
+    let behind = parked.iter().filter(|key| key.state == KeyState::Dead).flat_map(|key| &key.queue);
+    dead.chain(behind.map(|entry| entry.message.id)).collect()
+}

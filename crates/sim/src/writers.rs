@@ -1,0 +1,223 @@
+//! Applications: transactions over several keys that commit, roll back, or stay open for long.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use bytestring::ByteString;
+use relevo_core::{Message, MessageId};
+use relevo_store_memory::{Draft, OnRepeat, Outbox, Transaction, TransactionError};
+use tokio::sync::Mutex;
+use tokio::time::sleep;
+use uuid::Uuid;
+
+use crate::history::{Event, History, Name, fingerprint_of};
+use crate::random::Random;
+use crate::scenario::Scenario;
+
+/// What the far side makes of a message; it is written in the message's type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// It passes.
+    Plain,
+    /// It can never pass, until the far side is mended.
+    Poison,
+    /// It is refused so many times.
+    Transient(u32),
+    /// It takes the connection down each time.
+    Killer,
+}
+
+impl Kind {
+    /// Reads it from a message.
+    pub fn of(message: &Message) -> Self {
+        Self::parse(&message.kind)
+    }
+
+    /// Reads it from a message's type.
+    pub fn parse(kind: &str) -> Self {
+        match kind.split_once('-') {
+            Some(("transient", times)) => Self::Transient(times.parse().unwrap_or(1)),
+            _ if kind == "poison" => Self::Poison,
+            _ if kind == "killer" => Self::Killer,
+            _ => Self::Plain,
+        }
+    }
+
+    fn word(self) -> String {
+        match self {
+            Self::Plain => "plain".to_owned(),
+            Self::Poison => "poison".to_owned(),
+            Self::Transient(times) => format!("transient-{times}"),
+            Self::Killer => "killer".to_owned(),
+        }
+    }
+}
+
+/// The locks that writers take: one a key.
+pub type Locks = Arc<Vec<Arc<Mutex<()>>>>;
+
+/// One application.
+pub struct Writer {
+    outbox: Outbox,
+    history: Arc<History>,
+    scenario: Arc<Scenario>,
+    locks: Locks,
+    random: Random,
+    /// Scheduled messages that may be cancelled.
+    waiting: Vec<Name>,
+}
+
+/// What a transaction has emitted so far.
+struct Emitted {
+    name: Name,
+    event: Event,
+}
+
+impl Writer {
+    /// A writer with chances of its own.
+    pub fn new(outbox: Outbox, history: Arc<History>, scenario: Arc<Scenario>, locks: Locks, number: u64) -> Self {
+        let random = Random::of(scenario.seed, "writer", number);
+        Self { outbox, history, scenario, locks, random, waiting: Vec::new() }
+    }
+
+    /// Writes until the faults end.
+    pub async fn work(mut self) {
+        loop {
+            sleep(self.random.time(Duration::ZERO, self.scenario.pause * 2)).await;
+            if self.history.now() >= self.scenario.faults_for {
+                return;
+            }
+            self.transaction().await;
+        }
+    }
+
+    async fn transaction(&mut self) {
+        let most = self.scenario.keys.len().min(3) - 1;
+        let mut keys: Vec<usize> =
+            (0..=self.random.count(0, most)).map(|_| self.random.count(0, self.scenario.keys.len() - 1)).collect();
+        // In one order, as `emit_many` does, so that two writers never wait for each other.
+        keys.sort_unstable();
+        keys.dedup();
+        let mut guards = Vec::new();
+        for key in &keys {
+            if self.scenario.keys[*key].locked {
+                guards.push(Arc::clone(&self.locks[*key]).lock_owned().await);
+            }
+        }
+        let mut transaction = self.outbox.begin();
+        let mut emitted = Vec::new();
+        let mut cancelled = Vec::new();
+        let lingers = self.random.permille(150);
+        let result = self.fill(&mut transaction, &keys, lingers, &mut emitted, &mut cancelled).await;
+        if result.is_err() || self.random.permille(150) {
+            drop(transaction);
+            return self.rolled_back(emitted);
+        }
+        if transaction.commit().is_err() {
+            return self.rolled_back(emitted);
+        }
+        // Nothing runs between the commit and this, so that the history has commits in their order.
+        for emitted in emitted {
+            if matches!(emitted.event, Event::Committed { scheduled: true, .. }) {
+                self.waiting.push(emitted.name);
+            }
+            self.history.record(emitted.event);
+        }
+        for name in cancelled {
+            self.history.record(Event::Cancelled(name));
+        }
+    }
+
+    async fn fill(
+        &mut self,
+        transaction: &mut Transaction,
+        keys: &[usize],
+        lingers: bool,
+        emitted: &mut Vec<Emitted>,
+        cancelled: &mut Vec<Name>,
+    ) -> Result<(), TransactionError> {
+        let longest = if lingers { self.scenario.open_max } else { Duration::from_millis(40) };
+        let count = if self.random.permille(50) { self.random.count(5, 25) } else { self.random.count(1, 4) };
+        for _ in 0..count {
+            let savepoint = self.random.permille(100).then(|| (transaction.savepoint(), emitted.len()));
+            let key = *self.random.pick(keys);
+            self.emit(transaction, key, emitted)?;
+            if self.random.permille(400) {
+                sleep(self.random.time(Duration::ZERO, longest)).await;
+            }
+            if let Some((savepoint, kept)) = savepoint
+                && self.random.permille(600)
+            {
+                transaction.rollback_to(savepoint);
+                let undone = emitted.split_off(kept);
+                self.rolled_back(undone);
+            }
+        }
+        if self.random.permille(200)
+            && let Some(name) = self.waiting.pop()
+            && transaction.cancel(name.id)?
+        {
+            cancelled.push(name);
+        }
+        if lingers {
+            sleep(self.random.time(Duration::ZERO, longest)).await;
+        }
+        Ok(())
+    }
+
+    fn emit(
+        &mut self,
+        transaction: &mut Transaction,
+        key: usize,
+        emitted: &mut Vec<Emitted>,
+    ) -> Result<(), TransactionError> {
+        let scenario = Arc::clone(&self.scenario);
+        let plan = &scenario.keys[key];
+        let topic = &scenario.addresses[*self.random.pick(&plan.addresses)].topic;
+        let payload: Bytes = (0..self.random.count(0, 12)).map(|_| self.random.draw().to_le_bytes()[0]).collect();
+        let kind = self.kind(plan.trouble);
+        let mut draft = Draft::new(topic, &plan.name, kind.word(), payload.clone());
+        if plan.scheduled {
+            draft.deliver_after = Some(self.random.millis(0, 15_000));
+        }
+        if self.random.permille(100) {
+            let (high, low) = (self.random.draw(), self.random.draw());
+            draft.id = Some(MessageId::from_uuid(Uuid::from_u64_pair(high, low)));
+            draft.on_repeat = OnRepeat::Ignore;
+        }
+        let again = draft.id.is_some() && self.random.permille(500);
+        let id = transaction.emit(draft.clone())?;
+        if again {
+            // A caller that tries once more: its id keeps the message from being there twice.
+            transaction.emit(draft)?;
+        }
+        let name = Name { id, key: ByteString::from(plan.name.as_str()) };
+        let event = Event::Committed {
+            name: name.clone(),
+            kind: kind.word().into(),
+            topic: topic.as_str().into(),
+            bytes: fingerprint_of(&payload),
+            scheduled: plan.scheduled,
+        };
+        emitted.push(Emitted { name, event });
+        Ok(())
+    }
+
+    fn kind(&mut self, trouble: u64) -> Kind {
+        if !self.random.permille(trouble) {
+            return Kind::Plain;
+        }
+        match self.random.between(0, 9) {
+            0..=3 => Kind::Poison,
+            4..=8 => Kind::Transient(u32::try_from(self.random.between(1, 7)).unwrap_or(1)),
+            _ => Kind::Killer,
+        }
+    }
+
+    fn rolled_back(&self, emitted: Vec<Emitted>) {
+        for Emitted { name, .. } in emitted {
+            self.history.record(Event::RolledBack(name));
+        }
+    }
+}

@@ -1,0 +1,41 @@
+//! An outbox in memory that behaves as the PostgreSQL store does: transactions with late commits, ticks and windows,
+//! leases with epochs, parked keys, dead letters.
+//!
+//! It is the model that the other stores are compared with, and what the simulator runs on: everything in it is ordered,
+//! ids come from a seed, and time is tokio's, so that a paused clock drives it and a run can be repeated exactly.
+//!
+//! ```
+//! # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
+//! use relevo_store_memory::{Draft, Outbox, Settings};
+//!
+//! let outbox = Outbox::new(Settings::default());
+//! let mut transaction = outbox.begin();
+//! transaction.emit(Draft::new("orders", "o-1", "OrderPlaced", "{}")).unwrap();
+//! transaction.commit().unwrap();
+//! assert_eq!(outbox.committed().len(), 1);
+//! # });
+//! ```
+
+mod config;
+mod dead;
+mod inspect;
+mod leases;
+mod log;
+mod outbox;
+mod parking;
+mod random;
+mod regroup;
+mod runs;
+mod state;
+mod store;
+mod transaction;
+mod upkeep;
+
+#[cfg(test)]
+mod tests;
+
+pub use config::{MAIN, Settings, Start};
+pub use inspect::{KeyState, Parked};
+pub use outbox::Outbox;
+pub use store::Destination;
+pub use transaction::{Draft, OnRepeat, Savepoint, Transaction, TransactionError};

@@ -1,0 +1,216 @@
+//! The log: rows, transaction numbers, snapshots, ticks and windows, as PostgreSQL has them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use relevo_core::Message;
+use relevo_core::slot::{SLOTS, slot_of};
+use relevo_core::store::{Ceiling, Entry, Lease, Page, Position, Read, StoreError};
+
+use crate::state::Micros;
+
+/// The first transaction number; nothing that is not relative depends on it.
+const FIRST_XID: i64 = 1000;
+
+/// Which transactions a moment sees: those below `xmax` that are not in `xip`.
+#[derive(Clone, Debug)]
+pub(crate) struct Snapshot {
+    xmax: i64,
+    /// Open transactions below `xmax`.
+    xip: BTreeSet<i64>,
+}
+
+impl Snapshot {
+    /// Rows of transactions that rolled back are gone, so that ended means committed.
+    pub(crate) fn sees(&self, xid: i64) -> bool {
+        xid < self.xmax && !self.xip.contains(&xid)
+    }
+}
+
+/// A moment of the log at which windows begin and end.
+#[derive(Clone, Debug)]
+pub(crate) struct Tick {
+    pub(crate) snapshot: Snapshot,
+    /// The last sequence number given out, read after the snapshot.
+    high: i64,
+    /// The next transaction number, read after that.
+    bound: i64,
+    pub(crate) made: Micros,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Row {
+    pub(crate) xid: i64,
+    pub(crate) entry: Entry,
+    pub(crate) entered: Micros,
+}
+
+#[derive(Debug)]
+pub(crate) struct Log {
+    next_xid: i64,
+    /// The last sequence number given out, whether its transaction commits or not.
+    high: i64,
+    /// Transactions that have a number and have not ended.
+    running: BTreeSet<i64>,
+    ended_max: i64,
+    /// Rows by sequence number, those of open transactions among them.
+    pub(crate) rows: BTreeMap<i64, Row>,
+    /// The rows' (xid, seq): late transactions are looked up by their numbers.
+    by_xid: BTreeSet<(i64, i64)>,
+    pub(crate) ticks: BTreeMap<i64, Tick>,
+    /// Every entry ever committed, in commit order: what oracles compare with.
+    pub(crate) history: Vec<Entry>,
+}
+
+impl Log {
+    pub(crate) fn new() -> Self {
+        let snapshot = Snapshot { xmax: FIRST_XID, xip: BTreeSet::new() };
+        let genesis = Tick { snapshot, high: 0, bound: FIRST_XID, made: 0 };
+        Self {
+            next_xid: FIRST_XID,
+            high: 0,
+            running: BTreeSet::new(),
+            ended_max: FIRST_XID - 1,
+            rows: BTreeMap::new(),
+            by_xid: BTreeSet::new(),
+            ticks: BTreeMap::from([(0, genesis)]),
+            history: Vec::new(),
+        }
+    }
+
+    /// Gives a transaction its number.
+    pub(crate) fn assign(&mut self) -> i64 {
+        let xid = self.next_xid;
+        self.next_xid += 1;
+        self.running.insert(xid);
+        xid
+    }
+
+    /// Takes the next sequence number for a row of a transaction that is still open.
+    pub(crate) fn insert(&mut self, xid: i64, message: Arc<Message>, entered: Micros) -> i64 {
+        self.high += 1;
+        let seq = self.high;
+        let entry = Entry { seq, slot: slot_of(&message.key), message };
+        self.rows.insert(seq, Row { xid, entry, entered });
+        self.by_xid.insert((xid, seq));
+        seq
+    }
+
+    /// Removes a row: rolled back, or dropped by retention. Its sequence number is never given out again.
+    pub(crate) fn remove(&mut self, seq: i64) -> Option<Row> {
+        let row = self.rows.remove(&seq)?;
+        self.by_xid.remove(&(row.xid, seq));
+        Some(row)
+    }
+
+    /// Ends a transaction: from now on snapshots see what is left of it.
+    pub(crate) fn end(&mut self, xid: i64) {
+        let entries = self.by_xid.range((xid, 0)..=(xid, i64::MAX)).filter_map(|(_, seq)| self.rows.get(seq));
+        self.history.extend(entries.map(|row| row.entry.clone()));
+        self.running.remove(&xid);
+        self.ended_max = self.ended_max.max(xid);
+    }
+
+    fn snapshot(&self) -> Snapshot {
+        let xmax = self.ended_max + 1;
+        Snapshot { xmax, xip: self.running.range(..xmax).copied().collect() }
+    }
+
+    /// Whether a row's transaction has committed.
+    pub(crate) fn is_committed(&self, row: &Row) -> bool {
+        !self.running.contains(&row.xid)
+    }
+
+    pub(crate) fn newest_tick(&self) -> i64 {
+        self.ticks.last_key_value().map_or(0, |(number, _)| *number)
+    }
+
+    /// A tick of this moment, made only if it would differ from the newest one.
+    pub(crate) fn tick(&mut self, now: Micros) -> i64 {
+        let newest = self.newest_tick();
+        let idle = self.ticks.get(&newest).is_some_and(|tick| {
+            let mut late = tick.snapshot.xip.iter().copied().chain(tick.snapshot.xmax..tick.bound);
+            tick.high == self.high && late.all(|xid| self.running.contains(&xid))
+        });
+        if idle {
+            return newest;
+        }
+        let snapshot = self.snapshot();
+        let high = self.high;
+        // The tick's own transaction has a number too; it ends here, so that the next snapshot is above it.
+        let bound = self.assign();
+        self.end(bound);
+        self.ticks.insert(newest + 1, Tick { snapshot, high, bound, made: now });
+        newest + 1
+    }
+
+    /// Reads a page; `tick` makes or finds the tick at which a new window ends.
+    pub(crate) fn read(&mut self, read: &Read<'_>, now: Micros) -> Result<Page, StoreError> {
+        let mut window = read.after;
+        if window.is_exhausted() {
+            window.to = match read.ceiling {
+                Ceiling::Open => self.tick(now),
+                Ceiling::NoNewWindow => window.from,
+                Ceiling::Tick(tick) => tick.max(window.from),
+            };
+            window.place = 0;
+        }
+        if window.is_exhausted() {
+            return Ok(Page { entries: Vec::new(), end: read.after });
+        }
+        let limit = read.limit.max(1);
+        let mut entries = self.page(read.leases, window, limit)?;
+        let found = entries.len();
+        let mut bytes = 0;
+        entries.retain(|entry| {
+            let fits = bytes < read.bytes;
+            bytes += entry.message.payload.len();
+            fits
+        });
+        let end = match entries.last() {
+            Some(last) if found == limit || found > entries.len() => Position { place: last.seq, ..window },
+            _ => Position::at(window.to),
+        };
+        Ok(Page { entries, end })
+    }
+
+    fn page(&self, leases: &[Lease], window: Position, limit: usize) -> Result<Vec<Entry>, StoreError> {
+        let from = self.find_tick(window.from)?;
+        let to = self.find_tick(window.to)?;
+        let slots = slots_of(leases);
+        let is_new =
+            |row: &Row| slots[usize::from(row.entry.slot)] && to.snapshot.sees(row.xid) && !from.snapshot.sees(row.xid);
+        let late = self.late(from, window.place);
+        let young = self.rows.range(window.place.max(from.high) + 1..).map(|(_, row)| row);
+        let young = young.take_while(|row| row.entry.seq <= to.high);
+        let rows = late.iter().filter_map(|seq| self.rows.get(seq)).chain(young);
+        Ok(rows.filter(|row| is_new(row)).take(limit).map(|row| row.entry.clone()).collect())
+    }
+
+    /// Rows after `place` of transactions that were open at the tick, and had numbers by then.
+    fn late(&self, tick: &Tick, place: i64) -> Vec<i64> {
+        let listed = tick.snapshot.xip.iter();
+        let listed = listed.flat_map(|xid| self.by_xid.range((*xid, place + 1)..=(*xid, i64::MAX)));
+        // No snapshot lists those that began after the last one that had ended.
+        let unlisted = self.by_xid.range((tick.snapshot.xmax, 0)..(tick.bound, 0));
+        let seqs = listed.chain(unlisted).map(|(_, seq)| *seq);
+        let mut late: Vec<i64> = seqs.filter(|seq| place < *seq && *seq <= tick.high).collect();
+        late.sort_unstable();
+        late
+    }
+
+    fn find_tick(&self, number: i64) -> Result<&Tick, StoreError> {
+        self.ticks.get(&number).ok_or_else(|| StoreError::Broken(format!("tick {number} does not exist").into()))
+    }
+}
+
+/// Which slots belong to the leased shards.
+fn slots_of(leases: &[Lease]) -> Vec<bool> {
+    let mut slots = vec![false; usize::from(SLOTS)];
+    for lease in leases {
+        for slot in (lease.shard..SLOTS).step_by(usize::from(lease.shards.max(1))) {
+            slots[usize::from(slot)] = true;
+        }
+    }
+    slots
+}

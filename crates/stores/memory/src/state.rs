@@ -1,0 +1,74 @@
+//! Everything that the outbox remembers, behind one lock.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use relevo_core::MessageId;
+use relevo_core::store::StoreError;
+use tokio::time::Instant;
+
+use crate::config::Settings;
+use crate::leases::Destination;
+use crate::log::Log;
+use crate::random::Random;
+use crate::transaction::{Open, Scheduled};
+
+/// Microseconds since the outbox was made. Times that are made older may be negative.
+pub(crate) type Micros = i64;
+
+pub(crate) fn micros(time: Duration) -> Micros {
+    Micros::try_from(time.as_micros()).unwrap_or(Micros::MAX)
+}
+
+/// What a database would keep in its tables.
+#[derive(Debug)]
+pub(crate) struct State {
+    pub(crate) settings: Settings,
+    pub(crate) started: Instant,
+    pub(crate) random: Random,
+    pub(crate) log: Log,
+    /// Open transactions by their token.
+    pub(crate) open: BTreeMap<u64, Open>,
+    pub(crate) next_token: u64,
+    /// Ids that callers brought, as long as their messages are kept.
+    pub(crate) ids: BTreeSet<MessageId>,
+    /// Messages that wait for their time, by it and by the order in which they were emitted.
+    pub(crate) scheduled: BTreeMap<(Micros, u64), Scheduled>,
+    pub(crate) next_scheduled: u64,
+    pub(crate) destinations: BTreeMap<String, Destination>,
+}
+
+impl State {
+    pub(crate) fn new(settings: Settings) -> Self {
+        Self {
+            random: Random::new(settings.seed),
+            settings,
+            started: Instant::now(),
+            log: Log::new(),
+            open: BTreeMap::new(),
+            next_token: 0,
+            ids: BTreeSet::new(),
+            scheduled: BTreeMap::new(),
+            next_scheduled: 0,
+            destinations: BTreeMap::new(),
+        }
+    }
+
+    pub(crate) fn now(&self) -> Micros {
+        micros(self.started.elapsed())
+    }
+
+    pub(crate) fn destination(&mut self, name: &str) -> Result<&mut Destination, StoreError> {
+        self.destinations.get_mut(name).ok_or_else(|| missing(name))
+    }
+
+    /// The log and one destination at once.
+    pub(crate) fn split(&mut self, name: &str) -> Result<(&mut Log, &mut Destination), StoreError> {
+        let destination = self.destinations.get_mut(name).ok_or_else(|| missing(name))?;
+        Ok((&mut self.log, destination))
+    }
+}
+
+fn missing(name: &str) -> StoreError {
+    StoreError::Refused { what: format!("destination `{name}` does not exist") }
+}

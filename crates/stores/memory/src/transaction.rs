@@ -1,0 +1,295 @@
+//! Transactions of applications: what they emit is in the log at once, and seen once they commit.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::Bytes;
+use jiff::SignedDuration;
+use relevo_core::limits::LimitError;
+use relevo_core::message::Headers;
+use relevo_core::{Message, MessageId};
+
+use crate::outbox::lock;
+use crate::state::{Micros, State, micros};
+
+/// A message to emit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Draft {
+    /// What routes match first.
+    pub topic: String,
+    /// What order is kept within.
+    pub key: String,
+    /// What happened or is asked for.
+    pub kind: String,
+    /// The bytes, exactly.
+    pub payload: Bytes,
+    /// The payload's media type.
+    pub content_type: String,
+    /// The writer's own headers.
+    pub headers: Headers,
+    /// The caller's own id; without it one is made.
+    pub id: Option<MessageId>,
+    /// What happens if that id was used before.
+    pub on_repeat: OnRepeat,
+    /// Scheduled: enters the log so long after now.
+    pub deliver_after: Option<Duration>,
+}
+
+impl Draft {
+    /// A JSON message without headers, at once, with an id of its own.
+    pub fn new(
+        topic: impl Into<String>,
+        key: impl Into<String>,
+        kind: impl Into<String>,
+        payload: impl Into<Bytes>,
+    ) -> Self {
+        Self {
+            topic: topic.into(),
+            key: key.into(),
+            kind: kind.into(),
+            payload: payload.into(),
+            content_type: "application/json".to_owned(),
+            headers: Headers::new(),
+            id: None,
+            on_repeat: OnRepeat::default(),
+            deliver_after: None,
+        }
+    }
+}
+
+/// What happens when a caller brings an id that was used before.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnRepeat {
+    /// The emit fails.
+    #[default]
+    Refuse,
+    /// The emit does nothing and gives the id.
+    Ignore,
+}
+
+/// Why a transaction cannot go on.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TransactionError {
+    /// The caller's id was used before. A transaction that is still open counts, where a database would wait for it.
+    #[error("id `{0}` was used before")]
+    Repeated(MessageId),
+    /// The message is too large, or a part of it is malformed.
+    #[error("the message cannot be emitted")]
+    Limit(#[source] LimitError),
+    /// The outbox was restarted while the transaction was open.
+    #[error("the transaction was lost in a restart")]
+    Lost,
+}
+
+/// A place in a transaction to which it can go back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Savepoint(usize);
+
+/// An open transaction. Dropping it rolls it back.
+#[derive(Debug)]
+pub struct Transaction {
+    state: Arc<Mutex<State>>,
+    token: u64,
+}
+
+/// What the outbox knows of an open transaction.
+#[derive(Debug, Default)]
+pub(crate) struct Open {
+    /// Assigned by the first write, before any sequence number is taken.
+    xid: Option<i64>,
+    done: Vec<Done>,
+}
+
+/// Something to undo.
+#[derive(Clone, Copy, Debug)]
+enum Done {
+    Inserted(i64),
+    Scheduled((Micros, u64)),
+    Claimed(MessageId),
+    Cancelled((Micros, u64)),
+}
+
+/// A message that waits for its time.
+#[derive(Clone, Debug)]
+pub(crate) struct Scheduled {
+    pub(crate) message: Arc<Message>,
+    /// The open transaction that emitted or cancelled it. Nobody else touches the message until that one ends.
+    pub(crate) locked: Option<u64>,
+    cancelled: bool,
+}
+
+impl Transaction {
+    pub(crate) fn begin(state: &Arc<Mutex<State>>) -> Self {
+        let mut guard = lock(state);
+        let token = guard.next_token;
+        guard.next_token += 1;
+        guard.open.insert(token, Open::default());
+        drop(guard);
+        Self { state: Arc::clone(state), token }
+    }
+
+    /// Emits a message: its sequence number is taken now, it is seen when the transaction commits.
+    pub fn emit(&mut self, draft: Draft) -> Result<MessageId, TransactionError> {
+        lock(&self.state).emit(self.token, draft)
+    }
+
+    /// Takes a scheduled message back, once the transaction commits; whether it was still waiting.
+    pub fn cancel(&mut self, id: MessageId) -> Result<bool, TransactionError> {
+        lock(&self.state).cancel(self.token, id)
+    }
+
+    /// A place to go back to.
+    pub fn savepoint(&mut self) -> Savepoint {
+        Savepoint(lock(&self.state).open.get(&self.token).map_or(0, |open| open.done.len()))
+    }
+
+    /// Undoes what was done since the savepoint, which stays.
+    pub fn rollback_to(&mut self, savepoint: Savepoint) {
+        lock(&self.state).undo(self.token, savepoint.0);
+    }
+
+    /// Commits: all of it is seen, or, if the outbox was restarted, none of it.
+    pub fn commit(self) -> Result<(), TransactionError> {
+        lock(&self.state).commit(self.token)
+    }
+
+    /// Rolls back, as dropping does.
+    pub fn rollback(self) {}
+}
+
+impl Drop for Transaction {
+    fn drop(&mut self) {
+        lock(&self.state).rollback(self.token);
+    }
+}
+
+impl State {
+    fn emit(&mut self, token: u64, draft: Draft) -> Result<MessageId, TransactionError> {
+        if !self.open.contains_key(&token) {
+            return Err(TransactionError::Lost);
+        }
+        let now = self.now();
+        let wait = draft.deliver_after;
+        let (chosen, on_repeat) = (draft.id, draft.on_repeat);
+        let message = self.message(draft, now);
+        self.settings.limits.check(&message).map_err(TransactionError::Limit)?;
+        let id = message.id;
+        if chosen.is_some() && !self.ids.insert(id) {
+            return match on_repeat {
+                OnRepeat::Refuse => Err(TransactionError::Repeated(id)),
+                OnRepeat::Ignore => Ok(id),
+            };
+        }
+        let open = self.open.get_mut(&token).ok_or(TransactionError::Lost)?;
+        if chosen.is_some() {
+            open.done.push(Done::Claimed(id));
+        }
+        let xid = *open.xid.get_or_insert_with(|| self.log.assign());
+        if let Some(wait) = wait {
+            let place = (now.saturating_add(micros(wait)), self.next_scheduled);
+            self.next_scheduled += 1;
+            let scheduled = Scheduled { message: Arc::new(message), locked: Some(token), cancelled: false };
+            self.scheduled.insert(place, scheduled);
+            open.done.push(Done::Scheduled(place));
+        } else {
+            open.done.push(Done::Inserted(self.log.insert(xid, Arc::new(message), now)));
+        }
+        Ok(id)
+    }
+
+    fn message(&mut self, draft: Draft, now: Micros) -> Message {
+        let created_at = self.settings.started_at.saturating_add(SignedDuration::from_micros(now));
+        let created_at = created_at.unwrap_or(self.settings.started_at);
+        let id = draft.id.unwrap_or_else(|| {
+            MessageId::v7(u64::try_from(created_at.as_millisecond()).unwrap_or_default(), self.random.bytes())
+        });
+        Message {
+            id,
+            kind: draft.kind.into(),
+            key: draft.key.into(),
+            topic: draft.topic.into(),
+            payload: draft.payload,
+            content_type: draft.content_type.into(),
+            headers: draft.headers,
+            created_at,
+        }
+    }
+
+    fn cancel(&mut self, token: u64, id: MessageId) -> Result<bool, TransactionError> {
+        let open = self.open.get_mut(&token).ok_or(TransactionError::Lost)?;
+        let waiting = self.scheduled.iter_mut().find(|(_, scheduled)| {
+            scheduled.message.id == id && !scheduled.cancelled && scheduled.locked.is_none_or(|by| by == token)
+        });
+        let Some((place, scheduled)) = waiting else { return Ok(false) };
+        scheduled.locked = Some(token);
+        scheduled.cancelled = true;
+        open.done.push(Done::Cancelled(*place));
+        Ok(true)
+    }
+
+    /// Undoes what a transaction did after its first `keep` deeds.
+    fn undo(&mut self, token: u64, keep: usize) {
+        let Some(open) = self.open.get_mut(&token) else { return };
+        for done in open.done.drain(keep.min(open.done.len())..).rev() {
+            match done {
+                Done::Inserted(seq) => {
+                    self.log.remove(seq);
+                }
+                Done::Scheduled(place) => {
+                    self.scheduled.remove(&place);
+                }
+                Done::Claimed(id) => {
+                    self.ids.remove(&id);
+                }
+                Done::Cancelled(place) => {
+                    if let Some(scheduled) = self.scheduled.get_mut(&place) {
+                        scheduled.cancelled = false;
+                        // The lock of a message that this transaction emitted itself stays until it ends.
+                    }
+                }
+            }
+        }
+    }
+
+    fn commit(&mut self, token: u64) -> Result<(), TransactionError> {
+        let open = self.open.remove(&token).ok_or(TransactionError::Lost)?;
+        if let Some(xid) = open.xid {
+            self.log.end(xid);
+        }
+        self.scheduled.retain(|_, scheduled| scheduled.locked != Some(token) || !scheduled.cancelled);
+        self.unlock(token);
+        Ok(())
+    }
+
+    pub(crate) fn rollback(&mut self, token: u64) {
+        self.undo(token, 0);
+        if let Some(xid) = self.open.remove(&token).and_then(|open| open.xid) {
+            self.log.end(xid);
+        }
+        self.unlock(token);
+    }
+
+    fn unlock(&mut self, token: u64) {
+        for scheduled in self.scheduled.values_mut().filter(|scheduled| scheduled.locked == Some(token)) {
+            scheduled.locked = None;
+        }
+    }
+
+    /// Moves scheduled messages whose time has come into the log, in the order of their times, in a transaction of its
+    /// own: one that made a tick and wrote messages would see its own but not all that committed before.
+    pub(crate) fn enter_due(&mut self) {
+        let now = self.now();
+        let due = self.scheduled.range(..=(now, u64::MAX)).filter(|(_, scheduled)| scheduled.locked.is_none());
+        let due: Vec<_> = due.map(|(place, _)| *place).collect();
+        if due.is_empty() {
+            return;
+        }
+        let xid = self.log.assign();
+        for place in due {
+            if let Some(scheduled) = self.scheduled.remove(&place) {
+                self.log.insert(xid, scheduled.message, now);
+            }
+        }
+        self.log.end(xid);
+    }
+}

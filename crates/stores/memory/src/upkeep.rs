@@ -1,0 +1,74 @@
+//! Retention: what every destination has settled and is old enough goes.
+
+use std::collections::BTreeSet;
+
+use relevo_core::store::Maintained;
+
+use crate::leases::{Destination, Shard};
+use crate::state::{Micros, State, micros};
+
+impl State {
+    /// Drops message by message, as if each were a partition.
+    pub(crate) fn maintain(&mut self) -> Maintained {
+        let before = self.now().saturating_sub(micros(self.settings.retention));
+        let oldest = self.destinations.values().flat_map(Destination::settled_ticks).min();
+        let oldest = oldest.unwrap_or_else(|| self.log.newest_tick());
+        let settled = self.log.ticks.get(&oldest).map(|tick| tick.snapshot.clone());
+        let is_old = |entered: Micros| entered <= before;
+        let mut drop = Vec::new();
+        let mut kept_back = 0;
+        for (seq, row) in &self.log.rows {
+            if !is_old(row.entered) || !self.log.is_committed(row) {
+                continue;
+            }
+            if settled.as_ref().is_some_and(|snapshot| snapshot.sees(row.xid)) {
+                drop.push(*seq);
+            } else {
+                kept_back += 1;
+            }
+        }
+        for seq in &drop {
+            if let Some(row) = self.log.remove(*seq) {
+                self.ids.remove(&row.entry.message.id);
+            }
+        }
+        self.prune(before);
+        Maintained {
+            busy: false,
+            prepared: 0,
+            dropped: u32::try_from(drop.len()).unwrap_or(u32::MAX),
+            warnings: self.warnings(oldest, kept_back),
+        }
+    }
+
+    /// Forgets old progress and the ticks that nothing names any more; the newest of each shard stays for ever.
+    fn prune(&mut self, before: Micros) {
+        let mut named = BTreeSet::from([0, self.log.newest_tick()]);
+        for destination in self.destinations.values_mut() {
+            for shard in &mut destination.shards {
+                let last = shard.progress.len().saturating_sub(1);
+                let keep = shard.progress.partition_point(|(time, _)| *time <= before).min(last);
+                shard.progress.drain(..keep);
+                named.extend(shard.progress.iter().flat_map(|(_, position)| [position.from, position.to]));
+            }
+            named.extend(destination.regroup_tick());
+            destination.dead.retain(|_, letter| !letter.is_settled_before(before));
+        }
+        self.log.ticks.retain(|number, tick| named.contains(number) || tick.made > before);
+    }
+
+    fn warnings(&self, oldest: i64, kept_back: usize) -> Vec<String> {
+        if kept_back == 0 {
+            return Vec::new();
+        }
+        let behind = self.destinations.iter().filter(|(_, it)| it.settled_ticks().any(|tick| tick == oldest));
+        behind.map(|(name, _)| format!("destination `{name}` holds back {kept_back} messages from retention")).collect()
+    }
+}
+
+impl Destination {
+    /// The ticks up to which its shards have settled everything.
+    fn settled_ticks(&self) -> impl Iterator<Item = i64> {
+        self.shards.iter().map(Shard::position).map(|position| position.from)
+    }
+}

@@ -1,0 +1,121 @@
+//! The memory store as the suite sees it.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use relevo_conformance::harness::{Draft, OnRepeat, RETENTION, Repeated, SHARDS, Start, StoreHarness, Writer};
+use relevo_core::MessageId;
+use relevo_store_memory as memory;
+
+pub(crate) struct Memory(memory::Outbox);
+
+/// Time is virtual from here on: it moves only when a case says so.
+#[expect(clippy::unused_async, reason = "the suite awaits it: other stores start servers")]
+pub(crate) async fn start() -> Memory {
+    tokio::time::pause();
+    Memory(memory::Outbox::new(memory::Settings { shards: SHARDS, retention: RETENTION, ..Default::default() }))
+}
+
+#[async_trait]
+impl StoreHarness for Memory {
+    type Store = memory::Destination;
+    type Writer = Transaction;
+
+    async fn store_for(&self, name: &str) -> memory::Destination {
+        self.0.destination(name)
+    }
+
+    async fn begin(&self) -> Transaction {
+        Transaction { inner: self.0.begin(), savepoints: BTreeMap::new() }
+    }
+
+    async fn add_destination(&self, name: &str, shards: u16, start: Start) {
+        let start = match start {
+            Start::Now => memory::Start::Now,
+            Start::Oldest => memory::Start::Oldest,
+        };
+        self.0.add_destination(name, shards, start).expect("a new destination");
+    }
+
+    async fn remove_destination(&self, name: &str) {
+        self.0.remove_destination(name).expect("a destination");
+    }
+
+    async fn regroup(&self, name: &str, shards: u16) {
+        self.0.regroup(name, shards).expect("a destination");
+    }
+
+    async fn switch(&self, name: &str, on: bool) {
+        self.0.switch(name, on).expect("a destination");
+    }
+
+    async fn crash(&mut self) {
+        self.0.restart();
+    }
+
+    async fn let_pass(&self, time: Duration) {
+        tokio::time::advance(time).await;
+    }
+
+    async fn age(&self, time: Duration) {
+        self.0.age(time);
+    }
+
+    async fn next_partition(&self) {}
+
+    async fn kept(&self) -> usize {
+        self.0.kept().len()
+    }
+}
+
+pub(crate) struct Transaction {
+    inner: memory::Transaction,
+    savepoints: BTreeMap<String, memory::Savepoint>,
+}
+
+#[async_trait]
+impl Writer for Transaction {
+    async fn emit(&mut self, draft: Draft) -> Result<MessageId, Repeated> {
+        let on_repeat = match draft.on_repeat {
+            OnRepeat::Refuse => memory::OnRepeat::Refuse,
+            OnRepeat::Ignore => memory::OnRepeat::Ignore,
+        };
+        let emitted = self.inner.emit(memory::Draft {
+            topic: draft.topic,
+            key: draft.key,
+            kind: draft.kind,
+            payload: draft.payload,
+            content_type: draft.content_type,
+            headers: draft.headers,
+            id: draft.id,
+            on_repeat,
+            deliver_after: draft.deliver_after,
+        });
+        match emitted {
+            Ok(id) => Ok(id),
+            Err(memory::TransactionError::Repeated(_)) => Err(Repeated),
+            Err(error) => panic!("the emit failed: {error}"),
+        }
+    }
+
+    async fn cancel(&mut self, id: MessageId) -> bool {
+        self.inner.cancel(id).expect("an open transaction")
+    }
+
+    async fn savepoint(&mut self, name: &str) {
+        self.savepoints.insert(name.to_owned(), self.inner.savepoint());
+    }
+
+    async fn rollback_to(&mut self, name: &str) {
+        self.inner.rollback_to(self.savepoints[name]);
+    }
+
+    async fn commit(self) {
+        self.inner.commit().expect("an open transaction");
+    }
+
+    async fn rollback(self) {
+        self.inner.rollback();
+    }
+}

@@ -1,0 +1,76 @@
+-- Ticks: snapshots of the log. Any two of them make a window.
+
+CREATE TABLE tick (
+    tick     bigint PRIMARY KEY,
+    snapshot pg_snapshot NOT NULL,
+    -- The sequence's last value, taken after the snapshot.
+    high     bigint NOT NULL,
+    -- Transactions that may hold numbers up to `high` and are not visible in the snapshot: those open in it, and those
+    -- that got their id between it and this tick's own.
+    late     xid8[] NOT NULL,
+    timeline int NOT NULL,
+    made_at  timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+-- The beginning of time: nothing is visible (3 is the first ordinary transaction id).
+INSERT INTO tick (tick, snapshot, high, late, timeline) VALUES (0, '3:3:', 0, '{}', 0);
+
+-- The server's timeline, read from the log's insert position: the control file lags behind a promotion.
+CREATE FUNCTION current_timeline() RETURNS int
+LANGUAGE sql VOLATILE
+AS $$ SELECT ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::int $$;
+
+-- Makes a tick, or returns the newest one if there is nothing new or another session is making one.
+-- It must be a statement of its own: the snapshot, the sequence and the transaction's id are taken in this order, each
+-- by a statement with a new snapshot, after the lock; and the tick commits durably before anything of its window is
+-- published, which makes everything that it sees durable too.
+CREATE FUNCTION make_tick() RETURNS TABLE (tick bigint, snapshot text, high bigint, late text, timeline int, due boolean)
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = @schema@, pg_temp
+AS $$
+#variable_conflict use_column
+DECLARE
+    last_tick tick;
+    s pg_snapshot;
+    h bigint;
+    b xid8;
+    line int;
+BEGIN
+    IF pg_is_in_recovery() THEN
+        RAISE EXCEPTION 'a standby cannot make ticks: its snapshots do not list open transactions'
+            USING ERRCODE = 'RV002';
+    ELSIF current_setting('transaction_isolation') <> 'read committed' THEN
+        RAISE EXCEPTION 'a tick needs READ COMMITTED: in % its snapshot would be older than its lock',
+            upper(current_setting('transaction_isolation')) USING ERRCODE = 'RV001';
+    ELSIF pg_current_xact_id_if_assigned() IS NOT NULL THEN
+        RAISE EXCEPTION 'a tick needs a transaction of its own that has written nothing' USING ERRCODE = 'RV001';
+    END IF;
+    IF pg_try_advisory_xact_lock(lock_number('tick')) THEN
+        SELECT * INTO last_tick FROM tick ORDER BY tick DESC LIMIT 1;
+        SELECT pg_current_snapshot() INTO s;
+        SELECT CASE WHEN is_called THEN last_value ELSE 0 END INTO h FROM message_seq;
+        line := current_timeline();
+        IF pg_snapshot_xmin(s) < pg_snapshot_xmin(last_tick.snapshot)
+            OR pg_snapshot_xmax(s) < pg_snapshot_xmax(last_tick.snapshot) OR h < last_tick.high THEN
+            RAISE EXCEPTION 'the transaction counter or the sequence went back: this database was restored'
+                USING ERRCODE = 'RV003', HINT = 'Run `relevo rebase`.';
+        END IF;
+        IF h > last_tick.high OR line <> last_tick.timeline
+            OR EXISTS (SELECT 1 FROM unnest(last_tick.late) AS x WHERE pg_visible_in_snapshot(x, s)) THEN
+            IF current_setting('synchronous_commit') IN ('off', 'local') THEN
+                PERFORM set_config('synchronous_commit', 'on', true);
+            END IF;
+            b := pg_current_xact_id();
+            INSERT INTO tick (tick, snapshot, high, late, timeline)
+            VALUES (last_tick.tick + 1, s, h, ARRAY(
+                SELECT pg_snapshot_xip(s)
+                UNION ALL
+                SELECT x::text::xid8
+                FROM generate_series(pg_snapshot_xmax(s)::text::bigint, b::text::bigint - 1) AS x
+            ), line);
+        END IF;
+    END IF;
+    -- A statement of its own: it sees this tick, or the one of the session that held the lock.
+    RETURN QUERY
+        SELECT t.tick, t.snapshot::text, t.high, t.late::text, t.timeline,
+            EXISTS (SELECT 1 FROM scheduled WHERE due_at <= clock_timestamp())
+        FROM tick AS t ORDER BY t.tick DESC LIMIT 1;
+END $$;

@@ -1,0 +1,272 @@
+-- Who reads which shard for which destination, and how far each has come.
+
+CREATE TABLE destination (
+    name         text PRIMARY KEY CHECK (name <> ''),
+    shards       smallint NOT NULL CHECK (shards BETWEEN 1 AND 256),
+    enabled      boolean NOT NULL DEFAULT true,
+    -- While shards are regrouped: how many there shall be, and the tick at which all of them meet.
+    regroup_to   smallint CHECK (regroup_to BETWEEN 1 AND 256),
+    regroup_tick bigint,
+    added_at     timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+
+CREATE TABLE lease (
+    destination text NOT NULL REFERENCES destination ON DELETE CASCADE,
+    shard       smallint NOT NULL,
+    -- Rises with every change of owner, and never goes back when shards are regrouped.
+    epoch       bigint NOT NULL,
+    owner       uuid,
+    until       timestamptz NOT NULL DEFAULT '-infinity',
+    -- The timeline on which it was taken: a lease does not outlive a failover, not even behind a pooler.
+    timeline    int NOT NULL DEFAULT 0,
+    PRIMARY KEY (destination, shard)
+);
+
+-- The relays that are alive, to share the shards evenly among them.
+CREATE TABLE member (
+    destination text NOT NULL REFERENCES destination ON DELETE CASCADE,
+    owner       uuid NOT NULL,
+    name        text NOT NULL,
+    until       timestamptz NOT NULL,
+    PRIMARY KEY (destination, owner)
+);
+
+-- Insert-only: one row a settled batch, read newest first, pruned later. The history tells when a message went out.
+CREATE TABLE progress (
+    no          bigint GENERATED ALWAYS AS IDENTITY (CACHE 1),
+    destination text NOT NULL REFERENCES destination ON DELETE CASCADE,
+    shards      smallint NOT NULL,
+    shard       smallint NOT NULL,
+    from_tick   bigint NOT NULL,
+    to_tick     bigint NOT NULL,
+    place       bigint NOT NULL,
+    epoch       bigint NOT NULL,
+    settled_at  timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+CREATE INDEX progress_newest_idx ON progress (destination, shards, shard, no DESC);
+CREATE INDEX progress_settled_at_idx ON progress (settled_at);
+
+-- Where the shards of a destination stand.
+CREATE FUNCTION standing(of_destination text)
+RETURNS TABLE (shard smallint, from_tick bigint, to_tick bigint, place bigint)
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = @schema@, pg_temp
+AS $$
+    SELECT l.shard, p.from_tick, p.to_tick, p.place
+    FROM destination AS d
+    JOIN lease AS l ON l.destination = d.name
+    CROSS JOIN LATERAL (
+        SELECT * FROM progress AS p
+        WHERE p.destination = d.name AND p.shards = d.shards AND p.shard = l.shard ORDER BY p.no DESC LIMIT 1
+    ) AS p
+    WHERE d.name = of_destination
+$$;
+
+-- Adds a destination that starts with what commits from now on, or with the oldest message that is retained. Takes the
+-- lock that retention takes. Adding one that exists changes nothing and returns false.
+CREATE FUNCTION add_destination(name text, shards int DEFAULT 8, start text DEFAULT 'now') RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
+AS $$
+DECLARE
+    start_tick bigint := 0;
+BEGIN
+    IF start IS NULL OR start NOT IN ('now', 'oldest') THEN
+        RAISE EXCEPTION 'argument "start" is %, not "now" or "oldest"', quote_nullable(start)
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    PERFORM pg_advisory_xact_lock(lock_number('retention'));
+    IF start = 'now' THEN
+        SELECT t.tick INTO start_tick FROM make_tick() AS t;
+    END IF;
+    INSERT INTO destination (name, shards) VALUES (add_destination.name, add_destination.shards)
+    ON CONFLICT DO NOTHING;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    INSERT INTO lease (destination, shard, epoch)
+    SELECT add_destination.name, s, 0 FROM generate_series(0, add_destination.shards - 1) AS s;
+    INSERT INTO progress (destination, shards, shard, from_tick, to_tick, place, epoch)
+    SELECT add_destination.name, add_destination.shards, s, start_tick, start_tick, 0, 0
+    FROM generate_series(0, add_destination.shards - 1) AS s;
+    RETURN true;
+END $$;
+
+-- Forgets a destination: its progress, parked messages and dead letters. It no longer holds retention back.
+CREATE FUNCTION remove_destination(name text) RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
+AS $$
+BEGIN
+    DELETE FROM destination AS d WHERE d.name = remove_destination.name;
+    RETURN FOUND;
+END $$;
+
+-- The operator's switch. A physical clone of a database cannot be told from its original: switch it off there.
+CREATE FUNCTION switch_destination(name text, enabled boolean) RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
+AS $$
+BEGIN
+    UPDATE destination AS d SET enabled = switch_destination.enabled WHERE d.name = switch_destination.name;
+    RETURN FOUND;
+END $$;
+
+-- Asks for another number of shards. Relays finish their windows, meet at one tick, and the last one there regroups.
+CREATE FUNCTION regroup(name text, shards int) RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
+AS $$
+BEGIN
+    IF shards IS NULL OR shards NOT BETWEEN 1 AND 256 THEN
+        RAISE EXCEPTION 'argument "shards" is %, not a number from 1 to 256', coalesce(shards::text, 'null')
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    UPDATE destination AS d SET regroup_to = regroup.shards, regroup_tick = NULL WHERE d.name = regroup.name;
+    RETURN FOUND;
+END $$;
+
+-- Takes the next step of a regrouping, if every shard is ready for it.
+CREATE FUNCTION regroup_step(of_destination text) RETURNS void
+LANGUAGE plpgsql SET search_path = @schema@, pg_temp
+AS $$
+DECLARE
+    d destination;
+    epoch_max bigint;
+BEGIN
+    SELECT * INTO d FROM destination WHERE name = of_destination FOR UPDATE SKIP LOCKED;
+    IF d.regroup_to IS NULL THEN
+        RETURN;
+    ELSIF d.regroup_tick IS NULL THEN
+        IF NOT EXISTS (SELECT 1 FROM standing(of_destination) AS s WHERE s.from_tick <> s.to_tick) THEN
+            UPDATE destination SET regroup_tick = (SELECT max(s.to_tick) FROM standing(of_destination) AS s)
+            WHERE name = of_destination;
+        END IF;
+        RETURN;
+    ELSIF EXISTS (SELECT 1 FROM standing(of_destination) AS s WHERE s.to_tick > d.regroup_tick) THEN
+        -- An owner that had not heard of it yet went further: all meet there.
+        UPDATE destination SET regroup_tick = (SELECT max(s.to_tick) FROM standing(of_destination) AS s)
+        WHERE name = of_destination;
+        RETURN;
+    ELSIF EXISTS (
+        SELECT 1 FROM standing(of_destination) AS s
+        WHERE s.from_tick <> s.to_tick OR s.to_tick <> d.regroup_tick
+    ) THEN
+        RETURN;
+    END IF;
+    -- Nobody can settle any more; what was settled before is read again, in a later statement.
+    PERFORM 1 FROM lease WHERE destination = of_destination ORDER BY shard FOR UPDATE;
+    IF EXISTS (
+        SELECT 1 FROM standing(of_destination) AS s
+        WHERE s.from_tick <> s.to_tick OR s.to_tick <> d.regroup_tick
+    ) THEN
+        RETURN;
+    END IF;
+    SELECT max(epoch) INTO epoch_max FROM lease WHERE destination = of_destination;
+    DELETE FROM lease WHERE destination = of_destination;
+    INSERT INTO lease (destination, shard, epoch)
+    SELECT of_destination, s, epoch_max + 1 FROM generate_series(0, d.regroup_to - 1) AS s;
+    INSERT INTO progress (destination, shards, shard, from_tick, to_tick, place, epoch)
+    SELECT of_destination, d.regroup_to, s, d.regroup_tick, d.regroup_tick, 0, epoch_max + 1
+    FROM generate_series(0, d.regroup_to - 1) AS s;
+    UPDATE destination SET shards = regroup_to, regroup_to = NULL, regroup_tick = NULL WHERE name = of_destination;
+END $$;
+
+-- Gives back, renews and takes leases, in one statement of one transaction: {"owner", "name", "lease_ms",
+-- "give_back": [[shard, epoch], …]}. The epoch of every shard taken rises. Locks are on shards, never on messages.
+CREATE FUNCTION take_leases(of_destination text, ask jsonb) RETURNS jsonb
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
+AS $$
+DECLARE
+    d destination;
+    me uuid := (ask ->> 'owner')::uuid;
+    lasts interval := make_interval(secs => (ask ->> 'lease_ms')::int / 1000.0);
+    line int := current_timeline();
+    changed boolean;
+    live int;
+    fair int;
+    held int;
+    answer jsonb;
+BEGIN
+    PERFORM check_identity();
+    SELECT * INTO d FROM destination WHERE name = of_destination;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'destination "%" is not known', of_destination
+            USING ERRCODE = 'RV005', HINT = 'Add it with `relevo destination add`.';
+    ELSIF NOT d.enabled THEN
+        RAISE EXCEPTION 'destination "%" is switched off', of_destination
+            USING ERRCODE = 'RV005', HINT = 'Switch it on with `relevo destination switch`.';
+    END IF;
+    -- A relay that hangs in the middle must not keep the rows from others for ever.
+    PERFORM set_config('idle_in_transaction_session_timeout', (greatest((ask ->> 'lease_ms')::int / 2, 1))::text, true);
+    INSERT INTO member AS m (destination, owner, name, until)
+    VALUES (of_destination, me, ask ->> 'name', clock_timestamp() + lasts)
+    ON CONFLICT (destination, owner) DO UPDATE SET until = excluded.until;
+    DELETE FROM member WHERE (destination, owner) IN (
+        SELECT m.destination, m.owner FROM member AS m
+        WHERE m.destination = of_destination AND m.until < clock_timestamp() FOR UPDATE SKIP LOCKED);
+    UPDATE lease AS l SET owner = NULL, until = '-infinity'
+    FROM jsonb_array_elements(ask -> 'give_back') AS g
+    WHERE l.destination = of_destination AND l.shard = (g ->> 0)::smallint AND l.epoch = (g ->> 1)::bigint
+        AND l.owner = me;
+    IF d.regroup_to IS NOT NULL THEN
+        PERFORM regroup_step(of_destination);
+        SELECT * INTO d FROM destination WHERE name = of_destination;
+    END IF;
+    SELECT count(*) INTO live FROM member WHERE destination = of_destination AND until >= clock_timestamp();
+    fair := ceil(d.shards::numeric / greatest(live, 1));
+    changed := EXISTS (
+        SELECT 1 FROM lease WHERE destination = of_destination AND timeline NOT IN (0, line));
+    -- What was taken on another timeline is not renewed: it is taken again, with a new epoch.
+    UPDATE lease AS l SET owner = NULL, until = '-infinity'
+    WHERE l.destination = of_destination AND l.owner = me AND l.timeline <> line;
+    UPDATE lease AS l SET until = clock_timestamp() + lasts
+    FROM (SELECT m.shard FROM lease AS m WHERE m.destination = of_destination AND m.owner = me ORDER BY m.shard FOR UPDATE) AS mine
+    WHERE l.destination = of_destination AND l.shard = mine.shard;
+    GET DIAGNOSTICS held = ROW_COUNT;
+    UPDATE lease AS l SET epoch = l.epoch + 1, owner = me, until = clock_timestamp() + lasts, timeline = line
+    FROM (
+        SELECT f.shard FROM lease AS f
+        WHERE f.destination = of_destination AND (f.owner IS NULL OR f.until < clock_timestamp())
+        ORDER BY f.shard LIMIT greatest(fair - held, 0) FOR UPDATE SKIP LOCKED
+    ) AS free
+    WHERE l.destination = of_destination AND l.shard = free.shard;
+    SELECT jsonb_build_object(
+        'shards', d.shards,
+        'fair', fair,
+        'timeline', line,
+        'timeline_changed', changed,
+        'regroup', d.regroup_to IS NOT NULL,
+        'regroup_tick', d.regroup_tick,
+        'leases', coalesce((
+            SELECT jsonb_agg(jsonb_build_array(l.shard, l.epoch) ORDER BY l.shard)
+            FROM lease AS l WHERE l.destination = of_destination AND l.owner = me), '[]'),
+        'holds', coalesce((
+            SELECT jsonb_agg(jsonb_build_array(h.address, h.error) ORDER BY h.address)
+            FROM hold AS h WHERE h.destination = of_destination), '[]')
+    ) INTO answer;
+    RETURN answer;
+END $$;
+
+-- Leaves politely: the leases are free at once.
+CREATE FUNCTION leave(of_destination text, me uuid) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
+AS $$
+BEGIN
+    UPDATE lease SET owner = NULL, until = '-infinity' WHERE destination = of_destination AND owner = me;
+    DELETE FROM member WHERE destination = of_destination AND owner = me;
+END $$;
+
+-- Locks the leases named in [[shard, epoch, owner], …] against takeover until the transaction ends, and returns the
+-- shards that are really held. FOR SHARE waits for, and is waited for by, whoever takes them.
+CREATE FUNCTION lock_leases(of_destination text, wanted jsonb) RETURNS smallint[]
+LANGUAGE plpgsql SET search_path = @schema@, pg_temp
+AS $$
+DECLARE
+    held smallint[];
+BEGIN
+    PERFORM set_config('idle_in_transaction_session_timeout', '5000', true);
+    SELECT coalesce(array_agg(locked.shard), '{}') INTO held FROM (
+        SELECT l.shard FROM lease AS l
+        JOIN jsonb_array_elements(wanted) AS w
+            ON l.shard = (w ->> 0)::smallint AND l.epoch = (w ->> 1)::bigint AND l.owner = (w ->> 2)::uuid
+        WHERE l.destination = of_destination AND l.timeline = current_timeline()
+        ORDER BY l.shard FOR SHARE OF l
+    ) AS locked;
+    RETURN held;
+END $$;

@@ -1,0 +1,391 @@
+-- Keys that wait, with whole messages, so that no partition waits for them; dead letters; and settling.
+
+CREATE TABLE parked_key (
+    destination text NOT NULL REFERENCES destination ON DELETE CASCADE,
+    key         text NOT NULL,
+    -- Parked keys belong to a slot, not to a shard: they find their new owner when shards are regrouped.
+    slot        smallint NOT NULL,
+    state       text NOT NULL CHECK (state IN ('retry', 'address', 'quarantine', 'dead')),
+    attempts    int NOT NULL,
+    -- When its first message may be tried; null while only a person or a released address can free it.
+    next_at     timestamptz,
+    address     text,
+    -- The dead letter that holds the key, in state `dead`.
+    dead_id     uuid,
+    route       text NOT NULL,
+    class       text NOT NULL,
+    error       text NOT NULL,
+    since       timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (destination, key)
+);
+CREATE INDEX parked_key_next_at_idx ON parked_key (destination, next_at) WHERE next_at IS NOT NULL;
+CREATE INDEX parked_key_address_idx ON parked_key (destination, address, since) WHERE state = 'address';
+
+CREATE SEQUENCE parked_seq AS bigint CACHE 1;
+CREATE TABLE parked_message (
+    destination  text NOT NULL,
+    key          text NOT NULL,
+    no           bigint NOT NULL DEFAULT nextval('parked_seq'),
+    seq          bigint NOT NULL,
+    slot         smallint NOT NULL,
+    id           uuid NOT NULL,
+    created_at   timestamptz NOT NULL,
+    topic        text NOT NULL,
+    type         text NOT NULL,
+    content_type text NOT NULL,
+    headers      jsonb,
+    payload      bytea NOT NULL,
+    PRIMARY KEY (destination, key, no),
+    FOREIGN KEY (destination, key) REFERENCES parked_key ON DELETE CASCADE
+);
+CREATE INDEX parked_message_seq_idx ON parked_message (destination, seq);
+
+CREATE TABLE dead_letter (
+    destination  text NOT NULL REFERENCES destination ON DELETE CASCADE,
+    id           uuid NOT NULL,
+    seq          bigint NOT NULL,
+    slot         smallint NOT NULL,
+    created_at   timestamptz NOT NULL,
+    topic        text NOT NULL,
+    key          text NOT NULL,
+    type         text NOT NULL,
+    content_type text NOT NULL,
+    headers      jsonb,
+    payload      bytea NOT NULL,
+    route        text NOT NULL,
+    class        text NOT NULL,
+    error        text NOT NULL,
+    attempts     int NOT NULL,
+    state        text NOT NULL DEFAULT 'dead'
+        CHECK (state IN ('dead', 'redrive', 'discard', 'redriven', 'discarded')),
+    dead_at      timestamptz NOT NULL DEFAULT clock_timestamp(),
+    redrives     int NOT NULL DEFAULT 0,
+    marked_at    timestamptz,
+    marked_by    text,
+    reason       text,
+    PRIMARY KEY (destination, id)
+);
+CREATE INDEX dead_letter_marked_idx ON dead_letter (destination, seq) WHERE state IN ('redrive', 'discard');
+CREATE INDEX dead_letter_seq_idx ON dead_letter (destination, seq);
+
+-- When messages went out that had been parked: progress passed them earlier.
+CREATE TABLE parked_delivery (
+    destination  text NOT NULL REFERENCES destination ON DELETE CASCADE,
+    seq          bigint NOT NULL,
+    delivered_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (destination, seq)
+);
+CREATE INDEX parked_delivery_delivered_at_idx ON parked_delivery (delivered_at);
+
+-- Addresses that nothing can pass to, and when one message probes them.
+CREATE TABLE hold (
+    destination text NOT NULL REFERENCES destination ON DELETE CASCADE,
+    address     text NOT NULL,
+    class       text NOT NULL,
+    error       text NOT NULL,
+    since       timestamptz NOT NULL DEFAULT clock_timestamp(),
+    next_at     timestamptz NOT NULL,
+    PRIMARY KEY (destination, address)
+);
+
+-- One stopped message, as relays send it.
+CREATE TYPE park AS (
+    seq bigint, slot smallint, key text, stop text, after_ms bigint, attempts int, class text, error text, route text,
+    address text
+);
+
+CREATE FUNCTION after_ms(ms bigint) RETURNS timestamptz
+LANGUAGE sql VOLATILE
+AS $$ SELECT clock_timestamp() + make_interval(secs => ms / 1000.0) $$;
+
+-- Settles batches: {"leases": [[shard, epoch, owner], …], "shards": n, "progress": [[shard, from, to, place], …],
+-- "parks": [park, …]}. One call, one transaction: leases are locked first; a shard whose lease is gone, or one of
+-- whose messages was to wait behind a head that is gone, changes nothing.
+CREATE FUNCTION settle(of_destination text, doc jsonb) RETURNS jsonb
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
+AS $$
+DECLARE
+    held smallint[] := lock_leases(of_destination, doc -> 'leases');
+    passed bigint[] := '{}';
+    n smallint := (doc ->> 'shards')::smallint;
+BEGIN
+    IF jsonb_array_length(doc -> 'parks') > 0 THEN
+        IF current_setting('synchronous_commit') IN ('off', 'local') THEN
+            PERFORM set_config('synchronous_commit', 'on', true);
+        END IF;
+        SELECT settle_parks(of_destination, n, held, doc -> 'parks') INTO passed;
+        IF cardinality(passed) > 0 THEN
+            SELECT coalesce(array_agg(shard), '{}') INTO held FROM unnest(held) AS shard
+            WHERE NOT EXISTS (
+                SELECT 1 FROM jsonb_populate_recordset(NULL::park, doc -> 'parks') AS p
+                WHERE p.seq = ANY (passed) AND p.slot % n = shard);
+        END IF;
+    ELSE
+        -- Progress alone may be lost in a crash: it costs repeats, which have the same id.
+        PERFORM set_config('synchronous_commit', 'off', true);
+    END IF;
+    INSERT INTO progress (destination, shards, shard, from_tick, to_tick, place, epoch)
+    SELECT of_destination, n, (p ->> 0)::smallint, (p ->> 1)::bigint, (p ->> 2)::bigint, (p ->> 3)::bigint,
+        (SELECT (l ->> 1)::bigint FROM jsonb_array_elements(doc -> 'leases') AS l WHERE l -> 0 = p -> 0)
+    FROM jsonb_array_elements(doc -> 'progress') AS p
+    WHERE (p ->> 0)::smallint = ANY (held);
+    RETURN jsonb_build_object(
+        'lost', coalesce((
+            SELECT jsonb_agg(l -> 0) FROM jsonb_array_elements(doc -> 'leases') AS l
+            WHERE (l ->> 0)::smallint <> ALL (held)
+                AND NOT EXISTS (
+                    SELECT 1 FROM jsonb_populate_recordset(NULL::park, doc -> 'parks') AS p
+                    WHERE p.seq = ANY (passed) AND p.slot % n = (l ->> 0)::smallint)), '[]'),
+        'passed', to_jsonb(passed));
+END $$;
+
+-- Parks what did not go out. Returns the messages that were to wait behind a head that is gone; nothing of their
+-- shards is parked.
+CREATE FUNCTION settle_parks(of_destination text, n smallint, held smallint[], parks jsonb) RETURNS bigint[]
+LANGUAGE plpgsql SET search_path = @schema@, pg_temp
+AS $$
+DECLARE
+    passed bigint[];
+    all_parks park[] := ARRAY(
+        SELECT p FROM jsonb_populate_recordset(NULL::park, parks) AS p WHERE p.slot % n = ANY (held) ORDER BY p.seq);
+    ok park[];
+    existing text[];
+BEGIN
+    -- Locked against unparking until this transaction ends; read in the statement after, with a new snapshot.
+    PERFORM 1 FROM parked_key AS k
+    WHERE k.destination = of_destination AND k.key = ANY (ARRAY(SELECT p.key FROM unnest(all_parks) AS p))
+    ORDER BY k.key FOR SHARE;
+    existing := ARRAY(
+        SELECT k.key FROM parked_key AS k
+        WHERE k.destination = of_destination AND k.key = ANY (ARRAY(SELECT p.key FROM unnest(all_parks) AS p)));
+    passed := ARRAY(
+        SELECT p.seq FROM unnest(all_parks) AS p
+        WHERE p.stop IS NULL AND p.key <> ALL (existing) AND NOT EXISTS (
+            SELECT 1 FROM unnest(all_parks) AS head
+            WHERE head.key = p.key AND head.seq < p.seq AND head.stop IS NOT NULL AND head.stop <> 'dead_continue'));
+    ok := ARRAY(
+        SELECT p FROM unnest(all_parks) AS p
+        WHERE NOT EXISTS (
+            SELECT 1 FROM unnest(all_parks) AS q WHERE q.seq = ANY (passed) AND q.slot % n = p.slot % n));
+    INSERT INTO parked_key (destination, key, slot, state, attempts, next_at, address, dead_id, route, class, error)
+    SELECT DISTINCT ON (p.key)
+        of_destination, p.key, p.slot, CASE p.stop WHEN 'dead_hold' THEN 'dead' ELSE p.stop END, p.attempts,
+        CASE WHEN p.stop IN ('retry', 'quarantine') THEN after_ms(p.after_ms) END, p.address,
+        CASE p.stop WHEN 'dead_hold' THEN (SELECT m.id FROM message AS m WHERE m.seq = p.seq) END,
+        p.route, p.class, p.error
+    FROM unnest(ok) AS p WHERE p.stop IS NOT NULL AND p.stop <> 'dead_continue' AND p.key <> ALL (existing)
+    ORDER BY p.key, p.seq;
+    -- A message that was to hold a key which waits already takes its turn behind the others.
+    INSERT INTO parked_message
+        (destination, key, seq, slot, id, created_at, topic, type, content_type, headers, payload)
+    SELECT of_destination, m.key, m.seq, m.slot, m.id, m.created_at, m.topic, m.type, m.content_type, m.headers, m.payload
+    FROM message AS m
+    WHERE m.seq = ANY (ARRAY(
+        SELECT p.seq FROM unnest(ok) AS p
+        WHERE p.stop IS NULL OR p.stop NOT IN ('dead_hold', 'dead_continue')
+            OR (p.stop = 'dead_hold' AND p.key = ANY (existing))))
+    ORDER BY m.seq;
+    INSERT INTO dead_letter
+        (destination, id, seq, slot, created_at, topic, key, type, content_type, headers, payload, route, class, error, attempts)
+    SELECT of_destination, m.id, m.seq, m.slot, m.created_at, m.topic, m.key, m.type, m.content_type, m.headers,
+        m.payload, p.route, p.class, p.error, p.attempts
+    FROM unnest(ok) AS p JOIN message AS m ON m.seq = p.seq
+    WHERE p.stop = 'dead_continue' OR (p.stop = 'dead_hold' AND p.key <> ALL (existing))
+    ON CONFLICT (destination, id) DO UPDATE
+    SET state = 'dead', class = excluded.class, error = excluded.error, dead_at = clock_timestamp();
+    PERFORM hold_address(of_destination, p) FROM unnest(ok) AS p WHERE p.stop = 'address';
+    RETURN passed;
+END $$;
+
+CREATE FUNCTION hold_address(of_destination text, p park) RETURNS void
+LANGUAGE sql SET search_path = @schema@, pg_temp
+AS $$
+    INSERT INTO hold AS h (destination, address, class, error, next_at)
+    VALUES (of_destination, p.address, p.class, p.error, after_ms(p.after_ms))
+    ON CONFLICT (destination, address) DO UPDATE
+    SET class = excluded.class, error = excluded.error, next_at = excluded.next_at
+$$;
+
+-- Carries out what operators marked, for the shards that are held.
+CREATE FUNCTION carry_out_marks(of_destination text, n smallint, held smallint[]) RETURNS void
+LANGUAGE plpgsql SET search_path = @schema@, pg_temp
+AS $$
+DECLARE
+    d dead_letter;
+BEGIN
+    -- Last first: each goes to the front of its key's queue, so the first is in front at the end.
+    FOR d IN
+        SELECT * FROM dead_letter
+        WHERE destination = of_destination AND state IN ('redrive', 'discard') AND slot % n = ANY (held)
+        ORDER BY seq DESC FOR UPDATE SKIP LOCKED
+    LOOP
+        PERFORM 1 FROM parked_key WHERE destination = of_destination AND key = d.key FOR UPDATE;
+        IF d.state = 'redrive' THEN
+            -- A key that another dead letter holds stays held: this one then waits in front.
+            INSERT INTO parked_key AS k (destination, key, slot, state, attempts, next_at, route, class, error)
+            VALUES (of_destination, d.key, d.slot, 'retry', 0, clock_timestamp(), d.route, d.class, d.error)
+            ON CONFLICT (destination, key) DO UPDATE
+            SET state = 'retry', attempts = 0, next_at = clock_timestamp(), address = NULL, dead_id = NULL
+            WHERE k.state <> 'dead' OR k.dead_id = d.id;
+            INSERT INTO parked_message
+                (destination, key, no, seq, slot, id, created_at, topic, type, content_type, headers, payload)
+            VALUES (of_destination, d.key, (
+                    SELECT coalesce(min(m.no), nextval('parked_seq')) - 1 FROM parked_message AS m
+                    WHERE m.destination = of_destination AND m.key = d.key),
+                d.seq, d.slot, d.id, d.created_at, d.topic, d.type, d.content_type, d.headers, d.payload);
+            UPDATE dead_letter SET state = 'redriven', redrives = redrives + 1
+            WHERE destination = of_destination AND id = d.id;
+        ELSE
+            UPDATE dead_letter SET state = 'discarded' WHERE destination = of_destination AND id = d.id;
+            UPDATE parked_key SET state = 'retry', attempts = 0, next_at = clock_timestamp(), dead_id = NULL
+            WHERE destination = of_destination AND key = d.key AND state = 'dead' AND dead_id = d.id;
+            PERFORM drop_if_empty(of_destination, d.key);
+        END IF;
+    END LOOP;
+END $$;
+
+-- Frees a key whose queue is empty, unless it waits for a person. The caller holds its row FOR UPDATE.
+CREATE FUNCTION drop_if_empty(of_destination text, of_key text) RETURNS boolean
+LANGUAGE plpgsql SET search_path = @schema@, pg_temp
+AS $$
+BEGIN
+    DELETE FROM parked_key AS k
+    WHERE k.destination = of_destination AND k.key = of_key AND k.state <> 'dead'
+        AND NOT EXISTS (
+            SELECT 1 FROM parked_message AS m WHERE m.destination = of_destination AND m.key = of_key);
+    RETURN FOUND;
+END $$;
+
+-- The runs that are due, after what operators marked was carried out: {"leases": …, "shards": n, "keys": most,
+-- "messages": most of each}. One message probes each held address.
+CREATE FUNCTION due_runs(of_destination text, doc jsonb)
+RETURNS TABLE (key text, slot smallint, attempts int, state text, address text, no bigint, seq bigint, id uuid,
+    created_at timestamptz, topic text, type text, content_type text, headers text, payload bytea)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
+AS $$
+#variable_conflict use_column
+DECLARE
+    held smallint[] := lock_leases(of_destination, doc -> 'leases');
+    n smallint := (doc ->> 'shards')::smallint;
+BEGIN
+    PERFORM carry_out_marks(of_destination, n, held);
+    RETURN QUERY
+        WITH ready AS (
+            (SELECT k.* FROM parked_key AS k
+            WHERE k.destination = of_destination AND k.next_at <= clock_timestamp() AND k.slot % n = ANY (held)
+            ORDER BY k.next_at LIMIT (doc ->> 'keys')::int)
+            UNION ALL
+            (SELECT k.* FROM hold AS h CROSS JOIN LATERAL (
+                SELECT * FROM parked_key AS k
+                WHERE k.destination = of_destination AND k.address = h.address AND k.state = 'address'
+                    AND k.slot % n = ANY (held)
+                ORDER BY k.since LIMIT 1
+            ) AS k
+            WHERE h.destination = of_destination AND h.next_at <= clock_timestamp())
+        )
+        SELECT r.key, r.slot, r.attempts, r.state, r.address, m.no, m.seq, m.id, m.created_at, m.topic, m.type,
+            m.content_type, m.headers::text, m.payload
+        FROM ready AS r CROSS JOIN LATERAL (
+            SELECT * FROM parked_message AS m
+            WHERE m.destination = of_destination AND m.key = r.key ORDER BY m.no
+            LIMIT CASE WHEN r.state IN ('address', 'quarantine') THEN 1 ELSE (doc ->> 'messages')::int END
+        ) AS m
+        ORDER BY r.next_at, r.key, m.no;
+END $$;
+
+-- Records what came of runs: {"leases": …, "shards": n, "runs": [{"key", "shard", "delivered": [no, …],
+-- "no": stopped no, "park": …, "released": address}, …]}. Answers "lost", "unparked" or "waits" for each.
+CREATE FUNCTION advance(of_destination text, doc jsonb) RETURNS jsonb
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
+AS $$
+DECLARE
+    held smallint[] := lock_leases(of_destination, doc -> 'leases');
+    answers jsonb := '[]';
+    run jsonb;
+    p park;
+    of_key text;
+    buried uuid;
+    overtaken boolean;
+BEGIN
+    IF current_setting('synchronous_commit') IN ('off', 'local') THEN
+        PERFORM set_config('synchronous_commit', 'on', true);
+    END IF;
+    FOR run IN SELECT r FROM jsonb_array_elements(doc -> 'runs') AS r LOOP
+        IF (run ->> 'shard')::smallint <> ALL (held) THEN
+            answers := answers || '"lost"'::jsonb;
+            CONTINUE;
+        END IF;
+        of_key := run ->> 'key';
+        IF run ->> 'released' IS NOT NULL THEN
+            -- The hold first: a key that is parked for it meanwhile waits here, and is seen by the next statement.
+            DELETE FROM hold WHERE destination = of_destination AND address = run ->> 'released';
+            UPDATE parked_key SET state = 'retry', next_at = clock_timestamp(), address = NULL
+            WHERE destination = of_destination AND state = 'address' AND address = run ->> 'released';
+        END IF;
+        PERFORM 1 FROM parked_key AS k WHERE k.destination = of_destination AND k.key = of_key FOR UPDATE;
+        WITH gone AS (
+            DELETE FROM parked_message AS m
+            WHERE m.destination = of_destination AND m.key = of_key
+                AND m.no IN (SELECT v::bigint FROM jsonb_array_elements_text(run -> 'delivered') AS v)
+            RETURNING m.seq
+        )
+        INSERT INTO parked_delivery (destination, seq) SELECT of_destination, g.seq FROM gone AS g
+        ON CONFLICT DO NOTHING;
+        IF jsonb_typeof(run -> 'park') = 'object' THEN
+            p := jsonb_populate_record(NULL::park, run -> 'park');
+            buried := NULL;
+            IF p.stop IN ('dead_hold', 'dead_continue') THEN
+                buried := bury(of_destination, of_key, (run ->> 'no')::bigint, p);
+            END IF;
+            IF p.stop = 'address' THEN
+                PERFORM hold_address(of_destination, p);
+            END IF;
+            -- A message that was redriven to the front meanwhile has attempts of its own.
+            overtaken := EXISTS (
+                SELECT 1 FROM parked_message AS m
+                WHERE m.destination = of_destination AND m.key = of_key AND m.no < (run ->> 'no')::bigint);
+            UPDATE parked_key AS k SET
+                state = CASE
+                    WHEN p.stop = 'dead_hold' THEN 'dead'
+                    WHEN p.stop = 'dead_continue' OR overtaken THEN 'retry' ELSE p.stop END,
+                attempts = CASE WHEN p.stop = 'dead_continue' OR overtaken THEN 0 ELSE p.attempts END,
+                next_at = CASE
+                    WHEN p.stop = 'dead_hold' THEN NULL
+                    WHEN p.stop = 'dead_continue' OR overtaken THEN clock_timestamp()
+                    WHEN p.stop IN ('retry', 'quarantine') THEN after_ms(p.after_ms) END,
+                address = CASE WHEN NOT overtaken THEN p.address END, dead_id = buried,
+                route = p.route, class = p.class, error = p.error
+            WHERE k.destination = of_destination AND k.key = of_key;
+        ELSIF jsonb_array_length(run -> 'delivered') > 0 THEN
+            UPDATE parked_key AS k SET state = 'retry', attempts = 0, next_at = clock_timestamp(), address = NULL
+            WHERE k.destination = of_destination AND k.key = of_key;
+        END IF;
+        answers := answers || CASE
+            WHEN drop_if_empty(of_destination, of_key)
+                OR NOT EXISTS (SELECT 1 FROM parked_key AS k WHERE k.destination = of_destination AND k.key = of_key)
+            THEN '"unparked"'::jsonb ELSE '"waits"'::jsonb END;
+    END LOOP;
+    RETURN answers;
+END $$;
+
+-- Moves a parked message to the dead letters; one that was there before is opened again.
+CREATE FUNCTION bury(of_destination text, of_key text, of_no bigint, p park) RETURNS uuid
+LANGUAGE plpgsql SET search_path = @schema@, pg_temp
+AS $$
+DECLARE
+    m parked_message;
+BEGIN
+    DELETE FROM parked_message AS q WHERE q.destination = of_destination AND q.key = of_key AND q.no = of_no
+    RETURNING q.* INTO m;
+    IF NOT FOUND THEN
+        RETURN NULL;
+    END IF;
+    INSERT INTO dead_letter AS d
+        (destination, id, seq, slot, created_at, topic, key, type, content_type, headers, payload, route, class, error, attempts)
+    VALUES (of_destination, m.id, m.seq, m.slot, m.created_at, m.topic, m.key, m.type, m.content_type, m.headers,
+        m.payload, p.route, p.class, p.error, p.attempts)
+    ON CONFLICT (destination, id) DO UPDATE
+    SET state = 'dead', class = excluded.class, error = excluded.error, attempts = d.attempts + excluded.attempts,
+        dead_at = clock_timestamp();
+    RETURN m.id;
+END $$;

@@ -1,0 +1,156 @@
+-- What operators see and mark, and who may do what.
+
+-- What operators expect of an outbox table, derived from the log: one row a message and destination.
+CREATE VIEW outbox AS
+SELECT NULL::bigint AS seq, s.id, NULL::text AS destination, s.topic, s.key, s.type, s.created_at,
+    'scheduled' AS status, 0 AS attempts, s.due_at AS next_attempt_at, NULL::text AS last_error,
+    NULL::timestamptz AS published_at
+FROM scheduled AS s
+UNION ALL
+SELECT p.seq, p.id, p.destination, p.topic, p.key, p.type, p.created_at,
+    CASE WHEN p.head AND k.state <> 'dead' THEN
+        CASE k.state WHEN 'retry' THEN 'retrying' WHEN 'address' THEN 'held' ELSE 'quarantined' END
+    ELSE 'behind' END,
+    CASE WHEN p.head AND k.state <> 'dead' THEN k.attempts ELSE 0 END,
+    CASE WHEN p.head THEN coalesce(k.next_at, (
+        SELECT h.next_at FROM hold AS h WHERE h.destination = k.destination AND h.address = k.address)) END,
+    CASE WHEN p.head THEN k.error END,
+    NULL
+FROM parked_key AS k CROSS JOIN LATERAL (
+    SELECT m.*, m.no = min(m.no) OVER () AS head FROM parked_message AS m
+    WHERE m.destination = k.destination AND m.key = k.key
+) AS p
+UNION ALL
+SELECT d.seq, d.id, d.destination, d.topic, d.key, d.type, d.created_at,
+    CASE d.state WHEN 'discarded' THEN 'discarded' ELSE 'dead' END, d.attempts, NULL, d.error, NULL
+FROM dead_letter AS d WHERE d.state <> 'redriven'
+UNION ALL
+SELECT m.seq, m.id, d.name, m.topic, m.key, m.type, m.created_at,
+    CASE WHEN settled.is THEN 'published' ELSE 'pending' END, 0, NULL, NULL,
+    CASE WHEN settled.is THEN coalesce((
+        SELECT l.delivered_at FROM parked_delivery AS l WHERE l.destination = d.name AND l.seq = m.seq
+    ), (
+        SELECT p.settled_at FROM progress AS p
+        JOIN tick AS f ON f.tick = p.from_tick JOIN tick AS t ON t.tick = p.to_tick
+        WHERE p.destination = d.name AND m.slot % p.shards = p.shard AND p.settled_at >= m.created_at
+            AND (pg_visible_in_snapshot(m.xid, f.snapshot)
+                OR (m.seq <= p.place AND pg_visible_in_snapshot(m.xid, t.snapshot)))
+        ORDER BY p.settled_at LIMIT 1)) END
+FROM message AS m CROSS JOIN destination AS d
+CROSS JOIN LATERAL (
+    SELECT p.* FROM progress AS p
+    WHERE p.destination = d.name AND p.shards = d.shards AND p.shard = m.slot % d.shards
+    ORDER BY p.no DESC LIMIT 1
+) AS now
+JOIN tick AS f ON f.tick = now.from_tick
+JOIN tick AS t ON t.tick = now.to_tick
+CROSS JOIN LATERAL (
+    SELECT pg_visible_in_snapshot(m.xid, f.snapshot)
+        OR (m.seq <= now.place AND pg_visible_in_snapshot(m.xid, t.snapshot)) AS is
+) AS settled
+WHERE NOT EXISTS (SELECT 1 FROM parked_message AS p WHERE p.destination = d.name AND p.seq = m.seq)
+    AND NOT EXISTS (
+        SELECT 1 FROM dead_letter AS x WHERE x.destination = d.name AND x.seq = m.seq AND x.state <> 'redriven');
+
+-- Messages of the log that were not settled yet: exact up to `exact_max`, an estimate above.
+CREATE FUNCTION backlog(of_destination text, exact_max int DEFAULT 10000,
+    OUT pending bigint, OUT exact boolean, OUT parked bigint, OUT dead bigint)
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = @schema@, pg_temp
+AS $$
+DECLARE
+    n smallint := (SELECT d.shards FROM destination AS d WHERE d.name = of_destination);
+    g record;
+    part bigint;
+BEGIN
+    IF n IS NULL THEN
+        RAISE EXCEPTION 'destination "%" is not known', of_destination
+            USING ERRCODE = 'RV005', HINT = 'Add it with `relevo destination add`.';
+    END IF;
+    pending := 0;
+    exact := true;
+    FOR g IN
+        SELECT array_agg(s.shard) AS shards, s.place, f.snapshot AS f, f.high, f.late, t.snapshot AS t
+        FROM standing(of_destination) AS s
+        JOIN tick AS f ON f.tick = s.from_tick JOIN tick AS t ON t.tick = s.to_tick
+        GROUP BY s.place, f.tick, t.tick
+    LOOP
+        SELECT count(*) INTO part FROM (
+            SELECT 1 FROM (
+                SELECT m.seq, m.slot, m.xid FROM message AS m WHERE m.seq > g.high
+                UNION ALL
+                SELECT m.seq, m.slot, m.xid FROM unnest(g.late) AS x CROSS JOIN LATERAL (
+                    SELECT * FROM message AS m WHERE m.xid = x AND m.seq <= g.high) AS m
+            ) AS m
+            WHERE m.slot % n = ANY (g.shards) AND NOT pg_visible_in_snapshot(m.xid, g.f)
+                AND NOT (m.seq <= g.place AND pg_visible_in_snapshot(m.xid, g.t))
+            LIMIT exact_max + 1 - pending
+        ) AS counted;
+        pending := pending + part;
+        IF pending > exact_max THEN
+            exact := false;
+            SELECT sum(q.last_value - greatest(f.high, s.place)) / n INTO pending
+            FROM standing(of_destination) AS s JOIN tick AS f ON f.tick = s.from_tick CROSS JOIN message_seq AS q;
+            EXIT;
+        END IF;
+    END LOOP;
+    SELECT count(*) INTO parked FROM (
+        SELECT 1 FROM parked_message AS m WHERE m.destination = of_destination LIMIT exact_max) AS counted;
+    SELECT count(*) INTO dead FROM (
+        SELECT 1 FROM dead_letter AS d WHERE d.destination = of_destination AND d.state = 'dead' LIMIT exact_max) AS counted;
+END $$;
+
+-- Marks dead letters; the lease's owner acts. Only what is dead and unmarked: a double click marks once. `filter` is
+-- {"ids": [uuid, …], "key": …, "route": …}, each of them optional.
+CREATE FUNCTION mark_dead(of_destination text, as_state text, filter jsonb, dry_run boolean, by_whom text, why text)
+RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
+AS $$
+DECLARE
+    marked bigint;
+    ids uuid[];
+BEGIN
+    IF as_state IS NULL OR as_state NOT IN ('redrive', 'discard') THEN
+        RAISE EXCEPTION 'argument "as_state" is %, not "redrive" or "discard"', quote_nullable(as_state)
+            USING ERRCODE = 'invalid_parameter_value';
+    ELSIF coalesce(by_whom, '') = '' OR coalesce(why, '') = '' THEN
+        RAISE EXCEPTION 'who marks dead letters, and why, is recorded: both are needed'
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    IF jsonb_typeof(filter -> 'ids') = 'array' AND jsonb_array_length(filter -> 'ids') > 0 THEN
+        ids := ARRAY(SELECT i::uuid FROM jsonb_array_elements_text(filter -> 'ids') AS i);
+    END IF;
+    WITH wanted AS (
+        SELECT d.id FROM dead_letter AS d
+        WHERE d.destination = of_destination AND d.state = 'dead'
+            AND (ids IS NULL OR d.id = ANY (ids))
+            AND (filter ->> 'key' IS NULL OR d.key = filter ->> 'key')
+            AND (filter ->> 'route' IS NULL OR d.route = filter ->> 'route')
+    ), changed AS (
+        UPDATE dead_letter AS d SET state = as_state, marked_at = clock_timestamp(), marked_by = by_whom, reason = why
+        FROM wanted AS w
+        WHERE NOT dry_run AND d.destination = of_destination AND d.id = w.id AND d.state = 'dead'
+        RETURNING 1
+    )
+    SELECT CASE WHEN dry_run THEN (SELECT count(*) FROM wanted) ELSE (SELECT count(*) FROM changed) END INTO marked;
+    RETURN marked;
+END $$;
+
+-- A writer may emit, and take back what it scheduled; nothing else.
+CREATE FUNCTION grant_writer(role_name text) RETURNS void
+LANGUAGE plpgsql SET search_path = @schema@, pg_temp
+AS $$
+BEGIN
+    EXECUTE format('GRANT USAGE ON SCHEMA @schema@ TO %I', role_name);
+    EXECUTE format('GRANT EXECUTE ON FUNCTION emit, emit_bytes, emit_many, put, cancel TO %I', role_name);
+END $$;
+
+-- A relay may read and settle; it changes tables only through functions that check its lease.
+CREATE FUNCTION grant_relay(role_name text) RETURNS void
+LANGUAGE plpgsql SET search_path = @schema@, pg_temp
+AS $$
+BEGIN
+    EXECUTE format('GRANT USAGE ON SCHEMA @schema@ TO %I', role_name);
+    EXECUTE format('GRANT SELECT ON ALL TABLES IN SCHEMA @schema@ TO %I', role_name);
+    EXECUTE format('GRANT EXECUTE ON FUNCTION make_tick, enter_due, take_leases, leave, settle, standing, due_runs, '
+        'advance, maintain, backlog, mark_dead TO %I', role_name);
+END $$;

@@ -1,0 +1,82 @@
+//! What an error of the database means to a relay.
+
+use relevo_core::store::StoreError;
+
+/// What can go wrong in a call.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Error {
+    /// The server answered with an error of its own.
+    #[error(transparent)]
+    Server(Box<sqlx::postgres::PgDatabaseError>),
+    /// The connection cannot be made, or broke.
+    #[error(transparent)]
+    Connection(sqlx::Error),
+    /// No answer in time.
+    #[error("no answer within {0:?}")]
+    Deadline(std::time::Duration),
+    /// The answer cannot be read.
+    #[error("the answer cannot be read: {0}")]
+    Answer(&'static str),
+    /// The server moved to another timeline under a lease.
+    #[error("the server moved from timeline {from} to {to}")]
+    Timeline {
+        /// Where the lease was taken.
+        from: i64,
+        /// Where the server is now.
+        to: i64,
+    },
+}
+
+impl From<sqlx::Error> for Error {
+    fn from(error: sqlx::Error) -> Self {
+        match error {
+            sqlx::Error::Database(database) => match database.try_downcast::<sqlx::postgres::PgDatabaseError>() {
+                Ok(error) => Self::Server(error),
+                Err(other) => Self::Connection(sqlx::Error::Database(other)),
+            },
+            other => Self::Connection(other),
+        }
+    }
+}
+
+impl Error {
+    /// Whether the connection can serve another call.
+    pub(crate) fn keeps_connection(&self) -> bool {
+        match self {
+            // 57P0x: the server is going down, or crashed.
+            Self::Server(error) => !error.code().starts_with("57P0") && !error.code().starts_with("08"),
+            Self::Answer(_) | Self::Timeline { .. } => true,
+            Self::Connection(_) | Self::Deadline(_) => false,
+        }
+    }
+}
+
+impl From<Error> for StoreError {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Server(server) => of_server(server),
+            Error::Connection(_) | Error::Deadline(_) | Error::Timeline { .. } => Self::Away(Box::new(error)),
+            Error::Answer(_) => Self::Broken(Box::new(error)),
+        }
+    }
+}
+
+fn of_server(error: Box<sqlx::postgres::PgDatabaseError>) -> StoreError {
+    let sentence = match error.hint() {
+        Some(hint) => format!("{}; hint: {hint}", error.message()),
+        None => error.message().to_owned(),
+    };
+    match error.code() {
+        "RV002" => StoreError::Standby,
+        "RV003" => StoreError::Foreign { what: sentence },
+        "RV005" => StoreError::Refused { what: sentence },
+        // A relay that lacks a grant, a login that is refused, a database that is not there.
+        "42501" | "28P01" | "28000" | "3D000" => StoreError::Refused { what: sentence },
+        // A missing schema, table or function, or one of another shape.
+        "3F000" | "42P01" | "42883" | "42703" => {
+            StoreError::Schema { what: format!("{sentence}; hint: run `relevo migrate`") }
+        }
+        code if code.starts_with("57P0") || code.starts_with("08") || code.starts_with("53") => StoreError::Away(error),
+        _ => StoreError::Broken(error),
+    }
+}

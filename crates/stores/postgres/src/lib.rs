@@ -1,0 +1,21 @@
+//! The outbox as a log in PostgreSQL 13 to 18.
+//!
+//! Writers call [`emit`] (or the SQL functions of the same name) inside their own transaction; a relay reads through
+//! [`Store`]. Every call of a relay is one statement of one round trip in the simple protocol, so that it works behind
+//! a pooler in transaction mode.
+
+mod classify;
+mod config;
+mod copy;
+mod emit;
+mod link;
+pub mod migrate;
+mod operate;
+mod queries;
+mod snapshot;
+mod store;
+
+pub use config::{Config, Schema};
+pub use emit::{Draft, EmitError, OnRepeat, Outbox, emit};
+pub use operate::{Backlog, Start};
+pub use store::Store;

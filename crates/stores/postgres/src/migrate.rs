@@ -1,0 +1,112 @@
+//! The schema's versions: applied once each, in order, by one process at a time.
+
+use relevo_core::store::StoreError;
+use sqlx::postgres::PgConnection;
+use sqlx::{AssertSqlSafe, Connection as _, Row as _};
+
+use crate::config::Schema;
+use crate::queries::literal;
+
+/// One version of the schema.
+struct Migration {
+    version: i32,
+    name: &'static str,
+    sql: &'static str,
+}
+
+const MIGRATIONS: [Migration; 6] = [
+    Migration { version: 1, name: "log", sql: include_str!("../migrations/0001_log.sql") },
+    Migration { version: 2, name: "ticks", sql: include_str!("../migrations/0002_ticks.sql") },
+    Migration { version: 3, name: "leases", sql: include_str!("../migrations/0003_leases.sql") },
+    Migration { version: 4, name: "parking", sql: include_str!("../migrations/0004_parking.sql") },
+    Migration { version: 5, name: "operators", sql: include_str!("../migrations/0005_operators.sql") },
+    Migration { version: 6, name: "upkeep", sql: include_str!("../migrations/0006_upkeep.sql") },
+];
+
+/// The version that this program needs.
+pub const VERSION: i32 = MIGRATIONS[MIGRATIONS.len() - 1].version;
+
+/// Brings the schema up to [`VERSION`] in one transaction; returns the versions that were applied now.
+///
+/// A second process waits for the first, then finds nothing to do. A failure changes nothing.
+pub async fn migrate(connection: &mut PgConnection, schema: &Schema) -> Result<Vec<i32>, sqlx::Error> {
+    let mut tx = connection.begin().await?;
+    sqlx::raw_sql(AssertSqlSafe(preamble(schema))).execute(&mut *tx).await?;
+    let applied: Vec<i32> = sqlx::raw_sql("SELECT version FROM migration ORDER BY version")
+        .fetch_all(&mut *tx)
+        .await?
+        .iter()
+        .map(|row| row.try_get(0))
+        .collect::<Result<_, _>>()?;
+    let mut now = Vec::new();
+    for migration in MIGRATIONS.iter().filter(|migration| !applied.contains(&migration.version)) {
+        sqlx::raw_sql(AssertSqlSafe(step(migration, schema))).execute(&mut *tx).await?;
+        now.push(migration.version);
+    }
+    tx.commit().await?;
+    Ok(now)
+}
+
+/// Everything that [`migrate`] would run on an empty database, as a script for a DBA to read and run.
+pub fn script(schema: &Schema) -> String {
+    let mut script = format!("BEGIN;\n\n{}\n", preamble(schema));
+    for migration in &MIGRATIONS {
+        script.push_str(&step(migration, schema));
+        script.push('\n');
+    }
+    script.push_str("COMMIT;\n");
+    script
+}
+
+/// The lock comes first: the schema itself is made by one process at a time.
+fn preamble(schema: &Schema) -> String {
+    let quoted = schema.quoted();
+    format!(
+        "SELECT pg_advisory_xact_lock(hashtextextended({}, 0));\n\
+         CREATE SCHEMA IF NOT EXISTS {quoted};\n\
+         SET LOCAL search_path = {quoted}, pg_temp;\n\
+         CREATE TABLE IF NOT EXISTS migration (\n    \
+             version int PRIMARY KEY,\n    \
+             name text NOT NULL,\n    \
+             applied_at timestamptz NOT NULL DEFAULT clock_timestamp()\n);\n",
+        literal(&format!("relevo/migrate/{}", schema.name())),
+    )
+}
+
+fn step(migration: &Migration, schema: &Schema) -> String {
+    let quoted = schema.quoted();
+    let sql = migration.sql.replace("'@schema@'", &literal(schema.name())).replace("@schema@", &quoted);
+    format!(
+        "-- Version {}: {}\n\n{sql}\n\
+         -- Nobody may call anything that was not granted.\n\
+         REVOKE ALL ON ALL FUNCTIONS IN SCHEMA {quoted} FROM PUBLIC;\n\
+         INSERT INTO migration (version, name) VALUES ({}, '{}');\n",
+        migration.version, migration.name, migration.version, migration.name
+    )
+}
+
+/// Names the table of versions, or null if there is no such schema.
+pub(crate) fn exists_query(schema: &Schema) -> String {
+    format!("SELECT to_regclass({})::text", literal(&format!("{}.migration", schema.quoted())))
+}
+
+/// Lists the applied versions.
+pub(crate) fn applied_query(schema: &Schema) -> String {
+    format!("SELECT version FROM {}.migration ORDER BY version", schema.quoted())
+}
+
+/// Says what is wrong with the applied versions, and which command mends it.
+pub(crate) fn check(schema: &Schema, applied: &[i32]) -> Result<(), StoreError> {
+    let name = schema.name();
+    let what = match applied.last() {
+        Some(&VERSION) => return Ok(()),
+        None => format!("schema `{name}` holds no outbox; hint: run `relevo migrate`"),
+        Some(version) if *version < VERSION => {
+            format!("schema `{name}` is at version {version}, this program needs {VERSION}; hint: run `relevo migrate`")
+        }
+        Some(version) => format!(
+            "schema `{name}` is at version {version}, newer than this program's {VERSION}; hint: upgrade the program"
+        ),
+    };
+    Err(StoreError::Schema { what })
+}

@@ -1,0 +1,114 @@
+//! What operators ask of an outbox.
+
+use async_trait::async_trait;
+use relevo_core::store::{DeadFilter, DeadLetter, DeadLetters, Mark, StoreError};
+use serde_json::json;
+
+use crate::queries::{self, column, json_literal, literal};
+use crate::store::Store;
+
+/// Where a new destination starts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Start {
+    /// With what commits from now on.
+    Now,
+    /// With the oldest message that is retained.
+    Oldest,
+}
+
+/// How much waits for a destination.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Backlog {
+    /// Messages of the log that are not settled.
+    pub pending: i64,
+    /// Whether `pending` was counted; otherwise it is an estimate.
+    pub exact: bool,
+    /// Parked messages, counted up to the limit.
+    pub parked: i64,
+    /// Dead letters that nobody marked, counted up to the limit.
+    pub dead: i64,
+}
+
+impl Store {
+    /// Adds this store's destination; says whether it is new.
+    pub async fn add_destination(&self, shards: u16, start: Start) -> Result<bool, StoreError> {
+        let start = match start {
+            Start::Now => "now",
+            Start::Oldest => "oldest",
+        };
+        self.ask(format!("add_destination({}, {shards}, '{start}')", literal(&self.destination))).await
+    }
+
+    /// Forgets this store's destination, so that it no longer holds retention back; says whether it was there.
+    pub async fn remove_destination(&self) -> Result<bool, StoreError> {
+        self.ask(format!("remove_destination({})", literal(&self.destination))).await
+    }
+
+    /// Switches the destination on or off; relays of one that is off refuse to run.
+    pub async fn switch(&self, on: bool) -> Result<bool, StoreError> {
+        self.ask(format!("switch_destination({}, {on})", literal(&self.destination))).await
+    }
+
+    /// Asks for another number of shards; the relays regroup when all of them have met at one tick.
+    pub async fn regroup(&self, shards: u16) -> Result<bool, StoreError> {
+        self.ask(format!("regroup({}, {shards})", literal(&self.destination))).await
+    }
+
+    /// Takes the outbox over as it is, after an upgrade or in a copy that shall publish from now on.
+    pub async fn adopt(&self) -> Result<(), StoreError> {
+        self.settling.call(format!("SELECT {}.adopt()", self.schema)).await?;
+        Ok(())
+    }
+
+    /// Gives every row a transaction id of this server, after a restore from a dump; says how many will be sent.
+    pub async fn rebase(&self) -> Result<i64, StoreError> {
+        let rows = self.settling.call(format!("SELECT {}.rebase()", self.schema)).await?;
+        Ok(rows.first().map(|row| column(row, 0)).transpose()?.unwrap_or(0))
+    }
+
+    /// How much waits: exact up to 10 000, an estimate above.
+    pub async fn backlog(&self) -> Result<Backlog, StoreError> {
+        let sql = format!("SELECT * FROM {}.backlog({})", self.schema, literal(&self.destination));
+        let rows = self.settling.call(sql).await?;
+        let row = rows.first().ok_or(crate::classify::Error::Answer("no backlog"))?;
+        Ok(Backlog { pending: column(row, 0)?, exact: column(row, 1)?, parked: column(row, 2)?, dead: column(row, 3)? })
+    }
+
+    async fn ask(&self, call: String) -> Result<bool, StoreError> {
+        let rows = self.settling.call(format!("SELECT {}.{call}", self.schema)).await?;
+        Ok(rows.first().map(|row| column(row, 0)).transpose()?.unwrap_or(false))
+    }
+
+    async fn mark(&self, state: &str, mark: &Mark) -> Result<u64, StoreError> {
+        let ids: Vec<_> = mark.filter.ids.iter().map(ToString::to_string).collect();
+        let filter = json!({ "ids": ids, "key": mark.filter.key, "route": mark.filter.route });
+        let sql = format!(
+            "SELECT {}.mark_dead({}, '{state}', {}, {}, {}, {})",
+            self.schema,
+            literal(&self.destination),
+            json_literal(&filter),
+            mark.dry_run,
+            literal(&mark.by),
+            literal(&mark.reason),
+        );
+        let rows = self.settling.call(sql).await?;
+        let marked: i64 = rows.first().map(|row| column(row, 0)).transpose()?.unwrap_or(0);
+        Ok(marked.unsigned_abs())
+    }
+}
+
+#[async_trait]
+impl DeadLetters for Store {
+    async fn dead(&self, filter: &DeadFilter, limit: usize) -> Result<Vec<DeadLetter>, StoreError> {
+        let sql = queries::dead(&self.schema, &self.destination, filter, limit);
+        Ok(queries::dead_letters(self.settling.copy(sql).await?)?)
+    }
+
+    async fn redrive(&self, mark: &Mark) -> Result<u64, StoreError> {
+        self.mark("redrive", mark).await
+    }
+
+    async fn discard(&self, mark: &Mark) -> Result<u64, StoreError> {
+        self.mark("discard", mark).await
+    }
+}

@@ -1,0 +1,355 @@
+//! The statements a relay sends, and how their answers are read.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use relevo_core::message::{Message, MessageId};
+use relevo_core::store::{
+    Advance, Ask, Ceiling, DeadLetter, Entry, Hold, Lease, Leased, Park, Position, Read, Run, Settled, Settlement,
+    Standing, Stop, Stopped,
+};
+use serde_json::{Value, json};
+use sqlx::Row as _;
+use sqlx::postgres::PgRow;
+
+use crate::classify::Error;
+use crate::copy::{Row, Rows};
+use crate::snapshot::Tick;
+
+/// A string literal that means the same whatever `standard_conforming_strings` says. It cannot hold a NUL.
+pub(crate) fn literal(text: &str) -> String {
+    let mut quoted = String::with_capacity(text.len() + 8);
+    quoted.push_str(" E'");
+    for char in text.chars() {
+        match char {
+            '\'' => quoted.push_str("''"),
+            '\\' => quoted.push_str("\\\\"),
+            '\0' => quoted.push('\u{fffd}'),
+            other => quoted.push(other),
+        }
+    }
+    quoted.push('\'');
+    quoted
+}
+
+/// JSON as a literal; `\u0000`, which jsonb cannot hold, becomes the replacement character.
+pub(crate) fn json_literal(value: &Value) -> String {
+    literal(&value.to_string().replace("\\u0000", "\u{fffd}"))
+}
+
+pub(crate) fn column<'r, T>(row: &'r PgRow, index: usize) -> Result<T, Error>
+where
+    T: sqlx::Decode<'r, sqlx::Postgres> + sqlx::Type<sqlx::Postgres>,
+{
+    Ok(row.try_get(index)?)
+}
+
+/// The one JSON value of an answer.
+pub(crate) fn json_answer(rows: &[PgRow]) -> Result<Value, Error> {
+    let row = rows.first().ok_or(Error::Answer("no row"))?;
+    let text: &str = row.try_get_unchecked(0)?;
+    serde_json::from_str(text).map_err(|_| Error::Answer("not JSON"))
+}
+
+pub(crate) fn tick(row: &PgRow) -> Result<Tick, Error> {
+    Tick::parse(column(row, 0)?, column(row, 1)?, column(row, 2)?, column(row, 3)?)
+}
+
+/// The messages of a window after a place, in sequence order. Numbers drawn before the first tick are looked up by
+/// their transactions, one index probe each, so that a long transaction costs no rescan. Payloads are fetched only up to
+/// the limit of bytes; `found` says how many rows there were before that.
+pub(crate) fn page(schema: &str, read: &Read<'_>, from: &Tick, to: &Tick, place: i64) -> String {
+    let (leases, limit, bytes) = (read.leases, read.limit, read.bytes);
+    let columns = "seq, slot, id, created_at, topic, key, type, content_type, headers, payload";
+    let slots = slot_filter(leases);
+    let mut sql = format!(
+        "SELECT {columns} FROM {schema}.message WHERE seq > {} AND seq <= {} \
+         AND pg_visible_in_snapshot(xid, '{}') AND NOT pg_visible_in_snapshot(xid, '{}'){slots} ORDER BY seq LIMIT {limit}",
+        place.max(from.high),
+        to.high,
+        to.snapshot.text(),
+        from.snapshot.text(),
+    );
+    let late = if place < from.high { from.late_until(to) } else { Vec::new() };
+    if !late.is_empty() {
+        let xids = late.iter().map(u64::to_string).collect::<Vec<_>>().join(",");
+        sql = format!(
+            "(SELECT {columns} FROM unnest('{{{xids}}}'::xid8[]) AS x CROSS JOIN LATERAL (\
+             SELECT * FROM {schema}.message WHERE xid = x AND seq > {place} AND seq <= {}{slots} ORDER BY seq LIMIT {limit}) AS m) \
+             UNION ALL ({sql}) ORDER BY seq LIMIT {limit}",
+            from.high,
+        );
+    }
+    format!(
+        "SELECT seq, slot, found, id, created_at, topic, key, type, content_type, headers::text, payload \
+         FROM (SELECT *, count(*) OVER () AS found, sum(octet_length(payload)) OVER (ORDER BY seq ROWS UNBOUNDED PRECEDING) - octet_length(payload) \
+         AS before FROM ({sql}) AS w) AS w WHERE before < {bytes} ORDER BY seq"
+    )
+}
+
+fn slot_filter(leases: &[Lease]) -> String {
+    match leases.first() {
+        Some(first) if leases.len() < usize::from(first.shards) => {
+            let shards = leases.iter().map(|lease| lease.shard.to_string()).collect::<Vec<_>>().join(",");
+            format!(" AND slot % {} IN ({shards})", first.shards)
+        }
+        _ => String::new(),
+    }
+}
+
+/// Reads what [`page`] asks for, and how many rows there were up to the limit of rows.
+pub(crate) fn entries(answer: Bytes) -> Result<(Vec<Entry>, usize), Error> {
+    let mut rows = Rows::new(answer, 11)?;
+    let mut entries = Vec::new();
+    let mut found = 0;
+    while let Some(mut row) = rows.next_row()? {
+        let seq = row.int8()?;
+        let slot = row.slot()?;
+        found = row.int8()?;
+        entries.push(Entry { seq, slot, message: Arc::new(message(&mut row)?) });
+    }
+    Ok((entries, usize::try_from(found).unwrap_or(usize::MAX)))
+}
+
+/// The columns from `id` to `payload`.
+fn message(row: &mut Row<'_>) -> Result<Message, Error> {
+    Ok(Message {
+        id: MessageId::from_uuid(row.uuid()?),
+        created_at: row.timestamp()?,
+        topic: row.text()?,
+        key: row.text()?,
+        kind: row.text()?,
+        content_type: row.text()?,
+        headers: row.headers()?,
+        payload: row.bytes()?,
+    })
+}
+
+fn tokens(leases: impl IntoIterator<Item = Lease>) -> Value {
+    leases.into_iter().map(|lease| json!([lease.shard, lease.epoch, lease.owner.to_string()])).collect()
+}
+
+fn millis(duration: std::time::Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX).min(1 << 40)
+}
+
+pub(crate) fn take_leases(schema: &str, destination: &str, ask: &Ask) -> String {
+    let give_back: Vec<_> = ask.give_back.iter().map(|lease| json!([lease.shard, lease.epoch])).collect();
+    let doc = json!({
+        "owner": ask.owner.to_string(), "name": ask.name, "lease_ms": millis(ask.lease), "give_back": give_back,
+    });
+    format!("SELECT {schema}.take_leases({}, {})::text", literal(destination), json_literal(&doc))
+}
+
+/// Reads the answer of [`take_leases`], and the timeline it was given on.
+pub(crate) fn leased(answer: &Value, ask: &Ask) -> Result<(Leased, i64), Error> {
+    let malformed = Error::Answer("leases are malformed");
+    let read = || -> Option<(Leased, i64)> {
+        let shards = u16::try_from(answer["shards"].as_u64()?).ok()?;
+        let lease = |pair: &Value| {
+            let shard = u16::try_from(pair[0].as_u64()?).ok()?;
+            Some(Lease { shard, shards, epoch: pair[1].as_i64()?, owner: ask.owner })
+        };
+        let hold =
+            |pair: &Value| Some(Hold { address: pair[0].as_str()?.to_owned(), error: pair[1].as_str()?.to_owned() });
+        let ceiling = match (answer["regroup"].as_bool()?, answer["regroup_tick"].as_i64()) {
+            (false, _) => Ceiling::Open,
+            (true, None) => Ceiling::NoNewWindow,
+            (true, Some(tick)) => Ceiling::Tick(tick),
+        };
+        let leased = Leased {
+            leases: answer["leases"].as_array()?.iter().map(lease).collect::<Option<_>>()?,
+            fair: usize::try_from(answer["fair"].as_u64()?).ok()?,
+            ceiling,
+            holds: answer["holds"].as_array()?.iter().map(hold).collect::<Option<_>>()?,
+            timeline_changed: answer["timeline_changed"].as_bool()?,
+        };
+        Some((leased, answer["timeline"].as_i64()?))
+    };
+    read().ok_or(malformed)
+}
+
+pub(crate) fn positions(schema: &str, destination: &str) -> String {
+    format!("SELECT shard, from_tick, to_tick, place FROM {schema}.standing({})", literal(destination))
+}
+
+pub(crate) fn standing(rows: &[PgRow], leases: &[Lease]) -> Result<Vec<Standing>, Error> {
+    let mut standings = Vec::with_capacity(leases.len());
+    for row in rows {
+        let shard: i16 = column(row, 0)?;
+        let Some(lease) = leases.iter().find(|lease| i32::from(lease.shard) == i32::from(shard)) else { continue };
+        let position = Position { from: column(row, 1)?, to: column(row, 2)?, place: column(row, 3)? };
+        standings.push(Standing { shard: lease.shard, position, parked: Vec::new() });
+    }
+    Ok(standings)
+}
+
+pub(crate) fn parked_keys(schema: &str, destination: &str, leases: &[Lease]) -> String {
+    format!(
+        "SELECT slot, key FROM {schema}.parked_key WHERE destination = {}{}",
+        literal(destination),
+        slot_filter(leases)
+    )
+}
+
+pub(crate) fn add_parked(answer: Bytes, shards: u16, standings: &mut [Standing]) -> Result<(), Error> {
+    let mut rows = Rows::new(answer, 2)?;
+    while let Some(mut row) = rows.next_row()? {
+        let shard = relevo_core::slot::shard_of(row.slot()?, shards);
+        let key = row.text()?;
+        if let Some(standing) = standings.iter_mut().find(|standing| standing.shard == shard) {
+            standing.parked.push(key);
+        }
+    }
+    Ok(())
+}
+
+pub(crate) fn settle(schema: &str, destination: &str, settlement: &Settlement) -> String {
+    let progress: Vec<_> = settlement
+        .progress
+        .iter()
+        .map(|(lease, position)| json!([lease.shard, position.from, position.to, position.place]))
+        .collect();
+    let parks: Vec<_> = settlement.parks.iter().map(park).collect();
+    let doc = json!({
+        "leases": tokens(settlement.progress.iter().map(|(lease, _)| *lease)),
+        "shards": settlement.progress.first().map_or(1, |(lease, _)| lease.shards),
+        "progress": progress,
+        "parks": parks,
+    });
+    format!("SELECT {schema}.settle({}, {})::text", literal(destination), json_literal(&doc))
+}
+
+fn park(park: &Park) -> Value {
+    let mut value = park.stopped.as_ref().map_or_else(|| json!({}), stopped);
+    value["seq"] = park.seq.into();
+    value["slot"] = park.slot.into();
+    value["key"] = (*park.key).into();
+    value
+}
+
+fn stopped(stopped: &Stopped) -> Value {
+    let (stop, after, address) = match &stopped.stop {
+        Stop::Retry { after } => ("retry", Some(*after), None),
+        Stop::Address { address, after } => ("address", Some(*after), Some(&**address)),
+        Stop::Quarantine { after } => ("quarantine", Some(*after), None),
+        Stop::DeadHold => ("dead_hold", None, None),
+        Stop::DeadContinue => ("dead_continue", None, None),
+    };
+    json!({
+        "stop": stop, "after_ms": after.map(millis), "address": address, "attempts": stopped.attempts,
+        "class": stopped.class, "error": stopped.error, "route": &*stopped.route,
+    })
+}
+
+pub(crate) fn settled(answer: &Value) -> Result<Settled, Error> {
+    let read = || -> Option<Settled> {
+        Some(Settled {
+            lost: answer["lost"].as_array()?.iter().map(|v| u16::try_from(v.as_u64()?).ok()).collect::<Option<_>>()?,
+            passed: answer["passed"].as_array()?.iter().map(Value::as_i64).collect::<Option<_>>()?,
+        })
+    };
+    read().ok_or(Error::Answer("a settlement's answer is malformed"))
+}
+
+pub(crate) fn due(schema: &str, destination: &str, leases: &[Lease], keys: usize, messages: usize) -> String {
+    let doc = json!({
+        "leases": tokens(leases.iter().copied()), "shards": leases.first().map_or(1, |lease| lease.shards),
+        "keys": keys, "messages": messages,
+    });
+    format!(
+        "SELECT slot, attempts, state, address, no, seq, id, created_at, topic, key, type, content_type, headers, payload \
+         FROM {schema}.due_runs({}, {})",
+        literal(destination),
+        json_literal(&doc)
+    )
+}
+
+pub(crate) fn runs(answer: Bytes) -> Result<Vec<Run>, Error> {
+    let mut rows = Rows::new(answer, 14)?;
+    let mut runs: Vec<Run> = Vec::new();
+    while let Some(mut row) = rows.next_row()? {
+        let slot = row.slot()?;
+        let attempts = u32::try_from(row.int4()?).map_err(|_| Error::Answer("attempts are negative"))?;
+        let quarantined = row.text()? == "quarantine";
+        let address = row.optional_text()?.map(|address| address.to_string());
+        let no = row.int8()?;
+        let seq = row.int8()?;
+        let message = Arc::new(message(&mut row)?);
+        let key = message.key.clone();
+        let entry = (no, Entry { seq, slot, message });
+        match runs.last_mut() {
+            Some(run) if run.key == key => run.messages.push(entry),
+            _ => runs.push(Run { key, slot, attempts, quarantined, address, messages: vec![entry] }),
+        }
+    }
+    Ok(runs)
+}
+
+pub(crate) fn advance(schema: &str, destination: &str, advances: &[Advance]) -> String {
+    let mut leases: Vec<Lease> = advances.iter().map(|advance| advance.lease).collect();
+    leases.sort_unstable();
+    leases.dedup();
+    let runs: Vec<_> = advances
+        .iter()
+        .map(|advance| {
+            json!({
+                "key": &*advance.key,
+                "shard": advance.lease.shard,
+                "delivered": advance.delivered,
+                "no": advance.stopped.as_ref().map(|(no, _)| no),
+                "park": advance.stopped.as_ref().map(|(_, why)| stopped(why)),
+                "released": advance.released.as_deref(),
+            })
+        })
+        .collect();
+    let doc = json!({ "leases": tokens(leases), "runs": runs });
+    format!("SELECT {schema}.advance({}, {})::text", literal(destination), json_literal(&doc))
+}
+
+pub(crate) fn dead(schema: &str, destination: &str, filter: &relevo_core::store::DeadFilter, limit: usize) -> String {
+    let mut sql = format!(
+        "SELECT class, error, attempts, state, id, created_at, topic, key, type, content_type, headers::text, payload \
+         FROM {schema}.dead_letter WHERE destination = {}",
+        literal(destination)
+    );
+    let mut add = |condition: String| {
+        sql.push_str(" AND ");
+        sql.push_str(&condition);
+    };
+    if !filter.ids.is_empty() {
+        let ids = filter.ids.iter().map(|id| format!("'{id}'")).collect::<Vec<_>>().join(",");
+        add(format!("id IN ({ids})"));
+    }
+    if let Some(key) = &filter.key {
+        add(format!("key = {}", literal(key)));
+    }
+    if let Some(route) = &filter.route {
+        add(format!("route = {}", literal(route)));
+    }
+    format!("{sql} ORDER BY seq LIMIT {limit}")
+}
+
+pub(crate) fn dead_letters(answer: Bytes) -> Result<Vec<DeadLetter>, Error> {
+    let mut rows = Rows::new(answer, 12)?;
+    let mut letters = Vec::new();
+    while let Some(mut row) = rows.next_row()? {
+        let class = row.text()?.to_string();
+        let error = row.text()?.to_string();
+        let attempts = u32::try_from(row.int4()?).map_err(|_| Error::Answer("attempts are negative"))?;
+        let state = row.text()?.to_string();
+        letters.push(DeadLetter { message: message(&mut row)?, error, class, attempts, state });
+    }
+    Ok(letters)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn literals_cannot_be_left() {
+        assert_eq!(literal(r"a'b\'c"), r" E'a''b\\''c'");
+        assert_eq!(literal("a\0b"), " E'a\u{fffd}b'");
+    }
+}

@@ -1,0 +1,19 @@
+//! The suite that every store runs, on each version, and behind a pooler in transaction mode.
+
+mod harness;
+
+mod postgres_13 {
+    relevo_conformance::store_suite!(crate::harness::shared_13, crate::harness::mortal_13);
+}
+
+mod postgres_15 {
+    relevo_conformance::store_suite!(crate::harness::shared_15, crate::harness::mortal_15);
+}
+
+mod postgres_18 {
+    relevo_conformance::store_suite!(crate::harness::shared_18, crate::harness::mortal_18);
+}
+
+mod behind_pgbouncer {
+    relevo_conformance::store_suite!(crate::harness::pooled, crate::harness::mortal_15);
+}

@@ -1,0 +1,231 @@
+//! The PostgreSQL store as the suite sees it.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use relevo_conformance::harness::{
+    Capabilities, Draft, MAIN, OnRepeat, RETENTION, Repeated, SHARDS, Start, StoreHarness, Writer,
+};
+use relevo_core::MessageId;
+use relevo_store_postgres::{Config, Schema, Store, migrate};
+use relevo_testkit::PgVersion;
+use relevo_testkit::pgbouncer::PgBouncer;
+use relevo_testkit::postgres::{Database, Private, Server};
+use sqlx::postgres::{PgConnectOptions, PgConnection};
+use sqlx::{AssertSqlSafe, ConnectOptions as _, Row as _};
+use uuid::Uuid;
+
+pub(crate) struct Postgres {
+    database: Database,
+    server: Option<Private>,
+    pooler: Option<PgBouncer>,
+}
+
+pub(crate) async fn shared_13() -> Postgres {
+    on(PgVersion::V13).await
+}
+
+pub(crate) async fn shared_15() -> Postgres {
+    on(PgVersion::V15).await
+}
+
+pub(crate) async fn shared_18() -> Postgres {
+    on(PgVersion::V18).await
+}
+
+pub(crate) async fn mortal_13() -> Postgres {
+    alone(PgVersion::V13).await
+}
+
+pub(crate) async fn mortal_15() -> Postgres {
+    alone(PgVersion::V15).await
+}
+
+pub(crate) async fn mortal_18() -> Postgres {
+    alone(PgVersion::V18).await
+}
+
+pub(crate) async fn pooled() -> Postgres {
+    let server = Server::shared(PgVersion::V15);
+    let pooler = PgBouncer::in_front_of(server.url()).await;
+    Postgres::prepared(server.database().await, None, Some(pooler)).await
+}
+
+async fn on(version: PgVersion) -> Postgres {
+    Postgres::prepared(Server::shared(version).database().await, None, None).await
+}
+
+async fn alone(version: PgVersion) -> Postgres {
+    let server = Private::start(version).await;
+    Postgres::prepared(server.database().await, Some(server), None).await
+}
+
+impl Postgres {
+    async fn prepared(database: Database, server: Option<Private>, pooler: Option<PgBouncer>) -> Self {
+        let mut connection = database.connect().await;
+        migrate::migrate(&mut connection, &Schema::default()).await.expect("an empty database");
+        let harness = Self { database, server, pooler };
+        harness.run(&format!("UPDATE relevo.setting SET retention = '{} seconds'", RETENTION.as_secs())).await;
+        harness.run(&format!("SELECT relevo.add_destination('{MAIN}', {SHARDS}, 'oldest')")).await;
+        harness
+    }
+
+    async fn run(&self, sql: &str) {
+        let mut connection = self.database.connect().await;
+        execute(&mut connection, sql).await.unwrap_or_else(|error| panic!("{sql}: {error}"));
+    }
+
+    fn options(&self) -> PgConnectOptions {
+        self.pooler.as_ref().map_or_else(|| self.database.options(), |pooler| pooler.options_for(self.database.name()))
+    }
+}
+
+async fn execute(connection: &mut PgConnection, sql: &str) -> Result<(), sqlx::Error> {
+    sqlx::raw_sql(AssertSqlSafe(sql)).execute(connection).await.map(|_| ())
+}
+
+#[async_trait]
+impl StoreHarness for Postgres {
+    type Store = Store;
+    type Writer = Session;
+
+    async fn store_for(&self, name: &str) -> Store {
+        Store::open(Config::new(self.options(), name)).await.expect("a migrated database")
+    }
+
+    async fn begin(&self) -> Session {
+        let mut connection = self.database.options().connect().await.expect("a server");
+        execute(&mut connection, "BEGIN").await.expect("a new transaction");
+        Session(connection)
+    }
+
+    async fn add_destination(&self, name: &str, shards: u16, start: Start) {
+        let start = match start {
+            Start::Now => "now",
+            Start::Oldest => "oldest",
+        };
+        self.run(&format!("SELECT relevo.add_destination('{name}', {shards}, '{start}')")).await;
+    }
+
+    async fn remove_destination(&self, name: &str) {
+        self.run(&format!("SELECT relevo.remove_destination('{name}')")).await;
+    }
+
+    async fn regroup(&self, name: &str, shards: u16) {
+        self.run(&format!("SELECT relevo.regroup('{name}', {shards})")).await;
+    }
+
+    async fn switch(&self, name: &str, on: bool) {
+        self.run(&format!("SELECT relevo.switch_destination('{name}', {on})")).await;
+    }
+
+    async fn crash(&mut self) {
+        let server = self.server.as_ref().expect("the cases that crash have a server of their own");
+        server.kill9().await;
+        server.start_again().await;
+    }
+
+    /// Stored times become earlier: nobody has to wait.
+    async fn let_pass(&self, time: Duration) {
+        let time = format!("interval '{} milliseconds'", time.as_millis());
+        for (table, column) in [
+            ("lease", "until"),
+            ("member", "until"),
+            ("parked_key", "next_at"),
+            ("hold", "next_at"),
+            ("scheduled", "due_at"),
+        ] {
+            self.run(&format!("UPDATE relevo.{table} SET {column} = {column} - {time}")).await;
+        }
+    }
+
+    async fn age(&self, time: Duration) {
+        let time = format!("interval '{} milliseconds'", time.as_millis());
+        for (table, column) in [("message", "created_at"), ("progress", "settled_at"), ("tick", "made_at")] {
+            self.run(&format!("UPDATE relevo.{table} SET {column} = {column} - {time}")).await;
+        }
+    }
+
+    async fn next_partition(&self) {
+        self.run("SELECT relevo.maintain()").await;
+        self.run(
+            "SELECT setval('relevo.message_seq', (SELECT past FROM relevo.partition, relevo.message_seq \
+             WHERE last_value >= first AND last_value < past))",
+        )
+        .await;
+        self.run("SELECT relevo.maintain()").await;
+    }
+
+    async fn kept(&self) -> usize {
+        let mut connection = self.database.connect().await;
+        let row = sqlx::raw_sql("SELECT count(*) FROM relevo.message").fetch_one(&mut connection).await;
+        let count: i64 = row.and_then(|row| row.try_get(0)).expect("a count");
+        usize::try_from(count).expect("a count")
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        // Progress alone is committed asynchronously; a shared server has other tests' transactions.
+        Capabilities { alone: false, durable_progress: false }
+    }
+}
+
+/// A transaction of an application, on a connection of its own.
+pub(crate) struct Session(PgConnection);
+
+impl Session {
+    async fn run(&mut self, sql: &str) {
+        execute(&mut self.0, sql).await.unwrap_or_else(|error| panic!("{sql}: {error}"));
+    }
+}
+
+#[async_trait]
+impl Writer for Session {
+    async fn emit(&mut self, draft: Draft) -> Result<MessageId, Repeated> {
+        let headers = (!draft.headers.is_empty()).then(|| serde_json::to_string(&draft.headers).expect("strings"));
+        let on_repeat = match draft.on_repeat {
+            OnRepeat::Refuse => "refuse",
+            OnRepeat::Ignore => "ignore",
+        };
+        let row = sqlx::query(
+            "SELECT relevo.emit_bytes($1, $2, $3, $4, $5, headers => $6::text::jsonb, id => $7, \
+             deliver_at => clock_timestamp() + make_interval(secs => $8), on_repeat => $9)",
+        )
+        .bind(draft.topic)
+        .bind(draft.key)
+        .bind(draft.kind)
+        .bind(&draft.payload[..])
+        .bind(draft.content_type)
+        .bind(headers)
+        .bind(draft.id.map(|id| *id.as_uuid()))
+        .bind(draft.deliver_after.map(|after| after.as_secs_f64()))
+        .bind(on_repeat)
+        .fetch_one(&mut self.0)
+        .await;
+        match row {
+            Ok(row) => Ok(MessageId::from_uuid(row.try_get::<Uuid, _>(0).expect("an id"))),
+            Err(sqlx::Error::Database(error)) if error.is_unique_violation() => Err(Repeated),
+            Err(error) => panic!("the emit failed: {error}"),
+        }
+    }
+
+    async fn cancel(&mut self, id: MessageId) -> bool {
+        let row = sqlx::query("SELECT relevo.cancel($1)").bind(id.as_uuid()).fetch_one(&mut self.0).await;
+        row.and_then(|row| row.try_get(0)).expect("an answer")
+    }
+
+    async fn savepoint(&mut self, name: &str) {
+        self.run(&format!("SAVEPOINT {name}")).await;
+    }
+
+    async fn rollback_to(&mut self, name: &str) {
+        self.run(&format!("ROLLBACK TO SAVEPOINT {name}")).await;
+    }
+
+    async fn commit(mut self) {
+        self.run("COMMIT").await;
+    }
+
+    async fn rollback(mut self) {
+        self.run("ROLLBACK").await;
+    }
+}

@@ -1,0 +1,13 @@
+//! Finds or starts the real servers that the tests talk to.
+//!
+//! A missing server fails the test, with a sentence that says which command starts it; it never skips it.
+//! Everything here may panic: its callers are tests.
+
+mod account;
+pub mod pgbouncer;
+mod port;
+pub mod postgres;
+pub mod proxy;
+mod scratch;
+
+pub use postgres::PgVersion;

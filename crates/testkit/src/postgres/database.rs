@@ -1,0 +1,117 @@
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::str::FromStr as _;
+use std::time::Duration;
+
+use sqlx::postgres::PgConnectOptions;
+use sqlx::{AssertSqlSafe, ConnectOptions as _, PgConnection};
+
+use super::{PgVersion, binaries, url};
+
+const DROP_DEADLINE: Duration = Duration::from_secs(10);
+
+/// Who removes a database.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Keep {
+    /// The value does, when it is dropped.
+    UntilDrop,
+    /// Nobody: its server is thrown away as a whole.
+    WithServer,
+}
+
+/// A database of one test's own.
+#[derive(Debug)]
+pub struct Database {
+    server_url: String,
+    name: String,
+    version: PgVersion,
+    keep: Keep,
+}
+
+impl Database {
+    pub(super) async fn create(server_url: &str, version: PgVersion, keep: Keep) -> Self {
+        let name = format!("relevo_test_{}", uuid::Uuid::new_v4().simple());
+        // `template0`: nobody can be connected to it, which would make the copy fail.
+        let statement = format!("CREATE DATABASE {name} TEMPLATE template0");
+        if let Err(error) = run(server_url, statement).await {
+            panic!(
+                "cannot create a database on PostgreSQL {} (is the server that `cargo xtask services up` named still there?): {error}",
+                version.major()
+            );
+        }
+        Self { server_url: server_url.to_owned(), name, version, keep }
+    }
+
+    /// Its name, unique on every server.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its URL.
+    pub fn url(&self) -> String {
+        url::with_database(&self.server_url, &self.name)
+    }
+
+    /// Its URL, parsed.
+    pub fn options(&self) -> PgConnectOptions {
+        PgConnectOptions::from_str(&self.url()).expect("the server's URL was accepted before")
+    }
+
+    /// A new connection.
+    pub async fn connect(&self) -> PgConnection {
+        self.options().connect().await.expect("the database accepts connections")
+    }
+
+    /// A logical backup, in `pg_dump`'s own format, in a file of the caller's; 15 only.
+    pub async fn dump(&self) -> PathBuf {
+        let file = std::env::temp_dir().join(format!("{}-{}.dump", self.name, uuid::Uuid::new_v4().simple()));
+        let mut command = Command::new(binaries::program(self.version, "pg_dump"));
+        command.args(["--format=custom", "--file"]).arg(&file).arg(self.url());
+        finish(command).await;
+        file
+    }
+
+    /// Restores a dump into this database, which should be empty; 15 only. The file is left where it is.
+    pub async fn restore(&self, dump: &Path) {
+        let mut command = Command::new(binaries::program(self.version, "pg_restore"));
+        command.args(["--exit-on-error", "--no-owner", "--dbname"]).arg(self.url()).arg(dump);
+        finish(command).await;
+    }
+
+    /// Copies the contents into another, empty database by way of a dump; 15 only.
+    pub async fn restore_into(&self, other: &Self) {
+        let dump = self.dump().await;
+        other.restore(&dump).await;
+        std::fs::remove_file(dump).expect("the dump is ours");
+    }
+}
+
+impl Drop for Database {
+    fn drop(&mut self) {
+        if self.keep == Keep::WithServer {
+            return;
+        }
+        let server_url = self.server_url.clone();
+        let statement = format!("DROP DATABASE IF EXISTS {} WITH (FORCE)", self.name);
+        // The test's own runtime cannot be waited on from here. A database left behind harms nobody, so failures pass.
+        let thread = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            if let Ok(runtime) = runtime {
+                runtime.block_on(async { tokio::time::timeout(DROP_DEADLINE, run(&server_url, statement)).await.ok() });
+            }
+        });
+        thread.join().ok();
+    }
+}
+
+async fn run(server_url: &str, statement: String) -> Result<(), sqlx::Error> {
+    let mut connection = PgConnectOptions::from_str(server_url)?.connect().await?;
+    sqlx::raw_sql(AssertSqlSafe(statement)).execute(&mut connection).await?;
+    Ok(())
+}
+
+async fn finish(mut command: Command) {
+    let output = tokio::task::spawn_blocking(move || command.output());
+    let output = output.await.expect("waiting does not panic").expect("the program runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}

@@ -1,0 +1,45 @@
+//! A temporary directory with a server in it; both go when the owner does.
+
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use crate::account::Account;
+
+pub(crate) struct Scratch {
+    path: PathBuf,
+    watchdog: Child,
+}
+
+impl Scratch {
+    /// `pid_file` is relative to the directory; `signal` ends that server at once.
+    pub(crate) fn new(account: Account, pid_file: &str, signal: &str) -> Self {
+        let parent = std::env::temp_dir().canonicalize().expect("there is a directory for temporary files");
+        let path = parent.join(format!("relevo-test-{}", uuid::Uuid::new_v4().simple()));
+        std::fs::create_dir(&path).expect("the directory for temporary files can be written");
+        account.give(&path);
+        let watchdog = Command::new("sh")
+            .args(["-c", include_str!("watchdog.sh"), "watchdog"])
+            .args([path.as_os_str(), path.join(pid_file).as_os_str(), signal.as_ref()])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            // A group of its own: it must outlive whatever ends the test's group.
+            .process_group(0)
+            .spawn()
+            .expect("`sh` runs");
+        Self { path, watchdog }
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        drop(self.watchdog.stdin.take());
+        // Nobody can act on a failure here, and a panic in drop would hide the test's own.
+        self.watchdog.wait().ok();
+    }
+}

@@ -1,0 +1,9 @@
+CREATE TABLE IF NOT EXISTS orders (id text PRIMARY KEY, status text NOT NULL);
+
+BEGIN;
+-- First the row: whoever changes the same order waits here, until this transaction ends.
+INSERT INTO orders (id, status) VALUES ('o-1', 'placed')
+ON CONFLICT (id) DO UPDATE SET status = excluded.status;
+-- Then, in a later statement, the message.
+SELECT relevo.emit(topic => 'orders', key => 'o-1', type => 'OrderPlaced', payload => '{"order": "o-1"}');
+COMMIT;

@@ -1,0 +1,28 @@
+//! Cargo, run from a program that Cargo runs.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Context as _, Result};
+
+/// The top of the workspace.
+pub(crate) fn root() -> Result<PathBuf> {
+    let own = std::env::var_os("CARGO_MANIFEST_DIR").context("not run by Cargo: use `cargo xtask`")?;
+    let root = PathBuf::from(own).parent().context("xtask lies in a workspace")?.to_owned();
+    Ok(root)
+}
+
+/// Cargo at the top of the workspace.
+pub(crate) fn command(arguments: &[&str]) -> Result<Command> {
+    let program = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut command = Command::new(program);
+    command.args(arguments).current_dir(root()?);
+    // Cargo describes this package to us in variables; passed on, they make build scripts that watch them run again.
+    for (name, _) in std::env::vars_os() {
+        let name = name.to_string_lossy();
+        if name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_") || name == "CARGO_BIN_NAME" {
+            command.env_remove(&*name);
+        }
+    }
+    Ok(command)
+}

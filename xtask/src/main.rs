@@ -1,0 +1,99 @@
+//! Every development command of the project.
+
+#![expect(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "a command line tool: what others read goes to stdout, everything else to stderr"
+)]
+
+mod account;
+mod cargo;
+mod ci;
+mod install;
+mod postgres;
+mod runner;
+mod scratch;
+mod services;
+mod tally;
+mod test;
+mod tidy;
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+use runner::Runner;
+
+#[derive(Parser)]
+#[command(name = "cargo xtask", about = "Every development command of Relevo")]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Starts the servers, runs the tests, ends the servers.
+    Test(test::Ask),
+    /// The whole check: format, clippy, docs, tests, simulation, deny, tidy.
+    Ci,
+    /// The servers that tests talk to, for running `cargo test` by hand.
+    Services {
+        #[command(subcommand)]
+        action: services::Action,
+    },
+    /// Runs the simulation.
+    Sim {
+        /// Replays one seed exactly.
+        #[arg(long)]
+        seed: Option<u64>,
+        /// How many seeds to run.
+        #[arg(long)]
+        seeds: Option<u64>,
+    },
+    /// Runs the benchmarks against a PostgreSQL 15 of their own.
+    Bench {
+        /// Handed to the benchmarks as they are.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
+    /// Checks what a machine can of how the project is written.
+    Tidy,
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let runner = match Runner::new() {
+        Ok(runner) => runner,
+        Err(error) => return failed(&error),
+    };
+    let done = dispatch(&runner, arguments.command);
+    match (runner.signal(), done) {
+        // What a shell says of a command that a signal ended.
+        (Some(signal), _) => ExitCode::from(128 + signal),
+        (None, Ok(code)) => code,
+        (None, Err(error)) => failed(&error),
+    }
+}
+
+fn dispatch(runner: &Runner, command: Command) -> Result<ExitCode> {
+    match command {
+        Command::Test(ask) => return test::run(runner, &ask),
+        Command::Ci => return ci::run(runner),
+        Command::Services { action } => services::run(runner, action)?,
+        Command::Sim { seed, seeds } => ci::sim(runner, seed, seeds)?,
+        Command::Bench { arguments } => {
+            install::debian(runner, &[install::POSTGRES_15])?;
+            let server = postgres::Temporary::start(install::DEBIAN_15.as_ref(), postgres::Durability::Real)?;
+            let mut command = cargo::command(&["run", "--release", "-p", "relevo-bench", "--"])?;
+            runner.run(command.args(arguments).env("RELEVO_TEST_POSTGRES_URL", server.url()))?;
+        }
+        Command::Tidy => tidy::run()?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn failed(error: &anyhow::Error) -> ExitCode {
+    eprintln!("error: {error:#}");
+    ExitCode::FAILURE
+}

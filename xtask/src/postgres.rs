@@ -1,0 +1,135 @@
+//! PostgreSQL servers in directories of their own.
+
+use std::io::Write as _;
+use std::net::{Ipv4Addr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context as _, Result, bail, ensure};
+
+use crate::account::Account;
+use crate::scratch::Scratch;
+
+const STARTS_MAX: usize = 10;
+
+const TEST_SETTINGS: &str = "\
+listen_addresses = '127.0.0.1'
+unix_socket_directories = ''
+max_connections = 300
+max_prepared_transactions = 20
+shared_buffers = '128MB'
+";
+
+/// Whether commits survive a crash of the machine.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Durability {
+    /// As in production: what a benchmark must measure.
+    Real,
+    /// Not at all: what tests that share a server need, and quicker.
+    None,
+}
+
+/// A server that ends, and whose files go, when the value is dropped and also when this program is killed.
+pub(crate) struct Temporary {
+    _scratch: Scratch,
+    port: u16,
+}
+
+impl Temporary {
+    pub(crate) fn start(bin: &Path, durability: Durability) -> Result<Self> {
+        let account = Account::for_servers()?;
+        let scratch = Scratch::new(account)?;
+        let directory = Directory { bin: bin.to_owned(), path: scratch.path().to_owned(), account };
+        directory.init(durability)?;
+        let port = directory.start()?;
+        Ok(Self { _scratch: scratch, port })
+    }
+
+    pub(crate) fn url(&self) -> String {
+        url(self.port)
+    }
+}
+
+pub(crate) fn url(port: u16) -> String {
+    format!("postgres://postgres@127.0.0.1:{port}/postgres?sslmode=disable")
+}
+
+/// A directory that holds a server's files and its log.
+pub(crate) struct Directory {
+    pub(crate) bin: PathBuf,
+    pub(crate) path: PathBuf,
+    pub(crate) account: Account,
+}
+
+impl Directory {
+    fn data(&self) -> PathBuf {
+        self.path.join("data")
+    }
+
+    pub(crate) fn init(&self, durability: Durability) -> Result<()> {
+        let mut initdb = self.command("initdb");
+        // The embedded binaries bring no locales but C; the same everywhere, so that versions sort alike.
+        initdb.args(["-A", "trust", "-U", "postgres", "--no-sync", "--locale=C", "--encoding=UTF8", "-D"]);
+        let output = initdb.arg(self.data()).output().context("cannot run `initdb`")?;
+        ensure!(output.status.success(), "`initdb` failed: {}", String::from_utf8_lossy(&output.stderr));
+        let mut file = std::fs::OpenOptions::new().append(true).open(self.data().join("postgresql.conf"))?;
+        file.write_all(TEST_SETTINGS.as_bytes())?;
+        if durability == Durability::None {
+            file.write_all(b"fsync = off\n")?;
+        }
+        Ok(())
+    }
+
+    /// Starts the server on a free port: the port.
+    pub(crate) fn start(&self) -> Result<u16> {
+        for _ in 0..STARTS_MAX {
+            let port = free_port()?;
+            let mut pg_ctl = self.command("pg_ctl");
+            pg_ctl.args(["-w", "-t", "60", "-l"]).arg(self.path.join("log"));
+            pg_ctl.args(["-o", &format!("-p {port}"), "-D"]).arg(self.data()).arg("start");
+            // The server inherits these: a pipe would never close.
+            let status = pg_ctl.stdout(Stdio::null()).stderr(Stdio::null()).status().context("cannot run `pg_ctl`")?;
+            if status.success() {
+                return Ok(port);
+            }
+            // Somebody else may have been quicker to the port.
+        }
+        let log = std::fs::read_to_string(self.path.join("log")).unwrap_or_default();
+        bail!("PostgreSQL in `{}` does not start:\n{log}", self.bin.display())
+    }
+
+    pub(crate) fn stop(&self) -> Result<()> {
+        let mut pg_ctl = self.command("pg_ctl");
+        pg_ctl.args(["-w", "-m", "fast", "-D"]).arg(self.data()).arg("stop");
+        let output = pg_ctl.output().context("cannot run `pg_ctl`")?;
+        ensure!(output.status.success(), "`pg_ctl stop` failed: {}", String::from_utf8_lossy(&output.stderr));
+        Ok(())
+    }
+
+    /// The process and the port of the server that runs here.
+    pub(crate) fn running(&self) -> Option<(u32, u16)> {
+        let text = std::fs::read_to_string(self.data().join("postmaster.pid")).ok()?;
+        let lines: Vec<_> = text.lines().map(str::trim).collect();
+        let (pid, port) = (lines.first()?.parse().ok()?, lines.get(3)?.parse().ok()?);
+        // After a crash the file stays, and its pid may be somebody else's by now.
+        let command_line = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+        let ours = String::from_utf8_lossy(&command_line).contains(self.data().to_str()?);
+        ours.then_some((pid, port))
+    }
+
+    fn command(&self, program: &str) -> Command {
+        let mut command = self.account.command("sh".as_ref());
+        // A server outlives its starter; a pipe or a lock that it inherited would stay open as long.
+        command.args(["-c", "exec 3>&- 4>&- 5>&- 6>&- 7>&- 8>&- 9>&-; exec \"$@\"", "sh"]);
+        command.arg(self.bin.join(program));
+        // The caller's directory may be closed to the account.
+        command.current_dir(&self.path).stdin(Stdio::null());
+        command
+    }
+}
+
+/// A port that was free a moment ago.
+pub(crate) fn free_port() -> Result<u16> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("no free port on loopback")?;
+    Ok(listener.local_addr()?.port())
+}

@@ -1,0 +1,97 @@
+//! Which crate may know which.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, ensure};
+use serde_json::Value;
+
+use super::Finding;
+use crate::cargo;
+
+/// Checks every package's dependencies; what only its tests need is its own affair.
+pub(super) fn check(root: &Path) -> Result<Vec<Finding>> {
+    let output = cargo::command(&["metadata", "--no-deps", "--offline", "--format-version", "1"])?.output()?;
+    ensure!(output.status.success(), "`cargo metadata` failed: {}", String::from_utf8_lossy(&output.stderr));
+    let metadata: Value = serde_json::from_slice(&output.stdout).context("`cargo metadata` speaks JSON")?;
+    let mut findings = Vec::new();
+    for package in metadata["packages"].as_array().context("`cargo metadata` lists packages")? {
+        let name = package["name"].as_str().unwrap_or_default();
+        let manifest = PathBuf::from(package["manifest_path"].as_str().unwrap_or_default());
+        let text = std::fs::read_to_string(&manifest)?;
+        for dependency in normal_dependencies(package) {
+            if may_know(name, dependency) {
+                continue;
+            }
+            let line = text.lines().position(|line| line.trim_start().starts_with(dependency)).unwrap_or(0) + 1;
+            let file = manifest.strip_prefix(root).unwrap_or(&manifest).to_owned();
+            let problem =
+                format!("`{name}` may not depend on `{dependency}`; a new arrow is a decision and gets an ADR");
+            findings.push(Finding { file, line, problem });
+        }
+    }
+    Ok(findings)
+}
+
+fn normal_dependencies(package: &Value) -> impl Iterator<Item = &str> {
+    let all = package["dependencies"].as_array().into_iter().flatten();
+    all.filter(|dependency| dependency["kind"].is_null()).filter_map(|dependency| dependency["name"].as_str())
+}
+
+fn may_know(package: &str, dependency: &str) -> bool {
+    let Some(to) = dependency.strip_prefix("relevo-") else {
+        return true;
+    };
+    let Some(from) = package.strip_prefix("relevo-") else {
+        // The library and the systems on it know adapters; nothing that ships knows what only tests are made of.
+        return package != "xtask" && !FOR_TESTS.contains(&to);
+    };
+    match from {
+        "core" => false,
+        "conformance" => ["core", "relay", "testkit"].contains(&to),
+        "sim" => ["core", "relay", "flow", "inbox", "saga", "store-memory", "broker-memory"].contains(&to),
+        "bench" => to != "cli",
+        "cli" => !FOR_TESTS.contains(&to),
+        // Adapters, the engines, and whatever comes next.
+        _ => to == "core",
+    }
+}
+
+const FOR_TESTS: [&str; 4] = ["conformance", "testkit", "sim", "bench"];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn adapters_know_the_core_and_nothing_else_of_ours() {
+        for adapter in ["relevo-store-postgres", "relevo-broker-memory"] {
+            assert!(may_know(adapter, "relevo-core"));
+            assert!(may_know(adapter, "sqlx"));
+            assert!(!may_know(adapter, "relevo-relay"));
+            assert!(!may_know(adapter, "relevo-store-memory"));
+        }
+    }
+
+    #[test]
+    fn the_core_knows_nobody_and_the_relay_no_adapter() {
+        assert!(!may_know("relevo-core", "relevo-relay"));
+        assert!(may_know("relevo-relay", "relevo-core"));
+        assert!(!may_know("relevo-relay", "relevo-store-memory"));
+    }
+
+    #[test]
+    fn what_ships_knows_adapters_but_not_the_tools_of_tests() {
+        assert!(may_know("relevo-cli", "relevo-store-postgres"));
+        assert!(!may_know("relevo-cli", "relevo-testkit"));
+        assert!(!may_know("xtask", "relevo-core"));
+    }
+
+    #[test]
+    fn what_only_tests_need_is_left_out() {
+        let package = serde_json::json!({ "dependencies": [
+            { "name": "relevo-core", "kind": null },
+            { "name": "relevo-testkit", "kind": "dev" },
+        ] });
+        assert_eq!(normal_dependencies(&package).collect::<Vec<_>>(), ["relevo-core"]);
+    }
+}
