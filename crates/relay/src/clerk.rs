@@ -59,7 +59,7 @@ impl<S: Store + 'static, B: Broker + 'static> Relay<S, B> {
                 return Some(chore);
             }
         }
-        if now >= self.due_at.runs && self.health.is_up() && 2 * self.runs.len() <= self.config.runs_max {
+        if now >= self.due_at.runs && self.takes_runs(now) {
             self.due_at.runs = now + self.config.due_every;
             return Some(self.runs_chore());
         }
@@ -69,6 +69,11 @@ impl<S: Store + 'static, B: Broker + 'static> Relay<S, B> {
             return Some(Box::pin(async move { Done::Maintained(store.maintain().await) }));
         }
         None
+    }
+
+    /// Parked keys are of no use while the destination is away, or too many are being tried.
+    pub(crate) fn takes_runs(&self, now: Instant) -> bool {
+        self.health.is_worth_trying(now) && 2 * self.runs.len() <= self.config.runs_max
     }
 
     fn can_give_back(&self) -> bool {

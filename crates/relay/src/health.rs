@@ -138,14 +138,20 @@ impl Health {
         }
     }
 
-    pub(crate) fn is_up(&self) -> bool {
-        matches!(self.state, State::Up)
+    /// Whether the destination is there, or it is time to find out.
+    pub(crate) fn is_worth_trying(&self, now: Instant) -> bool {
+        match self.state {
+            State::Up => true,
+            State::Down(until) => until <= now,
+            State::Probing => false,
+        }
     }
 
-    pub(crate) fn wakes_at(&self) -> Option<Instant> {
+    /// When a pause ends; nothing to wait for unless something is there to be sent then.
+    pub(crate) fn wakes_at(&self, ready: bool) -> Option<Instant> {
         match self.state {
-            State::Down(until) => Some(until),
-            State::Up | State::Probing => None,
+            State::Down(until) if ready || !self.suspects.is_empty() => Some(until),
+            State::Up | State::Down(_) | State::Probing => None,
         }
     }
 

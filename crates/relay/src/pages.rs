@@ -55,6 +55,8 @@ pub(crate) struct Covered {
     pub(crate) settlement: Settlement,
     /// Whole pages, from the front.
     pages: usize,
+    /// Where the last of them ended then.
+    end: Option<Position>,
 }
 
 impl Pages {
@@ -163,7 +165,8 @@ impl Pages {
         }
         progress.retain(|shard, (_, position)| settled.get(shard).is_none_or(|(_, known)| known != position));
         let settlement = Settlement { progress: progress.into_values().collect(), parks };
-        (pages > 0 || !settlement.progress.is_empty()).then_some(Covered { settlement, pages })
+        let end = pages.checked_sub(1).and_then(|last| self.flights.get(last)).map(|flight| flight.end);
+        (pages > 0 || !settlement.progress.is_empty()).then_some(Covered { settlement, pages, end })
     }
 
     /// The store recorded it. Returns the items that were kept for what waits behind.
@@ -180,9 +183,15 @@ impl Pages {
                 }
             }
         }
-        for flight in self.flights.drain(..covered.pages) {
-            self.bytes -= flight.bytes;
-            self.messages -= flight.slots.len();
+        let mut extended = None;
+        for mut flight in self.flights.drain(..covered.pages) {
+            self.bytes -= std::mem::take(&mut flight.bytes);
+            self.messages -= std::mem::take(&mut flight.slots).len();
+            extended = Some(flight).filter(|last| Some(last.end) != covered.end);
+        }
+        // The last page grew while its settlement was on its way: where it ends now is still to be settled.
+        if let Some(flight) = extended {
+            self.flights.push_front(flight);
         }
         released
     }

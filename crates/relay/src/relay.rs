@@ -186,6 +186,8 @@ impl<S: Store + 'static, B: Broker + 'static> Relay<S, B> {
     ///
     /// Dropping the future in the middle loses nothing: what is in flight belongs to the relay.
     pub async fn step(&mut self) -> Result<(), RelayError> {
+        // A store and a broker that answer at once must not keep other tasks, timers and signals from their turn.
+        tokio::task::consume_budget().await;
         let now = Instant::now();
         self.wake_later(now);
         self.start_chore(now);
@@ -408,12 +410,15 @@ impl<S: Store + 'static, B: Broker + 'static> Relay<S, B> {
             consider(Some(self.due_at.lease));
         }
         if self.chore.is_none() && !self.held.is_empty() {
-            consider(Some(self.due_at.runs.min(self.due_at.maintain)));
+            consider(Some(self.due_at.maintain));
+            consider(self.takes_runs(now).then_some(self.due_at.runs));
             consider((self.pages.len() > 0).then_some(self.due_at.settle));
             consider(self.pages.is_front_done().then_some(self.due_at.settle_front));
         }
         consider((self.can_read() && !self.held.is_empty()).then_some(self.due_at.read));
-        consider(self.health.wakes_at());
+        if self.in_flight == 0 {
+            consider(self.health.wakes_at(!self.keys.ready.is_empty()));
+        }
         consider(self.later.first_key_value().map(|((at, _), _)| *at));
         if wake > now {
             wake

@@ -194,13 +194,11 @@ impl World {
         if self.outbox.scheduled() > 0 || !parked.iter().all(|key| left && key.state == KeyState::Dead) {
             return false;
         }
+        let dead = self.outbox.dead(MAIN);
+        // A mark that nobody has carried out yet frees a key.
+        let is_marked = |letter: &DeadLetter| matches!(letter.state.as_str(), "redrive" | "discard");
         let events = self.history.events();
-        oracles::undelivered(&events, &self.given_up(&parked)).is_empty()
-    }
-
-    /// What is dead, and what waits behind it.
-    fn given_up(&self, parked: &[Parked]) -> BTreeSet<MessageId> {
-        given_up(&self.outbox.dead(MAIN), parked)
+        !dead.iter().any(is_marked) && oracles::undelivered(&events, &given_up(&dead, &parked)).is_empty()
     }
 }
 

@@ -1,5 +1,6 @@
 //! The statements a relay sends, and how their answers are read.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -56,10 +57,9 @@ pub(crate) fn tick(row: &PgRow) -> Result<Tick, Error> {
 }
 
 /// The messages of a window after a place, in sequence order. Numbers drawn before the first tick are looked up by
-/// their transactions, one index probe each, so that a long transaction costs no rescan. Payloads are fetched only up to
-/// the limit of bytes; `found` says how many rows there were before that.
+/// their transactions, one index probe each, so that a long transaction costs no rescan.
 pub(crate) fn page(schema: &str, read: &Read<'_>, from: &Tick, to: &Tick, place: i64) -> String {
-    let (leases, limit, bytes) = (read.leases, read.limit, read.bytes);
+    let (leases, limit) = (read.leases, read.limit);
     let columns = "seq, slot, id, created_at, topic, key, type, content_type, headers, payload";
     let slots = slot_filter(leases);
     let mut sql = format!(
@@ -80,11 +80,17 @@ pub(crate) fn page(schema: &str, read: &Read<'_>, from: &Tick, to: &Tick, place:
             from.high,
         );
     }
+    // A large payload is left out, so that the page is bounded before anything is known of it.
+    let small = small_bytes(read);
     format!(
-        "SELECT seq, slot, found, id, created_at, topic, key, type, content_type, headers::text, payload \
-         FROM (SELECT *, count(*) OVER () AS found, sum(octet_length(payload)) OVER (ORDER BY seq ROWS UNBOUNDED PRECEDING) - octet_length(payload) \
-         AS before FROM ({sql}) AS w) AS w WHERE before < {bytes} ORDER BY seq"
+        "SELECT seq, slot, octet_length(payload), id, created_at, topic, key, type, content_type, headers::text, \
+         CASE WHEN octet_length(payload) <= {small} THEN payload END FROM ({sql}) AS w"
     )
+}
+
+/// Payloads up to this length cannot pass the limit of bytes, however many there are.
+fn small_bytes(read: &Read<'_>) -> usize {
+    (read.bytes / read.limit.max(1)).clamp(1, 1 << 30)
 }
 
 fn slot_filter(leases: &[Lease]) -> String {
@@ -97,23 +103,57 @@ fn slot_filter(leases: &[Lease]) -> String {
     }
 }
 
-/// Reads what [`page`] asks for, and how many rows there were up to the limit of rows.
-pub(crate) fn entries(answer: Bytes) -> Result<(Vec<Entry>, usize), Error> {
+/// One row of a page; a large payload is still missing.
+pub(crate) struct PageRow {
+    pub(crate) seq: i64,
+    pub(crate) size: usize,
+    pub(crate) is_whole: bool,
+    slot: u16,
+    message: Message,
+}
+
+impl PageRow {
+    /// The entry, with the payload that was fetched for it if it was missing.
+    pub(crate) fn complete(mut self, payloads: &mut BTreeMap<i64, Bytes>) -> Result<Entry, Error> {
+        if !self.is_whole {
+            self.message.payload = payloads.remove(&self.seq).ok_or(Error::Answer("a payload is gone"))?;
+        }
+        Ok(Entry { seq: self.seq, slot: self.slot, message: Arc::new(self.message) })
+    }
+}
+
+/// Reads what [`page`] asks for.
+pub(crate) fn page_rows(answer: Bytes) -> Result<Vec<PageRow>, Error> {
     let mut rows = Rows::new(answer, 11)?;
-    let mut entries = Vec::new();
-    let mut found = 0;
+    let mut page = Vec::new();
     while let Some(mut row) = rows.next_row()? {
         let seq = row.int8()?;
         let slot = row.slot()?;
-        found = row.int8()?;
-        entries.push(Entry { seq, slot, message: Arc::new(message(&mut row)?) });
+        let size = usize::try_from(row.int4()?).map_err(|_| Error::Answer("a payload has a negative length"))?;
+        let (message, is_whole) = message(&mut row)?;
+        page.push(PageRow { seq, size, is_whole, slot, message });
     }
-    Ok((entries, usize::try_from(found).unwrap_or(usize::MAX)))
+    Ok(page)
 }
 
-/// The columns from `id` to `payload`.
-fn message(row: &mut Row<'_>) -> Result<Message, Error> {
-    Ok(Message {
+/// The payloads that a page left out.
+pub(crate) fn payloads(schema: &str, seqs: &[i64]) -> String {
+    let seqs = seqs.iter().map(i64::to_string).collect::<Vec<_>>().join(",");
+    format!("SELECT seq, payload FROM {schema}.message WHERE seq IN ({seqs})")
+}
+
+pub(crate) fn payload_rows(answer: Bytes) -> Result<BTreeMap<i64, Bytes>, Error> {
+    let mut rows = Rows::new(answer, 2)?;
+    let mut payloads = BTreeMap::new();
+    while let Some(mut row) = rows.next_row()? {
+        payloads.insert(row.int8()?, row.bytes()?);
+    }
+    Ok(payloads)
+}
+
+/// The columns from `id` to `payload`, and whether the payload was there.
+fn message(row: &mut Row<'_>) -> Result<(Message, bool), Error> {
+    let mut message = Message {
         id: MessageId::from_uuid(row.uuid()?),
         created_at: row.timestamp()?,
         topic: row.text()?,
@@ -121,8 +161,19 @@ fn message(row: &mut Row<'_>) -> Result<Message, Error> {
         kind: row.text()?,
         content_type: row.text()?,
         headers: row.headers()?,
-        payload: row.bytes()?,
-    })
+        payload: Bytes::new(),
+    };
+    let payload = row.optional()?;
+    let is_whole = payload.is_some();
+    message.payload = payload.unwrap_or_default();
+    Ok((message, is_whole))
+}
+
+fn whole_message(row: &mut Row<'_>) -> Result<Message, Error> {
+    match message(row)? {
+        (message, true) => Ok(message),
+        (_, false) => Err(Error::Answer("a payload is null")),
+    }
 }
 
 fn tokens(leases: impl IntoIterator<Item = Lease>) -> Value {
@@ -275,7 +326,7 @@ pub(crate) fn runs(answer: Bytes) -> Result<Vec<Run>, Error> {
         let address = row.optional_text()?.map(|address| address.to_string());
         let no = row.int8()?;
         let seq = row.int8()?;
-        let message = Arc::new(message(&mut row)?);
+        let message = Arc::new(whole_message(&mut row)?);
         let key = message.key.clone();
         let entry = (no, Entry { seq, slot, message });
         match runs.last_mut() {
@@ -338,7 +389,7 @@ pub(crate) fn dead_letters(answer: Bytes) -> Result<Vec<DeadLetter>, Error> {
         let error = row.text()?.to_string();
         let attempts = u32::try_from(row.int4()?).map_err(|_| Error::Answer("attempts are negative"))?;
         let state = row.text()?.to_string();
-        letters.push(DeadLetter { message: message(&mut row)?, error, class, attempts, state });
+        letters.push(DeadLetter { message: whole_message(&mut row)?, error, class, attempts, state });
     }
     Ok(letters)
 }

@@ -1,0 +1,191 @@
+//! The relay on virtual time, with the memory store and broker: what the simulation cannot name one by one.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use relevo_broker_memory::{Match, MemoryBroker, Rule, Settings};
+use relevo_core::{AfterDead, Class, Policy, Route, Routes};
+use relevo_relay::{Config, Relay, RelayError};
+use relevo_store_memory::{self as memory, Draft, MAIN, Outbox};
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+struct World {
+    outbox: Outbox,
+    broker: MemoryBroker,
+    stop: CancellationToken,
+    relays: JoinSet<Result<(), RelayError>>,
+}
+
+impl World {
+    fn new(settings: Settings) -> Self {
+        let outbox = Outbox::new(memory::Settings { shards: 4, ..memory::Settings::default() });
+        let broker = MemoryBroker::new(settings);
+        Self { outbox, broker, stop: CancellationToken::new(), relays: JoinSet::new() }
+    }
+
+    fn emit(&self, key: &str, kind: &str) {
+        let mut tx = self.outbox.begin();
+        tx.emit(Draft::new("orders", key, kind, "{}")).expect("a good message");
+        tx.commit().expect("an open transaction");
+    }
+
+    fn start(&mut self, route: Route) {
+        let config = Config { routes: Routes::new(vec![route]), ..Config::default() };
+        let store = Arc::new(self.outbox.destination(MAIN));
+        let relay = Relay::with_seed(store, Arc::new(self.broker.clone()), config, 7);
+        self.relays.spawn(relay.run(self.stop.clone()));
+    }
+
+    /// Waits for this many receipts; virtual time makes the deadline free.
+    async fn received(&self, count: u64) {
+        let all = async {
+            while self.broker.received() < count {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        let in_time = tokio::time::timeout(Duration::from_mins(10), all).await.is_ok();
+        assert!(in_time, "{} of {count} messages were received", self.broker.received());
+    }
+
+    async fn end(mut self) -> Vec<String> {
+        self.stop.cancel();
+        while let Some(done) = self.relays.join_next().await {
+            done.expect("no panic").expect("an orderly end");
+        }
+        self.broker.receipts().into_iter().map(|receipt| receipt.key).collect()
+    }
+}
+
+fn quick() -> Route {
+    let policy = Policy { base: Duration::from_millis(100), attempts_max: 3, ..Policy::default() };
+    Route { policy, ..Route::everything() }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_parked_key_and_a_slow_broker_do_not_keep_others_from_their_turn() {
+    let mut world = World::new(Settings { latency: Duration::from_millis(1), ..Settings::default() });
+    world.broker.fail(Rule::new(Match::Key("bad".into()), Class::Transient).times(2));
+    world.start(quick());
+    for key in ["bad", "good", "bad"] {
+        world.emit(key, "T");
+    }
+    world.received(3).await;
+    assert_eq!(world.end().await, ["good", "bad", "bad"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_outage_counts_nothing_and_loses_nothing() {
+    let mut world = World::new(Settings::default());
+    world.broker.down();
+    world.start(quick());
+    for _ in 0..5 {
+        world.emit("a", "T");
+    }
+    tokio::time::sleep(Duration::from_mins(30)).await;
+    assert_eq!(world.broker.received(), 0);
+    assert_eq!(world.outbox.dead(MAIN).len() + world.outbox.parked(MAIN).len(), 0, "an outage is not a failure");
+    world.broker.up();
+    world.received(5).await;
+    assert_eq!(world.end().await.len(), 5);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_message_that_takes_the_connection_down_is_quarantined_and_others_flow() {
+    let mut world = World::new(Settings::default());
+    world.broker.fail(Rule::new(Match::Key("bad".into()), Class::Unknown));
+    world.start(quick());
+    world.emit("bad", "T");
+    for key in ["a", "b", "c"] {
+        world.emit(key, "T");
+    }
+    world.received(3).await;
+    while world.outbox.parked(MAIN).is_empty() {
+        world.emit("a", "T"); // what passes bears witness against it
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    assert_eq!(world.outbox.parked(MAIN)[0].state, memory::KeyState::Quarantined);
+    assert!(world.outbox.dead(MAIN).is_empty());
+    world.broker.mend();
+    let before = world.broker.received();
+    world.received(before + 1).await;
+    assert_eq!(world.end().await.iter().filter(|key| *key == "bad").count(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_blocked_address_holds_its_own_keys_only_and_a_probe_frees_them() {
+    let mut world = World::new(Settings::default());
+    world.broker.fail(Rule::new(Match::Address("Closed".into()), Class::Blocked).times(3));
+    world.start(Route { address: "{type}".into(), ..quick() });
+    for key in ["a", "b", "c"] {
+        world.emit(key, "Closed");
+    }
+    world.emit("d", "Open");
+    world.received(4).await;
+    assert!(world.outbox.dead(MAIN).is_empty(), "a blocked address counts no attempt");
+    assert_eq!(world.end().await.first().map(String::as_str), Some("d"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_key_goes_on_without_its_dead_message_only_if_the_route_says_so() {
+    for (after_dead, expected) in [(AfterDead::Hold, 0), (AfterDead::Continue, 1)] {
+        let mut world = World::new(Settings::default());
+        world.broker.fail(Rule::new(Match::Key("bad".into()), Class::Poison).times(1));
+        world.start(Route { after_dead, ..quick() });
+        world.emit("bad", "First");
+        world.emit("bad", "Second");
+        world.emit("other", "T");
+        world.received(1 + expected).await;
+        tokio::time::sleep(Duration::from_mins(1)).await;
+        assert_eq!(world.outbox.dead(MAIN).len(), 1);
+        assert_eq!(world.end().await.iter().filter(|key| *key == "bad").count() as u64, expected, "{after_dead:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_fencing_broker_gets_a_key_s_messages_together_and_in_order() {
+    let settings = Settings { fences_order: true, latency: Duration::from_millis(20), ..Settings::default() };
+    let mut world = World::new(settings);
+    world.broker.fail(Rule::new(Match::Key("a".into()), Class::Transient).times(1));
+    for _ in 0..50 {
+        world.emit("a", "T");
+    }
+    world.start(quick());
+    world.received(50).await;
+    let receipts = world.broker.receipts();
+    let mut first: Vec<i64> = Vec::new();
+    for receipt in receipts {
+        if !first.contains(&receipt.seq) {
+            first.push(receipt.seq);
+        }
+    }
+    assert!(first.is_sorted(), "first appearances follow commit order");
+    world.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_message_that_no_route_wants_is_passed_over() {
+    let mut world = World::new(Settings::default());
+    world.start(Route { topic: "orders".into(), kind: "Wanted".into(), ..quick() });
+    world.emit("a", "Unwanted");
+    world.emit("a", "Wanted");
+    world.received(1).await;
+    assert_eq!(world.end().await, ["a"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_confirmed_is_settled_on_the_way_out() {
+    let mut world = World::new(Settings::default());
+    for number in 0..100 {
+        world.emit(&format!("k-{number}"), "T");
+    }
+    world.start(quick());
+    world.received(100).await;
+    let (outbox, broker) = (world.outbox.clone(), world.broker.clone());
+    world.end().await;
+    let mut next = World { outbox, broker, stop: CancellationToken::new(), relays: JoinSet::new() };
+    next.start(quick());
+    next.emit("last", "T");
+    next.received(101).await;
+    assert_eq!(next.end().await.len(), 101, "nothing is repeated");
+}

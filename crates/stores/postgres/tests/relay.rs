@@ -1,0 +1,187 @@
+//! The production relay on PostgreSQL: what is committed arrives once, in order, whatever goes on beside it.
+
+#[allow(dead_code, reason = "each file uses its part of it")]
+mod e2e_support;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use e2e_support::{MAIN, Running, Traffic, World, config, store, until};
+use relevo_broker_memory::{MemoryBroker, Settings};
+use relevo_relay::Config;
+use relevo_testkit::PgVersion;
+use relevo_testkit::pgbouncer::PgBouncer;
+use relevo_testkit::postgres::Server;
+use tokio_util::sync::CancellationToken;
+
+fn broker() -> MemoryBroker {
+    MemoryBroker::new(Settings::default())
+}
+
+#[tokio::test]
+async fn what_is_committed_arrives_once_and_in_order_on_every_version() {
+    for version in PgVersion::ALL {
+        let world = World::on(version).await;
+        let broker = broker();
+        let relay = Running::start(world.store().await, &broker, config());
+        let mut ledger = world.emit_some(3000, 40).await;
+        ledger.add(Traffic::start(&world, 3).stop_after(&broker, 3300).await);
+        ledger.add(world.emit_some(500, 3).await);
+        world.drained().await;
+        relay.stop().await;
+        assert_eq!(ledger.check(&broker), 0, "PostgreSQL {}", version.major());
+    }
+}
+
+#[tokio::test]
+async fn a_broker_that_fences_order_gets_each_key_in_order() {
+    let world = World::new().await;
+    let broker = MemoryBroker::new(Settings { fences_order: true, ..Settings::default() });
+    let ledger = world.emit_some(5000, 5).await;
+    let relay = Running::start(world.store().await, &broker, config());
+    world.drained().await;
+    relay.stop().await;
+    assert_eq!(ledger.check(&broker), 0);
+}
+
+#[tokio::test]
+async fn the_relay_works_behind_pgbouncer_in_transaction_mode() {
+    let world = World::new().await;
+    let pooler = PgBouncer::in_front_of(Server::shared(PgVersion::V15).url()).await;
+    let broker = broker();
+    let mut relays = Vec::new();
+    for _ in 0..3 {
+        let store = store(pooler.options_for(world.database.name()), MAIN).await;
+        relays.push(Running::start(store, &broker, config()));
+    }
+    until("three relays share the shards", async || world.shares().await == [3, 3, 2]).await;
+    let mut ledger = world.emit_some(2000, 20).await;
+    ledger.add(Traffic::start(&world, 2).stop_after(&broker, 2200).await);
+    world.drained().await;
+    for relay in relays {
+        relay.stop().await;
+    }
+    assert_eq!(ledger.check(&broker), 0);
+    assert!(world.shares().await.is_empty(), "leases are given back through the pooler too");
+}
+
+#[tokio::test]
+async fn what_a_stopped_relay_had_confirmed_is_not_sent_again() {
+    let world = World::new().await;
+    let broker = broker();
+    let ledger = world.emit_some(5000, 100).await;
+    let stop = CancellationToken::new();
+    let (count, told) = (AtomicUsize::new(0), stop.clone());
+    broker.on_receipt(move |_| {
+        if count.fetch_add(1, Ordering::Relaxed) == 1000 {
+            told.cancel();
+        }
+    });
+    let small = Config { batch_max: 50, in_flight_max: 100, ..config() };
+    let first = Running::start_with(world.store().await, &broker, small.clone(), stop);
+    first.stopped().await;
+    let sent = broker.receipts().len();
+    assert!((1001..4000).contains(&sent), "it stopped in the middle: {sent}");
+
+    let second = Running::start(world.store().await, &broker, small);
+    world.drained().await;
+    second.stop().await;
+    assert_eq!(ledger.check(&broker), 0);
+}
+
+#[tokio::test]
+async fn large_payloads_pass_through_a_small_memory() {
+    const PAYLOAD: usize = 4 << 20;
+    let world = World::new().await;
+    for _ in 0..50 {
+        world
+            .run(&format!(
+                "SELECT relevo.emit_bytes('blobs', gen_random_uuid()::text, 'Blob', convert_to(repeat('x', {PAYLOAD}), \
+                 'UTF8'), 'application/octet-stream')"
+            ))
+            .await;
+    }
+    let broker = MemoryBroker::new(Settings { latency: Duration::from_millis(5), ..Settings::default() });
+    let relay =
+        Running::start(world.store().await, &broker, Config { bytes_max: 2 * PAYLOAD, batch_max: 1, ..config() });
+    let (stats, most) = (Arc::clone(&relay.stats), Arc::new(AtomicU64::new(0)));
+    let seen = Arc::clone(&most);
+    broker.on_receipt(move |_| {
+        seen.fetch_max(stats.attempts() - stats.published(), Ordering::Relaxed);
+    });
+    world.drained().await;
+    relay.stop().await;
+    assert_eq!(broker.received(), 50);
+    let most = most.load(Ordering::Relaxed);
+    // Two fill the memory; a third may have been read while there was a last byte of room.
+    assert!((1..=3).contains(&most), "{most} payloads of 4 MiB were in memory, where 8 MiB are allowed");
+}
+
+#[tokio::test]
+async fn a_destination_that_is_away_does_not_hold_the_other_back() {
+    let world = World::new().await;
+    world.run("SELECT relevo.add_destination('other', 4, 'oldest')").await;
+    let (dead, alive) = (broker(), broker());
+    dead.down();
+    let stuck = Running::start(world.store().await, &dead, config());
+    let flowing = Running::start(world.store_for("other").await, &alive, config());
+    let mut ledger = world.emit_some(1000, 10).await;
+    ledger.add(Traffic::start(&world, 2).stop_after(&alive, 1300).await);
+    world.drained_for("other").await;
+    assert_eq!(ledger.check(&alive), 0);
+    until("the outage is noticed", async || stuck.stats.outages() > 0).await;
+    assert_eq!(dead.received(), 0);
+    assert_eq!(world.number("SELECT count(*) FROM relevo.dead_letter").await, 0);
+
+    dead.up();
+    world.drained().await;
+    stuck.stop().await;
+    flowing.stop().await;
+    assert_eq!(ledger.check(&dead), 0);
+}
+
+#[tokio::test]
+async fn regrouping_under_traffic_loses_and_inverts_nothing() {
+    let world = World::with_shards(4).await;
+    let broker = broker();
+    let mut relays = Vec::new();
+    for _ in 0..2 {
+        relays.push(Running::start(world.store().await, &broker, config()));
+    }
+    let traffic = Traffic::start(&world, 4);
+    until("traffic flows", async || broker.received() > 200).await;
+    assert!(world.store().await.regroup(16).await.expect("a destination"));
+    until("both relays hold half of sixteen shards", async || world.shares().await == [8, 8]).await;
+    let then = broker.received();
+    until("traffic flows on", async || broker.received() > then + 200).await;
+    let ledger = traffic.stop().await;
+    world.drained().await;
+    for relay in relays {
+        relay.stop().await;
+    }
+    ledger.check(&broker);
+    assert_eq!(world.number("SELECT shards FROM relevo.destination").await, 16);
+}
+
+#[tokio::test]
+async fn retention_under_traffic_blocks_no_emit_and_drops_nothing_unsent() {
+    let world = World::new().await;
+    world.run("UPDATE relevo.setting SET partition_rows = 200, partitions_ahead = 3, retention = '0'").await;
+    // The next number is the last of the first partition, so that small ones follow.
+    world.run("SELECT setval('relevo.message_seq', 999999)").await;
+    let broker = broker();
+    let upkeep = Config { maintain_every: Duration::from_millis(20), ..config() };
+    let relay = Running::start(world.store().await, &broker, upkeep);
+    let traffic = Traffic::start(&world, 4);
+    let gone = "SELECT count(*) FROM pg_class WHERE relname = 'message_1'";
+    until("the first partition is gone", async || world.number(gone).await == 0).await;
+    until("some more were prepared", async || world.number("SELECT max(past) FROM relevo.partition").await > 1_002_000)
+        .await;
+    let ledger = traffic.stop().await;
+    world.drained().await;
+    relay.stop().await;
+    assert_eq!(ledger.check(&broker), 0);
+    let kept = world.number("SELECT count(*) FROM relevo.message").await;
+    assert!(kept < ledger.len().try_into().expect("a count"), "something was dropped");
+}

@@ -1,0 +1,128 @@
+//! The database goes away under a relay, in the worst moments.
+
+#[allow(dead_code, reason = "each file uses its part of it")]
+mod e2e_support;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use e2e_support::{Ledger, Running, Traffic, World, config, execute, short_leases, until};
+use relevo_broker_memory::{MemoryBroker, Settings};
+use relevo_core::store::StoreError;
+use relevo_relay::{Config, RelayError};
+use tokio::sync::Notify;
+
+fn broker() -> MemoryBroker {
+    MemoryBroker::new(Settings::default())
+}
+
+/// Calls `act` when the broker has received its `n`-th message.
+fn at_receipt(broker: &MemoryBroker, n: usize, act: impl Fn() + Send + Sync + 'static) {
+    let count = AtomicUsize::new(0);
+    broker.on_receipt(move |_| {
+        if count.fetch_add(1, Ordering::Relaxed) + 1 == n {
+            act();
+        }
+    });
+}
+
+/// The writer did not wait for the disk: what was published must be in the log all the same.
+#[tokio::test]
+async fn a_killed_server_loses_nothing_and_leaves_no_ghost() {
+    let world = World::alone().await;
+    let broker = broker();
+    let (frozen, reached) = (broker.clone(), Arc::new(Notify::new()));
+    let told = Arc::clone(&reached);
+    at_receipt(&broker, 5000, move || {
+        frozen.freeze();
+        told.notify_one();
+    });
+    let relay = Running::start(world.store().await, &broker, Config { batch_max: 500, ..short_leases() });
+    let mut open = world.connect().await;
+    execute(&mut open, "BEGIN").await.expect("a transaction");
+    let ghost = "SELECT relevo.emit('orders', 'k-' || n % 50, 'Ghost', '{}') FROM generate_series(1, 100) AS n";
+    execute(&mut open, ghost).await.expect("good messages");
+
+    let mut writer = world.connect().await;
+    execute(&mut writer, "SET synchronous_commit = off").await.expect("a setting");
+    let sql = "SELECT relevo.emit('orders', 'k-' || n % 50, 'Counted', '{}'), 'k-' || n % 50 FROM generate_series(1, 2000) AS n";
+    let mut ledger = Ledger::default();
+    for _ in 0..10 {
+        ledger.add(Ledger::read(&execute(&mut writer, sql).await.expect("good messages")));
+    }
+    reached.notified().await;
+    world.private().kill9().await;
+    assert!((5000..15_000).contains(&broker.received()), "in the middle: {}", broker.received());
+    broker.thaw();
+    world.private().start_again().await;
+    world.drained().await;
+    relay.stop().await;
+    // What the crash took from a writer that did not wait is not lost by the relay; but nothing of it may have been sent.
+    let kept = Ledger::read(&world.rows("SELECT id, key FROM relevo.message ORDER BY seq").await);
+    kept.check(&broker);
+    assert_eq!(&kept.0[..], &ledger.0[..kept.len()], "the log holds what was committed first");
+    assert!(kept.len() >= 5000, "what was sent is there");
+    drop(open);
+}
+
+#[tokio::test]
+async fn a_connection_cut_between_confirm_and_settle_repeats_the_same_ids() {
+    let world = World::new().await;
+    let broker = broker();
+    let (proxy, store) = world.proxied().await;
+    let (wire, reached) = (Arc::clone(&proxy), Arc::new(Notify::new()));
+    let told = Arc::clone(&reached);
+    // From the first receipt on nothing reaches the server, so nothing can be settled.
+    at_receipt(&broker, 1, move || {
+        wire.freeze();
+        told.notify_one();
+    });
+    let relay = Running::start(store, &broker, config());
+    until("it holds everything", async || world.shares().await == [8]).await;
+    let ledger = world.emit_some(500, 50).await;
+    reached.notified().await;
+    until("all of the page is confirmed", async || relay.stats.published() == 500).await;
+    proxy.cut().await;
+    proxy.thaw();
+    world.drained().await;
+    let repeats = ledger.check(&broker);
+    assert_eq!(repeats, 500, "what was confirmed and could not be settled goes again, once");
+    assert!(relay.stats.database_away() > 0);
+    relay.stop().await;
+}
+
+#[tokio::test]
+async fn a_database_that_is_away_for_longer_than_a_lease_is_waited_for() {
+    let world = World::new().await;
+    let broker = broker();
+    let (proxy, store) = world.proxied().await;
+    let relay = Running::start(store, &broker, short_leases());
+    let traffic = Traffic::start(&world, 2);
+    until("traffic flows", async || broker.received() > 100).await;
+    proxy.block().await;
+    until("every lease has ended", async || {
+        world.number("SELECT count(*) FROM relevo.lease WHERE until > clock_timestamp()").await == 0
+    })
+    .await;
+    proxy.unblock();
+    let then = broker.received();
+    until("traffic flows again", async || broker.received() > then + 100).await;
+    let ledger = traffic.stop().await;
+    world.drained().await;
+    relay.stop().await;
+    ledger.check(&broker);
+    world.assert_epochs_never_go_back().await;
+}
+
+#[tokio::test]
+async fn a_relay_of_a_destination_that_is_switched_off_ends_with_the_reason() {
+    let world = World::new().await;
+    let broker = broker();
+    let relay = Running::start(world.store().await, &broker, short_leases());
+    until("it holds everything", async || world.shares().await == [8]).await;
+    assert!(world.store().await.switch(false).await.expect("a destination"));
+    let Err(RelayError::Store(StoreError::Refused { what })) = relay.ended().await else {
+        panic!("it should have been refused");
+    };
+    assert!(what.contains("switched off") && what.contains("relevo destination switch"), "{what}");
+}

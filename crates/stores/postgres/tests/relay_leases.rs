@@ -1,0 +1,189 @@
+//! Several relays: who holds which shard, and what one that lost its lease can still do.
+
+#[allow(dead_code, reason = "each file uses its part of it")]
+mod e2e_support;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use e2e_support::{Running, Traffic, World, config, short_leases, until};
+use relevo_broker_memory::{MemoryBroker, Settings};
+use relevo_relay::{Config, Relay};
+use tokio_util::sync::CancellationToken;
+
+fn broker() -> MemoryBroker {
+    MemoryBroker::new(Settings::default())
+}
+
+/// How many shards somebody holds.
+async fn held(world: &World) -> i64 {
+    world.number("SELECT count(*) FROM relevo.lease WHERE owner IS NOT NULL AND until > clock_timestamp()").await
+}
+
+#[tokio::test]
+async fn three_relays_share_eight_shards_evenly() {
+    let world = World::new().await;
+    let broker = broker();
+    let first = Running::start(world.store().await, &broker, short_leases());
+    until("one relay holds everything", async || world.shares().await == [8]).await;
+    let second = Running::start(world.store().await, &broker, short_leases());
+    until("two relays hold half each", async || world.shares().await == [4, 4]).await;
+    let third = Running::start(world.store().await, &broker, short_leases());
+    until("three relays share evenly", async || world.shares().await == [3, 3, 2]).await;
+    first.stop().await;
+    until("two relays hold half each again", async || world.shares().await == [4, 4]).await;
+    second.stop().await;
+    third.stop().await;
+    assert!(world.shares().await.is_empty());
+}
+
+#[tokio::test]
+async fn relays_that_join_and_leave_repeat_lose_and_invert_nothing() {
+    let world = World::new().await;
+    let broker = broker();
+    let traffic = Traffic::start(&world, 4);
+    let more = async |count: u64| {
+        let then = broker.received();
+        until("traffic flows", async || broker.received() >= then + count).await;
+    };
+    let first = Running::start(world.store().await, &broker, short_leases());
+    more(100).await;
+    let second = Running::start(world.store().await, &broker, short_leases());
+    let third = Running::start(world.store().await, &broker, short_leases());
+    until("three relays share evenly", async || world.shares().await == [3, 3, 2]).await;
+    more(100).await;
+    eprintln!("DBG lost {} {} {}", first.stats.leases_lost(), second.stats.leases_lost(), third.stats.leases_lost());
+    first.stop().await;
+    more(100).await;
+    let fourth = Running::start(world.store().await, &broker, short_leases());
+    until("three relays share evenly", async || world.shares().await == [3, 3, 2]).await;
+    eprintln!("DBG lost {} {} rec {}", second.stats.leases_lost(), third.stats.leases_lost(), broker.received());
+    second.stop().await;
+    third.stop().await;
+    more(100).await;
+    let ledger = traffic.stop().await;
+    world.drained().await;
+    eprintln!("DBG lost {}", fourth.stats.leases_lost());
+    fourth.stop().await;
+    { let r = broker.receipts(); let mut seen = std::collections::BTreeMap::new(); for (i, x) in r.iter().enumerate() { if let Some((j,e)) = seen.insert(x.id, (i, x.epoch)) { eprintln!("DBG repeat at {i} of {j}: {x:?} epoch before {e}"); } } }
+    assert_eq!(ledger.check(&broker), 0, "whoever leaves politely has settled what it sent");
+    world.assert_epochs_never_go_back().await;
+}
+
+#[tokio::test]
+async fn a_relay_that_dies_is_replaced_when_its_lease_ends() {
+    let world = World::new().await;
+    let broker = broker();
+    let stays = Running::start(world.store().await, &broker, short_leases());
+    let dies = Running::start(world.store().await, &broker, short_leases());
+    until("both hold half", async || world.shares().await == [4, 4]).await;
+    let traffic = Traffic::start(&world, 4);
+    until("traffic flows", async || broker.received() > 100).await;
+    drop(dies);
+    let died = Instant::now();
+    until("one relay holds everything", async || world.shares().await == [8] && held(&world).await == 8).await;
+    let took = died.elapsed();
+    let lease = short_leases().lease;
+    // The lease was renewed at most a moment before; whoever stays looks three times a lease.
+    assert!(took <= lease + lease / 3 + Duration::from_millis(700), "it took {took:?}");
+    let ledger = traffic.stop().await;
+    world.drained().await;
+    stays.stop().await;
+    ledger.check(&broker);
+    world.assert_epochs_never_go_back().await;
+}
+
+#[tokio::test]
+async fn a_relay_that_leaves_is_replaced_at_once() {
+    let world = World::new().await;
+    let broker = broker();
+    // Ten seconds of lease: it is not its end that the others wait for.
+    let stays = Running::start(world.store().await, &broker, config());
+    let leaves = Running::start(world.store().await, &broker, config());
+    until("both hold half", async || world.shares().await == [4, 4]).await;
+    leaves.stop().await;
+    let left = Instant::now();
+    until("one relay holds everything", async || world.shares().await == [8]).await;
+    let took = left.elapsed();
+    assert!(took < Duration::from_secs(1), "it took {took:?}");
+    let ledger = world.emit_some(500, 50).await;
+    world.drained().await;
+    stays.stop().await;
+    assert_eq!(ledger.check(&broker), 0);
+}
+
+/// As if its process had been stopped by a signal, with messages on their way.
+#[tokio::test]
+async fn a_relay_that_slept_past_its_lease_settles_nothing() {
+    let world = World::new().await;
+    let broker = MemoryBroker::new(Settings { latency: Duration::from_millis(300), ..Settings::default() });
+    let mut ledger = world.emit_some(200, 20).await;
+    let sleeper = Relay::new(world.store().await, Arc::new(broker.clone()), short_leases());
+    let stats = sleeper.stats();
+    let stop = CancellationToken::new();
+    let mut sleeper = Box::pin(sleeper.run(stop.clone()));
+    tokio::select! {
+        ended = &mut sleeper => panic!("it ended: {ended:?}"),
+        () = until("its first messages are on their way", async || broker.received() > 0) => {}
+    }
+    // From here on nobody polls it.
+    let confirmed = stats.published();
+    let other = Running::start(world.store().await, &broker, short_leases());
+    until("another relay took everything", async || world.shares().await == [8] && other.stats.published() > 0).await;
+    ledger.add(world.emit_some(50, 20).await);
+    world.drained().await;
+    let settled = world.number("SELECT max(no) FROM relevo.progress").await;
+
+    tokio::select! {
+        ended = &mut sleeper => panic!("it ended: {ended:?}"),
+        () = until("it noticed", async || stats.leases_lost() > 0) => {}
+    }
+    assert!(stats.published() >= confirmed);
+    let epochs = format!(
+        "SELECT count(*) FROM relevo.progress AS p JOIN relevo.lease AS l USING (destination, shard) \
+         WHERE p.no > {settled} AND p.epoch < l.epoch AND l.owner IS NOT NULL"
+    );
+    assert_eq!(world.number(&epochs).await, 0, "it settled under a lease that was gone");
+    world.assert_epochs_never_go_back().await;
+    tokio::select! {
+        ended = &mut sleeper => panic!("it ended: {ended:?}"),
+        () = until("it is one of two again", async || world.shares().await == [4, 4]) => {}
+    }
+    stop.cancel();
+    sleeper.await.expect("it stops in good order");
+    other.stop().await;
+    ledger.check(&broker);
+}
+
+/// Its settlement was on the wire while another relay took over, and arrives at last.
+#[tokio::test]
+async fn a_settlement_that_arrives_after_the_takeover_changes_nothing() {
+    let world = World::new().await;
+    let broker = broker();
+    let (proxy, store) = world.proxied().await;
+    let hour = Duration::from_hours(1);
+    let alone = Config { due_every: hour, maintain_every: hour, ..short_leases() };
+    let slow = Running::start(store, &broker, alone);
+    until("it holds everything", async || world.shares().await == [8]).await;
+    let wire = Arc::clone(&proxy);
+    broker.on_receipt(move |_| wire.freeze());
+    let mut ledger = world.emit_some(100, 20).await;
+    until("messages are confirmed", async || slow.stats.published() > 0).await;
+    assert_eq!(slow.stats.settlements(), 0, "nothing passes the wire");
+    broker.on_receipt(|_| ());
+
+    let other = Running::start(world.store().await, &broker, short_leases());
+    until("the other delivered everything again", async || {
+        world.shares().await == [8] && other.stats.settlements() > 0
+    })
+    .await;
+    ledger.add(world.emit_some(100, 20).await);
+    world.drained().await;
+    proxy.thaw();
+    until("the slow one noticed", async || slow.stats.leases_lost() + slow.stats.database_away() > 0).await;
+    until("both share again", async || world.shares().await == [4, 4]).await;
+    world.assert_epochs_never_go_back().await;
+    slow.stop().await;
+    other.stop().await;
+    ledger.check(&broker);
+}

@@ -1,0 +1,236 @@
+//! Rules A6 to A8 and what else a server does: crashes, standbys, history, other databases, two-phase commit, savepoints.
+
+mod rules_support;
+
+use relevo_core::store::{Ask, Ceiling, Leases as _, OutboxReader as _, Position, Read, StoreError};
+use relevo_store_postgres::{Config, Store};
+use relevo_testkit::PgVersion;
+use relevo_testkit::postgres::{Private, Server};
+use rules_support::{Bed, Reader, Session, emit};
+use sqlx::ConnectOptions as _;
+use uuid::Uuid;
+
+const NONE: [&str; 0] = [];
+const LABELS: &str = "SELECT type FROM relevo.message ORDER BY seq";
+
+/// A server on which asynchronous commits stay in memory until somebody flushes.
+async fn forgetful() -> Bed {
+    let bed = Bed::quiet(&[
+        ("synchronous_commit", "off"),
+        ("wal_writer_delay", "10s"),
+        ("wal_level", "minimal"),
+        ("max_wal_senders", "0"),
+        ("full_page_writes", "off"),
+    ])
+    .await;
+    let mut session = bed.session().await;
+    let walwriter: i32 = session.one("SELECT pid FROM pg_stat_activity WHERE backend_type = 'walwriter'").await;
+    let stop = std::process::Command::new("sh").args(["-c", &format!("kill -STOP {walwriter}")]).status();
+    assert!(stop.expect("`sh` runs").success());
+    // A flush, and the beginning of a file: what follows fits into a page that nobody has a reason to write.
+    session.run("SET synchronous_commit = on; CREATE TABLE flushed (); SELECT pg_switch_wal()").await;
+    bed
+}
+
+async fn crash(bed: &Bed) {
+    let server = bed.server.as_ref().expect("a server of its own");
+    server.kill9().await;
+    server.start_again().await;
+}
+
+#[tokio::test]
+async fn a6_what_was_read_is_there_after_a_crash() {
+    let bed = forgetful().await;
+    let mut reader = Reader::start(&bed).await;
+    for label in ["m1", "m2", "m3"] {
+        bed.emit("k", label).await;
+    }
+    assert_eq!(reader.drain().await, ["m1", "m2", "m3"]);
+    bed.emit("k", "unread").await;
+    crash(&bed).await;
+    assert_eq!(bed.session().await.list(LABELS).await, ["m1", "m2", "m3"], "the tick's flush, and nothing after it");
+    let mut next = Reader::start(&bed).await;
+    bed.emit("k", "m4").await;
+    let read = next.drain().await;
+    assert_eq!(read.last().map(String::as_str), Some("m4"));
+    assert!([1, 4].contains(&read.len()), "progress may be lost, and then all of it repeats: {read:?}");
+}
+
+#[tokio::test]
+async fn a6_a_tick_that_does_not_flush_publishes_a_ghost() {
+    let bed = forgetful().await;
+    bed.mutate("make_tick", "set_config('synchronous_commit', 'on', true)", "1").await;
+    bed.mutate("settle", "set_config('synchronous_commit', 'on', true)", "1").await;
+    bed.run("SET synchronous_commit = on; CREATE TABLE flushed_too (); SELECT pg_switch_wal()").await;
+    let mut reader = Reader::start(&bed).await;
+    bed.run("SET synchronous_commit = on; CREATE TABLE flushed_again (); SELECT pg_switch_wal()").await;
+    bed.emit("k", "ghost").await;
+    let xid = "SELECT max(xid::text::bigint) FROM relevo.message";
+    let ghost: i64 = bed.session().await.one(xid).await;
+    assert_eq!(reader.drain().await, ["ghost"]);
+    crash(&bed).await;
+    assert_eq!(bed.session().await.list(LABELS).await, NONE, "it was published, and there is no row");
+    bed.emit("k", "another").await;
+    assert_eq!(bed.session().await.one::<i64>(xid).await, ghost, "even its transaction id is issued again");
+}
+
+#[tokio::test]
+async fn a7_a_relay_refuses_a_standby() {
+    let bed = Bed::quiet(&[]).await;
+    let standby = bed.server.as_ref().expect("a server of its own").standby().await;
+    let mut writer = bed.session().await;
+    writer.run(&format!("BEGIN; {}", emit("k", "open"))).await;
+    bed.emit("k", "committed").await;
+    let mut there = Session::of(connect(&standby, &bed).await).await;
+    let written: String = bed.session().await.one("SELECT pg_current_wal_flush_lsn()::text").await;
+    replayed(&mut there, &written).await;
+
+    // The naive reader's snapshot calls an open transaction visible.
+    let open: String = writer.one("SELECT pg_current_xact_id()::text").await;
+    let sees = format!("pg_visible_in_snapshot('{open}', pg_current_snapshot())");
+    assert!(there.one::<bool>(&format!("SELECT {sees}")).await, "on the standby");
+    assert!(!bed.session().await.one::<bool>(&format!("SELECT {sees}")).await, "on the primary");
+
+    assert_eq!(there.refusal("SELECT relevo.make_tick()").await, "RV002");
+    let options = standby.options().database(bed.database.name());
+    let store = Store::open(Config::new(options, "main")).await.expect("a standby can be asked");
+    let ask = Ask { owner: Uuid::new_v4(), name: "r".to_owned(), lease: rules_support::DEADLINE, give_back: Vec::new() };
+    assert!(matches!(store.lease(ask.clone()).await, Err(StoreError::Standby)));
+    let leases = bed.store().await.lease(ask).await.expect("leases of the primary").leases;
+    let read = Read { leases: &leases, after: Position::at(0), limit: 10, bytes: 1 << 20, ceiling: Ceiling::Open };
+    assert!(matches!(store.read(read).await, Err(StoreError::Standby)));
+}
+
+async fn connect(server: &Private, bed: &Bed) -> sqlx::PgConnection {
+    server.options().database(bed.database.name()).connect().await.expect("a standby takes readers")
+}
+
+async fn replayed(session: &mut Session, lsn: &str) {
+    let deadline = tokio::time::Instant::now() + rules_support::DEADLINE;
+    while !session.one::<bool>(&format!("SELECT pg_last_wal_replay_lsn() >= '{lsn}'")).await {
+        assert!(tokio::time::Instant::now() < deadline, "the standby does not follow");
+        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+    }
+}
+
+/// How many pages of messages and their indexes sessions have touched; counted when they end.
+async fn touched(bed: &Bed) -> i64 {
+    let others = "SELECT NOT EXISTS (SELECT 1 FROM pg_stat_activity WHERE datname = current_database()
+        AND pid <> pg_backend_pid() AND backend_type = 'client backend')";
+    bed.until("every session has ended", others).await;
+    bed.session()
+        .await
+        .one(
+            "SELECT sum(heap_blks_hit + heap_blks_read + idx_blks_hit + idx_blks_read)::bigint
+            FROM pg_statio_user_tables WHERE schemaname = 'relevo' AND relname LIKE 'message%'",
+        )
+        .await
+}
+
+#[tokio::test]
+async fn a8_a_late_transaction_is_looked_up_without_walking_the_history() {
+    let bed = Bed::shared(8).await;
+    bed.run("ALTER TABLE relevo.message_1 SET (autovacuum_enabled = off)").await;
+    let mut long = bed.session().await;
+    long.run(&format!("BEGIN; {}", emit("k", "long"))).await;
+    bed.run(
+        "INSERT INTO relevo.message (seq, xid, slot, id, created_at, topic, key, type, content_type, payload)
+        SELECT nextval('relevo.message_seq'), pg_current_xact_id(), 0, relevo.new_id(), clock_timestamp(), 't', 'k', 'old',
+            'application/json', '{}' FROM generate_series(1, 200000)",
+    )
+    .await;
+    bed.run("VACUUM ANALYZE relevo.message").await;
+    let mut reader = Reader::start(&bed).await;
+    let tick: i64 = bed.session().await.one("SELECT tick FROM relevo.make_tick()").await;
+    reader.settle(Position::at(tick)).await;
+    reader.leave().await;
+    let xid: String = long.one("SELECT pg_current_xact_id()::text").await;
+    long.run("COMMIT").await;
+    drop(long);
+
+    let before = touched(&bed).await;
+    let mut reader = Reader::start(&bed).await;
+    assert_eq!(reader.next(1000).await, ["long"]);
+    drop(reader);
+    let ours = touched(&bed).await - before;
+
+    let mut naive = bed.session().await;
+    naive
+        .run(
+            "SET plan_cache_mode = force_generic_plan;
+            PREPARE page(xid8[], bigint) AS SELECT type FROM relevo.message
+            WHERE xid = ANY ($1) AND seq > $2 ORDER BY seq LIMIT 1000",
+        )
+        .await;
+    assert_eq!(naive.list(&format!("EXECUTE page('{{{xid}}}', 0)")).await, ["long"]);
+    drop(naive);
+    let theirs = touched(&bed).await - before - ours;
+    assert!(ours <= 40, "{ours} pages for one message");
+    assert!(theirs >= 1000, "{theirs} pages: the naive plan no longer walks the history, so that this shows nothing");
+}
+
+#[tokio::test]
+async fn a_transaction_in_another_database_does_not_freeze_reading() {
+    let bed = Bed::shared(8).await;
+    let elsewhere = Server::shared(PgVersion::V15).database().await;
+    let mut other = Session::of(elsewhere.connect().await).await;
+    other.run("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT pg_current_xact_id()").await;
+    let mut reader = Reader::start(&bed).await;
+    bed.emit("k", "m1").await;
+    let frozen = "SELECT type FROM relevo.message WHERE xid < pg_snapshot_xmin(pg_current_snapshot())";
+    assert_eq!(bed.session().await.list(frozen).await, NONE, "below the oldest open transaction there is nothing");
+    assert_eq!(reader.drain().await, ["m1"]);
+    bed.emit("k", "m2").await;
+    assert_eq!(reader.drain().await, ["m2"]);
+    other.run("COMMIT").await;
+    assert_eq!(reader.drain().await, NONE);
+}
+
+#[tokio::test]
+async fn a_prepared_transaction_is_read_after_it_is_committed() {
+    let bed = Bed::shared(8).await;
+    let mut reader = Reader::start(&bed).await;
+    let mut writer = bed.session().await;
+    let name = Uuid::new_v4();
+    writer.run(&format!("BEGIN; {}; PREPARE TRANSACTION '{name}'", emit("k", "prepared"))).await;
+    drop(writer);
+    bed.emit("k", "next").await;
+    // A cursor over the numbers passes it by.
+    let mut naive = bed.session().await;
+    let cursor: i64 = naive.one("SELECT max(seq) FROM relevo.message").await;
+    let read = [reader.drain().await, reader.drain().await];
+    naive.run(&format!("COMMIT PREPARED '{name}'")).await;
+    assert_eq!(read, [vec!["next".to_owned()], Vec::new()], "not before");
+    assert_eq!(naive.list(&format!("SELECT type FROM relevo.message WHERE seq > {cursor}")).await, NONE);
+    assert_eq!(reader.drain().await, ["prepared"]);
+
+    let mut writer = bed.session().await;
+    writer.run(&format!("BEGIN; {}; PREPARE TRANSACTION '{name}'", emit("k", "undone"))).await;
+    let read = reader.drain().await;
+    writer.run(&format!("ROLLBACK PREPARED '{name}'")).await;
+    assert_eq!(read, NONE);
+    assert_eq!(reader.drain().await, NONE);
+}
+
+#[tokio::test]
+async fn a_savepoint_s_messages_belong_to_the_whole_transaction() {
+    let bed = Bed::shared(8).await;
+    let mut reader = Reader::start(&bed).await;
+    let mut writer = bed.session().await;
+    writer.run(&format!("BEGIN; {}; SAVEPOINT a; {}", emit("k", "outer"), emit("k", "inner"))).await;
+    writer.run(&format!("SAVEPOINT b; {}; ROLLBACK TO b", emit("k", "undone"))).await;
+    bed.emit("k", "other").await;
+    let mut naive = bed.session().await;
+    let before: String = naive.one("SELECT pg_current_snapshot()::text").await;
+    assert_eq!(reader.drain().await, ["other"]);
+    writer.run("COMMIT").await;
+    // The system column names the savepoint's own transaction, which no snapshot lists.
+    let by = |xid: &str| {
+        format!(
+            "SELECT type FROM relevo.message WHERE NOT pg_visible_in_snapshot({xid}, '{before}') ORDER BY seq"
+        )
+    };
+    assert_eq!(naive.list(&by("xmin::text::xid8")).await, ["outer"], "the inner one is lost");
+    assert_eq!(naive.list(&by("xid")).await, ["outer", "inner"]);
+    assert_eq!(reader.drain().await, ["outer", "inner"]);
+}

@@ -1,0 +1,258 @@
+//! Sessions that wait for each other in plain sight, and a small reader, for the tests of the rules.
+#![allow(dead_code, reason = "each test binary uses its own part")]
+
+use std::time::Duration;
+
+use relevo_core::store::{
+    Ask, Ceiling, Lease, Leases as _, OutboxReader as _, Page, Position, Read, Settled, Settlement,
+};
+use relevo_store_postgres::{Config, Schema, Store, migrate};
+use relevo_testkit::PgVersion;
+use relevo_testkit::postgres::{Database, Private, Server};
+use sqlx::postgres::{PgConnection, PgRow};
+use sqlx::{AssertSqlSafe, Row as _};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep, timeout};
+use uuid::Uuid;
+
+/// No wait of a test is longer.
+pub(crate) const DEADLINE: Duration = Duration::from_secs(10);
+const POLL: Duration = Duration::from_millis(2);
+const LEASE: Duration = Duration::from_mins(10);
+
+/// An outbox of one test's own, with the destination `main`.
+pub(crate) struct Bed {
+    pub(crate) database: Database,
+    pub(crate) server: Option<Private>,
+}
+
+impl Bed {
+    /// On the server that all tests share.
+    pub(crate) async fn shared(shards: u16) -> Self {
+        Self::prepared(Server::shared(PgVersion::V15).database().await, None, shards).await
+    }
+
+    /// On a server where no transaction is anybody else's, for what depends on the very next transaction id.
+    pub(crate) async fn quiet(settings: &[(&str, &str)]) -> Self {
+        let settings = [&[("autovacuum", "off")], settings].concat();
+        let server = Private::start_with(PgVersion::V15, &settings).await;
+        Self::prepared(server.database().await, Some(server), 8).await
+    }
+
+    async fn prepared(database: Database, server: Option<Private>, shards: u16) -> Self {
+        let mut connection = database.connect().await;
+        migrate::migrate(&mut connection, &Schema::default()).await.expect("an empty database");
+        let bed = Self { database, server };
+        bed.session().await.run(&format!("SELECT relevo.add_destination('main', {shards}, 'oldest')")).await;
+        bed
+    }
+
+    pub(crate) async fn session(&self) -> Session {
+        Session::of(self.database.connect().await).await
+    }
+
+    pub(crate) async fn store(&self) -> Store {
+        Store::open(Config::new(self.database.options(), "main")).await.expect("a migrated database")
+    }
+
+    /// Runs one statement in a session of its own.
+    pub(crate) async fn run(&self, sql: &str) {
+        self.session().await.run(sql).await;
+    }
+
+    /// Emits in a transaction of its own.
+    pub(crate) async fn emit(&self, key: &str, label: &str) {
+        self.run(&emit(key, label)).await;
+    }
+
+    /// Changes a phrase of one of our functions, in this test's own database, to show what breaks without it.
+    pub(crate) async fn mutate(&self, function: &str, phrase: &str, instead: &str) {
+        let mut session = self.session().await;
+        let source: String = session.one(&format!("SELECT pg_get_functiondef('relevo.{function}'::regproc)")).await;
+        assert!(source.contains(phrase), "`{function}` no longer says `{phrase}`: look for what says it now");
+        session.run(&source.replacen(phrase, instead, 1)).await;
+    }
+
+    /// Waits until a query says true.
+    pub(crate) async fn until(&self, what: &str, query: &str) {
+        let mut session = self.session().await;
+        let deadline = Instant::now() + DEADLINE;
+        while !session.one::<bool>(query).await {
+            assert!(Instant::now() < deadline, "in vain for {DEADLINE:?}: {what}");
+            sleep(POLL).await;
+        }
+    }
+
+    /// Waits until a started statement waits for another session.
+    pub(crate) async fn until_blocked(&self, pending: &Pending) {
+        let query = format!("SELECT cardinality(pg_blocking_pids({})) > 0", pending.pid);
+        self.until("the statement waits for a lock", &query).await;
+    }
+}
+
+/// The statement that emits a message whose type is its label.
+pub(crate) fn emit(key: &str, label: &str) -> String {
+    format!("SELECT relevo.emit('topic', '{key}', '{label}', '{{}}')")
+}
+
+/// One connection, one statement at a time.
+pub(crate) struct Session {
+    connection: PgConnection,
+    pub(crate) pid: i32,
+}
+
+impl Session {
+    pub(crate) async fn of(mut connection: PgConnection) -> Self {
+        let row = sqlx::raw_sql("SELECT pg_backend_pid()").fetch_one(&mut connection).await;
+        let pid = row.and_then(|row| row.try_get(0)).expect("a server");
+        Self { connection, pid }
+    }
+
+    pub(crate) async fn try_rows(&mut self, sql: &str) -> Result<Vec<PgRow>, sqlx::Error> {
+        let rows = sqlx::raw_sql(AssertSqlSafe(sql)).fetch_all(&mut self.connection);
+        timeout(DEADLINE, rows).await.unwrap_or_else(|_| panic!("no answer within {DEADLINE:?}: {sql}"))
+    }
+
+    pub(crate) async fn rows(&mut self, sql: &str) -> Vec<PgRow> {
+        self.try_rows(sql).await.unwrap_or_else(|error| panic!("{sql}: {error}"))
+    }
+
+    pub(crate) async fn run(&mut self, sql: &str) {
+        self.rows(sql).await;
+    }
+
+    /// The only value of a query.
+    pub(crate) async fn one<T>(&mut self, sql: &str) -> T
+    where
+        T: for<'r> sqlx::Decode<'r, sqlx::Postgres> + sqlx::Type<sqlx::Postgres>,
+    {
+        let rows = self.rows(sql).await;
+        assert_eq!(rows.len(), 1, "one row: {sql}");
+        rows[0].try_get(0).unwrap_or_else(|error| panic!("{sql}: {error}"))
+    }
+
+    /// The first column of a query.
+    pub(crate) async fn list(&mut self, sql: &str) -> Vec<String> {
+        self.rows(sql).await.iter().map(|row| row.try_get(0).expect("text")).collect()
+    }
+
+    /// The code of the error that a statement must end with.
+    pub(crate) async fn refusal(&mut self, sql: &str) -> String {
+        match self.try_rows(sql).await {
+            Ok(_) => panic!("it was not refused: {sql}"),
+            Err(error) => code(&error),
+        }
+    }
+
+    /// The same, for a transaction that is rolled back afterwards.
+    pub(crate) async fn refusal_in(&mut self, begin: &str, sql: &str) -> String {
+        self.run(begin).await;
+        let code = self.refusal(sql).await;
+        self.run("ROLLBACK").await;
+        code
+    }
+
+    /// Sends a statement and does not wait for its answer.
+    pub(crate) fn start(mut self, sql: &str) -> Pending {
+        let (pid, sql) = (self.pid, sql.to_owned());
+        let mut task = JoinSet::new();
+        task.spawn(async move {
+            let answer = self.try_rows(&sql).await;
+            (self, answer)
+        });
+        Pending { pid, task }
+    }
+}
+
+/// The code of a server's error.
+pub(crate) fn code(error: &sqlx::Error) -> String {
+    let database = error.as_database_error().unwrap_or_else(|| panic!("not the server's: {error}"));
+    database.code().expect("a code").into_owned()
+}
+
+/// A statement that was sent.
+pub(crate) struct Pending {
+    pub(crate) pid: i32,
+    task: JoinSet<(Session, Result<Vec<PgRow>, sqlx::Error>)>,
+}
+
+impl Pending {
+    /// Its session and its answer.
+    pub(crate) async fn answer(mut self) -> (Session, Result<Vec<PgRow>, sqlx::Error>) {
+        self.task.join_next().await.expect("one task").expect("it does not panic")
+    }
+
+    /// Its session, after it went well.
+    pub(crate) async fn done(self) -> Session {
+        let (session, answer) = self.answer().await;
+        answer.expect("the statement goes well");
+        session
+    }
+}
+
+/// Reads and settles all shards together, and publishes nowhere.
+pub(crate) struct Reader {
+    pub(crate) store: Store,
+    pub(crate) leases: Vec<Lease>,
+    pub(crate) at: Position,
+}
+
+impl Reader {
+    pub(crate) async fn start(bed: &Bed) -> Self {
+        let store = bed.store().await;
+        let ask = Ask { owner: Uuid::new_v4(), name: "reader".to_owned(), lease: LEASE, give_back: Vec::new() };
+        let leases = store.lease(ask).await.expect("leases").leases;
+        let standings = store.standing(&leases).await.expect("standings");
+        let at = standings.first().expect("free shards").position;
+        assert!(standings.iter().all(|standing| standing.position == at), "the shards stand together");
+        Self { store, leases, at }
+    }
+
+    /// Ends, so that another reader can go on.
+    pub(crate) async fn leave(self) {
+        self.store.leave(self.leases[0].owner, &self.leases).await.expect("an answer");
+    }
+
+    pub(crate) async fn page(&self, limit: usize, ceiling: Ceiling) -> Page {
+        let read = Read { leases: &self.leases, after: self.at, limit, bytes: usize::MAX >> 1, ceiling };
+        self.store.read(read).await.expect("a page")
+    }
+
+    pub(crate) async fn settle(&mut self, end: Position) {
+        let progress = self.leases.iter().map(|lease| (*lease, end)).collect();
+        let settled = self.store.settle(Settlement { progress, parks: Vec::new() }).await.expect("an answer");
+        assert_eq!(settled, Settled::default());
+        self.at = end;
+    }
+
+    /// Reads and settles one page; its labels.
+    pub(crate) async fn next(&mut self, limit: usize) -> Vec<String> {
+        let page = self.page(limit, Ceiling::Open).await;
+        self.settle(page.end).await;
+        labels(&page)
+    }
+
+    /// Reads and settles the window that ends at a tick; its labels.
+    pub(crate) async fn to_tick(&mut self, tick: i64) -> Vec<String> {
+        let page = self.page(100, Ceiling::Tick(tick)).await;
+        assert_eq!(page.end, Position::at(tick), "one page to the window's end");
+        self.settle(page.end).await;
+        labels(&page)
+    }
+
+    /// Reads and settles to the end of what is committed; the labels.
+    pub(crate) async fn drain(&mut self) -> Vec<String> {
+        let mut labels = Vec::new();
+        loop {
+            let page = self.next(100).await;
+            if page.is_empty() && self.at.is_exhausted() {
+                return labels;
+            }
+            labels.extend(page);
+        }
+    }
+}
+
+fn labels(page: &Page) -> Vec<String> {
+    page.entries.iter().map(|entry| entry.message.kind.to_string()).collect()
+}
