@@ -15,6 +15,7 @@ use crate::fill::{KEYS, PAYLOAD_BYTES, run};
 
 /// Makes the table that such outboxes have, with `count` messages.
 pub(crate) async fn fill(connection: &mut PgConnection, count: u32) -> anyhow::Result<()> {
+    run(connection, "DROP TABLE IF EXISTS plain_outbox").await?;
     run(
         connection,
         "CREATE TABLE plain_outbox (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, message_id uuid NOT NULL, \

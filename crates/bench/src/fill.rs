@@ -38,6 +38,18 @@ impl Bench {
         Ok(store)
     }
 
+    /// Forgets that anything was delivered, so that the same messages can be drained again.
+    pub(crate) async fn rewind(&mut self) -> anyhow::Result<()> {
+        run(&mut self.connection, "DELETE FROM relevo.parked_key").await?;
+        run(
+            &mut self.connection,
+            "INSERT INTO relevo.progress (destination, shards, shard, from_tick, to_tick, place, epoch) \
+             SELECT destination, 8, shard, 0, 0, 0, epoch FROM relevo.lease",
+        )
+        .await?;
+        run(&mut self.connection, "CHECKPOINT").await
+    }
+
     /// Writes `count` messages straight into the log, in transactions of a thousand; the fastest way to a backlog.
     pub(crate) async fn fill(&mut self, count: u32) -> anyhow::Result<()> {
         let mut left = count;

@@ -81,7 +81,8 @@ impl<S: Store + 'static, B: Broker + 'static> Relay<S, B> {
     }
 
     fn is_idle(&self, shard: u16) -> bool {
-        !self.pages.holds_shard(shard) && !self.runs.holds_shard(shard)
+        // A page that is on its way would be published after the shard was given back.
+        !self.pages.holds_shard(shard) && !self.runs.holds_shard(shard) && !self.reading_of.contains(&shard)
     }
 
     fn lease_chore(&mut self, now: Instant) -> Pending<Done> {

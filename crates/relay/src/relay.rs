@@ -80,6 +80,8 @@ pub struct Relay<S, B> {
     pub(crate) in_flight: usize,
 
     reading: Option<Pending<Reading>>,
+    /// The shards that are being read.
+    pub(crate) reading_of: Vec<u16>,
     pub(crate) chore: Option<Pending<Done>>,
     pub(crate) due_at: Due,
     idle: Duration,
@@ -151,6 +153,7 @@ impl<S: Store + 'static, B: Broker + 'static> Relay<S, B> {
             publishing: FuturesUnordered::new(),
             in_flight: 0,
             reading: None,
+            reading_of: Vec::new(),
             chore: None,
             due_at: Due::all(now),
             idle: config.idle_min,
@@ -201,6 +204,7 @@ impl<S: Store + 'static, B: Broker + 'static> Relay<S, B> {
             done = poll(&mut self.chore) => { self.chore = None; self.chore_done(done)?; }
             (leases, after, page) = poll(&mut self.reading) => {
                 self.reading = None;
+                self.reading_of.clear();
                 match page {
                     Ok(page) => self.take_page(&leases, after, page),
                     Err(error) => self.store_failed(error)?,
@@ -215,6 +219,7 @@ impl<S: Store + 'static, B: Broker + 'static> Relay<S, B> {
     async fn finish(&mut self) {
         self.stopping = true;
         self.reading = None;
+        self.reading_of.clear();
         let end = Instant::now() + self.config.grace;
         while Instant::now() < end && (self.in_flight > 0 || self.chore.is_some()) {
             tokio::select! {
@@ -260,6 +265,7 @@ impl<S: Store + 'static, B: Broker + 'static> Relay<S, B> {
         let Some((after, leases)) = self.next_group() else { return };
         let store = Arc::clone(&self.store);
         let (limit, bytes, ceiling) = (self.config.page_messages, self.config.bytes_max / 2, self.ceiling);
+        self.reading_of = leases.iter().map(|lease| lease.shard).collect();
         self.reading = Some(Box::pin(async move {
             let page = store.read(Read { leases: &leases, after, limit, bytes, ceiling }).await;
             (leases, after, page)
@@ -371,6 +377,7 @@ impl<S: Store + 'static, B: Broker + 'static> Relay<S, B> {
     /// Drops everything that was read and not settled. Where the shards stand is asked anew.
     pub(crate) fn forget(&mut self) {
         self.reading = None;
+        self.reading_of.clear();
         self.chore = None;
         self.publishing.clear();
         self.batches.clear();

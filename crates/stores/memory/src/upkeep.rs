@@ -54,7 +54,9 @@ impl State {
             named.extend(destination.regroup_tick());
             destination.dead.retain(|_, letter| !letter.is_settled_before(before));
         }
-        self.log.ticks.retain(|number, tick| named.contains(number) || tick.made > before);
+        // A relay may be in the middle of a window that begins at a settled tick and ends at any later one.
+        let oldest = self.destinations.values().flat_map(Destination::settled_ticks).min().unwrap_or(i64::MAX);
+        self.log.ticks.retain(|number, tick| *number >= oldest || named.contains(number) || tick.made > before);
     }
 
     fn warnings(&self, oldest: i64, kept_back: usize) -> Vec<String> {

@@ -141,9 +141,10 @@ impl World {
         let mut connection = self.connect().await;
         let mut ids = Vec::new();
         for key in keys {
-            let rows = execute(&mut connection, &format!("SELECT relevo.emit('orders', '{key}', 'OrderPlaced', '{{}}')"))
-                .await
-                .expect("a good message");
+            let rows =
+                execute(&mut connection, &format!("SELECT relevo.emit('orders', '{key}', 'OrderPlaced', '{{}}')"))
+                    .await
+                    .expect("a good message");
             ids.push(MessageId::from_uuid(rows[0].try_get::<Uuid, _>(0).expect("an id")));
         }
         ids

@@ -54,8 +54,7 @@ async fn a_failing_key_holds_back_only_itself_and_recovers_in_order() {
     let broker = broker();
     broker.fail(Rule::new(Match::Key("k-3".to_owned()), Class::Transient));
     let patient = Route { policy: Policy { attempts_max: 1_000_000, ..quick_route().policy }, ..quick_route() };
-    let relay =
-        Running::start(world.store().await, &broker, Config { routes: Routes::new(vec![patient]), ..config() });
+    let relay = Running::start(world.store().await, &broker, Config { routes: Routes::new(vec![patient]), ..config() });
     let mut ledger = world.emit_some(400, 20).await;
     until("the other keys are through", async || broker.received() == 380).await;
     ledger.add(world.emit_some(400, 20).await);

@@ -65,7 +65,15 @@ async fn relays_that_join_and_leave_repeat_lose_and_invert_nothing() {
     world.drained().await;
     eprintln!("DBG lost {}", fourth.stats.leases_lost());
     fourth.stop().await;
-    { let r = broker.receipts(); let mut seen = std::collections::BTreeMap::new(); for (i, x) in r.iter().enumerate() { if let Some((j,e)) = seen.insert(x.id, (i, x.epoch)) { eprintln!("DBG repeat at {i} of {j}: {x:?} epoch before {e}"); } } }
+    {
+        let r = broker.receipts();
+        let mut seen = std::collections::BTreeMap::new();
+        for (i, x) in r.iter().enumerate() {
+            if let Some((j, e)) = seen.insert(x.id, (i, x.epoch)) {
+                eprintln!("DBG repeat at {i} of {j}: {x:?} epoch before {e}");
+            }
+        }
+    }
     assert_eq!(ledger.check(&broker), 0, "whoever leaves politely has settled what it sent");
     world.assert_epochs_never_go_back().await;
 }

@@ -167,7 +167,8 @@ async fn a2_a_snapshot_from_before_the_lock_reads_a_message_twice() {
         winner.run("SELECT naive_make_tick(); COMMIT").await;
         let mut session = loser.done().await;
         session.run("SELECT naive_make_tick()").await;
-        let older = "SELECT b.xmax < a.xmax FROM (SELECT pg_snapshot_xmax(snapshot) AS xmax FROM naive_tick WHERE no = 2) AS a,
+        let older =
+            "SELECT b.xmax < a.xmax FROM (SELECT pg_snapshot_xmax(snapshot) AS xmax FROM naive_tick WHERE no = 2) AS a,
             (SELECT pg_snapshot_xmax(snapshot) AS xmax FROM naive_tick WHERE no = 3) AS b";
         assert!(session.one::<bool>(older).await, "the second tick is older than the first: {naive}");
         let mut read = Vec::new();

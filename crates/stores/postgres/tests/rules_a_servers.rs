@@ -94,7 +94,8 @@ async fn a7_a_relay_refuses_a_standby() {
     assert_eq!(there.refusal("SELECT relevo.make_tick()").await, "RV002");
     let options = standby.options().database(bed.database.name());
     let store = Store::open(Config::new(options, "main")).await.expect("a standby can be asked");
-    let ask = Ask { owner: Uuid::new_v4(), name: "r".to_owned(), lease: rules_support::DEADLINE, give_back: Vec::new() };
+    let ask =
+        Ask { owner: Uuid::new_v4(), name: "r".to_owned(), lease: rules_support::DEADLINE, give_back: Vec::new() };
     assert!(matches!(store.lease(ask.clone()).await, Err(StoreError::Standby)));
     let leases = bed.store().await.lease(ask).await.expect("leases of the primary").leases;
     let read = Read { leases: &leases, after: Position::at(0), limit: 10, bytes: 1 << 20, ceiling: Ceiling::Open };
@@ -226,9 +227,7 @@ async fn a_savepoint_s_messages_belong_to_the_whole_transaction() {
     writer.run("COMMIT").await;
     // The system column names the savepoint's own transaction, which no snapshot lists.
     let by = |xid: &str| {
-        format!(
-            "SELECT type FROM relevo.message WHERE NOT pg_visible_in_snapshot({xid}, '{before}') ORDER BY seq"
-        )
+        format!("SELECT type FROM relevo.message WHERE NOT pg_visible_in_snapshot({xid}, '{before}') ORDER BY seq")
     };
     assert_eq!(naive.list(&by("xmin::text::xid8")).await, ["outer"], "the inner one is lost");
     assert_eq!(naive.list(&by("xid")).await, ["outer", "inner"]);
