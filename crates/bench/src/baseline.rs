@@ -45,7 +45,7 @@ pub(crate) async fn drain(
 ) -> anyhow::Result<f64> {
     let mut connection = options.connect().await?;
     let began = Instant::now();
-    let mut done = 0_usize;
+    let mut done = 0_u32;
     let reports = Reports::default();
     while began.elapsed() < time {
         let mut tx = connection.begin().await?;
@@ -81,7 +81,7 @@ pub(crate) async fn drain(
             .execute(&mut *tx)
             .await?;
         tx.commit().await?;
-        done += ids.len();
+        done += u32::try_from(ids.len())?;
     }
-    Ok(done as f64 / began.elapsed().as_secs_f64())
+    Ok(f64::from(done) / began.elapsed().as_secs_f64())
 }

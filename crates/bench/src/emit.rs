@@ -8,9 +8,9 @@ use sqlx::postgres::PgConnectOptions;
 use crate::fill::{Bench, PAYLOAD_BYTES, run};
 use crate::report::Report;
 
-const CLIENTS: usize = 8;
+const CLIENTS: u32 = 8;
 const ROUND: Duration = Duration::from_secs(4);
-const ROUNDS: usize = 3;
+const ROUNDS: u32 = 3;
 
 pub(crate) async fn measure(server: &PgConnectOptions, report: &mut Report) -> anyhow::Result<()> {
     for (setting, target) in [("on", 0.85), ("off", 0.7)] {
@@ -31,7 +31,7 @@ pub(crate) async fn measure(server: &PgConnectOptions, report: &mut Report) -> a
             bare_rate += rate(&bench.options, setting, bare).await?;
             emit_rate += rate(&bench.options, setting, emit).await?;
         }
-        let n = ROUNDS as f64;
+        let n = f64::from(ROUNDS);
         report.ratio(
             &format!("emit against a bare INSERT, synchronous_commit {setting}"),
             emit_rate / bare_rate,
@@ -49,14 +49,14 @@ async fn rate(options: &PgConnectOptions, setting: &str, statement: &'static str
         let mut connection = options.connect().await?;
         clients.spawn(async move {
             let payload = vec![b'x'; PAYLOAD_BYTES];
-            let mut done = 0_u64;
+            let mut done = 0_u32;
             let began = Instant::now();
             while began.elapsed() < ROUND {
-                let key = format!("k-{}", (done * 8 + client as u64) % 1000);
+                let key = format!("k-{}", (done * 8 + client) % 1000);
                 sqlx::query(statement).bind(key).bind(&payload[..]).execute(&mut connection).await?;
                 done += 1;
             }
-            anyhow::Ok(done as f64 / began.elapsed().as_secs_f64())
+            anyhow::Ok(f64::from(done) / began.elapsed().as_secs_f64())
         });
     }
     let mut total = 0.0;

@@ -32,7 +32,7 @@ pub(crate) async fn drain(store: Store, broker: Arc<MemoryBroker>, config: Confi
     while stats.published() + stats.parked() < count {
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
-    let rate = (count - first) as f64 / began.elapsed().as_secs_f64();
+    let rate = f64::from(u32::try_from(count - first)?) / began.elapsed().as_secs_f64();
     stop.cancel();
     while let Some(done) = tasks.join_next().await {
         done??;

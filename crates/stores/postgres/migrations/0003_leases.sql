@@ -176,7 +176,7 @@ DECLARE
     d destination;
     me uuid := (ask ->> 'owner')::uuid;
     lasts interval := make_interval(secs => (ask ->> 'lease_ms')::int / 1000.0);
-    line int := current_timeline();
+    line int;
     changed boolean;
     live int;
     fair int;
@@ -184,6 +184,7 @@ DECLARE
     answer jsonb;
 BEGIN
     PERFORM check_identity();
+    line := current_timeline(); -- Not before: a standby has none.
     SELECT * INTO d FROM destination WHERE name = of_destination;
     IF NOT FOUND THEN
         RAISE EXCEPTION 'destination "%" is not known', of_destination

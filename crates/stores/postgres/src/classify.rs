@@ -69,9 +69,8 @@ fn of_server(error: Box<sqlx::postgres::PgDatabaseError>) -> StoreError {
     match error.code() {
         "RV002" => StoreError::Standby,
         "RV003" => StoreError::Foreign { what: sentence },
-        "RV005" => StoreError::Refused { what: sentence },
-        // A relay that lacks a grant, a login that is refused, a database that is not there.
-        "42501" | "28P01" | "28000" | "3D000" => StoreError::Refused { what: sentence },
+        // Switched off or unknown; a relay that lacks a grant, a login that is refused, a database that is not there.
+        "RV005" | "42501" | "28P01" | "28000" | "3D000" => StoreError::Refused { what: sentence },
         // A missing schema, table or function, or one of another shape.
         "3F000" | "42P01" | "42883" | "42703" => {
             StoreError::Schema { what: format!("{sentence}; hint: run `relevo migrate`") }

@@ -22,7 +22,7 @@ use crate::{migrate, queries};
 /// How many ticks are remembered; one that is not is read again.
 const TICKS_MAX: usize = 64;
 /// Pruning a long history takes longer than a call of the hot path may.
-const UPKEEP_DEADLINE: Duration = Duration::from_secs(60);
+const UPKEEP_DEADLINE: Duration = Duration::from_mins(1);
 /// How many scheduled messages enter the log in one transaction.
 const ENTER_MAX: u32 = 1000;
 

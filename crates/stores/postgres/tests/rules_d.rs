@@ -1,0 +1,294 @@
+//! RULES.md D1 and D2: retention drops what is old and settled, and nothing that anybody may still need.
+
+#[allow(dead_code, reason = "each file uses its part of it")]
+mod e2e_support;
+
+use std::time::Duration;
+
+use e2e_support::{Running, World, config, execute, refusal, until};
+use relevo_broker_memory::{MemoryBroker, Settings};
+use relevo_core::store::Upkeep as _;
+use relevo_relay::Config;
+use sqlx::postgres::PgConnection;
+use tokio::task::JoinSet;
+
+fn broker() -> MemoryBroker {
+    MemoryBroker::new(Settings::default())
+}
+
+/// A relay that leaves the upkeep to the test.
+async fn relay(world: &World, broker: &MemoryBroker) -> Running {
+    Running::start(world.store().await, broker, Config { maintain_every: Duration::from_hours(1), ..config() })
+}
+
+/// The sequence goes on in the partition after the one it is in.
+async fn next_partition(world: &World) {
+    world.run("SELECT relevo.maintain()").await;
+    world
+        .run(
+            "SELECT setval('relevo.message_seq', (SELECT past FROM relevo.partition, relevo.message_seq \
+             WHERE last_value >= first AND last_value < past))",
+        )
+        .await;
+}
+
+/// Everything that retention looks at was long ago.
+async fn age(world: &World) {
+    for (table, column) in [("message", "created_at"), ("progress", "settled_at"), ("tick", "made_at")] {
+        world.run(&format!("UPDATE relevo.{table} SET {column} = {column} - interval '100 days'")).await;
+    }
+}
+
+/// Upkeep until there is nothing left to do, whatever lock was in its way the first time.
+async fn maintain(world: &World) -> Vec<String> {
+    let store = world.store().await;
+    let mut warnings = Vec::new();
+    for _ in 0..3 {
+        let done = store.maintain().await.expect("upkeep");
+        assert!(!done.busy);
+        warnings = done.warnings;
+    }
+    warnings
+}
+
+async fn kept(world: &World) -> i64 {
+    world.number("SELECT count(*) FROM relevo.message").await
+}
+
+/// A transaction with one message of key `late` that is not committed yet.
+async fn open_writer(world: &World) -> PgConnection {
+    let mut writer = world.connect().await;
+    execute(&mut writer, "BEGIN").await.expect("a transaction");
+    execute(&mut writer, "SELECT relevo.emit('orders', 'late', 'OrderPlaced', '{}')").await.expect("a good message");
+    writer
+}
+
+/// The rule's reason: both ways that everybody tries first wait for the writer, block every emit, and lose its row.
+#[tokio::test]
+async fn dropping_or_detaching_a_partition_loses_what_an_open_writer_commits_into_it() {
+    for naive in [
+        "DROP TABLE relevo.message_1",
+        "ALTER TABLE relevo.message DETACH PARTITION relevo.message_1; DROP TABLE relevo.message_1",
+    ] {
+        let world = World::new().await;
+        let broker = broker();
+        let relay = relay(&world, &broker).await;
+        let mut writer = open_writer(&world).await;
+        next_partition(&world).await;
+        let mut dropper = world.connect().await;
+        let mut dropping = JoinSet::new();
+        dropping.spawn(async move { execute(&mut dropper, naive).await.expect("the partition is dropped") });
+        let waits = "SELECT count(*) FROM pg_locks WHERE NOT granted AND mode = 'AccessExclusiveLock' \
+                     AND database = (SELECT oid FROM pg_database WHERE datname = current_database())";
+        until("the drop waits for the writer", async || world.number(waits).await > 0).await;
+        let mut other = world.connect().await;
+        execute(&mut other, "SET lock_timeout = '50ms'").await.expect("a setting");
+        let (code, _) = refusal(&mut other, "SELECT relevo.emit('orders', 'k', 'OrderPlaced', '{}')").await;
+        assert_eq!(code, "55P03", "every emit waits behind the drop");
+
+        execute(&mut writer, "COMMIT").await.expect("the writer's row is committed");
+        dropping.join_next().await.expect("one task").expect("it dropped");
+        assert_eq!(kept(&world).await, 0, "committed, and gone");
+        world.emit(&["k"]).await;
+        until("what came later arrives", async || broker.received() == 1).await;
+        relay.stop().await;
+        assert_eq!(broker.receipts()[0].key, "k", "the writer's message was never read");
+    }
+}
+
+#[tokio::test]
+async fn upkeep_keeps_what_an_open_writer_commits_and_blocks_no_emit_meanwhile() {
+    let world = World::new().await;
+    let broker = broker();
+    let relay = relay(&world, &broker).await;
+    world.emit(&["a", "b"]).await;
+    let mut writer = open_writer(&world).await;
+    next_partition(&world).await;
+    world.emit(&["c"]).await;
+    until("what is committed arrives", async || broker.received() == 3).await;
+    world.drained().await;
+    age(&world).await;
+
+    let store = world.store().await;
+    let mut upkeep = JoinSet::new();
+    upkeep.spawn(async move {
+        for _ in 0..50 {
+            store.maintain().await.expect("upkeep");
+        }
+    });
+    let mut other = world.connect().await;
+    execute(&mut other, "SET lock_timeout = '20ms'").await.expect("a setting");
+    let mut emitted = 0;
+    while upkeep.try_join_next().is_none() {
+        execute(&mut other, "SELECT relevo.emit('orders', 'd', 'OrderPlaced', '{}')").await.expect("no emit waits");
+        emitted += 1;
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    assert_eq!(world.number("SELECT count(*) FROM relevo.message_1").await, 2, "the partition was left alone");
+
+    execute(&mut writer, "COMMIT").await.expect("the writer's row is committed");
+    maintain(&world).await;
+    until("the late one arrives too", async || broker.received() == 4 + emitted).await;
+    assert_eq!(broker.receipts().iter().filter(|receipt| receipt.key == "late").count(), 1);
+    world.drained().await;
+    relay.stop().await;
+    age(&world).await;
+    maintain(&world).await;
+    let first = "SELECT count(*) FROM pg_class WHERE relname = 'message_1'";
+    assert_eq!(world.number(first).await, 0, "settled and old: it is dropped");
+}
+
+/// A clock that was set back chooses no partition, neither for a row nor for the drop.
+#[tokio::test]
+async fn a_clock_that_was_set_back_drops_nothing_that_is_not_settled() {
+    let world = World::new().await;
+    world.emit(&["a"]).await;
+    next_partition(&world).await;
+    let ids = world.emit(&["a"]).await;
+    world.run(&format!("UPDATE relevo.message SET created_at = '1999-01-01' WHERE id = '{}'", ids[0])).await;
+    let partition = format!("SELECT tableoid::regclass::text FROM relevo.message WHERE id = '{}'", ids[0]);
+    assert_eq!(world.texts(&partition).await, ["relevo.message_1000001"]);
+    next_partition(&world).await;
+    maintain(&world).await;
+    assert_eq!(kept(&world).await, 2, "nobody has read them");
+    let broker = broker();
+    let relay = relay(&world, &broker).await;
+    world.drained().await;
+    relay.stop().await;
+    assert_eq!(broker.receipts()[1].id, ids[0], "the sequence is the order, not the clock");
+    maintain(&world).await;
+    assert_eq!(kept(&world).await, 2, "the first partition is young, and the second is behind it");
+    age(&world).await;
+    maintain(&world).await;
+    assert_eq!(kept(&world).await, 0);
+}
+
+#[tokio::test]
+async fn without_a_prepared_partition_messages_go_to_the_overflow_and_are_read_and_deleted() {
+    let world = World::new().await;
+    let broker = broker();
+    // As if no relay had run for months.
+    world.run("SELECT setval('relevo.message_seq', 50000000)").await;
+    world.emit(&["a", "a"]).await;
+    let overflow = "SELECT count(*) FROM relevo.message_overflow";
+    assert_eq!(world.number(overflow).await, 2);
+    age(&world).await;
+    maintain(&world).await;
+    assert_eq!(world.number(overflow).await, 2, "old, and not settled");
+    assert!(world.number("SELECT max(first) FROM relevo.partition").await > 50_000_000, "partitions are prepared beyond");
+    world.emit(&["a"]).await;
+    assert_eq!(world.number(overflow).await, 3, "the margin before the first prepared one is the overflow's");
+
+    let relay = relay(&world, &broker).await;
+    world.drained().await;
+    let first = world.number("SELECT min(first) FROM relevo.partition WHERE first > 50000000").await;
+    world.run(&format!("SELECT setval('relevo.message_seq', {})", first - 1)).await;
+    world.emit(&["a"]).await;
+    let prepared = format!("SELECT count(*) FROM relevo.message_{first}");
+    assert_eq!(world.number(&prepared).await, 1, "from there on partitions are used again");
+    world.drained().await;
+    relay.stop().await;
+    let seqs: Vec<i64> = broker.receipts().iter().map(|receipt| receipt.seq).collect();
+    assert_eq!((seqs.len(), seqs.is_sorted()), (4, true));
+    age(&world).await;
+    maintain(&world).await;
+    assert_eq!(world.number(overflow).await, 0);
+    assert_eq!(world.number(&prepared).await, 1, "the partition in use stays");
+}
+
+#[tokio::test]
+async fn the_newest_progress_and_its_ticks_outlive_any_age() {
+    let world = World::new().await;
+    let broker = broker();
+    let mut ledger = e2e_support::Ledger::default();
+    let first = relay(&world, &broker).await;
+    for _ in 0..5 {
+        ledger.add(world.emit_some(40, 20).await);
+        world.drained().await;
+    }
+    first.stop().await;
+    let before = world.number("SELECT count(*) FROM relevo.progress").await;
+    age(&world).await;
+    maintain(&world).await;
+    let after = world.number("SELECT count(*) FROM relevo.progress").await;
+    assert!(before > 8 && after == 8, "{before} rows of progress became {after}: one a shard is left");
+    let gone = "SELECT count(*) FROM relevo.progress AS p WHERE NOT EXISTS (SELECT 1 FROM relevo.tick AS t \
+                WHERE t.tick = p.from_tick) OR NOT EXISTS (SELECT 1 FROM relevo.tick AS t WHERE t.tick = p.to_tick)";
+    assert_eq!(world.number(gone).await, 0);
+
+    let second = relay(&world, &broker).await;
+    ledger.add(world.emit_some(40, 20).await);
+    world.drained().await;
+    second.stop().await;
+    assert_eq!(ledger.check(&broker), 0);
+}
+
+#[tokio::test]
+async fn a_destination_that_is_being_added_holds_retention_back() {
+    let world = World::new().await;
+    let broker = broker();
+    let relay = relay(&world, &broker).await;
+    let ids = world.emit(&["a", "b"]).await;
+    world.drained().await;
+    next_partition(&world).await;
+    world.emit(&["c"]).await;
+    world.drained().await;
+    age(&world).await;
+    let mut operator = world.connect().await;
+    execute(&mut operator, "BEGIN").await.expect("a transaction");
+    execute(&mut operator, "SELECT relevo.add_destination('late', 4, 'oldest')").await.expect("a destination");
+    maintain(&world).await;
+    assert_eq!(kept(&world).await, 3, "settled by all destinations that retention can see, and kept");
+    execute(&mut operator, "COMMIT").await.expect("it is added");
+    maintain(&world).await;
+    assert_eq!(kept(&world).await, 3, "now it is seen, and has read nothing");
+
+    let late = MemoryBroker::new(Settings::default());
+    let second = Running::start(world.store_for("late").await, &late, config());
+    until("it gets everything from the oldest on", async || late.received() == 3).await;
+    assert!(late.receipts().iter().any(|receipt| receipt.id == ids[0]));
+    world.drained_for("late").await;
+    second.stop().await;
+    relay.stop().await;
+    maintain(&world).await;
+    assert_eq!(kept(&world).await, 1, "the partition in use");
+}
+
+/// D2: which of the two gives way is a person's choice, and it is said long before.
+#[tokio::test]
+async fn a_stopped_destination_fills_the_disk_or_loses_as_the_setting_says() {
+    let world = World::new().await;
+    let broker = broker();
+    world.run("SELECT relevo.add_destination('stopped', 4, 'oldest')").await;
+    world.run("UPDATE relevo.setting SET holdback_rows_max = 1500000").await;
+    let relay = relay(&world, &broker).await;
+    let ledger = world.emit_some(30, 10).await;
+    world.drained().await;
+    next_partition(&world).await;
+    age(&world).await;
+    let warnings = maintain(&world).await;
+    assert!(warnings.len() == 1 && warnings[0].contains("\"stopped\" holds back"), "long before: {warnings:?}");
+    world.run("UPDATE relevo.setting SET holdback_rows_max = 10").await;
+    world.run("SELECT setval('relevo.message_seq', 1000100)").await;
+    let warnings = maintain(&world).await;
+    assert!(warnings[0].contains("the disk fills on"), "{warnings:?}");
+    assert_eq!((kept(&world).await, world.number("SELECT count(*) FROM relevo.loss").await), (30, 0));
+
+    world.run("UPDATE relevo.setting SET gives_way = 'delivery'").await;
+    let store = world.store().await;
+    let done = store.maintain().await.expect("upkeep");
+    assert!(done.warnings.iter().any(|warning| warning.contains("30 rows")), "{:?}", done.warnings);
+    assert_eq!(kept(&world).await, 0);
+    assert_eq!(world.number("SELECT rows FROM relevo.loss").await, 30);
+
+    // Whoever is started now goes on with what comes.
+    let late = MemoryBroker::new(Settings::default());
+    let second = Running::start(world.store_for("stopped").await, &late, config());
+    let ids = world.emit(&["k-1"]).await;
+    until("the next one arrives", async || late.received() == 1).await;
+    assert_eq!(late.receipts()[0].id, ids[0]);
+    until("everywhere", async || broker.received() == 31).await;
+    assert!(ledger.0.iter().all(|(_, id)| broker.receipts().iter().any(|receipt| receipt.id == *id)));
+    second.stop().await;
+    relay.stop().await;
+}
