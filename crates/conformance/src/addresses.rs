@@ -53,6 +53,18 @@ pub async fn a_failed_probe_holds_the_address_longer(h: &mut impl StoreHarness) 
     assert_eq!(relay.due().await.len(), 1);
 }
 
+/// Messages for it that arrive meanwhile were not tried: under traffic they would put the probe off for ever.
+pub async fn a_message_for_a_held_address_does_not_put_its_probe_off(h: &mut impl StoreHarness) {
+    let mut relay = Relay::start(h.store().await, 1).await;
+    let first = parked(h, &mut relay, &["a"], hold("x")).await;
+    h.let_pass(PAUSE * 3 / 4).await;
+    parked(h, &mut relay, &["b"], hold("x")).await;
+    h.let_pass(PAUSE / 2).await;
+    let probes = relay.due().await;
+    assert_eq!(probes.len(), 1);
+    assert_eq!(run_ids(&probes[0]), ids(&first));
+}
+
 /// The rest of the destination flows, and each held address has its own probe.
 pub async fn other_addresses_of_the_destination_flow(h: &mut impl StoreHarness) {
     let mut relay = Relay::start(h.store().await, 1).await;

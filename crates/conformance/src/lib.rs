@@ -83,6 +83,7 @@ macro_rules! store_suite {
             runs::a_quarantined_message_goes_alone,
             addresses::a_held_address_is_probed_by_one_key_and_released_for_all,
             addresses::a_failed_probe_holds_the_address_longer,
+            addresses::a_message_for_a_held_address_does_not_put_its_probe_off,
             addresses::other_addresses_of_the_destination_flow,
             dead_letters::a_dead_letter_keeps_the_original_bytes,
             dead_letters::a_held_key_waits_for_a_person,

@@ -200,7 +200,7 @@ impl<S: Store + 'static, B: Broker + 'static> Relay<S, B> {
         }
         self.valid_until = asked_at + self.config.lease.saturating_sub(self.config.lease_margin);
         self.ceiling = leased.ceiling;
-        self.holds.learn(leased.holds);
+        self.holds.learn(leased.holds, self.config.hold_probe);
         if leased.ceiling != Ceiling::Open {
             // Regrouping waits for every relay: look again soon, and let empty windows be settled.
             self.due_at.lease = self.due_at.lease.min(asked_at + self.config.due_every);

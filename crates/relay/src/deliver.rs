@@ -12,6 +12,7 @@ use tracing::{debug, error, warn};
 use crate::health::May;
 use crate::keys::{Item, Source};
 use crate::pages::Verdict;
+use crate::parked::Held;
 use crate::relay::{Again, Relay};
 use crate::stats::add;
 
@@ -55,9 +56,9 @@ impl<S: Store + 'static, B: Broker + 'static> Relay<S, B> {
         while batch.len() < room {
             let Some(at) = self.keys.ready.pop_front() else { break };
             let item = &self.keys.items[at];
-            match self.holds.error(&item.address) {
+            match self.holds.get(&item.address) {
                 Some(held) if !item.is_probe => {
-                    let stopped = self.held_stop(item, held);
+                    let stopped = held_stop(item, held);
                     self.keys.fly(at, false, 1);
                     self.keys.land(at, Ok(()));
                     self.stop(at, stopped);
@@ -66,16 +67,6 @@ impl<S: Store + 'static, B: Broker + 'static> Relay<S, B> {
             }
         }
         batch
-    }
-
-    fn held_stop(&self, item: &Item, error: &str) -> Stopped {
-        Stopped {
-            stop: Stop::Address { address: Arc::clone(&item.address), after: self.config.hold_probe },
-            attempts: item.attempts,
-            class: Class::Blocked.word(),
-            error: error.to_owned(),
-            route: item.route.name.as_str().into(),
-        }
     }
 
     fn send(&mut self, items: Vec<usize>, lease_left: Duration) {
@@ -194,7 +185,8 @@ impl<S: Store + 'static, B: Broker + 'static> Relay<S, B> {
             Next::RetryIn(after) => Stop::Retry { after },
             Next::HoldAddress(pause) => {
                 let after = pause.unwrap_or(self.config.hold_probe);
-                self.holds.add(&item.address, &failure.describe());
+                let held = Held { class: class.word(), error: failure.describe(), after };
+                self.holds.add(&item.address, held);
                 if class == Class::Blocked {
                     error!(address = %item.address, error = %failure.describe(), "nothing can pass to this address");
                 }
@@ -315,5 +307,16 @@ impl<S: Store + 'static, B: Broker + 'static> Relay<S, B> {
             }
             self.keys.push(item);
         }
+    }
+}
+
+/// An item that is not sent, because its address is held.
+fn held_stop(item: &Item, held: &Held) -> Stopped {
+    Stopped {
+        stop: Stop::Address { address: Arc::clone(&item.address), after: held.after },
+        attempts: item.attempts,
+        class: held.class,
+        error: held.error.clone(),
+        route: item.route.name.as_str().into(),
     }
 }

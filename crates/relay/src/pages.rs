@@ -163,7 +163,11 @@ impl Pages {
             };
             parks.extend(flight.slots.iter().filter(covered).filter_map(park));
         }
-        progress.retain(|shard, (_, position)| settled.get(shard).is_none_or(|(_, known)| known != position));
+        // A shard that stands where the store knows it is left out, unless something of it is to be parked.
+        let has_parks = |shard: u16, shards: u16| parks.iter().any(|park: &Park| shard_of(park.slot, shards) == shard);
+        progress.retain(|shard, (lease, position)| {
+            settled.get(shard).is_none_or(|(_, known)| known != position) || has_parks(*shard, lease.shards)
+        });
         let settlement = Settlement { progress: progress.into_values().collect(), parks };
         let end = pages.checked_sub(1).and_then(|last| self.flights.get(last)).map(|flight| flight.end);
         (pages > 0 || !settlement.progress.is_empty()).then_some(Covered { settlement, pages, end })

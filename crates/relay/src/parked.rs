@@ -2,7 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::hash::{BuildHasherDefault, DefaultHasher};
+use std::time::Duration;
 
+use relevo_core::Class;
 use relevo_core::store::Hold;
 use sha2::{Digest, Sha256};
 
@@ -35,26 +37,36 @@ fn fingerprint(key: &str) -> [u8; 16] {
     short
 }
 
+/// Why an address is held.
+#[derive(Clone, Debug)]
+pub(crate) struct Held {
+    pub(crate) class: &'static str,
+    pub(crate) error: String,
+    /// From its finding to its first probe.
+    pub(crate) after: Duration,
+}
+
 /// Addresses that nothing can pass to.
 #[derive(Debug, Default)]
 pub(crate) struct Holds {
-    /// What the store says, with the error.
-    known: BTreeMap<String, String>,
+    /// What the store says; it knows when they are probed.
+    known: BTreeMap<String, Held>,
     /// Found here and not yet settled, so that the store cannot know them.
-    fresh: BTreeMap<String, String>,
+    fresh: BTreeMap<String, Held>,
     /// Proven here to pass, though the store's last word was older.
     released: BTreeSet<String>,
 }
 
 impl Holds {
-    pub(crate) fn learn(&mut self, holds: Vec<Hold>) {
-        self.known = holds.into_iter().map(|hold| (hold.address, hold.error)).collect();
+    pub(crate) fn learn(&mut self, holds: Vec<Hold>, probe: Duration) {
+        let held = |error| Held { class: Class::Blocked.word(), error, after: probe };
+        self.known = holds.into_iter().map(|hold| (hold.address, held(hold.error))).collect();
         self.released.clear();
     }
 
-    pub(crate) fn add(&mut self, address: &str, error: &str) {
+    pub(crate) fn add(&mut self, address: &str, held: Held) {
         self.released.remove(address);
-        self.fresh.insert(address.to_owned(), error.to_owned());
+        self.fresh.insert(address.to_owned(), held);
     }
 
     /// Everything found here is settled.
@@ -68,14 +80,11 @@ impl Holds {
         self.released.insert(address.to_owned());
     }
 
-    /// The error for which an address is held.
-    pub(crate) fn error(&self, address: &str) -> Option<&str> {
+    /// Why an address is held, if it is.
+    pub(crate) fn get(&self, address: &str) -> Option<&Held> {
         if self.known.is_empty() && self.fresh.is_empty() {
             return None;
         }
-        self.fresh
-            .get(address)
-            .or_else(|| if self.released.contains(address) { None } else { self.known.get(address) })
-            .map(String::as_str)
+        self.fresh.get(address).or_else(|| if self.released.contains(address) { None } else { self.known.get(address) })
     }
 }

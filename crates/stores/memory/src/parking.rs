@@ -112,7 +112,10 @@ impl Destination {
     fn park(&mut self, park: &Park, entry: Entry, now: Micros) {
         let key = key_of(park);
         let Some(stopped) = &park.stopped else { return self.append(&key, entry) };
-        if let Stop::Address { address, after } = &stopped.stop {
+        if let Stop::Address { address, after } = &stopped.stop
+            && !self.holds.contains_key(&**address)
+        {
+            // Only a probe that failed holds it for longer: messages that arrive meanwhile would put it off for ever.
             self.hold(address, &stopped.error, now.saturating_add(micros(*after)));
         }
         if stopped.stop == Stop::DeadContinue {

@@ -152,18 +152,23 @@ BEGIN
         USING ERRCODE = 'unique_violation', HINT = 'Pass on_repeat => ''ignore'' to make a repeat do nothing.';
 END $$;
 
+-- The next two are put in place by the planner, in `put` too, which has no search path of its own: every name in them is
+-- qualified.
+
 -- A version 7 UUID: milliseconds, then random bits. The text may leave out hyphens, and most of it is random already.
 CREATE FUNCTION new_id() RETURNS uuid
 LANGUAGE sql VOLATILE
 AS $$
-    SELECT ('0' || to_hex(floor(date_part('epoch', clock_timestamp()) * 1000)::bigint) || '7'
-        || substr(gen_random_uuid()::text, 16))::uuid
+    SELECT ('0' OPERATOR(pg_catalog.||) pg_catalog.to_hex(pg_catalog.floor(
+            pg_catalog.date_part('epoch', pg_catalog.clock_timestamp()) OPERATOR(pg_catalog.*) 1000)::pg_catalog.int8)
+        OPERATOR(pg_catalog.||) '7' OPERATOR(pg_catalog.||)
+        pg_catalog.substr(pg_catalog.gen_random_uuid()::pg_catalog.text, 16))::pg_catalog.uuid
 $$;
 
 -- The slot of a key: the first byte of its SHA-256. Ours and fixed, because rows store it.
 CREATE FUNCTION slot_of(key text) RETURNS smallint
 LANGUAGE sql STABLE
-AS $$ SELECT get_byte(sha256(convert_to(key, 'UTF8')), 0)::smallint $$;
+AS $$ SELECT pg_catalog.get_byte(pg_catalog.sha256(pg_catalog.convert_to(key, 'UTF8')), 0)::pg_catalog.int2 $$;
 
 -- Writes one message that was checked: into the log, or into the waiting room. `nextval` alone assigns no transaction
 -- id, and a tick in between must see this transaction as open: the id is assigned by a statement before it.
@@ -191,29 +196,13 @@ END $$;
 -- Checks and writes one message. The order of its statements is what keeps the order of a key (each takes a new
 -- snapshot, and a number drawn before a wait would be too old): the key's lock, the caller's id, the transaction's id,
 -- the number.
-CREATE FUNCTION put(
+CREATE FUNCTION put_checked(
     topic text, key text, type text, payload bytea, content_type text, headers jsonb, id uuid, deliver_at timestamptz,
     serialize boolean, on_repeat text
 ) RETURNS uuid
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
+LANGUAGE plpgsql SET search_path = @schema@, pg_temp
 AS $$
-DECLARE
-    words text := topic || key || type || content_type;
-    xid_now xid8;
 BEGIN
-    -- The usual case in as few expressions as there can be, because each is prepared anew in every transaction: short,
-    -- printable, and nothing asked for beside.
-    IF headers IS NULL AND id IS NULL AND deliver_at IS NULL AND NOT serialize AND on_repeat = 'refuse'
-        AND topic <> '' AND key <> '' AND type <> '' AND content_type <> ''
-        AND octet_length(words) < 256 AND words !~ '[^ -~]' AND octet_length(payload) <= 16777216
-    THEN
-        xid_now := pg_current_xact_id();
-        INSERT INTO message AS m (seq, xid, slot, id, created_at, topic, key, type, content_type, payload)
-        VALUES (nextval('message_seq'), xid_now, slot_of(key), new_id(), clock_timestamp(), topic, key, type, content_type,
-            payload)
-        RETURNING m.id INTO id;
-        RETURN id;
-    END IF;
     PERFORM check_draft(topic, key, type, payload, content_type, headers, deliver_at, serialize, on_repeat, '');
     IF serialize THEN
         PERFORM pg_advisory_xact_lock(lock_number('key/' || key));
@@ -224,6 +213,37 @@ BEGIN
     RETURN append(topic, key, type, payload, content_type, headers, id, deliver_at);
 END $$;
 
+-- The same for the usual case, in as few expressions as there can be, because each is prepared anew in every
+-- transaction: short, printable, and nothing asked for beside. Setting a search path would cost as much as all of them,
+-- so every name and operator is qualified instead: a caller's own cannot take their place.
+CREATE FUNCTION put(
+    topic text, key text, type text, payload bytea, content_type text, headers jsonb, id uuid, deliver_at timestamptz,
+    serialize boolean, on_repeat text
+) RETURNS uuid
+LANGUAGE plpgsql SECURITY DEFINER
+AS $$
+DECLARE
+    words pg_catalog.text := topic OPERATOR(pg_catalog.||) key OPERATOR(pg_catalog.||) type
+        OPERATOR(pg_catalog.||) content_type;
+    xid_now pg_catalog.xid8;
+BEGIN
+    IF headers IS NULL AND id IS NULL AND deliver_at IS NULL AND NOT serialize
+        AND on_repeat OPERATOR(pg_catalog.=) 'refuse' AND topic OPERATOR(pg_catalog.<>) ''
+        AND key OPERATOR(pg_catalog.<>) '' AND type OPERATOR(pg_catalog.<>) ''
+        AND content_type OPERATOR(pg_catalog.<>) '' AND pg_catalog.octet_length(words) OPERATOR(pg_catalog.<) 256
+        AND words OPERATOR(pg_catalog.!~) '[^ -~]'
+        AND pg_catalog.octet_length(payload) OPERATOR(pg_catalog.<=) 16777216
+    THEN
+        xid_now := pg_catalog.pg_current_xact_id();
+        INSERT INTO @schema@.message AS m (seq, xid, slot, id, created_at, topic, key, type, content_type, payload)
+        VALUES (pg_catalog.nextval('@schema@.message_seq'), xid_now, @schema@.slot_of(key), @schema@.new_id(),
+            pg_catalog.clock_timestamp(), topic, key, type, content_type, payload)
+        RETURNING m.id INTO id;
+        RETURN id;
+    END IF;
+    RETURN @schema@.put_checked(topic, key, type, payload, content_type, headers, id, deliver_at, serialize, on_repeat);
+END $$;
+
 -- Emits a message with a JSON payload in the caller's transaction and returns its id.
 -- This function and the next are only names for `put`: the planner puts it in their place.
 CREATE FUNCTION emit(
@@ -232,8 +252,8 @@ CREATE FUNCTION emit(
 ) RETURNS uuid
 LANGUAGE sql VOLATILE
 AS $$
-    SELECT @schema@.put(topic, key, type, convert_to(payload::text, 'UTF8'), 'application/json', headers, id, deliver_at,
-        serialize, on_repeat)
+    SELECT @schema@.put(topic, key, type, pg_catalog.convert_to(payload::pg_catalog.text, 'UTF8'), 'application/json',
+        headers, id, deliver_at, serialize, on_repeat)
 $$;
 
 -- Emits exactly these bytes.

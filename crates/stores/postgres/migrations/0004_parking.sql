@@ -193,17 +193,22 @@ BEGIN
     WHERE p.stop = 'dead_continue' OR (p.stop = 'dead_hold' AND p.key <> ALL (existing))
     ON CONFLICT (destination, id) DO UPDATE
     SET state = 'dead', class = excluded.class, error = excluded.error, dead_at = clock_timestamp();
-    PERFORM hold_address(of_destination, p) FROM unnest(ok) AS p WHERE p.stop = 'address';
+    PERFORM hold_address(of_destination, p, false)
+    FROM (SELECT DISTINCT ON (o.address) o FROM unnest(ok) AS o WHERE o.stop = 'address' ORDER BY o.address, o.seq) AS first(p);
     RETURN passed;
 END $$;
 
-CREATE FUNCTION hold_address(of_destination text, p park) RETURNS void
+-- Holds an address. Only a probe that failed holds it for longer: messages that arrive meanwhile were not even tried, and
+-- would put the probe off for ever. The row is locked all the same, so that a release sees the keys parked for it.
+CREATE FUNCTION hold_address(of_destination text, p park, probed boolean) RETURNS void
 LANGUAGE sql SET search_path = @schema@, pg_temp
 AS $$
     INSERT INTO hold AS h (destination, address, class, error, next_at)
     VALUES (of_destination, p.address, p.class, p.error, after_ms(p.after_ms))
-    ON CONFLICT (destination, address) DO UPDATE
-    SET class = excluded.class, error = excluded.error, next_at = excluded.next_at
+    ON CONFLICT (destination, address) DO UPDATE SET
+        class = CASE WHEN probed THEN excluded.class ELSE h.class END,
+        error = CASE WHEN probed THEN excluded.error ELSE h.error END,
+        next_at = CASE WHEN probed THEN excluded.next_at ELSE h.next_at END
 $$;
 
 -- Carries out what operators marked, for the shards that are held.
@@ -338,7 +343,7 @@ BEGIN
                 buried := bury(of_destination, of_key, (run ->> 'no')::bigint, p);
             END IF;
             IF p.stop = 'address' THEN
-                PERFORM hold_address(of_destination, p);
+                PERFORM hold_address(of_destination, p, true);
             END IF;
             -- A message that was redriven to the front meanwhile has attempts of its own.
             overtaken := EXISTS (

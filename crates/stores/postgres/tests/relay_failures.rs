@@ -172,6 +172,27 @@ async fn a_blocked_address_holds_only_itself_and_a_probe_frees_it() {
     assert_eq!((log.len(), log.check(&broker)), (200, 0));
 }
 
+/// New messages for the address, each of a new key, must not put its probe off.
+#[tokio::test]
+async fn a_blocked_address_is_probed_under_traffic() {
+    let world = World::new().await;
+    let broker = broker();
+    broker.fail(Rule::new(Match::Address("wall".to_owned()), Class::Blocked));
+    let probing = Config { hold_probe: Duration::from_millis(300), ..config() };
+    let relay = Running::start(world.store().await, &broker, probing);
+    let new_key = "SELECT relevo.emit('wall', gen_random_uuid()::text, 'OrderPlaced', '{}')";
+    until("it is probed again and again", async || {
+        world.run(new_key).await;
+        let held = world.number("SELECT count(*) FROM relevo.hold").await;
+        held == 1 && relay.stats.attempts() > 4
+    })
+    .await;
+    broker.mend();
+    world.drained().await;
+    relay.stop().await;
+    assert_eq!(world.number("SELECT count(*) FROM relevo.hold").await, 0);
+}
+
 #[tokio::test]
 async fn a_throttled_address_is_left_alone_for_as_long_as_it_asked() {
     let world = World::new().await;

@@ -66,8 +66,7 @@ async fn relays_that_join_and_leave_repeat_lose_and_invert_nothing() {
         let r = broker.receipts();
         let mut seen = std::collections::BTreeMap::new();
         for (i, x) in r.iter().enumerate() {
-            if let Some((j, e)) = seen.insert(x.id, (i, x.epoch)) {
-            }
+            if let Some((j, e)) = seen.insert(x.id, (i, x.epoch)) {}
         }
     }
     assert_eq!(ledger.check(&broker), 0, "whoever leaves politely has settled what it sent");

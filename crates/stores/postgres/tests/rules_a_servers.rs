@@ -172,6 +172,45 @@ async fn a8_a_late_transaction_is_looked_up_without_walking_the_history() {
 }
 
 #[tokio::test]
+async fn a8_a_page_of_some_shards_costs_a_page_and_not_the_window() {
+    let bed = Bed::shared(8).await;
+    bed.run("ALTER TABLE relevo.message_1 SET (autovacuum_enabled = off)").await;
+    let mut large = bed.session().await;
+    large
+        .run(
+            "BEGIN; INSERT INTO relevo.message (seq, xid, slot, id, created_at, topic, key, type, content_type, payload)
+            SELECT nextval('relevo.message_seq'), pg_current_xact_id(), n % 256, relevo.new_id(), clock_timestamp(), 't', 'k',
+                'm', 'application/json', '{}' FROM generate_series(1, 200000) AS n",
+        )
+        .await;
+    let open: i64 = bed.session().await.one("SELECT tick FROM relevo.make_tick()").await;
+    for statement in ["COMMIT", "VACUUM ANALYZE relevo.message", "SELECT relevo.make_tick()"] {
+        large.run(statement).await;
+    }
+    drop(large);
+    let leases = Reader::start(&bed).await.leases;
+
+    // All of it above the first tick; all of it late.
+    for after in [Position::at(0), Position::at(open)] {
+        let before = touched(&bed).await;
+        let store = bed.store().await;
+        let read = Read { leases: &leases[..2], after, limit: 500, bytes: 1 << 30, ceiling: Ceiling::Open };
+        assert_eq!(store.read(read).await.expect("a page").entries.len(), 500);
+        drop(store);
+        let ours = touched(&bed).await - before;
+        assert!(ours <= 200, "{ours} pages for 500 messages after {after:?}");
+    }
+
+    let before = touched(&bed).await;
+    let plain = "SELECT type FROM relevo.message WHERE seq > 0 AND seq <= 200000
+        AND pg_visible_in_snapshot(xid, '9000000000:9000000000:') AND NOT pg_visible_in_snapshot(xid, '3:3:')
+        AND slot % 8 IN (0, 1) ORDER BY seq LIMIT 500";
+    assert_eq!(bed.session().await.list(plain).await.len(), 500);
+    let theirs = touched(&bed).await - before;
+    assert!(theirs >= 1000, "{theirs} pages: the plain filter no longer scans the window, so that this shows nothing");
+}
+
+#[tokio::test]
 async fn a_transaction_in_another_database_does_not_freeze_reading() {
     let bed = Bed::shared(8).await;
     let elsewhere = Server::shared(PgVersion::V15).database().await;

@@ -1,0 +1,208 @@
+//! Two grants: a writer may only emit, a relay may read and settle; nobody runs code as the owner.
+
+#[allow(dead_code, reason = "each file uses its part of it")]
+mod e2e_support;
+
+use e2e_support::{MAIN, Running, World, config, execute, refusal, store, until};
+use relevo_broker_memory::{Match, MemoryBroker, Rule, Settings};
+use relevo_core::Class;
+use relevo_core::store::{DeadFilter, DeadLetters as _, Mark, Upkeep as _};
+use relevo_store_postgres::{Schema, migrate};
+use relevo_testkit::PgVersion;
+use relevo_testkit::postgres::Private;
+use sqlx::ConnectOptions as _;
+use sqlx::postgres::PgConnection;
+
+/// A server of its own, because roles belong to the whole of it.
+async fn world_with_roles(version: PgVersion) -> World {
+    let server = Private::start(version).await;
+    let world = World { database: server.database().await, server: Some(server) };
+    world.run("CREATE ROLE writer LOGIN; CREATE ROLE carrier LOGIN; CREATE ROLE stranger LOGIN").await;
+    migrate::migrate(&mut world.connect().await, &Schema::default()).await.expect("an empty database");
+    world.run(&format!("SELECT relevo.add_destination('{MAIN}', 8, 'oldest')")).await;
+    world.run("SELECT relevo.grant_writer('writer'), relevo.grant_relay('carrier')").await;
+    world
+}
+
+async fn session(world: &World, role: &str) -> PgConnection {
+    world.database.options().username(role).connect().await.expect("a role that may log in")
+}
+
+/// What a role may call in the schema.
+async fn may_call(world: &World, role: &str) -> Vec<String> {
+    let sql = format!(
+        "SELECT DISTINCT proname::text FROM pg_proc WHERE pronamespace = 'relevo'::regnamespace \
+         AND has_function_privilege('{role}', oid, 'execute') ORDER BY 1"
+    );
+    world.texts(&sql).await
+}
+
+/// What a role may do with tables, views and sequences of the schema, other than the rights listed.
+async fn rights(world: &World, role: &str, apart_from: &str) -> Vec<String> {
+    let sql = format!(
+        "SELECT c.relname || ' ' || r FROM pg_class AS c, unnest('{{SELECT,INSERT,UPDATE,DELETE,TRUNCATE,REFERENCES,TRIGGER}}'::text[]) AS r \
+         WHERE c.relnamespace = 'relevo'::regnamespace AND c.relkind IN ('r', 'p', 'v') AND has_table_privilege('{role}', c.oid, r) \
+         AND r <> '{apart_from}' \
+         UNION ALL SELECT c.relname || ' ' || r FROM pg_class AS c, unnest('{{USAGE,UPDATE,SELECT}}'::text[]) AS r \
+         WHERE c.relnamespace = 'relevo'::regnamespace AND c.relkind = 'S' AND has_sequence_privilege('{role}', c.oid, r) \
+         AND r <> '{apart_from}'"
+    );
+    world.texts(&sql).await
+}
+
+async fn refuse(connection: &mut PgConnection, statements: &[&str]) {
+    for sql in statements {
+        let (code, message) = refusal(connection, sql).await;
+        assert_eq!(code, "42501", "{sql}: {message}");
+    }
+}
+
+#[tokio::test]
+async fn a_writer_may_emit_and_nothing_else() {
+    for version in PgVersion::ALL {
+        let world = world_with_roles(version).await;
+        assert_eq!(may_call(&world, "writer").await, ["cancel", "emit", "emit_bytes", "emit_many", "put"]);
+        assert!(rights(&world, "writer", "").await.is_empty());
+        let mut writer = session(&world, "writer").await;
+        for sql in [
+            "SELECT relevo.emit('orders', 'k', 'T', '{}')",
+            "SELECT relevo.emit('orders', 'k', 'T', '{}', headers => '{\"a\": \"b\"}', id => gen_random_uuid(), serialize => true)",
+            "SELECT relevo.emit_bytes('orders', 'k', 'T', '\\x00ff', 'application/octet-stream')",
+            "SELECT relevo.emit_many(ARRAY['{\"topic\": \"orders\", \"key\": \"k\", \"type\": \"T\", \"payload\": 1}']::jsonb[])",
+            "SELECT relevo.cancel(relevo.emit('orders', 'k', 'T', '{}', deliver_at => now() + interval '1 day'))",
+        ] {
+            execute(&mut writer, sql).await.unwrap_or_else(|error| panic!("{sql}: {error}"));
+        }
+        refuse(
+            &mut writer,
+            &[
+                "SELECT * FROM relevo.message",
+                "SELECT * FROM relevo.outbox",
+                "INSERT INTO relevo.message SELECT * FROM relevo.message",
+                "DELETE FROM relevo.scheduled",
+                "SELECT nextval('relevo.message_seq')",
+                "SELECT relevo.make_tick()",
+                "SELECT relevo.settle('main', '{}')",
+                "SELECT relevo.append('t', 'k', 'T', '', 'c', NULL, NULL, NULL)",
+                "SELECT relevo.take_leases('main', '{}')",
+                "SELECT relevo.add_destination('mine')",
+                "SELECT relevo.rebase()",
+                "SELECT relevo.grant_relay('writer')",
+                "CREATE TABLE relevo.mine (n int)",
+            ],
+        )
+        .await;
+        assert_eq!(world.number("SELECT count(*) FROM relevo.message").await, 4);
+    }
+}
+
+#[tokio::test]
+async fn a_relay_may_read_and_settle_and_nothing_else() {
+    for version in PgVersion::ALL {
+        let world = world_with_roles(version).await;
+        let may = "advance backlog due_runs enter_due leave maintain make_tick mark_dead settle standing take_leases";
+        assert_eq!(may_call(&world, "carrier").await, may.split(' ').collect::<Vec<_>>());
+        assert!(rights(&world, "carrier", "SELECT").await.is_empty());
+
+        let broker = MemoryBroker::new(Settings::default());
+        let ids = world.emit(&["a", "b", "a", "c"]).await;
+        broker.fail(Rule::new(Match::Id(ids[0]), Class::Transient).times(1));
+        broker.fail(Rule::new(Match::Id(ids[1]), Class::Poison).times(1));
+        world
+            .run("SELECT relevo.emit('orders', 'd', 'T', '{}', deliver_at => clock_timestamp() + interval '0.2 s')")
+            .await;
+        let store = store(world.database.options().username("carrier"), MAIN).await;
+        let relay = Running::start(store.clone(), &broker, config());
+        let dead = DeadFilter::default();
+        until("one is dead", async || store.dead(&dead, 10).await.expect("letters").len() == 1).await;
+        let mark = Mark { filter: dead, dry_run: false, by: "ana".to_owned(), reason: "mended".to_owned() };
+        assert_eq!(store.redrive(&mark).await.expect("a mark"), 1);
+        until("everything arrives", async || broker.received() == 5).await;
+        until("everything is settled", async || {
+            let backlog = store.backlog().await.expect("a backlog");
+            (backlog.pending, backlog.parked, backlog.dead) == (0, 0, 0)
+        })
+        .await;
+        relay.stop().await;
+        world.run("SELECT setval('relevo.message_seq', 3000000)").await;
+        until("partitions are prepared", async || store.maintain().await.expect("upkeep").prepared > 0).await;
+
+        let mut carrier = session(&world, "carrier").await;
+        refuse(
+            &mut carrier,
+            &[
+                "SELECT relevo.emit('orders', 'k', 'T', '{}')",
+                "SELECT relevo.put('orders', 'k', 'T', '', 'c', NULL, NULL, NULL, false, 'refuse')",
+                "SELECT relevo.cancel(gen_random_uuid())",
+                "UPDATE relevo.lease SET owner = NULL",
+                "INSERT INTO relevo.progress DEFAULT VALUES",
+                "DELETE FROM relevo.message",
+                "TRUNCATE relevo.message",
+                "UPDATE relevo.setting SET retention = '0'",
+                "SELECT nextval('relevo.message_seq')",
+                "SELECT relevo.adopt()",
+                "SELECT relevo.remove_destination('main')",
+                "SELECT relevo.grant_writer('carrier')",
+            ],
+        )
+        .await;
+    }
+}
+
+#[tokio::test]
+async fn a_role_without_a_grant_can_do_nothing() {
+    let world = world_with_roles(PgVersion::V15).await;
+    assert!(may_call(&world, "stranger").await.is_empty());
+    assert!(rights(&world, "stranger", "").await.is_empty());
+    let mut stranger = session(&world, "stranger").await;
+    refuse(&mut stranger, &["SELECT relevo.emit('orders', 'k', 'T', '{}')", "SELECT * FROM relevo.message"]).await;
+}
+
+/// Functions and operators of its own, found before the server's, that write down who ran them.
+const TRAPS: &str = "
+    CREATE SCHEMA evil;
+    CREATE TABLE evil.caught (who text);
+    CREATE FUNCTION evil.spring() RETURNS void LANGUAGE sql AS 'INSERT INTO evil.caught VALUES (current_user)';
+    CREATE FUNCTION evil.slot_of(text) RETURNS smallint LANGUAGE sql AS 'SELECT evil.spring(); SELECT 1::smallint';
+    CREATE FUNCTION evil.new_id() RETURNS uuid LANGUAGE sql AS 'SELECT evil.spring(); SELECT gen_random_uuid()';
+    CREATE FUNCTION evil.clock_timestamp() RETURNS timestamptz LANGUAGE sql AS 'SELECT evil.spring(); SELECT now()';
+    CREATE FUNCTION evil.octet_length(text) RETURNS int LANGUAGE sql AS 'SELECT evil.spring(); SELECT 1';
+    CREATE FUNCTION evil.octet_length(bytea) RETURNS int LANGUAGE sql AS 'SELECT evil.spring(); SELECT 1';
+    CREATE FUNCTION evil.jsonb_typeof(jsonb) RETURNS text LANGUAGE sql AS 'SELECT evil.spring(); SELECT ''object''::text';
+    CREATE FUNCTION evil.convert_to(text, name) RETURNS bytea LANGUAGE sql
+        AS 'SELECT evil.spring(); SELECT pg_catalog.convert_to($1, $2)';
+    CREATE FUNCTION evil.concat_texts(text, text) RETURNS text LANGUAGE sql AS 'SELECT evil.spring(); SELECT $1';
+    CREATE FUNCTION evil.equal_texts(text, text) RETURNS boolean LANGUAGE sql AS 'SELECT evil.spring(); SELECT true';
+    CREATE OPERATOR evil.|| (LEFTARG = text, RIGHTARG = text, FUNCTION = evil.concat_texts);
+    CREATE OPERATOR evil.<> (LEFTARG = text, RIGHTARG = text, FUNCTION = evil.equal_texts);
+    CREATE OPERATOR evil.= (LEFTARG = text, RIGHTARG = text, FUNCTION = evil.equal_texts);
+    CREATE TEMP TABLE message (n int);
+    CREATE TEMP TABLE own_id (n int);
+    SET search_path = evil, pg_temp, pg_catalog";
+
+#[tokio::test]
+async fn a_search_path_full_of_traps_catches_nobody_but_the_one_who_set_it() {
+    for version in PgVersion::ALL {
+        let world = world_with_roles(version).await;
+        let database = world.database.name();
+        world.run(&format!("GRANT CREATE ON DATABASE {database} TO writer, carrier")).await;
+        let mut writer = session(&world, "writer").await;
+        execute(&mut writer, TRAPS).await.expect("a schema of its own");
+        for sql in [
+            "SELECT relevo.emit('orders', 'k', 'T', '{}')",
+            "SELECT relevo.emit('orders', 'k', 'T', '{}', headers => '{\"a\": \"b\"}', id => gen_random_uuid(), serialize => true)",
+            "SELECT relevo.emit_bytes('orders', 'k', 'T', '\\x00', 'c', deliver_at => now() + interval '1 day')",
+            "SELECT relevo.emit_many(ARRAY['{\"topic\": \"orders\", \"key\": \"k\", \"type\": \"T\", \"payload\": 1}']::jsonb[])",
+            "SELECT relevo.cancel(gen_random_uuid())",
+        ] {
+            execute(&mut writer, sql).await.unwrap_or_else(|error| panic!("{sql}: {error}"));
+        }
+        execute(&mut writer, "SELECT slot_of('k')").await.expect("the trap works");
+        let caught = world.texts("SELECT DISTINCT who FROM evil.caught").await;
+        assert_eq!(caught, ["writer"], "PostgreSQL {}", version.major());
+        assert_eq!(world.number("SELECT count(*) FROM relevo.message").await, 3);
+        let slots =
+            "SELECT count(DISTINCT slot) FROM (SELECT slot FROM relevo.message UNION SELECT relevo.slot_of('k')) AS s";
+        assert_eq!(world.number(slots).await, 1, "and nothing of it is believed");
+    }
+}

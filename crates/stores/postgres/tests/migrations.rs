@@ -1,0 +1,176 @@
+//! The schema: applied once, by whoever comes first, wherever it shall be, and checked before anybody relies on it.
+
+#[allow(dead_code, reason = "each file uses its part of it")]
+mod e2e_support;
+
+use std::sync::Arc;
+
+use e2e_support::{MAIN, Running, config, execute, refusal, until};
+use relevo_broker_memory::{MemoryBroker, Settings};
+use relevo_core::store::{StoreError, Upkeep as _};
+use relevo_store_postgres::migrate::{VERSION, migrate, script};
+use relevo_store_postgres::{Config, Draft, Outbox, Schema, Start, Store};
+use relevo_testkit::PgVersion;
+use relevo_testkit::postgres::{Database, Server};
+use sqlx::{AssertSqlSafe, Connection as _, Row as _};
+use tokio::task::JoinSet;
+
+async fn database() -> Database {
+    Server::shared(PgVersion::V15).database().await
+}
+
+fn all() -> Vec<i32> {
+    (1..=VERSION).collect()
+}
+
+#[tokio::test]
+async fn every_postgres_takes_every_version_once() {
+    for version in PgVersion::ALL {
+        let database = Server::shared(version).database().await;
+        let mut connection = database.connect().await;
+        assert_eq!(migrate(&mut connection, &Schema::default()).await.expect("an empty database"), all());
+        let again = migrate(&mut connection, &Schema::default()).await.expect("a migrated database");
+        assert!(again.is_empty(), "PostgreSQL {}: {again:?}", version.major());
+    }
+}
+
+#[tokio::test]
+async fn two_that_migrate_at_once_apply_each_version_once() {
+    let database = database().await;
+    let mut tasks = JoinSet::new();
+    for _ in 0..6 {
+        let mut connection = database.connect().await;
+        tasks.spawn(async move { migrate(&mut connection, &Schema::default()).await.expect("nobody is in the way") });
+    }
+    let mut applied = Vec::new();
+    while let Some(now) = tasks.join_next().await {
+        applied.extend(now.expect("it does not panic"));
+    }
+    assert_eq!(applied, all(), "one of them did it all, the others found nothing to do");
+}
+
+#[tokio::test]
+async fn a_failure_in_the_middle_changes_nothing() {
+    let database = database().await;
+    let mut connection = database.connect().await;
+    execute(&mut connection, "CREATE SCHEMA relevo; CREATE TABLE relevo.tick (n int)").await.expect("a table");
+    assert!(migrate(&mut connection, &Schema::default()).await.is_err(), "its table is somebody else's");
+    let rows = execute(&mut connection, "SELECT count(*) FROM pg_class WHERE relnamespace = 'relevo'::regnamespace");
+    assert_eq!(rows.await.expect("a count")[0].try_get::<i64, _>(0).expect("a count"), 1);
+    execute(&mut connection, "DROP TABLE relevo.tick").await.expect("it was ours");
+    assert_eq!(migrate(&mut connection, &Schema::default()).await.expect("nothing is in the way"), all());
+}
+
+/// Two outboxes in one database, one of them with a name that must be quoted.
+#[tokio::test]
+async fn another_schema_works_from_end_to_end() {
+    let database = database().await;
+    let mut connection = database.connect().await;
+    let mut relays = Vec::new();
+    let schemas = [Schema::default(), Schema::new("Mein-Outbox_2")];
+    for schema in &schemas {
+        migrate(&mut connection, schema).await.expect("an empty schema");
+        let store = Store::open(Config { schema: schema.clone(), ..Config::new(database.options(), MAIN) });
+        let store = Arc::new(store.await.expect("a migrated schema"));
+        assert!(store.add_destination(4, Start::Oldest).await.expect("a new destination"));
+        let broker = MemoryBroker::new(Settings::default());
+        relays.push((Running::start(Arc::clone(&store), &broker, config()), store, broker));
+    }
+    let mut expected = Vec::new();
+    for schema in &schemas {
+        let mut tx = connection.begin().await.expect("a transaction");
+        let outbox = Outbox::in_schema(schema);
+        let mut ids = Vec::new();
+        for n in 0..20 {
+            let draft = Draft { serialize: true, ..Draft::json("orders", "k", "Counted", n.to_string()) };
+            ids.push(outbox.emit(&mut tx, draft).await.expect("a good message"));
+        }
+        tx.commit().await.expect("it commits");
+        expected.push(ids);
+    }
+    for ((relay, store, broker), ids) in relays.into_iter().zip(expected) {
+        until("everything arrives", async || broker.received() >= 20).await;
+        until("everything is settled", async || store.backlog().await.expect("a backlog").pending == 0).await;
+        store.maintain().await.expect("upkeep");
+        relay.stop().await;
+        let received: Vec<_> = broker.receipts().iter().map(|receipt| receipt.id).collect();
+        assert_eq!(received, ids);
+    }
+}
+
+/// Every function, table, column, index and constraint, with its text and its rights.
+const CATALOGUE: &str = "
+    SELECT concat_ws(' ', 'function', p.oid::regprocedure, p.prosecdef, p.provolatile, p.proconfig, p.proacl,
+        md5(p.prosrc)) COLLATE \"C\" AS line
+    FROM pg_proc AS p WHERE p.pronamespace = 'relevo'::regnamespace
+    UNION ALL
+    SELECT concat_ws(' ', 'relation', c.relname, c.relkind, c.relacl, pg_get_indexdef(i.indexrelid),
+        pg_get_expr(c.relpartbound, c.oid), CASE c.relkind WHEN 'v' THEN md5(pg_get_viewdef(c.oid)) END)
+    FROM pg_class AS c LEFT JOIN pg_index AS i ON i.indexrelid = c.oid WHERE c.relnamespace = 'relevo'::regnamespace
+    UNION ALL
+    SELECT concat_ws(' ', 'column', a.attrelid::regclass, a.attname, format_type(a.atttypid, a.atttypmod), a.attnotnull,
+        a.attidentity, pg_get_expr(d.adbin, d.adrelid))
+    FROM pg_attribute AS a JOIN pg_class AS c ON c.oid = a.attrelid
+    LEFT JOIN pg_attrdef AS d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
+    WHERE c.relnamespace = 'relevo'::regnamespace AND a.attnum > 0
+    UNION ALL
+    SELECT concat_ws(' ', 'constraint', o.conname, pg_get_constraintdef(o.oid))
+    FROM pg_constraint AS o WHERE o.connamespace = 'relevo'::regnamespace
+    UNION ALL
+    SELECT concat_ws(' ', 'version', m.version, m.name) FROM relevo.migration AS m
+    ORDER BY 1";
+
+#[tokio::test]
+async fn the_script_for_a_dba_makes_the_same_schema() {
+    for version in PgVersion::ALL {
+        let (migrated, scripted) = (Server::shared(version).database().await, Server::shared(version).database().await);
+        migrate(&mut migrated.connect().await, &Schema::default()).await.expect("an empty database");
+        let text = script(&Schema::default());
+        sqlx::raw_sql(AssertSqlSafe(text)).execute(&mut scripted.connect().await).await.expect("an empty database");
+        let mut catalogues = Vec::new();
+        for database in [&migrated, &scripted] {
+            let rows = execute(&mut database.connect().await, CATALOGUE).await.expect("a catalogue");
+            catalogues.push(rows.iter().map(|row| row.try_get(0).expect("a line")).collect::<Vec<String>>());
+        }
+        assert!(catalogues[0].len() > 200, "{} lines", catalogues[0].len());
+        assert_eq!(catalogues[0], catalogues[1], "PostgreSQL {}", version.major());
+        let again = migrate(&mut scripted.connect().await, &Schema::default()).await.expect("a migrated database");
+        assert!(again.is_empty(), "what the DBA ran counts");
+    }
+}
+
+#[tokio::test]
+async fn a_store_says_which_command_mends_the_schema() {
+    let database = database().await;
+    let open = async || match Store::open(Config::new(database.options(), MAIN)).await {
+        Err(StoreError::Schema { what }) => what,
+        other => panic!("not refused: {:?}", other.map(|_| ())),
+    };
+    let what = open().await;
+    assert!(what.contains("holds no outbox") && what.contains("`relevo migrate`"), "{what}");
+    let mut connection = database.connect().await;
+    migrate(&mut connection, &Schema::default()).await.expect("an empty database");
+    let older = format!("DELETE FROM relevo.migration WHERE version = {VERSION}");
+    execute(&mut connection, &older).await.expect("the newest version");
+    let what = open().await;
+    let (old, needed) = (format!("version {}", VERSION - 1), format!("needs {VERSION}"));
+    assert!(what.contains(&old) && what.contains(&needed) && what.contains("`relevo migrate`"), "{what}");
+    let newer = format!("INSERT INTO relevo.migration (version, name) VALUES ({}, 'later')", VERSION + 1);
+    execute(&mut connection, &newer).await.expect("a newer version");
+    let what = open().await;
+    assert!(what.contains("newer than this program") && what.contains("upgrade the program"), "{what}");
+}
+
+#[tokio::test]
+async fn calls_into_a_schema_that_is_not_there_are_told_apart_from_an_outage() {
+    let database = database().await;
+    let mut connection = database.connect().await;
+    migrate(&mut connection, &Schema::default()).await.expect("an empty database");
+    let store = Store::open(Config::new(database.options(), MAIN)).await.expect("a migrated database");
+    execute(&mut connection, "DROP SCHEMA relevo CASCADE").await.expect("it is ours");
+    let answer = store.maintain().await;
+    let Err(StoreError::Schema { what }) = answer else { panic!("{answer:?}") };
+    assert!(what.contains("`relevo migrate`"), "{what}");
+    let (code, _) = refusal(&mut connection, "SELECT relevo.emit('t', 'k', 'T', '{}')").await;
+    assert_eq!(code, "3F000");
+}

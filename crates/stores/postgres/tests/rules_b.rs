@@ -1,0 +1,281 @@
+//! Rule B: which ways of writing keep the order of a key, and which do not. The table of the documentation is asserted
+//! as it is, so that it stays true.
+
+mod rules_support;
+
+use rules_support::{Bed, Reader, Session, code, emit};
+
+const LOCK: &str = "SELECT 1 FROM agg WHERE id = 'k' FOR UPDATE";
+const UPDATE: &str = "UPDATE agg SET n = n + 1 WHERE id = 'k'";
+const RIGHT: [&str; 2] = ["first", "second"];
+const INVERTED: [&str; 2] = ["second", "first"];
+/// PostgreSQL computes the row again after it waited for one that changed, and emits again.
+const INVERTED_AND_DOUBLED: [&str; 3] = ["second", "first", "second"];
+
+/// Two writers of one aggregate. The first has the aggregate's row and has not emitted yet; the second begins with
+/// `shape` and waits; the first emits, commits, and the second goes on. What is read, in order.
+async fn second_writer(first_has: &str, setup: &str, shape: &str) -> Vec<String> {
+    let bed = Bed::shared(8).await;
+    bed.run(
+        "CREATE TABLE agg (id text PRIMARY KEY, n int NOT NULL DEFAULT 0, last uuid); INSERT INTO agg VALUES ('k')",
+    )
+    .await;
+    bed.run(setup).await;
+    let mut reader = Reader::start(&bed).await;
+    let (mut first, mut second) = (bed.session().await, bed.session().await);
+    first.run(&format!("SET session_replication_role = replica; BEGIN; {first_has}")).await;
+    second.run("BEGIN").await;
+    let second = second.start(shape);
+    bed.until_blocked(&second).await;
+    first.run(&format!("{}; COMMIT", emit("k", "first"))).await;
+    second.done().await.run("COMMIT").await;
+    reader.drain().await
+}
+
+/// A shape keeps the order whether the first writer only locked the row or changed it.
+async fn keeps_the_order(setup: &str, shape: &str) {
+    for first_has in [LOCK, UPDATE] {
+        assert_eq!(second_writer(first_has, setup, shape).await, RIGHT, "{first_has}; {shape}");
+    }
+}
+
+/// A shape inverts in both cases.
+async fn inverts(setup: &str, shape: &str, where_it_changed: &[&str]) {
+    assert_eq!(second_writer(LOCK, setup, shape).await, INVERTED, "{shape}");
+    assert_eq!(second_writer(UPDATE, setup, shape).await, where_it_changed, "{shape}");
+}
+
+/// The second writer's emit.
+fn second() -> String {
+    emit("k", "second").replace("SELECT ", "")
+}
+
+/// A trigger on the aggregate that emits; the first writer's session does not fire it.
+fn trigger(when: &str, each: &str) -> String {
+    format!(
+        "CREATE FUNCTION tell() RETURNS trigger LANGUAGE plpgsql AS $$
+        BEGIN PERFORM {}; RETURN NEW; END $$;
+        CREATE TRIGGER tell {when} ON agg FOR EACH {each} EXECUTE FUNCTION tell()",
+        second()
+    )
+}
+
+#[tokio::test]
+async fn a_lock_in_an_earlier_statement_keeps_the_order() {
+    for lock in [LOCK, UPDATE] {
+        keeps_the_order("", &format!("{lock}; SELECT {}", second())).await;
+    }
+}
+
+#[tokio::test]
+async fn an_update_that_returns_the_emit_keeps_the_order() {
+    keeps_the_order("", &format!("{UPDATE} RETURNING {}", second())).await;
+}
+
+#[tokio::test]
+async fn an_emit_that_consumes_the_locked_rows_keeps_the_order() {
+    keeps_the_order("", &format!("WITH u AS ({UPDATE} RETURNING id) SELECT {} FROM u", second())).await;
+}
+
+#[tokio::test]
+async fn row_triggers_of_an_update_keep_the_order() {
+    for when in ["BEFORE UPDATE", "AFTER UPDATE"] {
+        keeps_the_order(&trigger(when, "ROW"), UPDATE).await;
+    }
+}
+
+#[tokio::test]
+async fn an_emit_beside_an_update_that_nothing_refers_to_inverts() {
+    inverts("", &format!("WITH u AS ({UPDATE} RETURNING id) SELECT {}", second()), &INVERTED).await;
+}
+
+#[tokio::test]
+async fn an_emit_in_the_set_list_inverts() {
+    inverts("", &format!("UPDATE agg SET last = {} WHERE id = 'k'", second()), &INVERTED_AND_DOUBLED).await;
+}
+
+#[tokio::test]
+async fn an_emit_in_the_same_select_as_the_lock_inverts() {
+    inverts("", &format!("SELECT {} FROM agg WHERE id = 'k' FOR UPDATE", second()), &INVERTED_AND_DOUBLED).await;
+}
+
+#[tokio::test]
+async fn a_before_insert_trigger_of_an_upsert_inverts() {
+    let shape = "INSERT INTO agg (id) VALUES ('k') ON CONFLICT (id) DO UPDATE SET n = agg.n + 1";
+    inverts(&trigger("BEFORE INSERT", "ROW"), shape, &INVERTED).await;
+}
+
+#[tokio::test]
+async fn a_before_statement_trigger_inverts() {
+    inverts(&trigger("BEFORE UPDATE", "STATEMENT"), UPDATE, &INVERTED).await;
+}
+
+fn serialized(key: &str, label: &str) -> String {
+    format!("SELECT relevo.emit('topic', '{key}', '{label}', '{{}}', serialize => true)")
+}
+
+#[tokio::test]
+async fn writers_that_lock_nothing_are_not_ordered() {
+    let bed = Bed::shared(8).await;
+    let mut reader = Reader::start(&bed).await;
+    let mut early = bed.session().await;
+    early.run(&format!("BEGIN; {}", emit("k", "commits second"))).await;
+    bed.emit("k", "commits first").await;
+    early.run("COMMIT").await;
+    assert_eq!(reader.drain().await, ["commits second", "commits first"]);
+}
+
+#[tokio::test]
+async fn serialize_orders_writers_that_lock_nothing() {
+    let bed = Bed::shared(8).await;
+    let mut reader = Reader::start(&bed).await;
+    let mut first = bed.session().await;
+    first.run(&format!("BEGIN; {}", serialized("k", "first"))).await;
+    let second = bed.session().await.start(&serialized("k", "second"));
+    bed.until_blocked(&second).await;
+    bed.run(&serialized("another", "free")).await;
+    first.run(&format!("{}; COMMIT", serialized("k", "first again"))).await;
+    second.done().await;
+    assert_eq!(reader.drain().await, ["first", "free", "first again", "second"]);
+}
+
+/// The first writer holds the key's lock and has not emitted; the second one's emit waits for it.
+async fn second_waits_for_the_lock(bed: &Bed, lock: &str, first: &str, second: &str) -> Vec<String> {
+    let mut reader = Reader::start(bed).await;
+    let mut holder = bed.session().await;
+    holder.run(&format!("BEGIN; SELECT pg_advisory_xact_lock({lock})")).await;
+    let waits = bed.session().await.start(second);
+    bed.until_blocked(&waits).await;
+    holder.run(&format!("{first}; COMMIT")).await;
+    waits.done().await;
+    reader.drain().await
+}
+
+#[tokio::test]
+async fn emit_draws_its_number_after_it_waited_for_the_key() {
+    let bed = Bed::shared(8).await;
+    let lock = "relevo.lock_number('key/k')";
+    let read = second_waits_for_the_lock(&bed, lock, &serialized("k", "first"), &serialized("k", "second")).await;
+    assert_eq!(read, RIGHT);
+}
+
+#[tokio::test]
+async fn a_number_drawn_in_the_statement_that_waits_for_the_key_inverts() {
+    let bed = Bed::shared(8).await;
+    bed.run("CREATE FUNCTION lock() RETURNS bytea LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_advisory_xact_lock(7); RETURN '{}'; END $$").await;
+    let naive = |label: &str| {
+        format!(
+            "INSERT INTO relevo.message (seq, xid, slot, id, created_at, topic, key, type, content_type, payload)
+            VALUES (nextval('relevo.message_seq'), pg_current_xact_id(), relevo.slot_of('k'), relevo.new_id(),
+                clock_timestamp(), 'topic', 'k', '{label}', 'application/json', lock())"
+        )
+    };
+    assert_eq!(second_waits_for_the_lock(&bed, "7", &naive("first"), &naive("second")).await, INVERTED);
+}
+
+#[tokio::test]
+async fn emit_draws_its_number_after_it_waited_for_its_id() {
+    let bed = Bed::shared(8).await;
+    let id = "00000000-0000-7000-8000-000000000001";
+    let mut first = bed.session().await;
+    first.run(&format!("BEGIN; SELECT relevo.emit('topic', 'k', 'undone', '{{}}', id => '{id}')")).await;
+    let second =
+        bed.session().await.start(&format!("SELECT relevo.emit('topic', 'k', 'second', '{{}}', id => '{id}')"));
+    bed.until_blocked(&second).await;
+    bed.emit("k", "meanwhile").await;
+    first.run("ROLLBACK").await;
+    second.done().await;
+    let order = bed.session().await.list("SELECT type FROM relevo.message ORDER BY seq").await;
+    assert_eq!(order, ["meanwhile", "second"]);
+}
+
+/// Two keys in the order in which their locks are taken.
+async fn keys_in_lock_order(bed: &Bed) -> [String; 2] {
+    let keys = "SELECT k FROM unnest(ARRAY['a', 'b']) AS k ORDER BY relevo.lock_number('key/' || k)";
+    bed.session().await.list(keys).await.try_into().expect("two keys")
+}
+
+fn drafts(fields: [String; 2]) -> String {
+    let drafts = fields.map(|field| format!("'{{\"topic\": \"t\", \"type\": \"m\", \"payload\": {{}}, {field}}}'"));
+    format!("ARRAY[{}]::jsonb[]", drafts.join(", "))
+}
+
+/// A third session holds the higher lock; a call that names it first, then one that names it last.
+async fn opposite_calls(bed: &Bed, function: &str) -> Vec<Result<(), String>> {
+    let [low, high] = keys_in_lock_order(bed).await;
+    let of = |key: &String| format!("\"key\": \"{key}\", \"serialize\": true");
+    let mut holder = bed.session().await;
+    holder.run(&format!("BEGIN; SELECT pg_advisory_xact_lock(relevo.lock_number('key/{high}'))")).await;
+    let down = bed.session().await.start(&format!("SELECT {function}({})", drafts([of(&high), of(&low)])));
+    bed.until_blocked(&down).await;
+    let up = bed.session().await.start(&format!("SELECT {function}({})", drafts([of(&low), of(&high)])));
+    bed.until_blocked(&up).await;
+    holder.run("COMMIT").await;
+    let mut ends = Vec::new();
+    for call in [down, up] {
+        ends.push(call.answer().await.1.map(|_| ()).map_err(|error| code(&error)));
+    }
+    ends
+}
+
+#[tokio::test]
+async fn two_emit_many_calls_in_opposite_orders_do_not_deadlock() {
+    let bed = Bed::shared(8).await;
+    assert_eq!(opposite_calls(&bed, "relevo.emit_many").await, [Ok(()), Ok(())]);
+
+    bed.run(
+        "CREATE FUNCTION naive_many(messages jsonb[]) RETURNS void LANGUAGE plpgsql AS $$
+        DECLARE
+            m jsonb;
+        BEGIN
+            FOREACH m IN ARRAY messages LOOP
+                PERFORM relevo.emit(m ->> 'topic', m ->> 'key', m ->> 'type', m -> 'payload', serialize => true);
+            END LOOP;
+        END $$",
+    )
+    .await;
+    let mut ends = opposite_calls(&bed, "naive_many").await;
+    ends.sort();
+    assert_eq!(ends, [Ok(()), Err("40P01".to_owned())], "one of them is the deadlock's victim");
+}
+
+const LOW: &str = "00000000-0000-7000-8000-000000000001";
+const HIGH: &str = "00000000-0000-7000-8000-000000000002";
+
+fn with_id(session: &str) -> String {
+    format!("SELECT relevo.emit('t', 'k', 'm', '{{}}', id => '{session}', on_repeat => 'ignore')")
+}
+
+#[tokio::test]
+async fn emit_many_claims_ids_in_sorted_order() {
+    let bed = Bed::shared(8).await;
+    let of = |id: &str| format!("\"key\": \"k\", \"id\": \"{id}\", \"on_repeat\": \"ignore\"");
+    let mut holder = bed.session().await;
+    holder.run(&format!("BEGIN; {}", with_id(HIGH))).await;
+    let down = bed.session().await.start(&format!("SELECT relevo.emit_many({})", drafts([of(HIGH), of(LOW)])));
+    bed.until_blocked(&down).await;
+    let up = bed.session().await.start(&format!("SELECT relevo.emit_many({})", drafts([of(LOW), of(HIGH)])));
+    // The first has taken the lower id already, although it was named last: the second waits for it, not for the holder.
+    bed.until("the second waits for the first", &format!("SELECT pg_blocking_pids({}) = ARRAY[{}]", up.pid, down.pid))
+        .await;
+    holder.run("ROLLBACK").await;
+    down.done().await;
+    up.done().await;
+    assert_eq!(bed.session().await.one::<i64>("SELECT count(*) FROM relevo.message").await, 2, "each id once");
+}
+
+#[tokio::test]
+async fn single_emits_of_ids_in_opposite_orders_deadlock() {
+    let bed = Bed::shared(8).await;
+    let (mut up, mut down): (Session, Session) = (bed.session().await, bed.session().await);
+    up.run(&format!("BEGIN; {}", with_id(LOW))).await;
+    down.run(&format!("BEGIN; {}", with_id(HIGH))).await;
+    let up = up.start(&with_id(HIGH));
+    bed.until_blocked(&up).await;
+    let down = down.start(&with_id(LOW));
+    // Whoever is not the victim goes on when the victim's transaction has ended.
+    let mut ends =
+        [up.answer().await.1.map(|_| ()), down.answer().await.1.map(|_| ())].map(|end| end.map_err(|e| code(&e)));
+    ends.sort();
+    assert_eq!(ends, [Ok(()), Err("40P01".to_owned())]);
+}
