@@ -55,7 +55,7 @@ impl<S: Store + 'static, B: Broker + 'static> Relay<S, B> {
         {
             self.due_at.settle = now + self.config.settle_every;
             self.due_at.settle_front = now + self.config.settle_min;
-            if let Some(chore) = self.settle_chore(true) {
+            if let Some(chore) = self.settle_chore() {
                 return Some(chore);
             }
         }
@@ -114,9 +114,9 @@ impl<S: Store + 'static, B: Broker + 'static> Relay<S, B> {
         })
     }
 
-    /// What can be settled; with `partly`, also shards of a page that is not done.
-    pub(crate) fn settle_chore(&mut self, partly: bool) -> Option<Pending<Done>> {
-        let covered = self.pages.settlement(&self.settled, partly)?;
+    /// What can be settled.
+    pub(crate) fn settle_chore(&mut self) -> Option<Pending<Done>> {
+        let covered = self.pages.settlement(&self.settled)?;
         let store = Arc::clone(&self.store);
         Some(Box::pin(async move {
             let result = store.settle(covered.settlement.clone()).await;

@@ -137,31 +137,21 @@ impl Pages {
         self.flights.iter().take_while(|flight| flight.pending == 0).any(|flight| !flight.slots.is_empty())
     }
 
-    /// What can be settled: whole pages from the front, then, with `partly`, each shard of the next page as far as
-    /// everything of it is resolved. `settled` is where the store knows the shards to stand.
-    pub(crate) fn settlement(&self, settled: &BTreeMap<u16, (Lease, Position)>, partly: bool) -> Option<Covered> {
+    /// What can be settled: whole pages from the front, then each shard as far as everything of it is resolved, so that a
+    /// slow key holds back its own shard only. `settled` is where the store knows the shards to stand.
+    pub(crate) fn settlement(&self, settled: &BTreeMap<u16, (Lease, Position)>) -> Option<Covered> {
         let mut progress: BTreeMap<u16, (Lease, Position)> = BTreeMap::new();
         let mut parks = Vec::new();
+        let mut held_up = BTreeSet::new();
         let pages = self.flights.iter().take_while(|flight| flight.pending == 0).count();
-        for flight in self.flights.iter().take(pages) {
-            for lease in &flight.leases {
-                progress.insert(lease.shard, (*lease, flight.end));
-            }
-            parks.extend(flight.slots.iter().filter_map(park));
-        }
-        if let Some(flight) = self.flights.get(pages).filter(|_| partly) {
-            let places = flight.places();
-            for (lease, place) in &places {
-                if *place > 0 {
-                    let (from, to) = flight.window;
-                    progress.insert(lease.shard, (*lease, Position { from, to, place: *place }));
-                }
-            }
+        for flight in &self.flights {
+            let reached = flight.reached(&mut held_up);
             let covered = |slot: &&Line| {
                 let shard = shard_of(slot.slot, flight.leases[0].shards);
-                places.iter().any(|(lease, place)| lease.shard == shard && slot.seq <= *place)
+                reached.get(&shard).is_some_and(|(_, end)| *end == flight.end || slot.seq <= end.place)
             };
             parks.extend(flight.slots.iter().filter(covered).filter_map(park));
+            progress.extend(reached);
         }
         // A shard that stands where the store knows it is left out, unless something of it is to be parked.
         let has_parks = |shard: u16, shards: u16| parks.iter().any(|park: &Park| shard_of(park.slot, shards) == shard);
@@ -178,7 +168,7 @@ impl Pages {
         let parked: BTreeSet<i64> = covered.settlement.parks.iter().map(|park| park.seq).collect();
         let mut released = Vec::new();
         if !parked.is_empty() {
-            for slot in self.flights.iter_mut().take(covered.pages + 1).flat_map(|flight| &mut flight.slots) {
+            for slot in self.flights.iter_mut().flat_map(|flight| &mut flight.slots) {
                 if parked.contains(&slot.seq) {
                     if let Verdict::Behind(item) = slot.verdict {
                         released.push(item);
@@ -207,20 +197,31 @@ impl Pages {
 }
 
 impl Flight {
-    /// Up to where everything of a shard is resolved, by sequence number; 0 where nothing is.
-    fn places(&self) -> Vec<(Lease, i64)> {
-        let mut places: Vec<(Lease, i64)> = self.leases.iter().map(|lease| (*lease, 0)).collect();
-        let mut open = vec![true; places.len()];
+    /// Up to where everything of each shard is resolved; one that meets something pending is held up from there on.
+    fn reached(&self, held_up: &mut BTreeSet<u16>) -> BTreeMap<u16, (Lease, Position)> {
+        let (from, to) = self.window;
+        let free = self.leases.iter().filter(|lease| !held_up.contains(&lease.shard));
+        if self.pending == 0 {
+            return free.map(|lease| (lease.shard, (*lease, self.end))).collect();
+        }
+        let mut reached: BTreeMap<u16, (Lease, Position)> =
+            free.map(|lease| (lease.shard, (*lease, Position { from, to, place: 0 }))).collect();
         for slot in &self.slots {
             let shard = shard_of(slot.slot, self.leases[0].shards);
-            let Some(at) = places.iter().position(|(lease, _)| lease.shard == shard) else { continue };
+            let Some((_, position)) = reached.get_mut(&shard).filter(|_| !held_up.contains(&shard)) else { continue };
             if matches!(slot.verdict, Verdict::Pending) {
-                open[at] = false;
-            } else if open[at] {
-                places[at].1 = slot.seq;
+                held_up.insert(shard);
+            } else {
+                position.place = slot.seq;
             }
         }
-        places
+        reached.retain(|shard, (_, position)| {
+            if !held_up.contains(shard) {
+                *position = self.end;
+            }
+            !held_up.contains(shard) || position.place > 0
+        });
+        reached
     }
 }
 

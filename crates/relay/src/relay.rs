@@ -241,7 +241,7 @@ impl<S: Store + 'static, B: Broker + 'static> Relay<S, B> {
             self.runs.end_all();
             let advance = self.advance_chore();
             self.do_last(advance).await;
-            let settle = self.settle_chore(true);
+            let settle = self.settle_chore();
             self.do_last(settle).await;
         }
         let leave = self.leave_chore();

@@ -69,8 +69,8 @@ pub(crate) fn page(schema: &str, read: &Read<'_>, from: &Tick, to: &Tick, place:
     let slots = slot_filter(leases);
     let mut sql = format!(
         "SELECT {columns} FROM {schema}.message WHERE seq > {} AND seq <= {} \
-         AND CASE WHEN pg_visible_in_snapshot(xid, '{}') AND NOT pg_visible_in_snapshot(xid, '{}'){slots} THEN true END \
-         ORDER BY seq LIMIT {limit}",
+         AND CASE WHEN pg_visible_in_snapshot(xid, '{}') AND NOT pg_visible_in_snapshot(xid, '{}'){slots} \
+         THEN true END ORDER BY seq LIMIT {limit}",
         place.max(from.high),
         to.high,
         to.snapshot.text(),

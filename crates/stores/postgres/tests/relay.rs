@@ -7,8 +7,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use e2e_support::{MAIN, Running, Traffic, World, config, store, until};
+use e2e_support::{Ledger, MAIN, Running, Traffic, World, config, store, until};
 use relevo_broker_memory::{MemoryBroker, Settings};
+use relevo_core::slot::{shard_of, slot_of};
 use relevo_relay::Config;
 use relevo_testkit::PgVersion;
 use relevo_testkit::pgbouncer::PgBouncer;
@@ -88,6 +89,31 @@ async fn what_a_stopped_relay_had_confirmed_is_not_sent_again() {
     world.drained().await;
     second.stop().await;
     assert_eq!(ledger.check(&broker), 0);
+}
+
+/// A hot key holds back the settlement of its own shard, and of no other.
+#[tokio::test]
+async fn what_was_confirmed_behind_a_slow_key_is_settled_on_the_way_out() {
+    let world = World::new().await;
+    let broker = MemoryBroker::new(Settings { latency: Duration::from_millis(2), ..Settings::default() });
+    let sql = "SELECT relevo.emit('orders', 'hot', 'Counted', '{}'), 'hot' FROM generate_series(1, 1000)";
+    let mut ledger = Ledger::read(&world.rows(sql).await);
+    ledger.add(world.emit_some(5000, 500).await);
+    let relay = Running::start(world.store().await, &broker, config());
+    until("all other keys are through", async || {
+        broker.receipts().iter().filter(|receipt| receipt.key != "hot").count() == 5000
+    })
+    .await;
+    relay.stop().await;
+    let sent = broker.receipts().len();
+    assert!(sent < 6000, "the hot key is not through: {sent}");
+    let second = Running::start(world.store().await, &broker, config());
+    world.drained().await;
+    second.stop().await;
+    ledger.check(&broker);
+    let shard = |key: &str| shard_of(slot_of(key), 8);
+    let again = broker.receipts()[sent..].iter().filter(|receipt| shard(&receipt.key) != shard("hot")).count();
+    assert_eq!(again, 0, "confirmed, of other shards, and sent again");
 }
 
 #[tokio::test]

@@ -15,6 +15,11 @@ fn broker() -> MemoryBroker {
     MemoryBroker::new(Settings::default())
 }
 
+/// Leases that a busy machine does not outlive.
+fn patient() -> Config {
+    Config { lease: Duration::from_secs(5), ..config() }
+}
+
 /// How many shards somebody holds.
 async fn held(world: &World) -> i64 {
     world.number("SELECT count(*) FROM relevo.lease WHERE owner IS NOT NULL AND until > clock_timestamp()").await
@@ -46,15 +51,15 @@ async fn relays_that_join_and_leave_repeat_lose_and_invert_nothing() {
         let then = broker.received();
         until("traffic flows", async || broker.received() >= then + count).await;
     };
-    let first = Running::start(world.store().await, &broker, short_leases());
+    let first = Running::start(world.store().await, &broker, patient());
     more(100).await;
-    let second = Running::start(world.store().await, &broker, short_leases());
-    let third = Running::start(world.store().await, &broker, short_leases());
+    let second = Running::start(world.store().await, &broker, patient());
+    let third = Running::start(world.store().await, &broker, patient());
     until("three relays share evenly", async || world.shares().await == [3, 3, 2]).await;
     more(100).await;
     first.stop().await;
     more(100).await;
-    let fourth = Running::start(world.store().await, &broker, short_leases());
+    let fourth = Running::start(world.store().await, &broker, patient());
     until("three relays share evenly", async || world.shares().await == [3, 3, 2]).await;
     second.stop().await;
     third.stop().await;
@@ -62,13 +67,6 @@ async fn relays_that_join_and_leave_repeat_lose_and_invert_nothing() {
     let ledger = traffic.stop().await;
     world.drained().await;
     fourth.stop().await;
-    {
-        let r = broker.receipts();
-        let mut seen = std::collections::BTreeMap::new();
-        for (i, x) in r.iter().enumerate() {
-            if let Some((j, e)) = seen.insert(x.id, (i, x.epoch)) {}
-        }
-    }
     assert_eq!(ledger.check(&broker), 0, "whoever leaves politely has settled what it sent");
     world.assert_epochs_never_go_back().await;
 }
@@ -83,9 +81,9 @@ async fn a_relay_that_dies_is_replaced_when_its_lease_ends() {
     let traffic = Traffic::start(&world, 4);
     until("traffic flows", async || broker.received() > 100).await;
     drop(dies);
-    let died = Instant::now();
+    let began = Instant::now();
     until("one relay holds everything", async || world.shares().await == [8] && held(&world).await == 8).await;
-    let took = died.elapsed();
+    let took = began.elapsed();
     let lease = short_leases().lease;
     // The lease was renewed at most a moment before; whoever stays looks three times a lease.
     assert!(took <= lease + lease / 3 + Duration::from_millis(700), "it took {took:?}");
@@ -97,7 +95,7 @@ async fn a_relay_that_dies_is_replaced_when_its_lease_ends() {
 }
 
 #[tokio::test]
-async fn a_relay_that_leaves_is_replaced_at_once() {
+async fn a_relay_that_leaves_is_replaced_before_its_lease_would_end() {
     let world = World::new().await;
     let broker = broker();
     // Ten seconds of lease: it is not its end that the other waits for.
@@ -173,7 +171,8 @@ async fn a_settlement_that_arrives_after_the_takeover_changes_nothing() {
     broker.on_receipt(move |_| wire.freeze());
     let mut ledger = world.emit_some(100, 20).await;
     until("messages are confirmed", async || slow.stats.published() > 0).await;
-    assert_eq!(slow.stats.settlements(), 0, "nothing passes the wire");
+    let pending = "SELECT pending FROM relevo.backlog('main')";
+    assert_eq!(world.number(pending).await, 100, "nothing passes the wire");
     broker.on_receipt(|_| ());
 
     let other = Running::start(world.store().await, &broker, short_leases());

@@ -8,6 +8,7 @@ use rules_support::{Bed, Reader, code, emit};
 /// The pauses that tests put into functions: they wait for whoever holds this lock.
 const PAUSE: &str = "PERFORM pg_advisory_xact_lock(7);";
 const NONE: [&str; 0] = [];
+const TICK: &str = "SELECT tick FROM relevo.make_tick()";
 
 /// The youngest transaction is open: the snapshot ends before it and lists nothing.
 async fn with_the_youngest_writer_open(bed: &Bed) -> Vec<String> {
@@ -46,7 +47,7 @@ async fn with_a_message_during_the_tick(bed: &Bed) -> Vec<String> {
     bed.emit("k", "during").await;
     pause.run("SELECT pg_advisory_unlock(7)").await;
     tick.done().await;
-    let mut labels = reader.to_tick(1).await;
+    let mut labels = reader.read_to_tick(1).await;
     labels.extend(reader.drain().await);
     labels
 }
@@ -97,7 +98,7 @@ async fn a1_emit_has_its_transaction_id_before_it_draws_a_number() {
             writer.pid
         );
         assert!(bed.session().await.one::<bool>(&has_id).await, "{call}");
-        let tick: i64 = bed.session().await.one("SELECT tick FROM relevo.make_tick()").await;
+        let tick: i64 = bed.session().await.one(TICK).await;
         reader.settle(Position::at(tick)).await;
         pause.run("COMMIT").await;
         writer.done().await;
@@ -116,8 +117,8 @@ async fn a1_a_number_drawn_before_the_transaction_id_is_lost() {
         BEGIN
             PERFORM pg_advisory_xact_lock(7);
             INSERT INTO relevo.message (seq, xid, slot, id, created_at, topic, key, type, content_type, payload)
-            VALUES (n, pg_current_xact_id(), relevo.slot_of('k'), relevo.new_id(), clock_timestamp(), 'topic', 'k', label,
-                'application/json', '{}');
+            VALUES (n, pg_current_xact_id(), relevo.slot_of('k'), relevo.new_id(), clock_timestamp(), 'topic', 'k',
+                label, 'application/json', '{}');
         END $$",
     )
     .await;
@@ -145,7 +146,7 @@ async fn a2_a_tick_is_refused_where_its_snapshot_would_be_old() {
         assert_eq!(session.refusal_in(begin, "SELECT relevo.make_tick()").await, "RV001", "{begin}");
     }
     assert_eq!(session.one::<i64>("SELECT max(tick) FROM relevo.tick").await, 0);
-    assert_eq!(session.one::<i64>("SELECT tick FROM relevo.make_tick()").await, 1);
+    assert_eq!(session.one::<i64>(TICK).await, 1);
 }
 
 #[tokio::test]
@@ -207,7 +208,6 @@ const NAIVE_TICKS: &str = "
 async fn a2_a_loser_does_not_wait_and_uses_the_winner_s_tick() {
     let bed = Bed::shared(8).await;
     let (mut winner, mut loser) = (bed.session().await, bed.session().await);
-    const TICK: &str = "SELECT tick FROM relevo.make_tick()";
     bed.emit("k", "m").await;
     winner.run("BEGIN").await;
     assert_eq!(winner.one::<i64>(TICK).await, 1);
@@ -222,9 +222,8 @@ async fn a2_a_loser_does_not_wait_and_uses_the_winner_s_tick() {
 #[tokio::test]
 async fn a3_a_place_with_the_last_tick_only_loses_two_messages() {
     let bed = Bed::shared(8).await;
-    bed.run(NAIVE_TICKS).await;
     // Without the lock: the second tick's number is drawn, the third tick commits first.
-    bed.mutate_naive_lock().await;
+    bed.run(&NAIVE_TICKS.replace(PAUSE, "")).await;
     let mut slow = bed.session().await;
     for label in ["m1", "m2", "m3"] {
         bed.emit("k", label).await;
@@ -242,14 +241,6 @@ async fn a3_a_place_with_the_last_tick_only_loses_two_messages() {
     slow.run("COMMIT").await;
     assert_eq!(quick.list(newest).await, ["1", "2", "3"]);
     assert_eq!(quick.list("SELECT naive_window(2, 3)").await, ["m4", "m5"], "m2 and m3 are gone");
-}
-
-impl Bed {
-    async fn mutate_naive_lock(&self) {
-        let mut session = self.session().await;
-        let source: String = session.one("SELECT pg_get_functiondef('naive_make_tick'::regproc)").await;
-        session.run(&source.replace("PERFORM pg_advisory_xact_lock(7);", "")).await;
-    }
 }
 
 #[tokio::test]
@@ -312,7 +303,7 @@ async fn with_a_commit_before_the_mover_s(bed: &Bed) -> Vec<String> {
     writer.run("COMMIT").await;
     mover.run("COMMIT").await;
     if refused.is_none() {
-        return reader.to_tick(1).await.into_iter().chain(reader.drain().await).collect();
+        return reader.read_to_tick(1).await.into_iter().chain(reader.drain().await).collect();
     }
     assert_eq!(refused.as_deref(), Some("RV001"));
     reader.drain().await

@@ -1,4 +1,5 @@
-//! Rules A6 to A8 and what else a server does: crashes, standbys, history, other databases, two-phase commit, savepoints.
+//! Rules A6 to A8 and what else a server does: crashes, standbys, history, other databases, two-phase commit,
+//! savepoints.
 
 mod rules_support;
 
@@ -137,8 +138,8 @@ async fn a8_a_late_transaction_is_looked_up_without_walking_the_history() {
     long.run(&format!("BEGIN; {}", emit("k", "long"))).await;
     bed.run(
         "INSERT INTO relevo.message (seq, xid, slot, id, created_at, topic, key, type, content_type, payload)
-        SELECT nextval('relevo.message_seq'), pg_current_xact_id(), 0, relevo.new_id(), clock_timestamp(), 't', 'k', 'old',
-            'application/json', '{}' FROM generate_series(1, 200000)",
+        SELECT nextval('relevo.message_seq'), pg_current_xact_id(), 0, relevo.new_id(), clock_timestamp(), 't', 'k',
+            'old', 'application/json', '{}' FROM generate_series(1, 200000)",
     )
     .await;
     bed.run("VACUUM ANALYZE relevo.message").await;
@@ -179,8 +180,8 @@ async fn a8_a_page_of_some_shards_costs_a_page_and_not_the_window() {
     large
         .run(
             "BEGIN; INSERT INTO relevo.message (seq, xid, slot, id, created_at, topic, key, type, content_type, payload)
-            SELECT nextval('relevo.message_seq'), pg_current_xact_id(), n % 256, relevo.new_id(), clock_timestamp(), 't', 'k',
-                'm', 'application/json', '{}' FROM generate_series(1, 200000) AS n",
+            SELECT nextval('relevo.message_seq'), pg_current_xact_id(), n % 256, relevo.new_id(),
+                clock_timestamp(), 't', 'k', 'm', 'application/json', '{}' FROM generate_series(1, 200000) AS n",
         )
         .await;
     let open: i64 = bed.session().await.one("SELECT tick FROM relevo.make_tick()").await;

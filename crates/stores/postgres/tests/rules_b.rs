@@ -162,7 +162,11 @@ async fn emit_draws_its_number_after_it_waited_for_the_key() {
 #[tokio::test]
 async fn a_number_drawn_in_the_statement_that_waits_for_the_key_inverts() {
     let bed = Bed::shared(8).await;
-    bed.run("CREATE FUNCTION lock() RETURNS bytea LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_advisory_xact_lock(7); RETURN '{}'; END $$").await;
+    bed.run(
+        "CREATE FUNCTION lock() RETURNS bytea LANGUAGE plpgsql AS $$
+        BEGIN PERFORM pg_advisory_xact_lock(7); RETURN '{}'; END $$",
+    )
+    .await;
     let naive = |label: &str| {
         format!(
             "INSERT INTO relevo.message (seq, xid, slot, id, created_at, topic, key, type, content_type, payload)
@@ -255,7 +259,8 @@ async fn emit_many_claims_ids_in_sorted_order() {
     let down = bed.session().await.start(&format!("SELECT relevo.emit_many({})", drafts([of(HIGH), of(LOW)])));
     bed.until_blocked(&down).await;
     let up = bed.session().await.start(&format!("SELECT relevo.emit_many({})", drafts([of(LOW), of(HIGH)])));
-    // The first has taken the lower id already, although it was named last: the second waits for it, not for the holder.
+    // The first has taken the lower id already, although it was named last: the second waits for it and not for the
+    // holder.
     bed.until("the second waits for the first", &format!("SELECT pg_blocking_pids({}) = ARRAY[{}]", up.pid, down.pid))
         .await;
     holder.run("ROLLBACK").await;

@@ -106,7 +106,8 @@ fn naive_unpark(keys: &str, queue: &str) -> String {
 async fn c3_without_locks_a_message_is_stranded_behind_a_key_that_is_gone() {
     let bed = with_a_parked_key().await;
     bed.run(
-        "CREATE TABLE keys AS SELECT * FROM relevo.parked_key; CREATE TABLE queue AS SELECT * FROM relevo.parked_message;
+        "CREATE TABLE keys AS SELECT * FROM relevo.parked_key;
+        CREATE TABLE queue AS SELECT * FROM relevo.parked_message;
         DELETE FROM queue WHERE seq = 1",
     )
     .await;
@@ -160,7 +161,7 @@ async fn c6_a_held_address_and_a_third_unknown_park_their_keys_uncounted_and_the
     }
     let page = reader.page(100, Ceiling::Open).await;
     // Naive: m1 is not settled as long as its address is blocked, and the shard stays before it.
-    reader.settle(Position { place: page.entries[0].seq - 1, ..reader_window(&page.end) }).await;
+    reader.settle(Position { from: 0, to: page.end.to, place: page.entries[0].seq - 1 }).await;
     let again = reader.page(100, Ceiling::Open).await;
     assert_eq!(again.entries.len(), 4, "m3 went out and is read again for as long as that lasts");
 
@@ -181,15 +182,15 @@ async fn c6_a_held_address_and_a_third_unknown_park_their_keys_uncounted_and_the
     assert_eq!(session.list(QUEUE).await, ["m1", "m2", "m4"]);
     assert_eq!(session.list("SELECT address FROM relevo.hold").await, ["x"]);
     // Days later the attempts are still none.
-    session.run("UPDATE relevo.hold SET next_at = now(); UPDATE relevo.parked_key SET next_at = now() WHERE next_at IS NOT NULL").await;
+    session
+        .run(
+            "UPDATE relevo.hold SET next_at = now();
+            UPDATE relevo.parked_key SET next_at = now() WHERE next_at IS NOT NULL",
+        )
+        .await;
     let runs = reader.store.due(&reader.leases, 10, 10).await.expect("runs");
     let seen: Vec<_> = runs.iter().map(|run| (&*run.key, run.attempts, run.messages.len())).collect();
     assert_eq!(seen, [("unknown", 0, 1), ("blocked", 0, 1)], "one message each, to try");
-}
-
-/// The window that a page was read from.
-fn reader_window(end: &Position) -> Position {
-    Position { from: 0, to: end.to, place: 0 }
 }
 
 #[tokio::test]

@@ -129,13 +129,18 @@ async fn upkeep_keeps_what_an_open_writer_commits_and_blocks_no_emit_meanwhile()
     }
     assert_eq!(world.number("SELECT count(*) FROM relevo.message_1").await, 2, "the partition was left alone");
 
+    // Committed, as old as its partition, and unread: it is kept all the same.
+    until("what is committed is settled", async || broker.received() == 3 + emitted).await;
+    relay.stop().await;
     execute(&mut writer, "COMMIT").await.expect("the writer's row is committed");
+    age(&world).await;
     maintain(&world).await;
+    assert_eq!(world.number("SELECT count(*) FROM relevo.message_1").await, 3);
+    let relay = self::relay(&world, &broker).await;
     until("the late one arrives too", async || broker.received() == 4 + emitted).await;
     assert_eq!(broker.receipts().iter().filter(|receipt| receipt.key == "late").count(), 1);
     world.drained().await;
     relay.stop().await;
-    age(&world).await;
     maintain(&world).await;
     let first = "SELECT count(*) FROM pg_class WHERE relname = 'message_1'";
     assert_eq!(world.number(first).await, 0, "settled and old: it is dropped");
@@ -152,6 +157,7 @@ async fn a_clock_that_was_set_back_drops_nothing_that_is_not_settled() {
     let partition = format!("SELECT tableoid::regclass::text FROM relevo.message WHERE id = '{}'", ids[0]);
     assert_eq!(world.texts(&partition).await, ["relevo.message_1000001"]);
     next_partition(&world).await;
+    age(&world).await;
     maintain(&world).await;
     assert_eq!(kept(&world).await, 2, "nobody has read them");
     let broker = broker();
@@ -159,9 +165,6 @@ async fn a_clock_that_was_set_back_drops_nothing_that_is_not_settled() {
     world.drained().await;
     relay.stop().await;
     assert_eq!(broker.receipts()[1].id, ids[0], "the sequence is the order, not the clock");
-    maintain(&world).await;
-    assert_eq!(kept(&world).await, 2, "the first partition is young, and the second is behind it");
-    age(&world).await;
     maintain(&world).await;
     assert_eq!(kept(&world).await, 0);
 }
@@ -202,22 +205,52 @@ async fn without_a_prepared_partition_messages_go_to_the_overflow_and_are_read_a
     assert_eq!(world.number(&prepared).await, 1, "the partition in use stays");
 }
 
+/// There is nowhere else to put a message, so an emit waits while upkeep tries to get past the open writer; not for long.
+#[tokio::test]
+async fn an_open_writer_in_the_overflow_costs_other_emits_a_moment_at_most() {
+    let world = World::new().await;
+    world.run("SELECT setval('relevo.message_seq', 50000000)").await;
+    let mut writer = open_writer(&world).await;
+    let store = world.store().await;
+    let mut upkeep = JoinSet::new();
+    upkeep.spawn(async move {
+        for _ in 0..5 {
+            assert_eq!(store.maintain().await.expect("upkeep").prepared, 0, "it does not wait for the writer");
+        }
+    });
+    let mut other = world.connect().await;
+    execute(&mut other, "SET lock_timeout = '1s'").await.expect("a setting");
+    let mut emitted = 0;
+    while upkeep.try_join_next().is_none() {
+        execute(&mut other, "SELECT relevo.emit('orders', 'd', 'OrderPlaced', '{}')").await.expect("it waits a moment");
+        emitted += 1;
+    }
+    execute(&mut writer, "COMMIT").await.expect("the writer's row is committed");
+    maintain(&world).await;
+    assert!(world.number("SELECT max(first) FROM relevo.partition").await > 50_000_000, "now they are prepared");
+    assert_eq!(kept(&world).await, 1 + emitted);
+}
+
 #[tokio::test]
 async fn the_newest_progress_and_its_ticks_outlive_any_age() {
     let world = World::new().await;
     let broker = broker();
     let mut ledger = e2e_support::Ledger::default();
     let first = relay(&world, &broker).await;
-    for _ in 0..5 {
+    for round in 0..5 {
         ledger.add(world.emit_some(40, 20).await);
         world.drained().await;
+        if round == 2 {
+            // Stays where it starts, at a tick that is not the newest any more when it is pruned.
+            world.run("SELECT relevo.add_destination('stopped', 1, 'now')").await;
+        }
     }
     first.stop().await;
     let before = world.number("SELECT count(*) FROM relevo.progress").await;
     age(&world).await;
     maintain(&world).await;
     let after = world.number("SELECT count(*) FROM relevo.progress").await;
-    assert!(before > 8 && after == 8, "{before} rows of progress became {after}: one a shard is left");
+    assert!(before > 9 && after == 9, "{before} rows of progress became {after}: one a shard is left");
     let gone = "SELECT count(*) FROM relevo.progress AS p WHERE NOT EXISTS (SELECT 1 FROM relevo.tick AS t \
                 WHERE t.tick = p.from_tick) OR NOT EXISTS (SELECT 1 FROM relevo.tick AS t WHERE t.tick = p.to_tick)";
     assert_eq!(world.number(gone).await, 0);
@@ -227,6 +260,11 @@ async fn the_newest_progress_and_its_ticks_outlive_any_age() {
     world.drained().await;
     second.stop().await;
     assert_eq!(ledger.check(&broker), 0);
+    let started = MemoryBroker::new(Settings::default());
+    let third = Running::start(world.store_for("stopped").await, &started, config());
+    world.drained_for("stopped").await;
+    third.stop().await;
+    assert_eq!(started.received(), 3 * 40, "it goes on where it stood");
 }
 
 #[tokio::test]

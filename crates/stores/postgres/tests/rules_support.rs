@@ -233,7 +233,7 @@ impl Reader {
     }
 
     /// Reads and settles the window that ends at a tick; its labels.
-    pub(crate) async fn to_tick(&mut self, tick: i64) -> Vec<String> {
+    pub(crate) async fn read_to_tick(&mut self, tick: i64) -> Vec<String> {
         let page = self.page(100, Ceiling::Tick(tick)).await;
         assert_eq!(page.end, Position::at(tick), "one page to the window's end");
         self.settle(page.end).await;
