@@ -112,6 +112,8 @@ pub struct Ask {
 pub struct Leased {
     /// Every lease of this owner, renewed.
     pub leases: Vec<Lease>,
+    /// How long all of them last, from when they were asked for.
+    pub lasts: Duration,
     /// How many shards are this relay's fair share; more than that should be given back.
     pub fair: usize,
     /// How far windows may go.

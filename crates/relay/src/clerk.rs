@@ -86,7 +86,8 @@ impl<S: Store + 'static, B: Broker + 'static> Relay<S, B> {
     }
 
     fn lease_chore(&mut self, now: Instant) -> Pending<Done> {
-        self.due_at.lease = now + self.config.lease / 3;
+        let every = self.config.lease_every.min(self.config.lease / 3);
+        self.due_at.lease = now + every;
         let gave_back: Vec<Lease> = self
             .held
             .values()
@@ -96,7 +97,8 @@ impl<S: Store + 'static, B: Broker + 'static> Relay<S, B> {
         let ask = Ask {
             owner: self.owner,
             name: self.config.name.clone(),
-            lease: self.config.lease,
+            // Shorter by what others need to notice, so that a dead relay is replaced within the lease.
+            lease: self.config.lease.saturating_sub(every),
             give_back: gave_back.clone(),
         };
         let known: BTreeSet<Lease> = self.held.values().map(|held| held.lease).collect();
@@ -198,7 +200,7 @@ impl<S: Store + 'static, B: Broker + 'static> Relay<S, B> {
         if leased.timeline_changed {
             warn!(relay = %self.config.name, "the database moved to another timeline: published messages may have no row");
         }
-        self.valid_until = asked_at + self.config.lease.saturating_sub(self.config.lease_margin);
+        self.valid_until = asked_at + leased.lasts.saturating_sub(self.config.lease_margin);
         self.ceiling = leased.ceiling;
         self.holds.learn(leased.holds, self.config.hold_probe);
         if leased.ceiling != Ceiling::Open {

@@ -13,6 +13,8 @@ pub struct Config {
     pub routes: Routes,
     /// How long a lease lasts; another relay takes over this long after one dies.
     pub lease: Duration,
+    /// How often leases are asked for: so soon shards are taken that another relay left.
+    pub lease_every: Duration,
     /// How much of a lease is never used for publishing, for clocks that run apart and slow answers.
     pub lease_margin: Duration,
     /// Messages read at once.
@@ -65,6 +67,7 @@ impl Default for Config {
             name: "relay".to_owned(),
             routes: Routes::default(),
             lease: Duration::from_secs(10),
+            lease_every: Duration::from_millis(500),
             lease_margin: Duration::from_secs(2),
             page_messages: 2000,
             pages_max: 4,

@@ -94,6 +94,7 @@ impl Destination {
         let holds = holds.map(|(address, held)| Hold { address: address.clone(), error: held.error.clone() });
         Leased {
             leases: self.leases_of(ask.owner),
+            lasts: ask.lease,
             fair,
             ceiling: self.ceiling(),
             holds: holds.collect(),

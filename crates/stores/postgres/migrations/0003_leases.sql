@@ -195,9 +195,12 @@ BEGIN
     END IF;
     -- A relay that hangs in the middle must not keep the rows from others for ever.
     PERFORM set_config('idle_in_transaction_session_timeout', (greatest((ask ->> 'lease_ms')::int / 2, 1))::text, true);
+    -- Relays ask often, so that shards which become free are taken at once; rows are rewritten only when a third of their
+    -- time is over.
     INSERT INTO member AS m (destination, owner, name, until)
     VALUES (of_destination, me, ask ->> 'name', clock_timestamp() + lasts)
-    ON CONFLICT (destination, owner) DO UPDATE SET until = excluded.until;
+    ON CONFLICT (destination, owner) DO UPDATE SET until = excluded.until
+    WHERE m.until < clock_timestamp() + lasts * 2 / 3;
     DELETE FROM member WHERE (destination, owner) IN (
         SELECT m.destination, m.owner FROM member AS m
         WHERE m.destination = of_destination AND m.until < clock_timestamp() FOR UPDATE SKIP LOCKED);
@@ -217,9 +220,13 @@ BEGIN
     UPDATE lease AS l SET owner = NULL, until = '-infinity'
     WHERE l.destination = of_destination AND l.owner = me AND l.timeline <> line;
     UPDATE lease AS l SET until = clock_timestamp() + lasts
-    FROM (SELECT m.shard FROM lease AS m WHERE m.destination = of_destination AND m.owner = me ORDER BY m.shard FOR UPDATE) AS mine
+    FROM (
+        SELECT m.shard FROM lease AS m
+        WHERE m.destination = of_destination AND m.owner = me AND m.until < clock_timestamp() + lasts * 2 / 3
+        ORDER BY m.shard FOR UPDATE
+    ) AS mine
     WHERE l.destination = of_destination AND l.shard = mine.shard;
-    GET DIAGNOSTICS held = ROW_COUNT;
+    SELECT count(*) INTO held FROM lease WHERE destination = of_destination AND owner = me;
     UPDATE lease AS l SET epoch = l.epoch + 1, owner = me, until = clock_timestamp() + lasts, timeline = line
     FROM (
         SELECT f.shard FROM lease AS f
@@ -234,6 +241,9 @@ BEGIN
         'timeline_changed', changed,
         'regroup', d.regroup_to IS NOT NULL,
         'regroup_tick', d.regroup_tick,
+        'lasts_ms', (
+            SELECT floor(date_part('epoch', min(l.until) - clock_timestamp()) * 1000)
+            FROM lease AS l WHERE l.destination = of_destination AND l.owner = me),
         'leases', coalesce((
             SELECT jsonb_agg(jsonb_build_array(l.shard, l.epoch) ORDER BY l.shard)
             FROM lease AS l WHERE l.destination = of_destination AND l.owner = me), '[]'),

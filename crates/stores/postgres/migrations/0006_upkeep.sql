@@ -196,7 +196,7 @@ BEGIN
     END IF;
     held_back := at - oldest.high;
     gives_way := held_back > st.holdback_rows_max AND st.gives_way = 'delivery';
-    IF held_back > st.holdback_rows_max / 2 THEN
+    IF held_back > st.holdback_rows_max / 2 AND who IS NOT NULL THEN
         warnings := warnings || format('destination "%s" holds back %s rows of %s allowed; then %s', who, held_back,
             st.holdback_rows_max, CASE st.gives_way WHEN 'disk' THEN 'the disk fills on' ELSE 'rows are dropped' END);
     END IF;

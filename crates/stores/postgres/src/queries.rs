@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use relevo_core::message::{Message, MessageId};
@@ -187,7 +188,7 @@ fn tokens(leases: impl IntoIterator<Item = Lease>) -> Value {
     leases.into_iter().map(|lease| json!([lease.shard, lease.epoch, lease.owner.to_string()])).collect()
 }
 
-fn millis(duration: std::time::Duration) -> u64 {
+fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX).min(1 << 40)
 }
 
@@ -217,6 +218,7 @@ pub(crate) fn leased(answer: &Value, ask: &Ask) -> Result<(Leased, i64), Error> 
         };
         let leased = Leased {
             leases: answer["leases"].as_array()?.iter().map(lease).collect::<Option<_>>()?,
+            lasts: Duration::from_millis(answer["lasts_ms"].as_f64().map_or(0, whole_millis)),
             fair: usize::try_from(answer["fair"].as_u64()?).ok()?,
             ceiling,
             holds: answer["holds"].as_array()?.iter().map(hold).collect::<Option<_>>()?,
@@ -225,6 +227,12 @@ pub(crate) fn leased(answer: &Value, ask: &Ask) -> Result<(Leased, i64), Error> 
         Some((leased, answer["timeline"].as_i64()?))
     };
     read().ok_or(malformed)
+}
+
+/// What is left of a lease; nothing if it is over.
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "between zero and a day")]
+fn whole_millis(millis: f64) -> u64 {
+    millis.clamp(0.0, 86_400_000.0) as u64
 }
 
 pub(crate) fn positions(schema: &str, destination: &str) -> String {

@@ -1,12 +1,9 @@
 //! Several relays: who holds which shard, and what one that lost its lease can still do.
 
-#[allow(dead_code, reason = "each file uses its part of it")]
-mod e2e_support;
-
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use e2e_support::{Running, Traffic, World, config, short_leases, until};
+use crate::e2e_support::{Running, Traffic, World, config, short_leases, until};
 use relevo_broker_memory::{MemoryBroker, Settings};
 use relevo_relay::{Config, Relay};
 use tokio_util::sync::CancellationToken;
@@ -72,7 +69,7 @@ async fn relays_that_join_and_leave_repeat_lose_and_invert_nothing() {
 }
 
 #[tokio::test]
-async fn a_relay_that_dies_is_replaced_when_its_lease_ends() {
+async fn a_relay_that_dies_is_replaced_within_the_lease() {
     let world = World::new().await;
     let broker = broker();
     let stays = Running::start(world.store().await, &broker, short_leases());
@@ -85,8 +82,8 @@ async fn a_relay_that_dies_is_replaced_when_its_lease_ends() {
     until("one relay holds everything", async || world.shares().await == [8] && held(&world).await == 8).await;
     let took = began.elapsed();
     let lease = short_leases().lease;
-    // The lease was renewed at most a moment before; whoever stays looks three times a lease.
-    assert!(took <= lease + lease / 3 + Duration::from_millis(700), "it took {took:?}");
+    // The lease was renewed at most a moment before. What a busy machine adds is not the relay's.
+    assert!(took <= lease + Duration::from_millis(500), "it took {took:?}");
     let ledger = traffic.stop().await;
     world.drained().await;
     stays.stop().await;
@@ -95,7 +92,7 @@ async fn a_relay_that_dies_is_replaced_when_its_lease_ends() {
 }
 
 #[tokio::test]
-async fn a_relay_that_leaves_is_replaced_before_its_lease_would_end() {
+async fn a_relay_that_leaves_is_replaced_at_once() {
     let world = World::new().await;
     let broker = broker();
     // Ten seconds of lease: it is not its end that the other waits for.
@@ -106,8 +103,7 @@ async fn a_relay_that_leaves_is_replaced_before_its_lease_would_end() {
     let left = Instant::now();
     until("one relay holds everything", async || world.shares().await == [8]).await;
     let took = left.elapsed();
-    // Wrong for leases as long as these: nobody tells the other, which looks three times a lease only.
-    assert!(took < config().lease / 3 + Duration::from_millis(700), "it took {took:?}");
+    assert!(took < config().lease_every + Duration::from_millis(700), "it took {took:?}");
     let ledger = world.emit_some(500, 50).await;
     world.drained().await;
     stays.stop().await;

@@ -1,12 +1,9 @@
 //! The database goes away under a relay, in the worst moments.
 
-#[allow(dead_code, reason = "each file uses its part of it")]
-mod e2e_support;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use e2e_support::{Ledger, Running, Traffic, World, config, execute, short_leases, until};
+use crate::e2e_support::{Ledger, Running, Traffic, World, config, execute, short_leases, until};
 use relevo_broker_memory::{MemoryBroker, Settings};
 use relevo_core::store::StoreError;
 use relevo_relay::{Config, RelayError};

@@ -1,12 +1,10 @@
 //! Rules A1 to A5 together: many writers with every kind of lock, against readers that jump.
 
-mod rules_support;
-
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use crate::rules_support::{Bed, Reader, Session, code};
 use relevo_core::store::Ceiling;
-use rules_support::{Bed, Reader, Session, code};
 use sqlx::Row as _;
 use tokio::task::JoinSet;
 use tokio::time::Instant;

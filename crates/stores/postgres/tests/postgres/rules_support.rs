@@ -1,5 +1,4 @@
 //! Sessions that wait for each other in plain sight, and a small reader, for the tests of the rules.
-#![allow(dead_code, reason = "each test binary uses its own part")]
 
 use std::time::Duration;
 

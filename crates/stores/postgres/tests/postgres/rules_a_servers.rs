@@ -1,13 +1,11 @@
 //! Rules A6 to A8 and what else a server does: crashes, standbys, history, other databases, two-phase commit,
 //! savepoints.
 
-mod rules_support;
-
+use crate::rules_support::{Bed, Reader, Session, emit};
 use relevo_core::store::{Ask, Ceiling, Leases as _, OutboxReader as _, Position, Read, StoreError};
 use relevo_store_postgres::{Config, Store};
 use relevo_testkit::PgVersion;
 use relevo_testkit::postgres::{Private, Server};
-use rules_support::{Bed, Reader, Session, emit};
 use sqlx::ConnectOptions as _;
 use uuid::Uuid;
 
@@ -96,8 +94,12 @@ async fn a7_a_relay_refuses_a_standby() {
     assert_eq!(there.refusal("SELECT relevo.make_tick()").await, "RV002");
     let options = standby.options().database(bed.database.name());
     let store = Store::open(Config::new(options, "main")).await.expect("a standby can be asked");
-    let ask =
-        Ask { owner: Uuid::new_v4(), name: "r".to_owned(), lease: rules_support::DEADLINE, give_back: Vec::new() };
+    let ask = Ask {
+        owner: Uuid::new_v4(),
+        name: "r".to_owned(),
+        lease: crate::rules_support::DEADLINE,
+        give_back: Vec::new(),
+    };
     assert!(matches!(store.lease(ask.clone()).await, Err(StoreError::Standby)));
     let leases = bed.store().await.lease(ask).await.expect("leases of the primary").leases;
     let read = Read { leases: &leases, after: Position::at(0), limit: 10, bytes: 1 << 20, ceiling: Ceiling::Open };
@@ -109,7 +111,7 @@ async fn connect(server: &Private, bed: &Bed) -> sqlx::PgConnection {
 }
 
 async fn replayed(session: &mut Session, lsn: &str) {
-    let deadline = tokio::time::Instant::now() + rules_support::DEADLINE;
+    let deadline = tokio::time::Instant::now() + crate::rules_support::DEADLINE;
     while !session.one::<bool>(&format!("SELECT pg_last_wal_replay_lsn() >= '{lsn}'")).await {
         assert!(tokio::time::Instant::now() < deadline, "the standby does not follow");
         tokio::time::sleep(std::time::Duration::from_millis(5)).await;

@@ -1,13 +1,10 @@
 //! The production relay on PostgreSQL: what is committed arrives once, in order, whatever goes on beside it.
 
-#[allow(dead_code, reason = "each file uses its part of it")]
-mod e2e_support;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use e2e_support::{Ledger, MAIN, Running, Traffic, World, config, store, until};
+use crate::e2e_support::{Ledger, MAIN, Running, Traffic, World, config, store, until};
 use relevo_broker_memory::{MemoryBroker, Settings};
 use relevo_core::slot::{shard_of, slot_of};
 use relevo_relay::Config;

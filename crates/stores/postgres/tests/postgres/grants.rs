@@ -1,9 +1,6 @@
 //! Two grants: a writer may only emit, a relay may read and settle; nobody runs code as the owner.
 
-#[allow(dead_code, reason = "each file uses its part of it")]
-mod e2e_support;
-
-use e2e_support::{MAIN, Running, World, config, execute, refusal, store, until};
+use crate::e2e_support::{MAIN, Running, World, config, execute, refusal, store, until};
 use relevo_broker_memory::{Match, MemoryBroker, Rule, Settings};
 use relevo_core::Class;
 use relevo_core::store::{DeadFilter, DeadLetters as _, Mark, Upkeep as _};

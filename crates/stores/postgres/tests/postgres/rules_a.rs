@@ -1,9 +1,7 @@
 //! Rules A1 to A5: how ticks are made, and what a window holds. Each test shows what breaks without the rule.
 
-mod rules_support;
-
+use crate::rules_support::{Bed, Reader, code, emit};
 use relevo_core::store::Position;
-use rules_support::{Bed, Reader, code, emit};
 
 /// The pauses that tests put into functions: they wait for whoever holds this lock.
 const PAUSE: &str = "PERFORM pg_advisory_xact_lock(7);";

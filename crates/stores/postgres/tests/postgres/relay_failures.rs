@@ -1,11 +1,8 @@
 //! The broker refuses, stalls and goes away: what waits, what flows, what is buried and dug up again.
 
-#[allow(dead_code, reason = "each file uses its part of it")]
-mod e2e_support;
-
 use std::time::Duration;
 
-use e2e_support::{Running, Traffic, World, config, quick_route, until};
+use crate::e2e_support::{Running, Traffic, World, config, quick_route, until};
 use relevo_broker_memory::{Match, MemoryBroker, Rule, Settings};
 use relevo_core::store::{DeadFilter, DeadLetters as _, Mark};
 use relevo_core::{AfterDead, Class, MessageId, Policy, Route, Routes};
@@ -168,7 +165,7 @@ async fn a_blocked_address_holds_only_itself_and_a_probe_frees_it() {
     world.drained().await;
     relay.stop().await;
     assert_eq!(world.number("SELECT count(*) FROM relevo.hold").await, 0);
-    let log = e2e_support::Ledger::read(&world.rows("SELECT id, key FROM relevo.message ORDER BY seq").await);
+    let log = crate::e2e_support::Ledger::read(&world.rows("SELECT id, key FROM relevo.message ORDER BY seq").await);
     assert_eq!((log.len(), log.check(&broker)), (200, 0));
 }
 
@@ -209,7 +206,7 @@ async fn a_throttled_address_is_left_alone_for_as_long_as_it_asked() {
     assert!(asked.elapsed() >= pause, "after {:?}", asked.elapsed());
     relay.stop().await;
     assert_eq!(world.number("SELECT count(*) FROM relevo.dead_letter").await, 0);
-    let log = e2e_support::Ledger::read(&world.rows("SELECT id, key FROM relevo.message ORDER BY seq").await);
+    let log = crate::e2e_support::Ledger::read(&world.rows("SELECT id, key FROM relevo.message ORDER BY seq").await);
     assert_eq!(log.len(), 100);
     log.check(&broker);
 }

@@ -1,13 +1,10 @@
 //! RULES.md D3 and D4: failover, reconnection, and databases that are not the one in which the rows were written.
 
-#[allow(dead_code, reason = "each file uses its part of it")]
-mod e2e_support;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use e2e_support::{Ledger, MAIN, Running, World, config, execute, refusal, store, until};
+use crate::e2e_support::{Ledger, MAIN, Running, World, config, execute, refusal, store, until};
 use relevo_broker_memory::{MemoryBroker, Settings};
 use relevo_core::store::{Ask, Leases as _, OutboxReader as _, Position, Settlement, StoreError};
 use relevo_relay::{Config, RelayError};

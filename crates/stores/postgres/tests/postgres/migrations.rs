@@ -1,11 +1,8 @@
 //! The schema: applied once, by whoever comes first, wherever it shall be, and checked before anybody relies on it.
 
-#[allow(dead_code, reason = "each file uses its part of it")]
-mod e2e_support;
-
 use std::sync::Arc;
 
-use e2e_support::{MAIN, Running, config, execute, refusal, until};
+use crate::e2e_support::{MAIN, Running, config, execute, refusal, until};
 use relevo_broker_memory::{MemoryBroker, Settings};
 use relevo_core::store::{StoreError, Upkeep as _};
 use relevo_store_postgres::migrate::{VERSION, migrate, script};

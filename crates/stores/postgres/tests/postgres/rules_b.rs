@@ -1,9 +1,7 @@
 //! Rule B: which ways of writing keep the order of a key, and which do not. The table of the documentation is asserted
 //! as it is, so that it stays true.
 
-mod rules_support;
-
-use rules_support::{Bed, Reader, Session, code, emit};
+use crate::rules_support::{Bed, Reader, Session, code, emit};
 
 const LOCK: &str = "SELECT 1 FROM agg WHERE id = 'k' FOR UPDATE";
 const UPDATE: &str = "UPDATE agg SET n = n + 1 WHERE id = 'k'";

@@ -1,13 +1,10 @@
 //! The contract of the SQL functions and of `emit` in Rust: what goes in comes out, and what cannot is refused by name.
 
-#[allow(dead_code, reason = "each file uses its part of it")]
-mod e2e_support;
-
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use crate::e2e_support::{Running, World, config, execute, refusal};
 use bytes::Bytes;
-use e2e_support::{Running, World, config, execute, refusal};
 use relevo_broker_memory::{MemoryBroker, Settings};
 use relevo_core::limits::LimitError;
 use relevo_core::message::Headers;

@@ -1,11 +1,8 @@
 //! What operators see of an outbox: the view, and the backlog.
 
-#[allow(dead_code, reason = "each file uses its part of it")]
-mod e2e_support;
-
 use std::time::Duration;
 
-use e2e_support::{Running, Traffic, World, config, quick_route, until};
+use crate::e2e_support::{Running, Traffic, World, config, quick_route, until};
 use relevo_broker_memory::{Match, MemoryBroker, Rule, Settings};
 use relevo_core::store::{DeadFilter, DeadLetters as _, Mark};
 use relevo_core::{Class, MessageId, Policy, Route, Routes};

@@ -1,11 +1,8 @@
 //! RULES.md D1 and D2: retention drops what is old and settled, and nothing that anybody may still need.
 
-#[allow(dead_code, reason = "each file uses its part of it")]
-mod e2e_support;
-
 use std::time::Duration;
 
-use e2e_support::{Running, World, config, execute, refusal, until};
+use crate::e2e_support::{Running, World, config, execute, refusal, until};
 use relevo_broker_memory::{MemoryBroker, Settings};
 use relevo_core::store::Upkeep as _;
 use relevo_relay::Config;
@@ -235,7 +232,7 @@ async fn an_open_writer_in_the_overflow_costs_other_emits_a_moment_at_most() {
 async fn the_newest_progress_and_its_ticks_outlive_any_age() {
     let world = World::new().await;
     let broker = broker();
-    let mut ledger = e2e_support::Ledger::default();
+    let mut ledger = crate::e2e_support::Ledger::default();
     let first = relay(&world, &broker).await;
     for round in 0..5 {
         ledger.add(world.emit_some(40, 20).await);

@@ -1,13 +1,11 @@
 //! Rules C3, C6 and C7: parked keys.
 
-mod rules_support;
-
 use std::time::Duration;
 
+use crate::rules_support::{Bed, Reader, Session};
 use relevo_core::store::{
     Ceiling, Entry, Leases as _, OutboxReader as _, Park, ParkedKeys as _, Position, Settled, Settlement, Stop, Stopped,
 };
-use rules_support::{Bed, Reader, Session};
 use serde_json::{Value, json};
 
 const OWNER: &str = "00000000-0000-4000-8000-00000000000a";

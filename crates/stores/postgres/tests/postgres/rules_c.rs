@@ -1,8 +1,6 @@
 //! Rules C1, C2 and P8: who may settle, and what a takeover sees.
 
-mod rules_support;
-
-use rules_support::{Bed, Session};
+use crate::rules_support::{Bed, Session};
 use serde_json::{Value, json};
 
 const OLD: &str = "00000000-0000-4000-8000-00000000000a";

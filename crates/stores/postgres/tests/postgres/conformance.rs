@@ -1,7 +1,5 @@
 //! The suite that every store runs, on each version, and behind a pooler in transaction mode.
 
-mod harness;
-
 mod postgres_13 {
     relevo_conformance::store_suite!(crate::harness::shared_13, crate::harness::mortal_13);
 }

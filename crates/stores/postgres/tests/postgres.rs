@@ -1,0 +1,42 @@
+//! Everything that needs a PostgreSQL server, in one program: it links once, and what tests share stands once.
+
+#[path = "postgres/conformance.rs"]
+mod conformance;
+#[path = "postgres/e2e_support.rs"]
+mod e2e_support;
+#[path = "postgres/emit.rs"]
+mod emit;
+#[path = "postgres/grants.rs"]
+mod grants;
+#[path = "postgres/harness.rs"]
+mod harness;
+#[path = "postgres/migrations.rs"]
+mod migrations;
+#[path = "postgres/outbox_view.rs"]
+mod outbox_view;
+#[path = "postgres/relay.rs"]
+mod relay;
+#[path = "postgres/relay_failures.rs"]
+mod relay_failures;
+#[path = "postgres/relay_faults.rs"]
+mod relay_faults;
+#[path = "postgres/relay_leases.rs"]
+mod relay_leases;
+#[path = "postgres/rules_a.rs"]
+mod rules_a;
+#[path = "postgres/rules_a_servers.rs"]
+mod rules_a_servers;
+#[path = "postgres/rules_a_stress.rs"]
+mod rules_a_stress;
+#[path = "postgres/rules_b.rs"]
+mod rules_b;
+#[path = "postgres/rules_c.rs"]
+mod rules_c;
+#[path = "postgres/rules_c_parking.rs"]
+mod rules_c_parking;
+#[path = "postgres/rules_d.rs"]
+mod rules_d;
+#[path = "postgres/rules_d_restore.rs"]
+mod rules_d_restore;
+#[path = "postgres/rules_support.rs"]
+mod rules_support;
