@@ -76,7 +76,7 @@ impl Default for Config {
             in_flight_max: 8000,
             publish_deadline: Duration::from_secs(5),
             idle_min: Duration::from_millis(1),
-            idle_max: Duration::from_millis(50),
+            idle_max: Duration::from_millis(40),
             due_every: Duration::from_millis(200),
             runs_max: 200,
             run_messages: 100,
