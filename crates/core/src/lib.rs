@@ -1,13 +1,15 @@
 //! The rules of Relevo and the shapes that its parts agree on.
 //!
 //! Nothing here awaits a clock, a socket or a disk: time, jitter and identifiers come in as values, decisions go out as
-//! values. The ports ([`store`], [`broker`]) are traits that the relay calls and adapters implement.
+//! values. The ports ([`store`], [`operate`], [`broker`]) are traits that the relay calls and adapters implement.
 
 pub mod broker;
 pub mod delivery;
+pub mod draft;
 pub mod failure;
 pub mod limits;
 pub mod message;
+pub mod operate;
 pub mod retry;
 pub mod route;
 pub mod slot;
@@ -15,6 +17,7 @@ pub mod store;
 pub mod wire;
 
 pub use broker::{Broker, Capabilities, Confirms, Publication};
+pub use draft::{Draft, OnRepeat};
 pub use failure::{Class, Failure, Outcome, Scope};
 pub use limits::Limits;
 pub use message::{Message, MessageId, TraceContext};

@@ -16,6 +16,7 @@ mod snapshot;
 mod store;
 
 pub use config::{Config, Schema};
-pub use emit::{Draft, EmitError, OnRepeat, Outbox, emit};
-pub use operate::{Backlog, Start};
+pub use emit::{EmitError, Outbox, emit};
+pub use relevo_core::operate::{Backlog, Start};
+pub use relevo_core::{Draft, OnRepeat};
 pub use store::Store;

@@ -1,33 +1,12 @@
 //! What operators ask of an outbox.
 
 use async_trait::async_trait;
+use relevo_core::operate::{Backlog, Start};
 use relevo_core::store::{DeadFilter, DeadLetter, DeadLetters, Mark, StoreError};
 use serde_json::json;
 
 use crate::queries::{self, column, json_literal, literal};
 use crate::store::Store;
-
-/// Where a new destination starts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Start {
-    /// With what commits from now on.
-    Now,
-    /// With the oldest message that is retained.
-    Oldest,
-}
-
-/// How much waits for a destination.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Backlog {
-    /// Messages of the log that are not settled.
-    pub pending: i64,
-    /// Whether `pending` was counted; otherwise it is an estimate.
-    pub exact: bool,
-    /// Parked messages, counted up to the limit.
-    pub parked: i64,
-    /// Dead letters that nobody marked, counted up to the limit.
-    pub dead: i64,
-}
 
 impl Store {
     /// Adds this store's destination; says whether it is new.
