@@ -1,0 +1,1 @@
+//! A durable broker in a SQLite file.

@@ -1,0 +1,1 @@
+//! The outbox as a log in SQLite.
