@@ -1,9 +1,11 @@
 //! The rules of Relevo and the shapes that its parts agree on.
 //!
 //! Nothing here awaits a clock, a socket or a disk: time, jitter and identifiers come in as values, decisions go out as
-//! values. The ports ([`store`], [`operate`], [`broker`]) are traits that the relay calls and adapters implement.
+//! values. The ports ([`store`], [`operate`], [`broker`], [`consume`]) are traits that the engines call and
+//! adapters implement.
 
 pub mod broker;
+pub mod consume;
 pub mod delivery;
 pub mod draft;
 pub mod failure;
@@ -17,6 +19,7 @@ pub mod store;
 pub mod wire;
 
 pub use broker::{Broker, Capabilities, Confirms, Publication};
+pub use consume::{Answer, Consumer, Consuming, Delivery, Lane, Raw, Tag};
 pub use draft::{Draft, OnRepeat};
 pub use failure::{Class, Failure, Outcome, Scope};
 pub use limits::Limits;

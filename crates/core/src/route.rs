@@ -93,7 +93,8 @@ impl Default for Routes {
     }
 }
 
-fn matches(pattern: &str, text: &str) -> bool {
+/// Whether a text of segments between dots matches a pattern: `*` for any one segment, `**` for any rest.
+pub fn matches(pattern: &str, text: &str) -> bool {
     if pattern == "**" {
         return true;
     }
