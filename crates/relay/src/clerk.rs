@@ -30,7 +30,7 @@ pub(crate) enum Done {
     Left,
 }
 
-impl<S: Store + 'static, B: Broker + 'static> Relay<S, B> {
+impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
     /// Starts the most urgent call, if none is on its way.
     pub(crate) fn start_chore(&mut self, now: Instant) {
         if self.chore.is_some() || self.stopping {
@@ -185,6 +185,7 @@ impl<S: Store + 'static, B: Broker + 'static> Relay<S, B> {
 
     fn leased(&mut self, asked_at: Instant, gave_back: &[Lease], leased: Leased, standings: Vec<Standing>) {
         self.database_is_back();
+        self.watched.has_leased();
         for lease in gave_back {
             self.held.remove(&lease.shard);
             self.settled.remove(&lease.shard);
@@ -263,7 +264,7 @@ impl<S: Store + 'static, B: Broker + 'static> Relay<S, B> {
     }
 
     fn take_runs(&mut self, runs: Vec<Run>) {
-        for run in runs {
+        for mut run in runs {
             if self.runs.holds_key(&run.key) {
                 continue;
             }
@@ -273,14 +274,19 @@ impl<S: Store + 'static, B: Broker + 'static> Relay<S, B> {
             self.due_at.runs = Instant::now();
             self.parked.insert(&run.key);
             let number = self.runs.start(held.lease, run.key.clone(), run.messages.len());
-            let is_probe = run.address.is_some();
             for (index, (no, entry)) in run.messages.into_iter().enumerate() {
-                let Some(route) = self.route(&entry.message) else {
+                let route = self.route(&entry.message);
+                let address = route.as_ref().map(|route| route.address_of(&entry.message));
+                let first = index == 0;
+                if first && run.address.as_deref() != address.as_deref() {
+                    // The routes were exchanged while it waited: those that wait with it may go elsewhere too.
+                    self.release(number, run.address.take());
+                }
+                let (Some(route), Some(address)) = (route, address) else {
                     self.runs.delivered(number, no, None); // no route wants it any more
                     continue;
                 };
-                let address = route.address_of(&entry.message);
-                let first = index == 0;
+                let is_probe = run.address.is_some();
                 self.keys.push(Item {
                     entry,
                     lease: held.lease,
@@ -292,6 +298,14 @@ impl<S: Store + 'static, B: Broker + 'static> Relay<S, B> {
                     is_probe,
                 });
             }
+        }
+    }
+
+    /// Nothing waits for this address on the run's behalf any more.
+    fn release(&mut self, run: u64, address: Option<String>) {
+        if let Some(address) = address {
+            self.holds.release(&address);
+            self.runs.release(run, address.into());
         }
     }
 
@@ -310,7 +324,12 @@ impl<S: Store + 'static, B: Broker + 'static> Relay<S, B> {
     }
 }
 
-fn leave<S: Store + 'static>(store: Arc<S>, owner: Uuid, leases: Vec<Lease>, pause: Duration) -> Pending<Done> {
+fn leave<S: Store + ?Sized + 'static>(
+    store: Arc<S>,
+    owner: Uuid,
+    leases: Vec<Lease>,
+    pause: Duration,
+) -> Pending<Done> {
     Box::pin(async move {
         sleep(pause).await;
         if let Err(error) = store.leave(owner, &leases).await {

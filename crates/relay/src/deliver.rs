@@ -19,7 +19,7 @@ use crate::stats::add;
 /// How soon a message whose answer was lost is sent again; doubled with each loss.
 const SEND_AGAIN: Duration = Duration::from_millis(50);
 
-impl<S: Store + 'static, B: Broker + 'static> Relay<S, B> {
+impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
     /// Sends whatever may be sent.
     pub(crate) fn dispatch(&mut self, now: Instant) {
         let left = self.valid_until.saturating_duration_since(now);
@@ -182,7 +182,10 @@ impl<S: Store + 'static, B: Broker + 'static> Relay<S, B> {
                 return;
             }
             Next::SendAgain => return self.send_again(at, now),
-            Next::RetryIn(after) => Stop::Retry { after },
+            Next::RetryIn(after) => {
+                add(&self.stats.retried, 1);
+                Stop::Retry { after }
+            }
             Next::HoldAddress(pause) => {
                 let after = pause.unwrap_or(self.config.hold_probe);
                 let held = Held { class: class.word(), error: failure.describe(), after };
@@ -301,10 +304,16 @@ impl<S: Store + 'static, B: Broker + 'static> Relay<S, B> {
         let mut waiting = self.behind.remove(key).unwrap_or_default();
         waiting.sort_by_key(|at| self.keys.items[*at].source.order());
         for at in waiting {
-            let item = self.keys.items.remove(at);
-            if let Source::Page { page, index } = item.source {
-                self.pages.resolve(page, index, Verdict::Pending);
-            }
+            let mut item = self.keys.items.remove(at);
+            let Source::Page { page, index } = item.source else { unreachable!("only the log's messages wait behind") };
+            // The routes may have been exchanged while it waited.
+            let Some(route) = self.route(&item.entry.message) else {
+                self.pages.resolve(page, index, Verdict::Done);
+                continue;
+            };
+            item.address = route.address_of(&item.entry.message);
+            item.route = route;
+            self.pages.resolve(page, index, Verdict::Pending);
             self.keys.push(item);
         }
     }

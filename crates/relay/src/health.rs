@@ -138,6 +138,11 @@ impl Health {
         }
     }
 
+    /// Whether the destination was there when it was last heard of.
+    pub(crate) const fn is_up(&self) -> bool {
+        matches!(self.state, State::Up)
+    }
+
     /// Whether the destination is there, or it is time to find out.
     pub(crate) fn is_worth_trying(&self, now: Instant) -> bool {
         match self.state {

@@ -12,9 +12,13 @@ mod pages;
 mod parked;
 mod random;
 mod relay;
+mod routes;
 mod runs;
 mod stats;
+mod watched;
 
 pub use config::Config;
 pub use relay::{Relay, RelayError};
+pub use routes::RoutesHandle;
 pub use stats::Stats;
+pub use watched::Watched;

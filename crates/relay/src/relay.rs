@@ -10,7 +10,8 @@ use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use relevo_core::broker::Reports;
 use relevo_core::store::{Ceiling, Lease, Page, Position, Read, Store, StoreError};
-use relevo_core::{Broker, Route};
+use relevo_core::{Broker, Route, Routes};
+use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
@@ -23,8 +24,10 @@ use crate::keys::{Item, Keys, Source};
 use crate::pages::{Pages, Verdict};
 use crate::parked::{Holds, ParkedKeys};
 use crate::random::Random;
+use crate::routes::RoutesHandle;
 use crate::runs::Runs;
 use crate::stats::{Stats, add};
+use crate::watched::Watched;
 
 pub(crate) type Pending<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
@@ -47,11 +50,15 @@ pub(crate) struct Held {
 }
 
 /// A relay for one destination of one outbox.
-pub struct Relay<S, B> {
+pub struct Relay<S: ?Sized, B: ?Sized> {
     pub(crate) store: Arc<S>,
     pub(crate) broker: Arc<B>,
     pub(crate) config: Config,
     pub(crate) stats: Arc<Stats>,
+    pub(crate) watched: Arc<Watched>,
+    /// Routes that are to replace the configured ones.
+    new_routes: watch::Receiver<Routes>,
+    routes_handle: RoutesHandle,
     pub(crate) random: Random,
 
     pub(crate) owner: Uuid,
@@ -118,7 +125,7 @@ impl Due {
     }
 }
 
-impl<S: Store + 'static, B: Broker + 'static> Relay<S, B> {
+impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
     /// A relay that has done nothing yet.
     pub fn new(store: Arc<S>, broker: Arc<B>, config: Config) -> Self {
         let (high, low) = Uuid::new_v4().as_u64_pair();
@@ -129,10 +136,14 @@ impl<S: Store + 'static, B: Broker + 'static> Relay<S, B> {
     pub fn with_seed(store: Arc<S>, broker: Arc<B>, config: Config, seed: u64) -> Self {
         let now = Instant::now();
         let mut random = Random::new(seed);
+        let (routes_handle, new_routes) = RoutesHandle::new(config.routes.clone());
         Self {
             store,
             broker,
             stats: Arc::default(),
+            watched: Arc::default(),
+            new_routes,
+            routes_handle,
             owner: random.owner(),
             random,
             held: BTreeMap::new(),
@@ -168,6 +179,16 @@ impl<S: Store + 'static, B: Broker + 'static> Relay<S, B> {
         Arc::clone(&self.stats)
     }
 
+    /// How this relay is doing; stays valid when the relay is gone.
+    pub fn watched(&self) -> Arc<Watched> {
+        Arc::clone(&self.watched)
+    }
+
+    /// Exchanges the routes of this relay while it runs.
+    pub fn routes_handle(&self) -> RoutesHandle {
+        self.routes_handle.clone()
+    }
+
     /// Repeats [`Self::step`] until `stop` is cancelled, then finishes what is in flight within the grace period,
     /// settles what was confirmed and gives its leases back.
     pub async fn run(mut self, stop: CancellationToken) -> Result<(), RelayError> {
@@ -191,7 +212,9 @@ impl<S: Store + 'static, B: Broker + 'static> Relay<S, B> {
     pub async fn step(&mut self) -> Result<(), RelayError> {
         // A store and a broker that answer at once must not keep other tasks, timers and signals from their turn.
         tokio::task::consume_budget().await;
+        self.take_routes();
         let now = Instant::now();
+        self.watched.step(self.held.len(), self.in_flight, self.health.is_up());
         self.wake_later(now);
         self.start_chore(now);
         self.start_reading(now);
@@ -246,6 +269,7 @@ impl<S: Store + 'static, B: Broker + 'static> Relay<S, B> {
         }
         let leave = self.leave_chore();
         self.do_last(Some(leave)).await;
+        self.watched.step(0, 0, self.health.is_up());
         info!(relay = %self.config.name, "relay stopped");
     }
 
@@ -255,6 +279,15 @@ impl<S: Store + 'static, B: Broker + 'static> Relay<S, B> {
             && let Err(error) = self.chore_done(done)
         {
             warn!(relay = %self.config.name, error = &error as &dyn std::error::Error, "the last settlement failed");
+        }
+    }
+
+    /// What has its address keeps it, so that a key's messages stay in order; whatever is addressed from now on takes
+    /// the new routes, parked messages included.
+    fn take_routes(&mut self) {
+        if self.new_routes.has_changed().unwrap_or(false) {
+            self.config.routes = self.new_routes.borrow_and_update().clone();
+            info!(relay = %self.config.name, "routes were exchanged");
         }
     }
 
@@ -369,6 +402,7 @@ impl<S: Store + 'static, B: Broker + 'static> Relay<S, B> {
         let pause = self.config.outage_min.saturating_mul(1 << self.away.min(6)).min(self.config.outage_max);
         warn!(relay = %self.config.name, error = &error as &dyn std::error::Error, ?pause, "the database is away, will begin again");
         self.away += 1;
+        self.watched.database_is(false);
         self.forget();
         self.chore = Some(self.leave_later(pause));
         Ok(())
@@ -399,6 +433,7 @@ impl<S: Store + 'static, B: Broker + 'static> Relay<S, B> {
 
     pub(crate) fn database_is_back(&mut self) {
         self.away = 0;
+        self.watched.database_is(true);
     }
 
     pub(crate) fn new_owner(&mut self) {

@@ -49,6 +49,13 @@ impl Runs {
         !self.ended.is_empty()
     }
 
+    /// Whatever comes of the run, an address that it was to probe is free.
+    pub(crate) fn release(&mut self, run: u64, address: Arc<str>) {
+        if let Some(flight) = self.flights.get_mut(&run) {
+            flight.released = Some(address);
+        }
+    }
+
     /// A message of the run was confirmed.
     pub(crate) fn delivered(&mut self, run: u64, no: i64, released: Option<Arc<str>>) {
         let Some(flight) = self.flights.get_mut(&run) else { return };

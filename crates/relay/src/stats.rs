@@ -27,6 +27,8 @@ stats! {
     skipped,
     /// Messages that were parked, at the head of a key or behind one.
     parked,
+    /// Times that a message was refused and put off, to be tried again.
+    retried,
     /// Messages that went to the dead letters.
     buried,
     /// Answers that were lost.
