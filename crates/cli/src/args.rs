@@ -24,6 +24,9 @@ const EXIT_CODES: &str = "Exit codes: 0 done, 1 failed, 2 wrong usage, 130 inter
 pub(crate) enum Command {
     /// Shows an outbox, a relay and a broker at work, all in memory; nothing to install.
     Dev(Dev),
+    /// Checks and shows the configuration of `relevo run`.
+    #[command(subcommand)]
+    Config(crate::config::Command),
     /// Creates an outbox in a database, or brings it up to this program's version.
     Migrate(Migrate),
     /// Adds, removes and changes destinations.

@@ -3,6 +3,8 @@
 use std::io::{self, Write as _};
 
 use anyhow::{Context as _, Result, ensure};
+use relevo_core::operate::{Inspect as _, Operate as _};
+use relevo_core::operate::{Inspect as _, Operate as _};
 use relevo_store_postgres as postgres;
 use serde_json::json;
 

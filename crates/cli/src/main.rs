@@ -5,6 +5,7 @@
 mod args;
 mod ask;
 mod commands;
+mod config;
 mod database;
 mod demo;
 mod report;
@@ -38,6 +39,7 @@ fn run(command: Command) -> anyhow::Result<()> {
     runtime.block_on(async {
         match command {
             Command::Dev(dev) => demo::run(&dev).await,
+            Command::Config(config) => config.run(),
             Command::Migrate(migrate) => commands::migrate(&migrate).await,
             Command::Destination(destination) => commands::destination(destination).await,
             Command::Adopt(takeover) => commands::adopt(&takeover).await,

@@ -1,0 +1,202 @@
+//! Outboxes and destinations, as the program uses them.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use relevo_core::operate::Start;
+
+use super::keys::BROKERS;
+use super::problem::Problem;
+use super::resolved::Reader;
+use super::routes;
+use super::secret::Secret;
+use super::settings::{Path, Setting, Value};
+use super::tuning::{TUNING, apply};
+
+/// One outbox.
+#[derive(Clone, Debug)]
+pub(crate) struct Outbox {
+    pub(crate) name: String,
+    /// Its URL, which may hold a password.
+    pub(crate) database: Secret,
+    pub(crate) schema: String,
+    pub(crate) call_deadline: Duration,
+    /// By name.
+    pub(crate) destinations: Vec<Destination>,
+}
+
+/// Whom an outbox is carried to.
+#[derive(Clone, Debug)]
+pub(crate) struct Destination {
+    pub(crate) name: String,
+    /// Whether it is added if the outbox does not know it.
+    pub(crate) create: bool,
+    pub(crate) shards: u16,
+    pub(crate) start: Start,
+    pub(crate) broker: Broker,
+    pub(crate) relay: relevo_relay::Config,
+}
+
+/// The far side; each kind that comes adds a variant here, its keys to the table, and one arm where it is opened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Broker {
+    /// In a SQLite file.
+    Embedded {
+        /// The file.
+        path: PathBuf,
+    },
+}
+
+pub(super) fn resolve(reader: &mut Reader<'_>) -> Vec<Outbox> {
+    let all = Path::of(&["outboxes"]);
+    let names = reader.settings.names(&all);
+    if names.is_empty() {
+        let problem = Problem::new("no outbox is configured");
+        reader.problems.push(problem.hint("add `[outboxes.NAME]`; `relevo.example.toml` documents every key"));
+    }
+    for (key, what) in contradictions(&everywhere(reader), Duration::ZERO) {
+        reader.problem(&Path::of(&["relay", key]), Problem::new(what));
+    }
+    names.into_iter().filter_map(|name| outbox(reader, &all.name(&name), name)).collect()
+}
+
+fn outbox(reader: &mut Reader<'_>, path: &Path, name: String) -> Option<Outbox> {
+    let database = database(reader, path);
+    let schema = reader.text(&path.name("schema"));
+    let known = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-');
+    if !(1..=63).contains(&schema.len()) || !schema.bytes().all(known) {
+        let problem = Problem::new(format!("`{schema}` cannot name a schema"));
+        let hint = "a schema's name has 1 to 63 ASCII letters, digits, `_` and `-`";
+        reader.problem(&path.name("schema"), problem.hint(hint));
+    }
+    let call_deadline = reader.millis(&path.name("call_deadline_ms"));
+    let all = path.name("destinations");
+    let names = reader.settings.names(&all);
+    if names.is_empty() {
+        let problem = Problem::new(format!("outbox `{name}` has no destination"));
+        reader.problem(path, problem.hint(format!("add `[{all}.NAME]`")));
+    }
+    let mut destinations = Vec::new();
+    for name in names {
+        destinations.extend(destination(reader, &all.name(&name), name, call_deadline));
+    }
+    Some(Outbox { name, database: database?, schema, call_deadline, destinations })
+}
+
+fn database(reader: &mut Reader<'_>, path: &Path) -> Option<Secret> {
+    let keys = ["database", "database_file", "database_env"].map(|key| path.name(key));
+    let set: Vec<&Path> = keys.iter().filter(|key| reader.settings.is_given(key)).collect();
+    let at = match set.as_slice() {
+        [] => {
+            let problem = Problem::new(format!("`{path}` names no database"));
+            reader.problem(path, problem.hint("set `database`, `database_file` or `database_env`"));
+            return None;
+        }
+        [at] => *at,
+        [_, second, ..] => {
+            let problem = Problem::new("more than one of `database`, `database_file` and `database_env` is set");
+            reader.problem(second, problem);
+            return None;
+        }
+    };
+    let url = match reader.settings.get(&keys[0]) {
+        Some(Setting { value: Value::Secret(url), .. }) => url.clone(),
+        // One of a wrong type has been told.
+        _ => reader.secret(&keys[1], &keys[2])?,
+    };
+    let known = ["postgres://", "postgresql://", "sqlite:"];
+    if !known.iter().any(|scheme| url.reveal().starts_with(scheme)) {
+        let problem = Problem::new(format!("what `{at}` says is no URL of a database that is known"));
+        reader.problem(at, problem.hint("`postgres://user@host:port/name` or `sqlite:PATH`"));
+        return None;
+    }
+    Some(url)
+}
+
+fn destination(reader: &mut Reader<'_>, path: &Path, name: String, call_deadline: Duration) -> Option<Destination> {
+    let broker = broker(reader, path);
+    let mut relay = tuning(reader, path, call_deadline);
+    relay.routes = routes::resolve(reader, &path.name("routes"));
+    let start = match reader.text(&path.name("start")).as_str() {
+        "oldest" => Start::Oldest,
+        _ => Start::Now,
+    };
+    Some(Destination {
+        name,
+        create: reader.boolean(&path.name("create")),
+        shards: reader.integer(&path.name("shards")),
+        start,
+        broker: broker?,
+        relay,
+    })
+}
+
+fn broker(reader: &mut Reader<'_>, path: &Path) -> Option<Broker> {
+    let path = path.name("broker");
+    let Some(kind) = reader.find_text(&path.name("kind")) else {
+        if !reader.settings.is_given(&path.name("kind")) {
+            let problem = Problem::new(format!("`{path}` has no `kind`"));
+            reader.problem(&path, problem.hint(format!("one of `{}`", BROKERS.join("`, `"))));
+        }
+        return None;
+    };
+    debug_assert_eq!(kind, "embedded", "the table knows the kinds");
+    let Some(file) = reader.find_text(&path.name("path")) else {
+        let problem = Problem::new(format!("`{path}` has no `path`"));
+        reader.problem(&path, problem.hint("the SQLite file of the embedded broker"));
+        return None;
+    };
+    Some(Broker::Embedded { path: file.into() })
+}
+
+/// The numbers of `[relay]`, then those of the destination; and whether they fit together.
+fn tuning(reader: &mut Reader<'_>, path: &Path, call_deadline: Duration) -> relevo_relay::Config {
+    let mut relay = everywhere(reader);
+    let told = contradictions(&relay, Duration::ZERO);
+    let here = path.name("relay");
+    for key in TUNING {
+        if let Some(value) = reader.find_integer(&here.name(key.name)) {
+            apply(&mut relay, key.name, value);
+        }
+    }
+    // What `[relay]` says wrong was told once, not for every destination.
+    for (key, what) in contradictions(&relay, call_deadline).into_iter().filter(|it| !told.contains(it)) {
+        let at = here.name(key);
+        let at = if reader.settings.get(&at).is_some() { at } else { path.clone() };
+        reader.problem(&at, Problem::new(what));
+    }
+    relay
+}
+
+fn everywhere(reader: &Reader<'_>) -> relevo_relay::Config {
+    let section = Path::of(&["relay"]);
+    let mut relay = relevo_relay::Config::default();
+    for key in TUNING {
+        if let Some(value) = reader.find_integer(&section.name(key.name)) {
+            apply(&mut relay, key.name, value);
+        }
+    }
+    relay
+}
+
+/// Numbers that contradict each other: the key that is to be changed, and why.
+fn contradictions(relay: &relevo_relay::Config, call_deadline: Duration) -> Vec<(&'static str, &'static str)> {
+    let rules = [
+        (
+            relay.publish_deadline + relay.lease_margin < relay.lease,
+            "publish_deadline_ms",
+            "`lease_ms` is not longer than `publish_deadline_ms` and `lease_margin_ms` together: a message could go \
+             out after another relay took over",
+        ),
+        (call_deadline < relay.lease, "lease_ms", "`lease_ms` is not longer than the outbox's `call_deadline_ms`"),
+        (
+            3 * relay.lease_every <= relay.lease,
+            "lease_every_ms",
+            "`lease_every_ms` is more than a third of `lease_ms`: one slow answer would lose the leases",
+        ),
+        (relay.idle_min <= relay.idle_max, "idle_max_ms", "`idle_max_ms` is less than `idle_min_ms`"),
+        (relay.outage_min <= relay.outage_max, "outage_max_ms", "`outage_max_ms` is less than `outage_min_ms`"),
+        (relay.batch_max <= relay.in_flight_max, "in_flight_max", "`in_flight_max` is less than `batch_max`"),
+    ];
+    rules.into_iter().filter(|(holds, ..)| !holds).map(|(_, key, what)| (key, what)).collect()
+}

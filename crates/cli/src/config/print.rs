@@ -1,0 +1,39 @@
+//! The configuration for people and programs: every value, and where it came from.
+
+use std::io::{self, Write};
+
+use serde_json::{Value as Json, json};
+
+use super::Loaded;
+use super::settings::{Origin, Setting, Value};
+
+/// One line a key, as the file would say it, with the origin behind it.
+pub(super) fn lines(loaded: &Loaded, mut out: impl Write) -> io::Result<()> {
+    let lines: Vec<(String, &Origin)> =
+        loaded.settings.iter().map(|(path, Setting { value, origin })| (format!("{path} = {value}"), origin)).collect();
+    let width = lines.iter().map(|(line, _)| line.chars().count()).max().unwrap_or(0).min(80);
+    for (line, origin) in lines {
+        writeln!(out, "{line:width$}  # {origin}")?;
+    }
+    Ok(())
+}
+
+/// One object: the file, and a list of `key`, `value`, `origin` with `line` or `name`.
+pub(super) fn json(loaded: &Loaded) -> Json {
+    let settings = loaded.settings.iter().map(|(path, Setting { value, origin })| {
+        let value = match value {
+            Value::Text(text) => json!(text),
+            Value::Secret(secret) => json!(secret.to_string()),
+            Value::Integer(number) => json!(number),
+            Value::Boolean(yes) => json!(yes),
+        };
+        let mut setting = json!({ "key": path.to_string(), "value": value, "origin": origin.word() });
+        match origin {
+            Origin::Default => {}
+            Origin::File { line, .. } => setting["line"] = json!(line),
+            Origin::Variable(name) | Origin::Flag(name) => setting["name"] = json!(name),
+        }
+        setting
+    });
+    json!({ "file": loaded.file, "settings": settings.collect::<Vec<_>>() })
+}

@@ -1,0 +1,183 @@
+//! The configuration as the program uses it, checked as a whole.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use tracing_subscriber::filter::Targets;
+
+use super::outboxes::{self, Outbox};
+use super::problem::Problem;
+use super::secret::Secret;
+use super::settings::{Path, Setting, Settings, Value};
+
+/// A token that can be guessed is none.
+const TOKEN_MIN: usize = 16;
+
+/// Everything that `relevo run` needs to know.
+#[derive(Clone, Debug)]
+pub(crate) struct Config {
+    /// The label `service` of every metric.
+    pub(crate) service: String,
+    /// What people see as the owner of a lease.
+    pub(crate) name: String,
+    pub(crate) log: Log,
+    pub(crate) admin: Admin,
+    /// By name.
+    pub(crate) outboxes: Vec<Outbox>,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Log {
+    pub(crate) level: Targets,
+    pub(crate) format: Format,
+}
+
+/// How lines are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Format {
+    /// Text on a terminal, JSON otherwise.
+    Auto,
+    Text,
+    Json,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Admin {
+    /// `None` opens no port.
+    pub(crate) listen: Option<SocketAddr>,
+    pub(crate) token: Option<Secret>,
+    pub(crate) backlog_every: Duration,
+}
+
+impl Config {
+    /// From settings whose defaults are filled in; whatever is wrong is added to `problems`, and then this is not to be
+    /// used.
+    pub(crate) fn resolve(settings: &Settings, problems: &mut Vec<Problem>) -> Self {
+        let mut reader = Reader { settings, problems };
+        let outboxes = outboxes::resolve(&mut reader);
+        Self {
+            service: reader.text(&Path::of(&["service"])),
+            name: reader.find_text(&Path::of(&["name"])).unwrap_or_else(own_name),
+            log: log(&mut reader),
+            admin: admin(&mut reader),
+            outboxes,
+        }
+    }
+}
+
+/// Reads settings that were checked one by one, and collects what is wrong with them together.
+pub(super) struct Reader<'a> {
+    pub(super) settings: &'a Settings,
+    pub(super) problems: &'a mut Vec<Problem>,
+}
+
+impl Reader<'_> {
+    pub(super) fn problem(&mut self, at: &Path, problem: Problem) {
+        let origin = self.settings.get(at).map(|it| it.origin.clone()).unwrap_or_else(|| self.settings.origin(at));
+        self.problems.push(problem.at(origin));
+    }
+
+    pub(super) fn find_text(&self, path: &Path) -> Option<String> {
+        match self.settings.get(path) {
+            Some(Setting { value: Value::Text(text), .. }) => Some(text.clone()),
+            _ => None,
+        }
+    }
+
+    /// A text with a default; empty only if it was wrong, which has been told then.
+    pub(super) fn text(&self, path: &Path) -> String {
+        self.find_text(path).unwrap_or_default()
+    }
+
+    pub(super) fn find_integer(&self, path: &Path) -> Option<i64> {
+        match self.settings.get(path) {
+            Some(Setting { value: Value::Integer(number), .. }) => Some(*number),
+            _ => None,
+        }
+    }
+
+    /// A number with a default.
+    pub(super) fn integer<T: TryFrom<i64> + Default>(&self, path: &Path) -> T {
+        self.find_integer(path).and_then(|number| number.try_into().ok()).unwrap_or_default()
+    }
+
+    pub(super) fn millis(&self, path: &Path) -> Duration {
+        Duration::from_millis(self.integer(path))
+    }
+
+    pub(super) fn boolean(&self, path: &Path) -> bool {
+        matches!(self.settings.get(path), Some(Setting { value: Value::Boolean(true), .. }))
+    }
+
+    /// A secret that a file or a variable holds.
+    pub(super) fn secret(&mut self, file: &Path, variable: &Path) -> Option<Secret> {
+        let text = if let Some(name) = self.find_text(file) {
+            std::fs::read_to_string(&name).map_err(|error| Problem::new(format!("`{name}` cannot be read: {error}")))
+        } else if let Some(name) = self.find_text(variable) {
+            std::env::var(&name).map_err(|_| Problem::new(format!("variable `{name}` is not set")))
+        } else {
+            return None;
+        };
+        let at = if self.settings.get(file).is_some() { file } else { variable };
+        let text = text.and_then(|text| match text.trim() {
+            "" => Err(Problem::new(format!("what `{at}` names is empty"))),
+            text => Ok(text.to_owned()),
+        });
+        text.map(Secret::new).map_err(|problem| self.problem(at, problem)).ok()
+    }
+}
+
+fn log(reader: &mut Reader<'_>) -> Log {
+    let path = Path::of(&["log", "level"]);
+    let level = reader.text(&path).parse::<Targets>().unwrap_or_else(|_| {
+        let problem = Problem::new("`level` is none that is known");
+        reader.problem(&path, problem.hint("`info`, or `info,relevo_relay=debug`"));
+        Targets::new()
+    });
+    let format = match reader.text(&Path::of(&["log", "format"])).as_str() {
+        "text" => Format::Text,
+        "json" => Format::Json,
+        _ => Format::Auto,
+    };
+    Log { level, format }
+}
+
+fn admin(reader: &mut Reader<'_>) -> Admin {
+    let section = Path::of(&["admin"]);
+    let (file, variable) = (section.name("token_file"), section.name("token_env"));
+    if reader.settings.get(&file).is_some() && reader.settings.get(&variable).is_some() {
+        reader.problem(&variable, Problem::new("`token_file` and `token_env` are both set"));
+    }
+    let named = reader.settings.get(&file).or(reader.settings.get(&variable)).is_some();
+    let token = reader.secret(&file, &variable);
+    if token.as_ref().is_some_and(|token| token.reveal().len() < TOKEN_MIN) {
+        let at = if reader.settings.get(&file).is_some() { file } else { variable };
+        reader.problem(&at, Problem::new(format!("the admin token has less than {TOKEN_MIN} characters")));
+    }
+    let path = section.name("listen");
+    let text = reader.text(&path);
+    let listen = match text.parse::<SocketAddr>() {
+        _ if text == "off" => None,
+        Ok(address) => Some(address),
+        Err(_) => {
+            let problem = Problem::new(format!("`listen` is an address and a port, or `off`, not `{text}`"));
+            reader.problem(&path, problem.hint("`127.0.0.1:9464`"));
+            None
+        }
+    };
+    if listen.is_some_and(|address| !address.ip().is_loopback()) && !named {
+        let problem = Problem::new(format!("`listen` is `{text}`, which others can reach, and there is no token"));
+        reader.problem(&path, problem.hint("listen on `127.0.0.1`, or set `token_file` or `token_env`"));
+    }
+    Admin { listen, token, backlog_every: reader.millis(&section.name("backlog_every_ms")) }
+}
+
+/// The machine's name and the process id: unique among the relays of an outbox, and of use to people.
+fn own_name() -> String {
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let host = match host.trim() {
+        "" => "relevo",
+        host => host,
+    };
+    format!("{host}:{}", std::process::id())
+}

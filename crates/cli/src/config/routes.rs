@@ -1,0 +1,105 @@
+//! Routes, as the relay uses them.
+
+use std::collections::BTreeSet;
+
+use relevo_core::retry::Backoff;
+use relevo_core::{AfterDead, Policy, Route, Routes};
+
+use super::problem::Problem;
+use super::resolved::Reader;
+use super::settings::{Origin, Path};
+
+pub(super) fn resolve(reader: &mut Reader<'_>, list: &Path) -> Routes {
+    let count = reader.settings.len_of(list);
+    if count == 0 {
+        return Routes::default();
+    }
+    let mut names = BTreeSet::new();
+    let routes = (0..count).map(|index| {
+        let path = list.index(index);
+        let route = route(reader, &path);
+        if !names.insert(route.name.clone()) {
+            let problem = Problem::new(format!("two routes of one destination are named `{}`", route.name));
+            let at = path.name("name");
+            let is_set = reader.settings.get(&at).is_some_and(|it| it.origin != Origin::Default);
+            reader.problem(if is_set { &at } else { &path }, problem.hint("each has a `name` of its own"));
+        }
+        route
+    });
+    Routes::new(routes.collect())
+}
+
+fn route(reader: &mut Reader<'_>, path: &Path) -> Route {
+    for name in ["topic", "type"] {
+        let at = path.name(name);
+        let pattern = reader.text(&at);
+        if !is_pattern(&pattern) {
+            let problem = Problem::new(format!("`{pattern}` is no pattern of `{name}`"));
+            reader.problem(&at, problem.hint("words between dots, `*` for any one word, `**` at the end for any rest"));
+        }
+    }
+    for name in ["name", "address"] {
+        if reader.text(&path.name(name)).is_empty() {
+            reader.problem(&path.name(name), Problem::new(format!("`{name}` is empty")));
+        }
+    }
+    let policy = policy(reader, path);
+    Route {
+        name: reader.text(&path.name("name")),
+        topic: reader.text(&path.name("topic")),
+        kind: reader.text(&path.name("type")),
+        address: reader.text(&path.name("address")),
+        policy,
+        after_dead: match reader.text(&path.name("after_dead")).as_str() {
+            "continue" => AfterDead::Continue,
+            _ => AfterDead::Hold,
+        },
+    }
+}
+
+fn policy(reader: &mut Reader<'_>, path: &Path) -> Policy {
+    let linear = reader.text(&path.name("backoff")) == "linear";
+    let factor = path.name("factor");
+    if linear && reader.settings.get(&factor).is_some_and(|it| it.origin != Origin::Default) {
+        reader.problem(&factor, Problem::new("`factor` says nothing about linear pauses"));
+    }
+    let backoff = if linear { Backoff::Linear } else { Backoff::Exponential { factor: reader.integer(&factor) } };
+    let policy = Policy {
+        base: reader.millis(&path.name("base_ms")),
+        backoff,
+        ceiling: reader.millis(&path.name("ceiling_ms")),
+        jitter_percent: reader.integer(&path.name("jitter_percent")),
+        attempts_max: reader.integer(&path.name("attempts_max")),
+    };
+    if policy.base > policy.ceiling {
+        reader.problem(&path.name("base_ms"), Problem::new("`base_ms` is more than `ceiling_ms`"));
+    }
+    policy
+}
+
+/// `**` stands at the end only, and stars stand alone.
+fn is_pattern(pattern: &str) -> bool {
+    let words: Vec<&str> = pattern.split('.').collect();
+    let last = words.len() - 1;
+    words.iter().enumerate().all(|(at, word)| match *word {
+        "" => false,
+        "*" => true,
+        "**" => at == last,
+        word => !word.contains('*'),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pattern_that_could_never_match_is_none() {
+        for pattern in ["orders", "orders.*", "orders.**", "*", "**", "*.eu"] {
+            assert!(is_pattern(pattern), "{pattern}");
+        }
+        for pattern in ["", "orders.", "ord*", "**.eu", "a..b"] {
+            assert!(!is_pattern(pattern), "{pattern}");
+        }
+    }
+}

@@ -1,0 +1,214 @@
+use std::io::Write as _;
+use std::time::Duration;
+
+use relevo_core::operate::Start;
+use relevo_core::retry::Backoff;
+
+use super::keys::{INDEX, NAME, SECTIONS};
+use super::settings::{Origin, Value};
+use super::*;
+
+const SMALL: &str = "\
+[outboxes.shop]
+database = \"postgres://me:sesame@db/shop\"
+[outboxes.shop.destinations.main]
+broker = { kind = \"embedded\", path = \"broker.db\" }
+";
+
+fn load(text: &str, variables: &[(&str, &str)], set: &[&str]) -> Result<Loaded, Problems> {
+    let variables = variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+    let sources = Sources { config: None, set: set.iter().map(|it| (*it).to_owned()).collect() };
+    read("relevo.toml".to_owned(), text, variables, &sources.flags())
+}
+
+fn problems(text: &str) -> Vec<String> {
+    match load(text, &[], &[]) {
+        Ok(_) => Vec::new(),
+        Err(problems) => problems.iter().map(ToString::to_string).collect(),
+    }
+}
+
+#[test]
+fn the_smallest_file_has_the_defaults() {
+    let loaded = load(SMALL, &[], &[]).unwrap();
+    let config = &loaded.config;
+    assert_eq!((config.service.as_str(), config.outboxes.len()), ("relevo", 1));
+    assert_eq!(config.admin.listen, Some(([127, 0, 0, 1], 9464).into()));
+    let outbox = &config.outboxes[0];
+    assert_eq!((outbox.name.as_str(), outbox.schema.as_str()), ("shop", "relevo"));
+    assert_eq!(outbox.call_deadline, Duration::from_secs(5));
+    let main = &outbox.destinations[0];
+    assert_eq!((main.create, main.shards, main.start), (false, 8, Start::Now));
+    assert_eq!(main.broker, Broker::Embedded { path: "broker.db".into() });
+    assert_eq!(format!("{:?}", main.relay), format!("{:?}", relevo_relay::Config::default()));
+}
+
+#[test]
+fn flags_replace_variables_which_replace_the_file() {
+    let text = format!("{SMALL}[relay]\nlease_ms = 11000\npages_max = 5\nbatch_max = 6\n");
+    let variables = [("RELEVO__RELAY__PAGES_MAX", "7"), ("RELEVO__RELAY__BATCH_MAX", "8")];
+    let loaded = load(&text, &variables, &["relay.batch_max=9"]).unwrap();
+    let relay = &loaded.config.outboxes[0].destinations[0].relay;
+    assert_eq!((relay.lease, relay.pages_max, relay.batch_max), (Duration::from_secs(11), 7, 9));
+    let origin = |key| loaded.settings.get(&Path::of(&["relay", key])).unwrap().origin.to_string();
+    assert_eq!(origin("lease_ms"), "relevo.toml:6");
+    assert_eq!(origin("pages_max"), "variable `RELEVO__RELAY__PAGES_MAX`");
+    assert_eq!(origin("batch_max"), "flag `--set`");
+    assert_eq!(origin("idle_max_ms"), "default");
+}
+
+#[test]
+fn a_destination_may_differ_from_the_rest() {
+    let text = format!("{SMALL}[relay]\nlease_ms = 11000\n[outboxes.shop.destinations.main.relay]\nlease_ms = 12000\n");
+    let loaded = load(&text, &[], &[]).unwrap();
+    assert_eq!(loaded.config.outboxes[0].destinations[0].relay.lease, Duration::from_secs(12));
+}
+
+#[test]
+fn routes_are_taken_in_their_order_with_their_policies() {
+    let text = format!(
+        "{SMALL}[[outboxes.shop.destinations.main.routes]]\nname = \"a\"\ntopic = \"orders.*\"\nbackoff = \"linear\"\n\
+         base_ms = 500\nafter_dead = \"continue\"\n[[outboxes.shop.destinations.main.routes]]\n"
+    );
+    let loaded = load(&text, &[], &[]).unwrap();
+    let routes = format!("{:?}", loaded.config.outboxes[0].destinations[0].relay.routes);
+    let (first, second) = (routes.find("\"a\"").unwrap(), routes.find("\"everything\"").unwrap());
+    assert!(first < second, "{routes}");
+    assert!(routes.contains(&format!("{:?}", Backoff::Linear)) && routes.contains("Continue"), "{routes}");
+}
+
+#[test]
+fn a_route_of_nothing_but_defaults_is_the_core_s() {
+    let text = format!("{SMALL}[[outboxes.shop.destinations.main.routes]]\n");
+    let loaded = load(&text, &[], &[]).unwrap();
+    let relay = &loaded.config.outboxes[0].destinations[0].relay;
+    assert_eq!(relay.routes, relevo_core::Routes::new(vec![relevo_core::Route::everything()]));
+}
+
+#[test]
+fn contradictions_are_told_all_at_once_with_their_places() {
+    let text = "\
+[admin]
+listen = \"0.0.0.0:80\"
+[log]
+level = \"loud=very\"
+[relay]
+publish_deadline_ms = 9000
+idle_min_ms = 50
+[outboxes.empty]
+database = \"mysql://me:sesame@db/shop\"
+[outboxes.shop]
+database_env = \"NOT_SET_ANYWHERE\"
+database_file = \"/nowhere\"
+schema = \"no such\"
+[outboxes.shop.destinations.main]
+broker = { kind = \"embeded\" }
+[[outboxes.shop.destinations.main.routes]]
+topic = \"ord*\"
+backoff = \"linear\"
+factor = 3
+base_ms = 600000
+[[outboxes.shop.destinations.main.routes]]
+";
+    let told = problems(text);
+    let expected = [
+        "`kind` is one of `embedded`, not `embeded` at relevo.toml:15; hint: did you mean `embedded`?",
+        "`lease_ms` is not longer than `publish_deadline_ms` and `lease_margin_ms` together: a message could go out after \
+         another relay took over at relevo.toml:6",
+        "`idle_max_ms` is less than `idle_min_ms` at default",
+        "what `outboxes.empty.database` says is no URL of a database that is known at relevo.toml:9; \
+         hint: `postgres://user@host:port/name` or `sqlite:PATH`",
+        "outbox `empty` has no destination at relevo.toml:8; hint: add `[outboxes.empty.destinations.NAME]`",
+        "more than one of `database`, `database_file` and `database_env` is set at relevo.toml:11",
+        "`no such` cannot name a schema at relevo.toml:13; \
+         hint: a schema's name has 1 to 63 ASCII letters, digits, `_` and `-`",
+        "`ord*` is no pattern of `topic` at relevo.toml:17; \
+         hint: words between dots, `*` for any one word, `**` at the end for any rest",
+        "`factor` says nothing about linear pauses at relevo.toml:19",
+        "`base_ms` is more than `ceiling_ms` at relevo.toml:20",
+        "two routes of one destination are named `everything` at relevo.toml:21; hint: each has a `name` of its own",
+        "`level` is none that is known at relevo.toml:4; hint: `info`, or `info,relevo_relay=debug`",
+        "`listen` is `0.0.0.0:80`, which others can reach, and there is no token at relevo.toml:2; \
+         hint: listen on `127.0.0.1`, or set `token_file` or `token_env`",
+    ];
+    assert_eq!(told, expected);
+}
+
+#[test]
+fn an_empty_file_says_what_to_add() {
+    assert_eq!(
+        problems(""),
+        ["no outbox is configured; hint: add `[outboxes.NAME]`; `relevo.example.toml` documents every key"]
+    );
+}
+
+#[test]
+fn no_secret_is_shown_by_debug_or_print() {
+    let loaded = load(SMALL, &[], &[]).unwrap();
+    let mut lines = Vec::new();
+    print::lines(&loaded, &mut lines).unwrap();
+    for shown in [format!("{loaded:?}"), String::from_utf8(lines).unwrap(), print::json(&loaded).to_string()] {
+        assert!(!shown.contains("sesame") && shown.contains("<secret>"), "{shown}");
+    }
+}
+
+#[test]
+fn a_secret_comes_from_a_file_without_its_last_line_break() {
+    let path = std::env::temp_dir().join(format!("relevo-secret-{}", std::process::id()));
+    std::fs::File::create(&path).unwrap().write_all(b"postgres://me:sesame@db/shop\n").unwrap();
+    let named = format!("database_file = {path:?}");
+    let text = SMALL.replace("database = \"postgres://me:sesame@db/shop\"", &named);
+    let loaded = load(&text, &[], &[]).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    assert_eq!(loaded.config.outboxes[0].database.reveal(), "postgres://me:sesame@db/shop");
+    assert!(!format!("{loaded:?}").contains("sesame"));
+    let gone = problems(&text).join("\n");
+    assert!(gone.contains("cannot be read") && gone.ends_with("at relevo.toml:2"), "{gone}");
+}
+
+/// The words of the table as they stand in the example file.
+fn heading(path: &[&str]) -> Path {
+    let mut names = ["shop", "main"].into_iter();
+    path.iter().fold(Path::default(), |so_far, word| match *word {
+        NAME => so_far.name(names.next().unwrap()),
+        INDEX => so_far.index(0),
+        word => so_far.name(word),
+    })
+}
+
+const EXAMPLE: &str = include_str!("../../../../relevo.example.toml");
+
+#[test]
+fn the_example_file_is_good() {
+    let loaded = load(EXAMPLE, &[], &[]).unwrap();
+    assert_eq!(loaded.config.outboxes.len(), 1);
+}
+
+#[test]
+fn the_example_file_documents_every_key_with_its_default() {
+    // With the comments taken away from `#key = value`, everything is set, and to its default.
+    let set: String = EXAMPLE
+        .lines()
+        .map(|line| line.strip_prefix('#').filter(is_setting).unwrap_or(line).to_owned() + "\n")
+        .collect();
+    let (mut settings, mut problems) = (Settings::default(), Vec::new());
+    file::read("relevo.example.toml", &set, &mut settings, &mut problems);
+    assert_eq!(problems, []);
+    for section in SECTIONS {
+        for key in section.keys {
+            let path = heading(section.path).name(key.name);
+            let setting = settings.get(&path).unwrap_or_else(|| panic!("`{path}` is not in the example file"));
+            assert!(matches!(setting.origin, Origin::File { .. }));
+            if let Some(default) = key.default {
+                assert_eq!(setting.value, Value::parse(key, default.trim_matches('"')).unwrap(), "`{path}`");
+            }
+        }
+    }
+}
+
+/// A line such as `name = 1`, rather than a sentence.
+fn is_setting(line: &&str) -> bool {
+    let name = line.split_once(" = ").map(|(name, _)| name);
+    name.is_some_and(|name| !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_'))
+        || (line.starts_with('[') && line.ends_with(']'))
+}
