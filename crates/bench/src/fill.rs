@@ -2,6 +2,7 @@
 
 use anyhow::Context as _;
 use relevo_broker_memory::{MemoryBroker, Settings};
+use relevo_core::operate::Operate as _;
 use relevo_store_postgres::{Config, Schema, Start, Store, migrate};
 use sqlx::postgres::{PgConnectOptions, PgConnection};
 use sqlx::{AssertSqlSafe, ConnectOptions, Row as _};

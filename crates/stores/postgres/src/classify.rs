@@ -17,6 +17,17 @@ pub(crate) enum Error {
     /// The answer cannot be read.
     #[error("the answer cannot be read: {0}")]
     Answer(&'static str),
+    /// There is no such destination.
+    #[error("destination \"{0}\" is not known; hint: add it with `relevo destination add`")]
+    NoDestination(String),
+    /// A search came to the end of its time.
+    #[error("message {id} was not found within {budget:?}; hint: look for it with `relevo outbox list --key KEY`")]
+    NotFoundInTime {
+        /// What was looked for.
+        id: relevo_core::MessageId,
+        /// How long.
+        budget: std::time::Duration,
+    },
     /// The server moved to another timeline under a lease.
     #[error("the server moved from timeline {from} to {to}")]
     Timeline {
@@ -45,7 +56,7 @@ impl Error {
         match self {
             // 57P0x: the server is going down, or crashed.
             Self::Server(error) => !error.code().starts_with("57P0") && !error.code().starts_with("08"),
-            Self::Answer(_) | Self::Timeline { .. } => true,
+            Self::Answer(_) | Self::NoDestination(_) | Self::NotFoundInTime { .. } | Self::Timeline { .. } => true,
             Self::Connection(_) | Self::Deadline(_) => false,
         }
     }
@@ -57,6 +68,7 @@ impl From<Error> for StoreError {
             Error::Server(server) => of_server(server),
             Error::Connection(_) | Error::Deadline(_) | Error::Timeline { .. } => Self::Away(Box::new(error)),
             Error::Answer(_) => Self::Broken(Box::new(error)),
+            Error::NoDestination(_) | Error::NotFoundInTime { .. } => Self::Refused { what: error.to_string() },
         }
     }
 }

@@ -79,6 +79,13 @@ impl Row<'_> {
         self.exactly().map(i64::from_be_bytes)
     }
 
+    pub(crate) fn optional_int8(&mut self) -> Result<Option<i64>, Error> {
+        let field = self.optional()?;
+        let field =
+            field.map(|bytes| bytes.as_ref().try_into().map_err(|_| Error::Answer("a field has another length")));
+        Ok(field.transpose()?.map(i64::from_be_bytes))
+    }
+
     pub(crate) fn int4(&mut self) -> Result<i32, Error> {
         self.exactly().map(i32::from_be_bytes)
     }
@@ -91,9 +98,38 @@ impl Row<'_> {
         self.exactly().map(Uuid::from_bytes)
     }
 
+    pub(crate) fn boolean(&mut self) -> Result<bool, Error> {
+        self.exactly().map(|[byte]| byte != 0)
+    }
+
+    /// What is never negative: a count, a number of seconds.
+    pub(crate) fn count(&mut self) -> Result<u64, Error> {
+        u64::try_from(self.int8()?).map_err(|_| Error::Answer("a count is negative"))
+    }
+
     pub(crate) fn timestamp(&mut self) -> Result<Timestamp, Error> {
-        let micros = self.int8()?.checked_add(EPOCH_MICROS).ok_or(Error::Answer("a time is out of range"))?;
-        Timestamp::from_microsecond(micros).map_err(|_| Error::Answer("a time is out of range"))
+        self.exactly().and_then(timestamp)
+    }
+
+    pub(crate) fn optional_timestamp(&mut self) -> Result<Option<Timestamp>, Error> {
+        let field = self.optional()?;
+        let field =
+            field.map(|bytes| bytes.as_ref().try_into().map_err(|_| Error::Answer("a field has another length")));
+        field.transpose()?.map(timestamp).transpose()
+    }
+
+    pub(crate) fn optional_string(&mut self) -> Result<Option<String>, Error> {
+        Ok(self.optional_text()?.map(|text| text.to_string()))
+    }
+
+    pub(crate) fn optional_uuid(&mut self) -> Result<Option<Uuid>, Error> {
+        self.optional()?
+            .map(|bytes| Uuid::from_slice(&bytes).map_err(|_| Error::Answer("an id has another length")))
+            .transpose()
+    }
+
+    pub(crate) fn string(&mut self) -> Result<String, Error> {
+        Ok(self.text()?.to_string())
     }
 
     pub(crate) fn text(&mut self) -> Result<ByteString, Error> {
@@ -116,6 +152,11 @@ impl Row<'_> {
         let text = |value: &serde_json::Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
         Ok(value.as_object().into_iter().flatten().map(|(name, value)| (name.clone(), text(value))).collect())
     }
+}
+
+fn timestamp(field: [u8; 8]) -> Result<Timestamp, Error> {
+    let micros = i64::from_be_bytes(field).checked_add(EPOCH_MICROS).ok_or(Error::Answer("a time is out of range"))?;
+    Timestamp::from_microsecond(micros).map_err(|_| Error::Answer("a time is out of range"))
 }
 
 fn text(bytes: Bytes) -> Result<ByteString, Error> {

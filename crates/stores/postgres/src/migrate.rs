@@ -32,12 +32,7 @@ pub const VERSION: i32 = MIGRATIONS[MIGRATIONS.len() - 1].version;
 pub async fn migrate(connection: &mut PgConnection, schema: &Schema) -> Result<Vec<i32>, sqlx::Error> {
     let mut tx = connection.begin().await?;
     sqlx::raw_sql(AssertSqlSafe(preamble(schema))).execute(&mut *tx).await?;
-    let applied: Vec<i32> = sqlx::raw_sql("SELECT version FROM migration ORDER BY version")
-        .fetch_all(&mut *tx)
-        .await?
-        .iter()
-        .map(|row| row.try_get(0))
-        .collect::<Result<_, _>>()?;
+    let applied = versions(&mut tx, schema).await?;
     let mut now = Vec::new();
     for migration in MIGRATIONS.iter().filter(|migration| !applied.contains(&migration.version)) {
         sqlx::raw_sql(AssertSqlSafe(step(migration, schema))).execute(&mut *tx).await?;
@@ -45,6 +40,20 @@ pub async fn migrate(connection: &mut PgConnection, schema: &Schema) -> Result<V
     }
     tx.commit().await?;
     Ok(now)
+}
+
+/// The versions that [`migrate`] would apply now, with their names; changes nothing.
+pub async fn pending(connection: &mut PgConnection, schema: &Schema) -> Result<Vec<(i32, &'static str)>, sqlx::Error> {
+    let row = sqlx::raw_sql(AssertSqlSafe(exists_query(schema))).fetch_one(&mut *connection).await?;
+    let table: Option<String> = row.try_get(0)?;
+    let applied = if table.is_some() { versions(connection, schema).await? } else { Vec::new() };
+    let missing = MIGRATIONS.iter().filter(|migration| !applied.contains(&migration.version));
+    Ok(missing.map(|migration| (migration.version, migration.name)).collect())
+}
+
+async fn versions(connection: &mut PgConnection, schema: &Schema) -> Result<Vec<i32>, sqlx::Error> {
+    let rows = sqlx::raw_sql(AssertSqlSafe(applied_query(schema))).fetch_all(connection).await?;
+    rows.iter().map(|row| row.try_get(0)).collect()
 }
 
 /// Everything that [`migrate`] would run on an empty database, as a script for a DBA to read and run.

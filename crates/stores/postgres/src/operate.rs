@@ -1,7 +1,7 @@
-//! What operators ask of an outbox.
+//! What operators tell an outbox.
 
 use async_trait::async_trait;
-use relevo_core::operate::{Backlog, Start};
+use relevo_core::operate::{Operate, Start};
 use relevo_core::store::{DeadFilter, DeadLetter, DeadLetters, Mark, StoreError};
 use serde_json::json;
 
@@ -9,52 +9,20 @@ use crate::queries::{self, column, json_literal, literal};
 use crate::store::Store;
 
 impl Store {
-    /// Adds this store's destination; says whether it is new.
-    pub async fn add_destination(&self, shards: u16, start: Start) -> Result<bool, StoreError> {
-        let start = match start {
-            Start::Now => "now",
-            Start::Oldest => "oldest",
-        };
-        self.ask(format!("add_destination({}, {shards}, '{start}')", literal(&self.destination))).await
-    }
-
-    /// Forgets this store's destination, so that it no longer holds retention back; says whether it was there.
-    pub async fn remove_destination(&self) -> Result<bool, StoreError> {
-        self.ask(format!("remove_destination({})", literal(&self.destination))).await
-    }
-
-    /// Switches the destination on or off; relays of one that is off refuse to run.
-    pub async fn switch(&self, on: bool) -> Result<bool, StoreError> {
-        self.ask(format!("switch_destination({}, {on})", literal(&self.destination))).await
-    }
-
-    /// Asks for another number of shards; the relays regroup when all of them have met at one tick.
-    pub async fn regroup(&self, shards: u16) -> Result<bool, StoreError> {
-        self.ask(format!("regroup({}, {shards})", literal(&self.destination))).await
-    }
-
     /// Takes the outbox over as it is, after an upgrade or in a copy that shall publish from now on.
     pub async fn adopt(&self) -> Result<(), StoreError> {
-        self.settling.call(format!("SELECT {}.adopt()", self.schema)).await?;
+        self.asking.call(format!("SELECT {}.adopt()", self.schema)).await?;
         Ok(())
     }
 
     /// Gives every row a transaction id of this server, after a restore from a dump; says how many will be sent.
     pub async fn rebase(&self) -> Result<i64, StoreError> {
-        let rows = self.settling.call(format!("SELECT {}.rebase()", self.schema)).await?;
+        let rows = self.asking.call(format!("SELECT {}.rebase()", self.schema)).await?;
         Ok(rows.first().map(|row| column(row, 0)).transpose()?.unwrap_or(0))
     }
 
-    /// How much waits: exact up to 10 000, an estimate above.
-    pub async fn backlog(&self) -> Result<Backlog, StoreError> {
-        let sql = format!("SELECT * FROM {}.backlog({})", self.schema, literal(&self.destination));
-        let rows = self.settling.call(sql).await?;
-        let row = rows.first().ok_or(crate::classify::Error::Answer("no backlog"))?;
-        Ok(Backlog { pending: column(row, 0)?, exact: column(row, 1)?, parked: column(row, 2)?, dead: column(row, 3)? })
-    }
-
     async fn ask(&self, call: String) -> Result<bool, StoreError> {
-        let rows = self.settling.call(format!("SELECT {}.{call}", self.schema)).await?;
+        let rows = self.asking.call(format!("SELECT {}.{call}", self.schema)).await?;
         Ok(rows.first().map(|row| column(row, 0)).transpose()?.unwrap_or(false))
     }
 
@@ -70,9 +38,32 @@ impl Store {
             literal(&mark.by),
             literal(&mark.reason),
         );
-        let rows = self.settling.call(sql).await?;
+        let rows = self.asking.call(sql).await?;
         let marked: i64 = rows.first().map(|row| column(row, 0)).transpose()?.unwrap_or(0);
         Ok(marked.unsigned_abs())
+    }
+}
+
+#[async_trait]
+impl Operate for Store {
+    async fn add_destination(&self, shards: u16, start: Start) -> Result<bool, StoreError> {
+        let start = match start {
+            Start::Now => "now",
+            Start::Oldest => "oldest",
+        };
+        self.ask(format!("add_destination({}, {shards}, '{start}')", literal(&self.destination))).await
+    }
+
+    async fn remove_destination(&self) -> Result<bool, StoreError> {
+        self.ask(format!("remove_destination({})", literal(&self.destination))).await
+    }
+
+    async fn switch(&self, on: bool) -> Result<bool, StoreError> {
+        self.ask(format!("switch_destination({}, {on})", literal(&self.destination))).await
+    }
+
+    async fn regroup(&self, shards: u16) -> Result<bool, StoreError> {
+        self.ask(format!("regroup({}, {shards})", literal(&self.destination))).await
     }
 }
 
@@ -80,7 +71,7 @@ impl Store {
 impl DeadLetters for Store {
     async fn dead(&self, filter: &DeadFilter, limit: usize) -> Result<Vec<DeadLetter>, StoreError> {
         let sql = queries::dead(&self.schema, &self.destination, filter, limit);
-        Ok(queries::dead_letters(self.settling.copy(sql).await?)?)
+        Ok(queries::dead_letters(self.asking.copy(sql).await?)?)
     }
 
     async fn redrive(&self, mark: &Mark) -> Result<u64, StoreError> {

@@ -177,7 +177,7 @@ fn message(row: &mut Row<'_>) -> Result<(Message, bool), Error> {
     Ok((message, is_whole))
 }
 
-fn whole_message(row: &mut Row<'_>) -> Result<Message, Error> {
+pub(crate) fn whole_message(row: &mut Row<'_>) -> Result<Message, Error> {
     match message(row)? {
         (message, true) => Ok(message),
         (_, false) => Err(Error::Answer("a payload is null")),

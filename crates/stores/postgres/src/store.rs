@@ -29,7 +29,7 @@ const ENTER_MAX: u32 = 1000;
 /// One outbox, seen by a relay for one destination.
 ///
 /// One connection reads and another leases and settles, so that reading ahead overlaps with settling; a third does the
-/// upkeep.
+/// upkeep, a fourth answers people.
 pub struct Store {
     pub(crate) schema: String,
     pub(crate) destination: String,
@@ -37,6 +37,8 @@ pub struct Store {
     pub(crate) settling: Link,
     /// Upkeep may take its time, or break, without touching a lease.
     tending: Link,
+    /// So may what people ask; it connects when the first of them does.
+    pub(crate) asking: Link,
     ticks: Mutex<BTreeMap<i64, Arc<Tick>>>,
     /// The timeline on which the leases were taken; 0 before the first.
     timeline: AtomicI64,
@@ -50,7 +52,8 @@ impl Store {
             destination: config.destination,
             reading: Link::new(config.connect.clone(), config.call_deadline),
             settling: Link::new(config.connect.clone(), config.call_deadline),
-            tending: Link::new(config.connect, UPKEEP_DEADLINE),
+            tending: Link::new(config.connect.clone(), UPKEEP_DEADLINE),
+            asking: Link::new(config.connect, config.call_deadline),
             ticks: Mutex::default(),
             timeline: AtomicI64::new(0),
         };

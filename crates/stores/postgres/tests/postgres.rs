@@ -10,6 +10,8 @@ mod emit;
 mod grants;
 #[path = "postgres/harness.rs"]
 mod harness;
+#[path = "postgres/inspect.rs"]
+mod inspect;
 #[path = "postgres/migrations.rs"]
 mod migrations;
 #[path = "postgres/outbox_view.rs"]

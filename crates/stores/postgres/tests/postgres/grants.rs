@@ -3,6 +3,7 @@
 use crate::e2e_support::{MAIN, Running, World, config, execute, refusal, store, until};
 use relevo_broker_memory::{Match, MemoryBroker, Rule, Settings};
 use relevo_core::Class;
+use relevo_core::operate::Inspect as _;
 use relevo_core::store::{DeadFilter, DeadLetters as _, Mark, Upkeep as _};
 use relevo_store_postgres::{Schema, migrate};
 use relevo_testkit::PgVersion;

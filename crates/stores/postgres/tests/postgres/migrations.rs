@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::e2e_support::{MAIN, Running, config, execute, refusal, until};
 use relevo_broker_memory::{MemoryBroker, Settings};
+use relevo_core::operate::{Inspect as _, Operate as _};
 use relevo_core::store::{StoreError, Upkeep as _};
 use relevo_store_postgres::migrate::{VERSION, migrate, script};
 use relevo_store_postgres::{Config, Draft, Outbox, Schema, Start, Store};

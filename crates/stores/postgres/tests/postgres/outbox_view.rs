@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use crate::e2e_support::{Running, Traffic, World, config, quick_route, until};
 use relevo_broker_memory::{Match, MemoryBroker, Rule, Settings};
+use relevo_core::operate::Inspect as _;
 use relevo_core::store::{DeadFilter, DeadLetters as _, Mark};
 use relevo_core::{Class, MessageId, Policy, Route, Routes};
 use relevo_relay::Config;

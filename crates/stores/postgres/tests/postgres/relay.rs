@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::e2e_support::{Ledger, MAIN, Running, Traffic, World, config, store, until};
 use relevo_broker_memory::{MemoryBroker, Settings};
+use relevo_core::operate::Operate as _;
 use relevo_core::slot::{shard_of, slot_of};
 use relevo_relay::Config;
 use relevo_testkit::PgVersion;

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::e2e_support::{Ledger, Running, Traffic, World, config, execute, short_leases, until};
 use relevo_broker_memory::{MemoryBroker, Settings};
+use relevo_core::operate::Operate as _;
 use relevo_core::store::StoreError;
 use relevo_relay::{Config, RelayError};
 use tokio::sync::Notify;

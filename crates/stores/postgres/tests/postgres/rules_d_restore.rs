@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::e2e_support::{Ledger, MAIN, Running, World, config, execute, refusal, store, until};
 use relevo_broker_memory::{MemoryBroker, Settings};
+use relevo_core::operate::Operate as _;
 use relevo_core::store::{Ask, Leases as _, OutboxReader as _, Position, Settlement, StoreError};
 use relevo_relay::{Config, RelayError};
 use relevo_store_postgres::Store;

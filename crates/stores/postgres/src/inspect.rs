@@ -1,0 +1,118 @@
+//! What people ask of an outbox. Everything is read by plain SELECTs, so that whoever was granted a relay's rights may
+//! ask, and nothing here needs a new version of the schema.
+
+mod examine;
+mod listing;
+mod search;
+mod show;
+mod verify;
+mod why;
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use relevo_core::MessageId;
+use relevo_core::operate::{Backlog, Destination, Finding, Found, Inspect, Range, Search, Shard, Shown, Verified, Why};
+use relevo_core::store::StoreError;
+
+use crate::classify::Error;
+use crate::copy::Rows;
+use crate::queries::{column, literal};
+use crate::store::Store;
+
+#[async_trait]
+impl Inspect for Store {
+    async fn destinations(&self) -> Result<Vec<Destination>, StoreError> {
+        Ok(self.all_destinations().await?)
+    }
+
+    async fn backlog(&self) -> Result<Backlog, StoreError> {
+        let sql = format!("SELECT * FROM {}.backlog({})", self.schema, literal(&self.destination));
+        let rows = self.asking.call(sql).await?;
+        let row = rows.first().ok_or(Error::Answer("no backlog"))?;
+        Ok(Backlog { pending: column(row, 0)?, exact: column(row, 1)?, parked: column(row, 2)?, dead: column(row, 3)? })
+    }
+
+    async fn search(&self, search: &Search, limit: usize, budget: Duration) -> Result<Found, StoreError> {
+        self.this_destination().await?;
+        Ok(search::search(self, search, limit, budget).await?)
+    }
+
+    async fn show(&self, id: MessageId) -> Result<Option<Shown>, StoreError> {
+        self.this_destination().await?;
+        Ok(show::show(self, id).await?)
+    }
+
+    async fn why(&self, key: &str) -> Result<Why, StoreError> {
+        Ok(why::why(self, key).await?)
+    }
+
+    async fn shards(&self) -> Result<Vec<Shard>, StoreError> {
+        self.this_destination().await?;
+        Ok(self.leased_shards().await?)
+    }
+
+    async fn verify(&self, range: Range) -> Result<Verified, StoreError> {
+        self.this_destination().await?;
+        Ok(verify::verify(self, range).await?)
+    }
+
+    async fn examine(&self) -> Result<Vec<Finding>, StoreError> {
+        Ok(examine::examine(self).await?)
+    }
+}
+
+impl Store {
+    async fn all_destinations(&self) -> Result<Vec<Destination>, Error> {
+        let sql = format!("SELECT name, shards, regroup_to, enabled FROM {}.destination ORDER BY name", self.schema);
+        let rows = self.asking.call(sql).await?;
+        let shards = |number: i16| u16::try_from(number).map_err(|_| Error::Answer("a number of shards is negative"));
+        let read = |row| {
+            let regrouping_to: Option<i16> = column(row, 2)?;
+            Ok(Destination {
+                name: column(row, 0)?,
+                shards: shards(column(row, 1)?)?,
+                regrouping_to: regrouping_to.map(shards).transpose()?,
+                on: column(row, 3)?,
+            })
+        };
+        rows.iter().map(read).collect()
+    }
+
+    /// The destination that this store is bound to, if it is there.
+    async fn this_destination(&self) -> Result<Destination, Error> {
+        let found = self.all_destinations().await?.into_iter().find(|it| it.name == self.destination);
+        found.ok_or_else(|| Error::NoDestination(self.destination.clone()))
+    }
+
+    /// The shards of this destination, with the names of their relays where those are alive.
+    async fn leased_shards(&self) -> Result<Vec<Shard>, Error> {
+        let sql = format!(
+            "SELECT l.shard, coalesce(m.name, l.owner::text), l.epoch, \
+             greatest(0, floor(date_part('epoch', CASE WHEN isfinite(l.until) THEN l.until - clock_timestamp() END) \
+                 * 1000))::bigint, \
+             p.settled_at, (SELECT count(*) FROM {schema}.parked_key AS k \
+                 WHERE k.destination = l.destination AND k.slot % d.shards = l.shard) \
+             FROM {schema}.destination AS d JOIN {schema}.lease AS l ON l.destination = d.name \
+             LEFT JOIN {schema}.member AS m ON m.destination = l.destination AND m.owner = l.owner \
+             LEFT JOIN LATERAL (SELECT q.settled_at FROM {schema}.progress AS q WHERE q.destination = d.name \
+                 AND q.shards = d.shards AND q.shard = l.shard AND q.epoch > 0 ORDER BY q.no DESC LIMIT 1) AS p ON true \
+             WHERE d.name = {} ORDER BY l.shard",
+            literal(&self.destination),
+            schema = self.schema,
+        );
+        let mut rows = Rows::new(self.asking.copy(sql).await?, 6)?;
+        let mut shards = Vec::new();
+        while let Some(mut row) = rows.next_row()? {
+            shards.push(Shard {
+                shard: row.slot()?,
+                owner: row.optional_string()?,
+                epoch: row.int8()?,
+                lasts: Duration::from_millis(row.count()?),
+                settled_at: row.optional_timestamp()?,
+                parked_keys: row.count()?,
+            });
+        }
+        Ok(shards)
+    }
+}

@@ -1,0 +1,86 @@
+//! What `relevo doctor` asks of the database: the settings and the state that the promises stand on.
+
+mod holders;
+mod outbox;
+mod server;
+
+use std::time::Duration;
+
+use relevo_core::operate::{Finding, Severity};
+
+use crate::classify::Error;
+use crate::migrate;
+use crate::store::Store;
+
+pub(super) async fn examine(store: &Store) -> Result<Vec<Finding>, Error> {
+    let mut findings = Vec::new();
+    let is_standby = server::is_standby(store).await?;
+    findings.extend(server::settings(store).await?);
+    findings.extend(or_note("clock", server::clock(store).await)?);
+    findings.push(finding(Severity::Good, "schema version", format!("version {}", migrate::VERSION)));
+    if is_standby {
+        findings.push(
+            finding(Severity::Danger, "standby", "this server is a standby, and no relay runs on one")
+                .mended_by("name the primary in `--database`"),
+        );
+    }
+    findings.extend(or_note("identity", server::identity(store).await)?);
+    findings.extend(or_note("grants", server::grants(store).await)?);
+    findings.extend(or_note("held xmin", holders::backends(store).await)?);
+    findings.extend(or_note("prepared transactions", holders::prepared(store).await)?);
+    findings.extend(or_note("replication slots", holders::slots(store).await)?);
+    findings.extend(or_note("destinations", outbox::destinations(store).await)?);
+    findings.extend(or_note("retention", outbox::retention(store).await)?);
+    findings.extend(or_note("partitions", outbox::partitions(store).await)?);
+    findings.extend(or_note("waiting for a person", outbox::waiting(store).await)?);
+    Ok(findings)
+}
+
+/// A role that may not look is told so; whatever else goes wrong ends the examination.
+fn or_note(subject: &str, looked: Result<Vec<Finding>, Error>) -> Result<Vec<Finding>, Error> {
+    match looked {
+        Err(Error::Server(error)) if error.code() == "42501" => {
+            let seen = format!("this role may not look: {}", error.message());
+            Ok(vec![finding(Severity::Note, subject, seen)])
+        }
+        other => other,
+    }
+}
+
+fn finding(severity: Severity, subject: &str, seen: impl Into<String>) -> Finding {
+    Finding { severity, subject: subject.to_owned(), seen: seen.into(), fix: None }
+}
+
+/// Advice at the end of a finding.
+trait Mended {
+    fn mended_by(self, fix: impl Into<String>) -> Self;
+}
+
+impl Mended for Finding {
+    fn mended_by(mut self, fix: impl Into<String>) -> Self {
+        self.fix = Some(fix.into());
+        self
+    }
+}
+
+/// A duration in its largest unit, as people say it.
+fn about(duration: Duration) -> String {
+    let seconds = duration.as_secs();
+    match seconds {
+        0..120 => format!("{seconds} s"),
+        120..7200 => format!("{} min", seconds / 60),
+        7200..172_800 => format!("{} h", seconds / 3600),
+        _ => format!("{} days", seconds / 86_400),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_are_told_in_their_largest_unit() {
+        let told = [0, 119, 120, 7199, 7200, 172_799, 172_800].map(|seconds| about(Duration::from_secs(seconds)));
+        assert_eq!(told, ["0 s", "119 s", "2 min", "119 min", "2 h", "47 h", "2 days"]);
+    }
+}

@@ -1,0 +1,195 @@
+//! The outbox itself: destinations and their relays, retention against backlog, partitions, what waits for a person.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use relevo_core::operate::{Finding, Severity};
+
+use super::{Mended as _, about, finding};
+use crate::classify::Error;
+use crate::copy::Rows;
+use crate::store::Store;
+
+/// Every destination: whether it is on, and whether each of its shards has a relay.
+pub(super) async fn destinations(store: &Store) -> Result<Vec<Finding>, Error> {
+    const SUBJECT: &str = "destinations";
+    let sql = format!(
+        "SELECT d.name, d.enabled, d.shards::bigint, d.regroup_to IS NOT NULL, (SELECT count(*) FROM {schema}.lease AS l \
+         WHERE l.destination = d.name AND (l.owner IS NULL OR l.until < clock_timestamp())) \
+         FROM {schema}.destination AS d ORDER BY d.name",
+        schema = store.schema
+    );
+    let mut rows = Rows::new(store.asking.copy(sql).await?, 5)?;
+    let mut findings = Vec::new();
+    while let Some(mut row) = rows.next_row()? {
+        let (name, on, shards) = (row.string()?, row.boolean()?, row.int8()?);
+        let (regrouping, free) = (row.boolean()?, row.int8()?);
+        findings.push(if !on {
+            finding(
+                Severity::Warning,
+                SUBJECT,
+                format!("`{name}` is switched off: nothing reaches it, and retention waits for it"),
+            )
+            .mended_by(format!("`relevo destination switch {name} on`, or `relevo destination remove {name}`"))
+        } else if free > 0 {
+            finding(Severity::Warning, SUBJECT, format!("`{name}`: {free} of {shards} shards have no relay"))
+                .mended_by("start `relevo run`, or look why it stopped")
+        } else {
+            finding(Severity::Good, SUBJECT, format!("`{name}`: {shards} shards, each with a relay"))
+        });
+        if regrouping {
+            findings.push(finding(Severity::Note, SUBJECT, format!("`{name}` is being regrouped")));
+        }
+    }
+    if findings.is_empty() {
+        findings.push(
+            finding(Severity::Warning, SUBJECT, "there are none: messages are kept for nobody")
+                .mended_by("`relevo destination add NAME`"),
+        );
+    }
+    Ok(findings)
+}
+
+/// A destination that lags.
+struct Lag {
+    name: String,
+    /// How old the first message is that it may not have taken; `None` if it has all.
+    age: Option<Duration>,
+    rows: i64,
+}
+
+/// Retention against backlog, for each destination, and what was lost to it.
+pub(super) async fn retention(store: &Store) -> Result<Vec<Finding>, Error> {
+    let schema = &store.schema;
+    let sql = format!(
+        "SELECT d.name, floor(date_part('epoch', clock_timestamp() - m.created_at))::bigint, \
+         coalesce((SELECT n.seq FROM {schema}.message AS n ORDER BY n.seq DESC LIMIT 1) - s.high, 0), \
+         floor(date_part('epoch', st.retention))::bigint, st.holdback_rows_max, st.gives_way = 'delivery' \
+         FROM {schema}.setting AS st, {schema}.destination AS d CROSS JOIN LATERAL \
+         (SELECT min(t.high) AS high FROM {schema}.standing(d.name) AS p JOIN {schema}.tick AS t ON t.tick = p.from_tick) AS s \
+         LEFT JOIN LATERAL (SELECT o.created_at FROM {schema}.message AS o WHERE o.seq > s.high ORDER BY o.seq LIMIT 1) AS m \
+         ON true WHERE s.high IS NOT NULL ORDER BY s.high, d.name"
+    );
+    let mut rows = Rows::new(store.asking.copy(sql).await?, 6)?;
+    let mut findings = Vec::new();
+    while let Some(mut row) = rows.next_row()? {
+        let name = row.string()?;
+        let age = row.optional_int8()?.map(|seconds| Duration::from_secs(u64::try_from(seconds).unwrap_or(0)));
+        let lag = Lag { name, age, rows: row.int8()? };
+        let retention = Duration::from_secs(row.count()?);
+        let (holdback, drops) = (row.int8()?, row.boolean()?);
+        findings.push(lagging(&lag, retention, holdback, drops, findings.is_empty()));
+    }
+    findings.extend(losses(store).await?);
+    Ok(findings)
+}
+
+/// The first destination, the one furthest behind, is the one that retention waits for.
+fn lagging(lag: &Lag, retention: Duration, holdback: i64, drops: bool, pins: bool) -> Finding {
+    const SUBJECT: &str = "retention";
+    let Lag { name, age, rows } = lag;
+    let Some(age) = age else {
+        return finding(Severity::Good, SUBJECT, format!("`{name}` has taken everything that is kept"));
+    };
+    let seen = format!(
+        "`{name}` is behind by {rows} rows; the oldest it may not have taken is {} old, messages are kept for {}",
+        about(*age),
+        about(retention)
+    );
+    let seen = if pins { format!("{seen}; retention waits for this destination") } else { seen };
+    let fix = format!("let its relays run, or `relevo destination remove {name}`");
+    if *rows > holdback && drops {
+        finding(Severity::Danger, SUBJECT, format!("{seen}; rows are dropped unread beyond {holdback} rows"))
+            .mended_by(fix)
+    } else if *age > retention || *rows > holdback / 2 {
+        finding(Severity::Warning, SUBJECT, seen).mended_by(fix)
+    } else if *age > retention / 2 {
+        finding(Severity::Note, SUBJECT, seen).mended_by(fix)
+    } else {
+        finding(Severity::Good, SUBJECT, seen)
+    }
+}
+
+async fn losses(store: &Store) -> Result<Option<Finding>, Error> {
+    let sql = format!("SELECT coalesce(sum(rows), 0)::bigint, max(lost_at) FROM {}.loss", store.schema);
+    let mut rows = Rows::new(store.asking.copy(sql).await?, 2)?;
+    let (lost, at): (i64, Option<Timestamp>) = match rows.next_row()? {
+        Some(mut row) => (row.int8()?, row.optional_timestamp()?),
+        None => (0, None),
+    };
+    let at = at.map_or_else(String::new, |at| format!(", last at {at:.0}"));
+    Ok((lost > 0).then(|| {
+        finding(Severity::Danger, "losses", format!("{lost} rows were dropped before a destination took them{at}"))
+            .mended_by("raise `holdback_rows_max` in the table `setting`, or let `gives_way` be `disk`")
+    }))
+}
+
+/// Rows that had no partition of their own: upkeep did not run ahead of the writers.
+pub(super) async fn partitions(store: &Store) -> Result<Vec<Finding>, Error> {
+    const SUBJECT: &str = "partitions";
+    let sql = format!(
+        "SELECT EXISTS (SELECT 1 FROM {schema}.message_overflow), (SELECT count(*) FROM {schema}.partition)",
+        schema = store.schema
+    );
+    let mut rows = Rows::new(store.asking.copy(sql).await?, 2)?;
+    let mut row = rows.next_row()?.ok_or(Error::Answer("no partitions"))?;
+    let (overflows, count) = (row.boolean()?, row.int8()?);
+    Ok(vec![if overflows {
+        let seen =
+            "messages are in the overflow partition, which is emptied row by row: no relay prepared another in time";
+        finding(Severity::Warning, SUBJECT, seen)
+            .mended_by("let a relay run: it prepares partitions ahead of the writers")
+    } else {
+        finding(Severity::Good, SUBJECT, format!("{count} prepared, none overflows"))
+    }])
+}
+
+/// Dead letters and held addresses of this store's destination.
+pub(super) async fn waiting(store: &Store) -> Result<Vec<Finding>, Error> {
+    let schema = &store.schema;
+    let sql = format!(
+        "SELECT d.name, (SELECT count(*) FROM (SELECT 1 FROM {schema}.dead_letter AS x \
+             WHERE x.destination = d.name AND x.state = 'dead' LIMIT 10000) AS counted), \
+         (SELECT string_agg('`' || h.address || '` (' || h.error || ')', ', ' ORDER BY h.address) \
+             FROM {schema}.hold AS h WHERE h.destination = d.name) \
+         FROM {schema}.destination AS d ORDER BY d.name"
+    );
+    let mut rows = Rows::new(store.asking.copy(sql).await?, 3)?;
+    let mut findings = Vec::new();
+    while let Some(mut row) = rows.next_row()? {
+        let (name, dead, held) = (row.string()?, row.int8()?, row.optional_string()?);
+        if dead > 0 {
+            findings.push(
+                finding(Severity::Note, "dead letters", format!("`{name}` has {dead} that nobody decided about"))
+                    .mended_by(format!("`relevo dead list --destination {name}`")),
+            );
+        }
+        if let Some(held) = held {
+            findings.push(
+                finding(Severity::Warning, "held addresses", format!("`{name}`: nothing passes to {held}"))
+                    .mended_by("mend the address: one message probes it, and the rest follows by itself"),
+            );
+        }
+    }
+    Ok(findings)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn severity(age: Option<u64>, rows: i64, drops: bool) -> Severity {
+        let lag = Lag { name: "main".to_owned(), age: age.map(Duration::from_secs), rows };
+        lagging(&lag, Duration::from_secs(1000), 100, drops, true).severity
+    }
+
+    #[test]
+    fn a_backlog_is_measured_by_retention() {
+        assert_eq!(severity(None, 0, false), Severity::Good);
+        assert_eq!(severity(Some(10), 10, false), Severity::Good);
+        assert_eq!(severity(Some(501), 10, false), Severity::Note);
+        assert_eq!(severity(Some(1001), 10, false), Severity::Warning);
+        assert_eq!(severity(Some(10), 51, false), Severity::Warning);
+        assert_eq!(severity(Some(10), 101, true), Severity::Danger);
+    }
+}

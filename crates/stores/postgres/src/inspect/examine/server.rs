@@ -1,0 +1,204 @@
+//! The server: its version, its settings, its clock, which database it is, and what this role may do.
+
+use jiff::{SignedDuration, Timestamp};
+use relevo_core::operate::{Finding, Severity};
+
+use super::{Mended as _, finding};
+use crate::classify::Error;
+use crate::copy::Rows;
+use crate::store::Store;
+
+/// Versions that the tests run on, the first and the last.
+const SUPPORTED: std::ops::RangeInclusive<i64> = 13..=18;
+/// Clocks may differ by so much before anybody should know, and before it misleads people.
+const CLOCK_NOTE: SignedDuration = SignedDuration::from_secs(1);
+const CLOCK_WARNING: SignedDuration = SignedDuration::from_secs(60);
+
+pub(super) async fn is_standby(store: &Store) -> Result<bool, Error> {
+    let mut rows = Rows::new(store.asking.copy("SELECT pg_is_in_recovery()".to_owned()).await?, 1)?;
+    let row = rows.next_row()?;
+    row.map_or(Ok(false), |mut row| row.boolean())
+}
+
+/// Version and settings; each is one row of a name and its value for this session.
+pub(super) async fn settings(store: &Store) -> Result<Vec<Finding>, Error> {
+    let sql = "SELECT name, current_setting(name) FROM unnest(ARRAY['server_version_num', 'fsync', \
+               'full_page_writes', 'synchronous_commit', 'idle_in_transaction_session_timeout']) AS name"
+        .to_owned();
+    let mut rows = Rows::new(store.asking.copy(sql).await?, 2)?;
+    let mut findings = Vec::new();
+    while let Some(mut row) = rows.next_row()? {
+        let (name, value) = (row.string()?, row.string()?);
+        findings.push(setting(&name, &value));
+    }
+    findings.extend(overrides(store).await?);
+    Ok(findings)
+}
+
+fn setting(name: &str, value: &str) -> Finding {
+    match (name, value) {
+        ("server_version_num", number) => version(number.parse::<i64>().unwrap_or(0) / 10_000),
+        ("fsync" | "full_page_writes", "off") => {
+            finding(Severity::Danger, name, "off: a crash may lose or damage what was committed")
+                .mended_by(format!("`ALTER SYSTEM SET {name} = on`, then reload the server"))
+        }
+        ("synchronous_commit", "off") => {
+            loose_commits(name, "for this session, so probably for the whole server", "on")
+        }
+        ("idle_in_transaction_session_timeout", "0") => {
+            finding(Severity::Note, name, "0: a client that hangs in a transaction holds its locks, and xmin, for ever")
+                .mended_by("`ALTER SYSTEM SET idle_in_transaction_session_timeout = '10min'`, or per role")
+        }
+        _ => finding(Severity::Good, name, value),
+    }
+}
+
+fn version(major: i64) -> Finding {
+    const SUBJECT: &str = "server version";
+    let seen = format!("PostgreSQL {major}");
+    if major > *SUPPORTED.end() {
+        finding(Severity::Note, SUBJECT, format!("{seen} is newer than this program's tests"))
+    } else if major < *SUPPORTED.start() {
+        finding(Severity::Danger, SUBJECT, format!("{seen} is too old")).mended_by(format!(
+            "upgrade to PostgreSQL {} to {}",
+            SUPPORTED.start(),
+            SUPPORTED.end()
+        ))
+    } else {
+        finding(Severity::Good, SUBJECT, seen)
+    }
+}
+
+/// What is published is durable all the same: a tick commits with `on` before anything of it goes out.
+fn loose_commits(subject: &str, whose: &str, fix: &str) -> Finding {
+    let seen = format!(
+        "off {whose}: a crash takes back the last transactions, with their messages, after they were confirmed"
+    );
+    finding(Severity::Warning, subject, seen).mended_by(format!("set `synchronous_commit = {fix}` for writers"))
+}
+
+/// Settings of roles and databases, which count in their sessions and not in this one.
+async fn overrides(store: &Store) -> Result<Vec<Finding>, Error> {
+    let sql = "SELECT coalesce('role `' || r.rolname || '`', 'every role'), \
+               coalesce(' in database `' || d.datname || '`', '') \
+               FROM pg_db_role_setting AS s LEFT JOIN pg_roles AS r ON r.oid = s.setrole \
+               LEFT JOIN pg_database AS d ON d.oid = s.setdatabase CROSS JOIN LATERAL unnest(s.setconfig) AS c \
+               WHERE c = 'synchronous_commit=off' AND (s.setdatabase = 0 OR d.datname = current_database()) ORDER BY 1, 2"
+        .to_owned();
+    let mut rows = Rows::new(store.asking.copy(sql).await?, 2)?;
+    let mut findings = Vec::new();
+    while let Some(mut row) = rows.next_row()? {
+        let whose = format!("for {}{}", row.text()?, row.text()?);
+        findings.push(loose_commits("synchronous_commit", &whose, "on"));
+    }
+    Ok(findings)
+}
+
+/// This machine's clock against the database's. Predicates use the database's, people read times of both.
+pub(super) async fn clock(store: &Store) -> Result<Vec<Finding>, Error> {
+    // The connection is there already: the call takes one round trip, and the answer is from its middle.
+    let before = Timestamp::now();
+    let mut rows = Rows::new(store.asking.copy("SELECT clock_timestamp()".to_owned()).await?, 1)?;
+    let after = Timestamp::now();
+    let there = rows.next_row()?.map(|mut row| row.timestamp()).transpose()?.ok_or(Error::Answer("no clock"))?;
+    let here = before + before.duration_until(after) / 2;
+    Ok(vec![clocks(here, there)])
+}
+
+fn clocks(here: Timestamp, there: Timestamp) -> Finding {
+    const SUBJECT: &str = "clock";
+    let difference = there.duration_until(here);
+    let direction = if difference.is_negative() { "behind" } else { "ahead of" };
+    let seen = format!("this machine is {} ms {direction} the database", difference.abs().as_millis());
+    match difference.abs() {
+        apart if apart >= CLOCK_WARNING => finding(Severity::Warning, SUBJECT, seen)
+            .mended_by("set both clocks by NTP; nothing is lost, but times that people compare are wrong"),
+        apart if apart >= CLOCK_NOTE => finding(Severity::Note, SUBJECT, seen).mended_by("set both clocks by NTP"),
+        _ => finding(Severity::Good, SUBJECT, seen),
+    }
+}
+
+/// Whether the rows were written in this database.
+pub(super) async fn identity(store: &Store) -> Result<Vec<Finding>, Error> {
+    const SUBJECT: &str = "identity";
+    let sql = format!(
+        "SELECT EXISTS (SELECT 1 FROM {}.identity AS i, pg_control_system() AS c, pg_database AS d \
+         WHERE d.datname = current_database() AND d.oid = i.database_oid AND c.system_identifier = i.system_identifier)",
+        store.schema
+    );
+    let mut rows = Rows::new(store.asking.copy(sql).await?, 1)?;
+    let same = rows.next_row()?.map_or(Ok(false), |mut row| row.boolean())?;
+    Ok(vec![if same {
+        finding(Severity::Good, SUBJECT, "the outbox was written in this database")
+    } else {
+        let seen = "the outbox was written in another database: a copy, a restored dump or an upgraded cluster";
+        finding(Severity::Danger, SUBJECT, seen)
+            .mended_by("if this one shall publish from now on: `relevo adopt`, or `relevo rebase` after a restore")
+    }])
+}
+
+/// What a relay calls and reads, as `grant_relay` grants it.
+pub(super) async fn grants(store: &Store) -> Result<Vec<Finding>, Error> {
+    const SUBJECT: &str = "grants";
+    let schema = store.schema.trim_matches('"');
+    let sql = format!(
+        "SELECT current_user::text, what FROM (\
+         SELECT 'execute ' || p.proname FROM pg_proc AS p JOIN pg_namespace AS n ON n.oid = p.pronamespace \
+         WHERE n.nspname = '{schema}' AND p.proname IN ('make_tick', 'enter_due', 'take_leases', 'leave', 'settle', \
+             'standing', 'due_runs', 'advance', 'maintain', 'backlog', 'mark_dead') \
+         AND NOT has_function_privilege(p.oid, 'execute') \
+         UNION ALL SELECT 'select on ' || c.relname FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace \
+         WHERE n.nspname = '{schema}' AND c.relkind IN ('r', 'p', 'v') AND NOT c.relispartition \
+         AND NOT has_table_privilege(c.oid, 'select')) AS missing(what) ORDER BY what"
+    );
+    let mut rows = Rows::new(store.asking.copy(sql).await?, 2)?;
+    let (mut role, mut missing) = (String::new(), Vec::new());
+    while let Some(mut row) = rows.next_row()? {
+        role = row.string()?;
+        missing.push(row.string()?);
+    }
+    Ok(vec![if missing.is_empty() {
+        finding(Severity::Good, SUBJECT, "this role may run a relay")
+    } else {
+        let seen = format!("role `{role}` may not run a relay; it lacks: {}", missing.join(", "));
+        finding(Severity::Warning, SUBJECT, seen).mended_by(format!(
+            "`SELECT {}.grant_relay('{}')`, as the owner",
+            store.schema,
+            role.replace('\'', "''")
+        ))
+    }])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_supported_from_13_to_18() {
+        let severity = |major| version(major).severity;
+        assert_eq!([12, 13, 18, 19].map(severity), [Severity::Danger, Severity::Good, Severity::Good, Severity::Note]);
+    }
+
+    #[test]
+    fn settings_that_lose_commits_are_told() {
+        let severity = |name, value| setting(name, value).severity;
+        assert_eq!(severity("fsync", "off"), Severity::Danger);
+        assert_eq!(severity("full_page_writes", "off"), Severity::Danger);
+        assert_eq!(severity("synchronous_commit", "off"), Severity::Warning);
+        assert_eq!(severity("synchronous_commit", "remote_apply"), Severity::Good);
+        assert_eq!(severity("idle_in_transaction_session_timeout", "0"), Severity::Note);
+        assert_eq!(severity("idle_in_transaction_session_timeout", "10min"), Severity::Good);
+    }
+
+    #[test]
+    fn clocks_that_differ_are_told_with_the_direction() {
+        let now = Timestamp::UNIX_EPOCH;
+        let behind = clocks(now, now + SignedDuration::from_secs(90));
+        assert_eq!(
+            (behind.severity, &*behind.seen),
+            (Severity::Warning, "this machine is 90000 ms behind the database")
+        );
+        assert_eq!(clocks(now + SignedDuration::from_secs(2), now).severity, Severity::Note);
+        assert_eq!(clocks(now, now).severity, Severity::Good);
+    }
+}

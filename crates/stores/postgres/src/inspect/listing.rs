@@ -1,0 +1,273 @@
+//! Where messages stand, as SQL: the log, the side tables and the newest progress, joined for a range of numbers.
+
+use bytes::Bytes;
+use relevo_core::operate::{Listed, Search, Status};
+use relevo_core::{Message, MessageId};
+
+use crate::classify::Error;
+use crate::copy::{Row, Rows};
+use crate::queries::{literal, whole_message};
+use crate::store::Store;
+
+/// Where messages of a status can be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Sources {
+    pub(super) log: bool,
+    pub(super) parked: bool,
+    pub(super) dead: bool,
+}
+
+impl Sources {
+    pub(super) const ALL: Self = Self { log: true, parked: true, dead: true };
+    pub(super) const LOG: Self = Self { log: true, parked: false, dead: false };
+
+    /// `None` for what is not in the log yet.
+    pub(super) fn of(status: Option<Status>) -> Option<Self> {
+        let none = Self { log: false, parked: false, dead: false };
+        match status {
+            None => Some(Self::ALL),
+            Some(Status::Scheduled) => None,
+            Some(Status::Pending | Status::Published) => Some(Self::LOG),
+            Some(Status::Retrying | Status::Held | Status::Quarantined | Status::Behind) => {
+                Some(Self { parked: true, ..none })
+            }
+            Some(Status::Dead | Status::Discarded) => Some(Self { dead: true, ..none }),
+        }
+    }
+}
+
+/// A range of numbers: the first, and the one past the last.
+pub(super) type Numbers = std::ops::Range<i64>;
+
+/// What a search asks of each message, apart from its status.
+pub(super) fn condition(search: &Search) -> String {
+    let texts = [("key", &search.key), ("topic", &search.topic), ("type", &search.kind)];
+    let texts =
+        texts.into_iter().filter_map(|(column, wanted)| Some(format!(" AND {column} = {}", literal(wanted.as_ref()?))));
+    let times = [(">=", search.since), ("<", search.until)];
+    let times = times.into_iter().filter_map(|(sign, time)| Some(format!(" AND created_at {sign} '{}'", time?)));
+    texts.chain(times).collect()
+}
+
+/// SQL that knows the outbox and the destination.
+pub(super) struct Sql {
+    schema: String,
+    destination: String,
+}
+
+impl Sql {
+    pub(super) fn of(store: &Store) -> Self {
+        Self { schema: store.schema.clone(), destination: literal(&store.destination) }
+    }
+
+    /// `FROM` a table of the outbox, with what this destination has of it.
+    pub(super) fn own(&self, table: &str) -> String {
+        format!("{}.{table} WHERE destination = {}", self.schema, self.destination)
+    }
+
+    /// Messages in a range of numbers. What retention dropped from the log may still wait or be dead.
+    fn source(&self, from: Sources, numbers: &Numbers, condition: &str) -> String {
+        let Self { schema, .. } = self;
+        let columns = "slot, id, created_at, topic, key, type";
+        let range = format!("seq >= {} AND seq < {}{condition}", numbers.start, numbers.end);
+        // Where the log is read too, it has the row, as long as it keeps it.
+        let gone = format!("AND NOT EXISTS (SELECT 1 FROM {schema}.message AS o WHERE o.seq = q.seq)");
+        let gone = if from.log { &*gone } else { "" };
+        let side = |table: &str, more: &str| {
+            let own = self.own(&format!("{table} AS q"));
+            format!("SELECT seq, NULL::xid8 AS xid, {columns} FROM {own} AND {range} {more} {gone}")
+        };
+        let mut parts = Vec::new();
+        if from.log {
+            parts.push(format!("SELECT seq, xid, {columns} FROM {schema}.message WHERE {range}"));
+        }
+        if from.parked {
+            parts.push(side("parked_message", ""));
+        }
+        if from.dead {
+            parts.push(side("dead_letter", "AND state <> 'redriven'"));
+        }
+        parts.join(" UNION ALL ")
+    }
+
+    /// Messages in a range of numbers, each with its `status`; further columns are those of the joined tables: `m` the
+    /// message, `x` its dead letter, `p` and `k` where it is parked, `st` where its shard stands.
+    pub(super) fn standing(&self, from: Sources, numbers: &Numbers, condition: &str) -> String {
+        let Self { schema, destination } = self;
+        let (low, high) = (numbers.start, numbers.end);
+        format!(
+            "SELECT m.*, st.high, st.late, st.seen_from, coalesce(st.settled, false) AS settled, \
+             x.attempts AS dead_attempts, x.error AS dead_error, p.head, k.attempts AS parked_attempts, k.error, \
+             coalesce(k.next_at, (SELECT h.next_at FROM {schema}.hold AS h \
+                 WHERE h.destination = {destination} AND h.address = k.address)) AS next_at, \
+             CASE WHEN x.state = 'discarded' THEN 'discarded' WHEN x.state IS NOT NULL THEN 'dead' \
+                 WHEN p.seq IS NOT NULL THEN CASE WHEN NOT p.head THEN 'behind' ELSE CASE k.state \
+                     WHEN 'retry' THEN 'retrying' WHEN 'address' THEN 'held' WHEN 'quarantine' THEN 'quarantined' \
+                     ELSE 'behind' END END \
+                 WHEN st.settled THEN 'published' ELSE 'pending' END AS status \
+             FROM ({source}) AS m \
+             LEFT JOIN (SELECT * FROM {schema}.dead_letter WHERE destination = {destination} AND state <> 'redriven' \
+                 AND seq >= {low} AND seq < {high}) AS x ON x.seq = m.seq \
+             LEFT JOIN (SELECT q.seq, q.key, NOT EXISTS (SELECT 1 FROM {schema}.parked_message AS e \
+                     WHERE e.destination = {destination} AND e.key = q.key AND e.no < q.no) AS head \
+                 FROM {schema}.parked_message AS q WHERE q.destination = {destination} \
+                 AND q.seq >= {low} AND q.seq < {high}) AS p ON p.seq = m.seq \
+             LEFT JOIN {schema}.parked_key AS k ON k.destination = {destination} AND k.key = p.key \
+             LEFT JOIN LATERAL (SELECT s.high, s.late, pg_visible_in_snapshot(m.xid, s.f) AS seen_from, \
+                 pg_visible_in_snapshot(m.xid, s.f) OR (m.seq <= s.place AND pg_visible_in_snapshot(m.xid, s.t)) AS settled \
+                 FROM stand AS s WHERE s.shard = m.slot % s.shards) AS st ON true",
+            source = self.source(from, numbers, condition),
+        )
+    }
+
+    /// The `WITH` that [`Sql::standing`] needs: where each shard stands, once for the whole statement.
+    pub(super) fn stand(&self) -> String {
+        format!(
+            "WITH stand AS MATERIALIZED (SELECT d.shards, s.shard, s.place, f.snapshot AS f, f.high, f.late, \
+             t.snapshot AS t FROM {schema}.destination AS d CROSS JOIN LATERAL {schema}.standing(d.name) AS s \
+             JOIN {schema}.tick AS f ON f.tick = s.from_tick JOIN {schema}.tick AS t ON t.tick = s.to_tick \
+             WHERE d.name = {destination})",
+            schema = self.schema,
+            destination = self.destination,
+        )
+    }
+
+    /// A list, newest first. When each was published is looked up only for those that are listed.
+    pub(super) fn list(
+        &self,
+        from: Sources,
+        numbers: &Numbers,
+        condition: &str,
+        status: Option<Status>,
+        limit: usize,
+    ) -> String {
+        let Self { schema, destination } = self;
+        let wanted = status.map_or_else(String::new, |status| format!("WHERE status = '{}'", status.word()));
+        format!(
+            "{stand} SELECT seq, id, created_at, topic, key, type, status, \
+             CASE WHEN status = 'dead' OR status = 'discarded' THEN dead_attempts \
+                 WHEN head AND status <> 'behind' THEN parked_attempts ELSE 0 END, \
+             CASE WHEN head AND status <> 'dead' THEN next_at END, \
+             CASE WHEN status = 'dead' OR status = 'discarded' THEN dead_error WHEN head AND status <> 'behind' THEN error END, \
+             CASE WHEN status = 'published' THEN coalesce((SELECT l.delivered_at FROM {schema}.parked_delivery AS l \
+                 WHERE l.destination = {destination} AND l.seq = m.seq), \
+                 (SELECT p.settled_at FROM {schema}.progress AS p JOIN {schema}.tick AS f ON f.tick = p.from_tick \
+                 JOIN {schema}.tick AS t ON t.tick = p.to_tick WHERE p.destination = {destination} \
+                 AND m.slot % p.shards = p.shard AND p.settled_at >= m.created_at \
+                 AND (pg_visible_in_snapshot(m.xid, f.snapshot) \
+                     OR (m.seq <= p.place AND pg_visible_in_snapshot(m.xid, t.snapshot))) \
+                 ORDER BY p.settled_at LIMIT 1)) END \
+             FROM (SELECT * FROM ({standing}) AS every {wanted} ORDER BY seq DESC LIMIT {limit}) AS m ORDER BY seq DESC",
+            stand = self.stand(),
+            standing = self.standing(from, numbers, condition),
+        )
+    }
+
+    /// The highest number below `before` and when it was emitted.
+    pub(super) fn top(&self, from: Sources, before: i64) -> String {
+        let newest =
+            |table: &str| format!("(SELECT seq, created_at FROM {table} seq < {before} ORDER BY seq DESC LIMIT 1)");
+        let mut parts = Vec::new();
+        if from.log {
+            parts.push(newest(&format!("{}.message WHERE", self.schema)));
+        }
+        if from.parked {
+            parts.push(newest(&format!("{} AND", self.own("parked_message"))));
+        }
+        if from.dead {
+            parts.push(newest(&format!("{} AND", self.own("dead_letter"))));
+        }
+        format!("SELECT seq, created_at FROM ({}) AS tops ORDER BY seq DESC LIMIT 1", parts.join(" UNION ALL "))
+    }
+
+    /// The lowest number from `from` on in the log and when it was emitted.
+    pub(super) fn next(&self, from: i64) -> String {
+        format!("SELECT seq, created_at FROM {}.message WHERE seq >= {from} ORDER BY seq LIMIT 1", self.schema)
+    }
+
+    /// Messages whose time has not come, newest first.
+    pub(super) fn scheduled(&self, condition: &str, limit: usize) -> String {
+        format!(
+            "SELECT no, id, created_at, topic, key, type, due_at FROM {}.scheduled WHERE true{condition} \
+             ORDER BY no DESC LIMIT {limit}",
+            self.schema
+        )
+    }
+
+    /// A whole message of a table, by a condition on its columns.
+    pub(super) fn whole(&self, table: &str, condition: &str) -> String {
+        let own = if matches!(table, "parked_message" | "dead_letter") {
+            format!("destination = {} AND ", self.destination)
+        } else {
+            String::new()
+        };
+        format!(
+            "SELECT id, created_at, topic, key, type, content_type, headers::text, payload FROM {}.{table} \
+             WHERE {own}{condition} LIMIT 1",
+            self.schema
+        )
+    }
+
+    pub(super) fn schema(&self) -> &str {
+        &self.schema
+    }
+
+    pub(super) fn destination(&self) -> &str {
+        &self.destination
+    }
+}
+
+/// Reads what [`Sql::list`] asks for.
+pub(super) fn listed(answer: Bytes) -> Result<Vec<Listed>, Error> {
+    let mut rows = Rows::new(answer, 11)?;
+    let mut list = Vec::new();
+    while let Some(mut row) = rows.next_row()? {
+        let seq = Some(row.int8()?);
+        let mut one = beginning(&mut row)?;
+        one.seq = seq;
+        one.status = Status::of(&row.text()?).ok_or(Error::Answer("a status is not known"))?;
+        one.attempts = u32::try_from(row.int4()?).map_err(|_| Error::Answer("attempts are negative"))?;
+        one.next_attempt_at = row.optional_timestamp()?;
+        one.last_error = row.optional_string()?;
+        one.published_at = row.optional_timestamp()?;
+        list.push(one);
+    }
+    Ok(list)
+}
+
+/// Reads what [`Sql::scheduled`] asks for, each with its number in the waiting room.
+pub(super) fn scheduled(answer: Bytes) -> Result<Vec<(i64, Listed)>, Error> {
+    let mut rows = Rows::new(answer, 7)?;
+    let mut list = Vec::new();
+    while let Some(mut row) = rows.next_row()? {
+        let no = row.int8()?;
+        let mut one = beginning(&mut row)?;
+        one.next_attempt_at = Some(row.timestamp()?);
+        list.push((no, one));
+    }
+    Ok(list)
+}
+
+/// The columns that every list begins with; the rest is as for a message that waits for its time.
+fn beginning(row: &mut Row<'_>) -> Result<Listed, Error> {
+    Ok(Listed {
+        seq: None,
+        id: MessageId::from_uuid(row.uuid()?),
+        created_at: row.timestamp()?,
+        topic: row.string()?,
+        key: row.string()?,
+        kind: row.string()?,
+        status: Status::Scheduled,
+        attempts: 0,
+        next_attempt_at: None,
+        last_error: None,
+        published_at: None,
+    })
+}
+
+/// Reads what [`Sql::whole`] asks for.
+pub(super) fn whole(answer: Bytes) -> Result<Option<Message>, Error> {
+    let mut rows = Rows::new(answer, 8)?;
+    let row = rows.next_row()?;
+    row.map(|mut row| whole_message(&mut row)).transpose()
+}

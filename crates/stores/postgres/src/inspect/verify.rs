@@ -1,0 +1,201 @@
+//! Compares what was committed with what was settled: counts by ranges of numbers, then looks for what must not be.
+//! Every check is one statement, so that traffic in between contradicts nothing.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use jiff::Timestamp;
+use relevo_core::operate::{Range, Search, Status, Verified};
+
+use super::listing::{self, Numbers, Sources, Sql};
+use super::search::{Width, earlier, later, number_at, probe};
+use crate::classify::Error;
+use crate::copy::Rows;
+use crate::store::Store;
+
+/// So many of one kind are named, the rest counted.
+const NAMED_MAX: usize = 5;
+
+pub(super) async fn verify(store: &Store, range: Range) -> Result<Verified, Error> {
+    let mut tally = Tally::default();
+    let sql = Sql::of(store);
+    let condition = listing::condition(&Search { since: range.since, until: range.until, ..Search::default() });
+    let mut from = match range.since {
+        Some(since) => number_at(store, earlier(since)).await?,
+        None => i64::MIN,
+    };
+    let until = match range.until {
+        Some(until) => number_at(store, later(until)).await?,
+        None => i64::MAX,
+    };
+    let mut width = Width::first();
+    while let Some((next, _)) = probe(store, sql.next(from)).await?.filter(|(next, _)| *next < until) {
+        let asked = Instant::now();
+        let numbers = Numbers { start: next, end: next.saturating_add(width.get()).min(until) };
+        tally.add(store, &sql, &numbers, &condition).await?;
+        width.adapt(asked.elapsed());
+        from = numbers.end;
+    }
+    let mut verified = tally.told();
+    for check in CHECKS {
+        verified.contradictions.extend(check.look(store, &sql).await?);
+    }
+    Ok(verified)
+}
+
+/// What was counted so far.
+#[derive(Default)]
+struct Tally {
+    counts: BTreeMap<Status, u64>,
+    oldest_unsettled: Option<Timestamp>,
+    /// Messages that no later window can hold, and those that a window passed without holding them.
+    stranded: u64,
+    skipped: u64,
+    examples: Vec<i64>,
+}
+
+impl Tally {
+    async fn add(&mut self, store: &Store, sql: &Sql, numbers: &Numbers, condition: &str) -> Result<(), Error> {
+        // A window holds numbers above its tick's highest, and below it those of transactions that were late: nothing else
+        // is ever read. What is visible at the tick has a number up to its highest, because that was taken afterwards.
+        let query = format!(
+            "{} SELECT status, count(*), min(created_at), \
+             count(*) FILTER (WHERE stranded), count(*) FILTER (WHERE skipped), \
+             coalesce(min(seq) FILTER (WHERE stranded OR skipped), -1) \
+             FROM (SELECT *, status = 'pending' AND seq <= high AND xid <> ALL (late) AS stranded, \
+                 status = 'published' AND seen_from AND seq > high AS skipped FROM ({}) AS every) AS every GROUP BY status",
+            sql.stand(),
+            sql.standing(Sources::LOG, numbers, condition)
+        );
+        let mut rows = Rows::new(store.asking.copy(query).await?, 6)?;
+        while let Some(mut row) = rows.next_row()? {
+            let status = Status::of(&row.text()?).ok_or(Error::Answer("a status is not known"))?;
+            *self.counts.entry(status).or_default() += row.count()?;
+            let oldest = row.timestamp()?;
+            let waits = match status {
+                Status::Published | Status::Dead | Status::Discarded => false,
+                Status::Scheduled
+                | Status::Pending
+                | Status::Retrying
+                | Status::Held
+                | Status::Quarantined
+                | Status::Behind => true,
+            };
+            if waits {
+                self.oldest_unsettled = Some(self.oldest_unsettled.map_or(oldest, |known| known.min(oldest)));
+            }
+            self.stranded += row.count()?;
+            self.skipped += row.count()?;
+            let example = row.int8()?;
+            if example >= 0 && self.examples.len() < NAMED_MAX {
+                self.examples.push(example);
+            }
+        }
+        Ok(())
+    }
+
+    fn told(self) -> Verified {
+        let example = self.examples.first().map_or_else(String::new, |seq| format!(", such as number {seq}"));
+        let mut contradictions = Vec::new();
+        if self.stranded > 0 {
+            contradictions.push(format!(
+                "{} messages are neither settled nor ahead of their shard: no window will hold them{example}",
+                self.stranded
+            ));
+        }
+        if self.skipped > 0 {
+            contradictions
+                .push(format!("{} messages count as settled although no window held them{example}", self.skipped));
+        }
+        let counted = |status| (status, self.counts.get(&status).copied().unwrap_or(0));
+        Verified {
+            committed: self.counts.values().sum(),
+            by_status: Status::ALL.into_iter().map(counted).collect(),
+            oldest_unsettled: self.oldest_unsettled,
+            contradictions,
+        }
+    }
+}
+
+/// Something that must not be: how to tell it, and which rows would be it. `@` stands for the schema, `$` for the
+/// destination.
+struct Check {
+    what: &'static str,
+    rows: &'static str,
+}
+
+impl Check {
+    async fn look(&self, store: &Store, sql: &Sql) -> Result<Option<String>, Error> {
+        let rows = self.rows.replace('@', sql.schema()).replace('$', sql.destination());
+        let query = format!("SELECT it, count(*) OVER () FROM ({rows}) AS wrong(it) ORDER BY it LIMIT {NAMED_MAX}");
+        let mut rows = Rows::new(store.asking.copy(query).await?, 2)?;
+        let mut names = Vec::new();
+        let mut count = 0;
+        while let Some(mut row) = rows.next_row()? {
+            names.push(format!("`{}`", row.text()?));
+            count = row.count()?;
+        }
+        if names.is_empty() {
+            return Ok(None);
+        }
+        let more = if count > names.len() as u64 { " …" } else { "" };
+        Ok(Some(format!("{}: {count} ({}{more})", self.what, names.join(", "))))
+    }
+}
+
+const CHECKS: [Check; 10] = [
+    Check {
+        what: "parked messages whose key is not parked",
+        rows: "SELECT DISTINCT m.key FROM @.parked_message AS m WHERE m.destination = $ AND NOT EXISTS \
+               (SELECT 1 FROM @.parked_key AS k WHERE k.destination = m.destination AND k.key = m.key)",
+    },
+    Check {
+        what: "parked keys with an empty queue",
+        rows: "SELECT k.key FROM @.parked_key AS k WHERE k.destination = $ AND k.state <> 'dead' AND NOT EXISTS \
+               (SELECT 1 FROM @.parked_message AS m WHERE m.destination = k.destination AND m.key = k.key)",
+    },
+    Check {
+        what: "keys held by a dead letter that is not there",
+        rows: "SELECT k.key FROM @.parked_key AS k WHERE k.destination = $ AND k.state = 'dead' AND NOT EXISTS \
+               (SELECT 1 FROM @.dead_letter AS d WHERE d.destination = k.destination AND d.id = k.dead_id \
+               AND d.state IN ('dead', 'redrive', 'discard'))",
+    },
+    Check {
+        what: "keys that wait for an address which is not held",
+        rows: "SELECT k.key FROM @.parked_key AS k WHERE k.destination = $ AND k.state = 'address' AND NOT EXISTS \
+               (SELECT 1 FROM @.hold AS h WHERE h.destination = k.destination AND h.address = k.address)",
+    },
+    Check {
+        what: "keys that wait for no time",
+        rows: "SELECT k.key FROM @.parked_key AS k WHERE k.destination = $ AND k.state IN ('retry', 'quarantine') \
+               AND k.next_at IS NULL",
+    },
+    Check {
+        what: "messages that are parked and dead at once",
+        rows: "SELECT m.id::text FROM @.parked_message AS m JOIN @.dead_letter AS d \
+               ON d.destination = m.destination AND d.seq = m.seq AND d.state <> 'redriven' WHERE m.destination = $",
+    },
+    Check {
+        what: "shards whose progress names a tick that is gone",
+        rows: "SELECT s.shard::text FROM @.standing($) AS s WHERE NOT EXISTS \
+               (SELECT 1 FROM @.tick AS t WHERE t.tick = s.from_tick) OR NOT EXISTS \
+               (SELECT 1 FROM @.tick AS t WHERE t.tick = s.to_tick)",
+    },
+    Check {
+        what: "leases of shards that do not exist",
+        rows: "SELECT l.shard::text FROM @.lease AS l JOIN @.destination AS d ON d.name = l.destination \
+               WHERE d.name = $ AND l.shard NOT BETWEEN 0 AND d.shards - 1",
+    },
+    Check {
+        what: "shards without a lease",
+        rows: "SELECT n::text FROM @.destination AS d CROSS JOIN LATERAL generate_series(0, d.shards - 1) AS n \
+               WHERE d.name = $ AND NOT EXISTS \
+               (SELECT 1 FROM @.lease AS l WHERE l.destination = d.name AND l.shard = n)",
+    },
+    Check {
+        what: "shards without progress",
+        rows: "SELECT l.shard::text FROM @.lease AS l JOIN @.destination AS d ON d.name = l.destination \
+               WHERE d.name = $ AND l.shard < d.shards AND NOT EXISTS (SELECT 1 FROM @.progress AS p \
+               WHERE p.destination = d.name AND p.shards = d.shards AND p.shard = l.shard)",
+    },
+];
