@@ -1,0 +1,94 @@
+//! The port, asked as a client asks it.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use relevo_admin::{Check, Error, Observe, Report, Server, Token};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+struct Fixed;
+
+impl Observe for Fixed {
+    fn live(&self) -> Report {
+        Report::of(Vec::new())
+    }
+
+    fn ready(&self) -> Report {
+        let seen = "the database cannot be reached".to_owned();
+        let (outbox, destination) = ("shop".to_owned(), "main".to_owned());
+        Report::of(vec![Check { outbox, destination, ok: false, seen }])
+    }
+
+    fn metrics(&self) -> String {
+        "# EOF\n".to_owned()
+    }
+}
+
+struct Running {
+    address: SocketAddr,
+    stop: CancellationToken,
+    tasks: JoinSet<std::io::Result<()>>,
+}
+
+impl Running {
+    async fn start(token: Option<&str>) -> Self {
+        let server = Server::bind(([127, 0, 0, 1], 0).into()).await.expect("a free port");
+        let (address, stop, mut tasks) = (server.address(), CancellationToken::new(), JoinSet::new());
+        tasks.spawn(server.run(Arc::new(Fixed), token.map(Token::new), stop.clone()));
+        Self { address, stop, tasks }
+    }
+
+    /// Status and body.
+    async fn get(&self, path: &str, header: &str) -> (u16, String) {
+        let mut stream = TcpStream::connect(self.address).await.expect("it listens");
+        let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{header}\r\n");
+        stream.write_all(request.as_bytes()).await.expect("it reads");
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.expect("it answers");
+        let (head, body) = answer.split_once("\r\n\r\n").expect("a head and a body");
+        (head[9..12].parse().expect("a status"), body.to_owned())
+    }
+}
+
+#[tokio::test]
+async fn a_probe_says_what_and_why() {
+    let server = Running::start(None).await;
+    assert_eq!(server.get("/livez", "").await, (200, r#"{"ok":true}"#.to_owned()));
+    let (status, body) = server.get("/readyz", "").await;
+    let body: serde_json::Value = serde_json::from_str(&body).unwrap();
+    assert_eq!((status, &body["checks"][0]["seen"]), (503, &"the database cannot be reached".into()));
+    assert_eq!(server.get("/metrics", "").await, (200, "# EOF\n".to_owned()));
+    assert_eq!(server.get("/nothing", "").await.0, 404);
+}
+
+#[tokio::test]
+async fn without_the_token_probes_give_no_reasons_and_metrics_are_refused() {
+    let server = Running::start(Some("correct horse battery")).await;
+    assert_eq!(server.get("/readyz", "").await, (503, r#"{"ok":false}"#.to_owned()));
+    for wrong in ["", "authorization: Bearer wrong\r\n", "authorization: correct horse battery\r\n"] {
+        assert_eq!(server.get("/metrics", wrong).await.0, 401, "{wrong}");
+    }
+    let right = "authorization: Bearer correct horse battery\r\n";
+    assert_eq!(server.get("/metrics", right).await.0, 200);
+    assert!(server.get("/readyz", right).await.1.contains("checks"));
+}
+
+#[tokio::test]
+async fn a_taken_port_is_told() {
+    let server = Running::start(None).await;
+    let error = Server::bind(server.address).await.err().unwrap();
+    assert!(matches!(error, Error::Taken(address) if address == server.address));
+}
+
+#[tokio::test]
+async fn it_ends_though_a_client_keeps_its_connection_open() {
+    let mut server = Running::start(None).await;
+    let idle = TcpStream::connect(server.address).await.unwrap();
+    server.get("/livez", "").await;
+    server.stop.cancel();
+    server.tasks.join_next().await.unwrap().unwrap().unwrap();
+    drop(idle);
+}
