@@ -32,8 +32,14 @@ pub trait StoreHarness: Send + Sync {
     /// A new session, independent of every other, of the destination `name`.
     async fn store_for(&self, name: &str) -> Self::Store;
 
-    /// Begins a transaction; several may be open at once.
+    /// Begins a transaction; several may be open at once, unless there is one writer at a time.
     async fn begin(&self) -> Self::Writer;
+
+    /// Begins a transaction beside one that is open. `None` if the outbox has one writer at a time: whoever would be the
+    /// second is told that it is busy.
+    async fn begin_beside(&self) -> Option<Self::Writer> {
+        Some(self.begin().await)
+    }
 
     /// Adds a destination with its own progress.
     async fn add_destination(&self, name: &str, shards: u16, start: Start);
@@ -87,11 +93,14 @@ pub struct Capabilities {
     pub alone: bool,
     /// What was settled just before a crash stays settled. Otherwise it may be read again, and nothing else changes.
     pub durable_progress: bool,
+    /// One transaction writes at a time, from its first write to its end. While it is open nobody else can emit, settle
+    /// or lease; reading goes on.
+    pub one_writer: bool,
 }
 
 impl Default for Capabilities {
     fn default() -> Self {
-        Self { alone: true, durable_progress: true }
+        Self { alone: true, durable_progress: true, one_writer: false }
     }
 }
 

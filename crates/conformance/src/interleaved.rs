@@ -37,7 +37,10 @@ impl<W: Writer> Writers<W> {
     async fn act(&mut self, h: &impl StoreHarness<Writer = W>, dice: &mut Dice) {
         let deed = dice.roll(10);
         if self.open.is_empty() || (deed == 0 && self.open.len() < 6) {
-            self.open.push((h.begin().await, BTreeSet::new(), Vec::new()));
+            match h.begin_beside().await {
+                Some(writer) => self.open.push((writer, BTreeSet::new(), Vec::new())),
+                None => assert!(h.capabilities().one_writer && !self.open.is_empty(), "nobody else writes"),
+            }
             return;
         }
         let index = dice.roll(self.open.len());
@@ -60,6 +63,11 @@ impl<W: Writer> Writers<W> {
                 }
             }
         }
+    }
+
+    /// Whether the only writer is open, so that relays can read and nothing else.
+    fn keeps_others_out(&self, h: &impl StoreHarness) -> bool {
+        h.capabilities().one_writer && !self.open.is_empty()
     }
 
     async fn finish(&mut self) {
@@ -95,8 +103,11 @@ pub async fn interleaved_writers_lose_repeat_and_invert_nothing(h: &mut impl Sto
         writers.act(h, &mut dice).await;
         if dice.roll(6) == 0 {
             for (leases, page) in relay.read_groups(1 + dice.roll(7)).await {
-                read.extend(page.entries);
-                relay.settle_some(&leases, page.end, Vec::new()).await;
+                // What is only read now is read again later.
+                if !writers.keeps_others_out(h) {
+                    read.extend(page.entries);
+                    relay.settle_some(&leases, page.end, Vec::new()).await;
+                }
             }
         }
     }
@@ -115,7 +126,12 @@ pub async fn interleaved_writers_and_moving_shards_lose_and_repeat_nothing(h: &m
     for _ in 0..600 {
         writers.act(h, &mut dice).await;
         let relay = &mut relays[dice.roll(2)];
-        match dice.roll(24) {
+        let deed = dice.roll(24);
+        if deed < 7 && writers.keeps_others_out(h) {
+            relay.read_groups(1 + dice.roll(7)).await;
+            continue;
+        }
+        match deed {
             0..4 => {
                 for (leases, page) in relay.read_groups(1 + dice.roll(7)).await {
                     // Some groups are left where they are, and read the same again later.

@@ -34,13 +34,22 @@ pub(crate) struct Relay<S> {
     pub(crate) leases: Vec<Lease>,
     pub(crate) ceiling: Ceiling,
     positions: BTreeMap<Lease, Position>,
+    /// What was read while the only writer was open, and is settled once it has ended.
+    unsettled: Vec<(Vec<Lease>, Position)>,
 }
 
 impl<S: Leases + OutboxReader + ParkedKeys> Relay<S> {
     /// A relay that holds nothing yet; `number` makes its token.
     pub(crate) fn new(store: S, number: u128) -> Self {
         let owner = Uuid::from_u128(number << 64 | 0x0bad_cafe);
-        Self { store, owner, leases: Vec::new(), ceiling: Ceiling::Open, positions: BTreeMap::new() }
+        Self {
+            store,
+            owner,
+            leases: Vec::new(),
+            ceiling: Ceiling::Open,
+            positions: BTreeMap::new(),
+            unsettled: Vec::new(),
+        }
     }
 
     /// A relay that has leased what it can get, for long.
@@ -146,16 +155,45 @@ impl<S: Leases + OutboxReader + ParkedKeys> Relay<S> {
 
     /// Reads and settles until there is nothing new; gives what was read, in order of reading.
     pub(crate) async fn drain(&mut self, limit: usize) -> Vec<Entry> {
+        for (leases, end) in std::mem::take(&mut self.unsettled) {
+            assert_eq!(self.settle_some(&leases, end, Vec::new()).await, Settled::default());
+        }
         let mut entries = Vec::new();
         for _ in 0..10_000 {
             let mut moved = false;
             for (leases, page) in self.read_groups(limit).await {
-                moved |= !page.entries.is_empty() || !page.end.is_exhausted();
+                // The rest of a window may be empty, and the next one not.
+                let in_window = leases.iter().any(|lease| !self.position(lease).is_exhausted());
+                moved |= in_window || !page.entries.is_empty() || !page.end.is_exhausted();
                 entries.extend(page.entries);
                 assert_eq!(self.settle_some(&leases, page.end, Vec::new()).await, Settled::default());
             }
             if !moved {
                 return entries;
+            }
+        }
+        panic!("the outbox never becomes empty");
+    }
+
+    /// The same while another transaction is open. Where that one is the only writer, reading goes on, settling is told
+    /// to wait and changes nothing, and the next `drain` settles.
+    pub(crate) async fn drain_beside(&mut self, h: &impl StoreHarness, limit: usize) -> Vec<Entry> {
+        if !h.capabilities().one_writer {
+            return self.drain(limit).await;
+        }
+        let mut entries = Vec::new();
+        for _ in 0..10_000 {
+            let pages = self.read_groups(limit).await;
+            if pages.iter().all(|(_, page)| page.entries.is_empty() && page.end.is_exhausted()) {
+                return entries;
+            }
+            for (leases, page) in pages {
+                entries.extend(page.entries);
+                let progress = leases.iter().map(|lease| (*lease, page.end)).collect();
+                let refused = self.store.settle(Settlement { progress, parks: Vec::new() }).await;
+                assert!(refused.is_err_and(|error| error.is_passing()), "the only writer is open");
+                self.positions.extend(leases.iter().map(|lease| (*lease, page.end)));
+                self.unsettled.push((leases, page.end));
             }
         }
         panic!("the outbox never becomes empty");
@@ -210,6 +248,15 @@ pub(crate) async fn emit_all(h: &impl StoreHarness, keys: &[&str]) -> Vec<Messag
         ids.push(emit(h, key).await);
     }
     ids
+}
+
+/// The same beside a transaction that is open; nothing where that one is the only writer, and others are told so.
+pub(crate) async fn emit_beside(h: &impl StoreHarness, keys: &[&str]) -> Vec<MessageId> {
+    if h.capabilities().one_writer {
+        assert!(h.begin_beside().await.is_none(), "there is one writer at a time");
+        return Vec::new();
+    }
+    emit_all(h, keys).await
 }
 
 pub(crate) fn ids(entries: &[Entry]) -> Vec<MessageId> {

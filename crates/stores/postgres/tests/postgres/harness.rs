@@ -165,7 +165,7 @@ impl StoreHarness for Postgres {
 
     fn capabilities(&self) -> Capabilities {
         // Progress alone is committed asynchronously; a shared server has other tests' transactions.
-        Capabilities { alone: false, durable_progress: false }
+        Capabilities { alone: false, durable_progress: false, ..Capabilities::default() }
     }
 }
 

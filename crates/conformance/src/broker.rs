@@ -1,0 +1,92 @@
+//! The suites that every broker runs.
+//!
+//! A broker's `tests/conformance.rs` has a harness and a line, two where it can be consumed from:
+//!
+//! ```text
+//! mod harness; // a broker of its own for each case: impl BrokerHarness, impl ConsumerHarness
+//! relevo_conformance::broker_suite!(harness::start);
+//! relevo_conformance::consumer_suite!(harness::start);
+//! ```
+
+pub mod answers;
+pub mod contents;
+pub mod deliveries;
+pub mod groups;
+pub mod harness;
+pub mod publishing;
+
+/// Makes one test of every case of publishing. `$start` names an async function without arguments that gives a
+/// `BrokerHarness`. The calling crate needs tokio with `macros` and `rt`.
+#[macro_export]
+macro_rules! broker_suite {
+    ($start:path) => {
+        $crate::broker_cases! { $start;
+            publishing::what_is_confirmed_survives_a_crash,
+            publishing::each_message_has_one_outcome,
+            publishing::messages_of_a_key_keep_their_order,
+            publishing::a_repeat_has_the_same_id_and_bytes,
+            publishing::the_same_message_at_two_addresses_is_no_repeat,
+            publishing::an_oversized_message_is_poison_and_others_pass,
+            publishing::what_follows_a_refused_message_of_its_key_is_fenced_or_passes,
+            publishing::a_message_as_large_as_allowed_passes,
+            publishing::a_dropped_call_tears_no_message,
+            publishing::two_publishers_lose_nothing,
+            publishing::an_empty_batch_is_nothing,
+            contents::empty_and_binary_payloads_arrive_unchanged,
+            contents::every_attribute_and_header_arrives,
+            contents::large_headers_arrive,
+            contents::keys_and_headers_may_be_any_text,
+        }
+    };
+}
+
+/// Makes one test of every case of consuming. `$start` names an async function without arguments that gives a
+/// `ConsumerHarness`.
+#[macro_export]
+macro_rules! consumer_suite {
+    ($start:path) => {
+        $crate::broker_cases! { $start;
+            groups::each_group_gets_everything,
+            groups::a_group_gets_only_its_addresses,
+            groups::members_of_a_group_share,
+            groups::a_member_that_comes_later_gets_its_share,
+            groups::a_key_comes_in_order_whoever_takes_it,
+            groups::what_a_dead_consumer_held_comes_again_with_a_higher_count,
+            groups::a_consumer_that_lost_its_lanes_settles_nothing,
+            groups::an_orderly_end_gives_everything_back_at_once,
+            groups::a_closed_consumer_receives_nothing,
+            deliveries::a_waiting_consumer_is_woken,
+            deliveries::a_delivery_says_where_it_came_from,
+            deliveries::undecodable_bytes_arrive_with_their_bytes,
+            deliveries::no_more_than_asked_for_comes_at_once,
+            deliveries::the_prefetch_bounds_a_lane,
+            deliveries::a_paused_lane_leaves_the_others_flowing,
+            deliveries::a_cancelled_receive_loses_nothing,
+            answers::what_was_acknowledged_never_comes_again,
+            answers::what_was_not_acknowledged_comes_again_after_a_crash,
+            answers::acknowledgements_need_no_order,
+            answers::an_answer_given_twice_is_lost_the_second_time,
+            answers::a_retried_message_comes_after_its_pause_and_not_before,
+            answers::a_retried_message_holds_back_what_is_out_of_its_key,
+            answers::a_retried_message_holds_back_what_comes_after_it,
+            answers::a_retried_message_leaves_other_keys_alone,
+            answers::a_pause_survives_the_death_of_its_consumer,
+            answers::a_rejected_message_is_a_dead_letter_and_its_key_goes_on,
+        }
+    };
+}
+
+/// What [`broker_suite`] and [`consumer_suite`] expand to.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! broker_cases {
+    ($start:path; $($theme:ident::$case:ident,)+) => {
+        $(
+            #[tokio::test]
+            async fn $case() {
+                let mut harness = $start().await;
+                $crate::broker::$theme::$case(&mut harness).await;
+            }
+        )+
+    };
+}

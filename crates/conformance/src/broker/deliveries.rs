@@ -1,0 +1,159 @@
+//! What is handed out, and how much of it.
+
+use std::collections::BTreeSet;
+use std::pin::pin;
+use std::task::Poll;
+
+use bytes::Bytes;
+use relevo_core::message::Headers;
+use relevo_core::{Answer, Consumer, Publication};
+
+use super::harness::{ADDRESS, ConsumerHarness, key, nothing, number, publication, publish_all, receive, soon};
+
+/// Nobody has to ask twice.
+pub async fn a_waiting_consumer_is_woken(harness: &mut impl ConsumerHarness) {
+    harness.group("billing", ADDRESS).await;
+    let consumer = harness.consumer("billing", 10).await;
+    nothing(&consumer).await;
+    // Another publisher, as from another process.
+    let broker = harness.broker().await;
+    let late = async {
+        tokio::task::yield_now().await;
+        publish_all(&broker, &[publication(1, "a")]).await;
+    };
+    let (received, ()) = tokio::join!(receive(&consumer, 1), late);
+    assert_eq!(number(&received[0]), 1);
+}
+
+/// Enough to find it again, and to tell a repeat.
+pub async fn a_delivery_says_where_it_came_from(harness: &mut impl ConsumerHarness) {
+    harness.group("billing", ADDRESS).await;
+    publish_all(&harness.broker().await, &[publication(1, "a"), publication(2, "a")]).await;
+    let consumer = harness.consumer("billing", 10).await;
+    let held = receive(&consumer, 2).await;
+    assert!(held.iter().all(|delivery| &*delivery.address == ADDRESS && delivery.count == 1));
+    assert_eq!(held[0].lane, held[1].lane, "one key, one lane");
+    assert_ne!(held[0].tag, held[1].tag);
+    let places: Vec<Option<u64>> = held.iter().map(|delivery| delivery.place).collect();
+    soon(consumer.close()).await.expect("closed");
+    let again = receive(&harness.consumer("billing", 10).await, 2).await;
+    // Where there is a place, it is the message's own.
+    assert_eq!(again.iter().map(|delivery| delivery.place).collect::<Vec<_>>(), places);
+}
+
+/// A consumer can only bury what it gets.
+pub async fn undecodable_bytes_arrive_with_their_bytes(harness: &mut impl ConsumerHarness) {
+    harness.group("billing", ADDRESS).await;
+    let payload = Bytes::from_static(&[0, 0xff, b'{', 0xfe]);
+    let headers = Headers::from([("ce-id".to_owned(), "no id".to_owned()), ("x-a".to_owned(), "1".to_owned())]);
+    harness.publish_raw(ADDRESS, &headers, payload.clone()).await;
+    harness.publish_raw(ADDRESS, &Headers::new(), Bytes::new()).await;
+    let consumer = harness.consumer("billing", 10).await;
+    let held = receive(&consumer, 2).await;
+    assert!(held.iter().all(|delivery| delivery.raw.decode().is_err()));
+    let first = held.iter().find(|delivery| !delivery.raw.payload.is_empty()).expect("the one with bytes");
+    assert_eq!(first.raw.payload, payload);
+    for (name, value) in &headers {
+        let found = first.raw.headers.iter().find(|(found, _)| found == name).map(|(_, value)| value);
+        assert_eq!(found.map(|value| &**value), Some(value.as_bytes()), "{name}");
+    }
+    let answers: Vec<_> = held.iter().map(|delivery| (delivery.tag, Answer::Acknowledge)).collect();
+    assert_eq!(soon(consumer.settle(&answers)).await.expect("settled"), []);
+}
+
+/// The caller decides how much it can take.
+pub async fn no_more_than_asked_for_comes_at_once(harness: &mut impl ConsumerHarness) {
+    harness.group("billing", ADDRESS).await;
+    let batch: Vec<Publication> = (1..=30).map(|number| publication(number, &format!("k-{number}"))).collect();
+    publish_all(&harness.broker().await, &batch).await;
+    let consumer = harness.consumer("billing", 100).await;
+    let mut seen = BTreeSet::new();
+    while seen.len() < 30 {
+        let some = soon(consumer.receive(4)).await.expect("deliveries");
+        assert!((1..=4).contains(&some.len()));
+        seen.extend(some.iter().map(number));
+    }
+}
+
+/// A lane with so many out gives no more; others do, and so does this one once there is room.
+pub async fn the_prefetch_bounds_a_lane(harness: &mut impl ConsumerHarness) {
+    harness.group("billing", ADDRESS).await;
+    let broker = harness.broker().await;
+    let batch: Vec<Publication> = (1..=10).map(|number| publication(number, "a")).collect();
+    publish_all(&broker, &batch).await;
+    let consumer = harness.consumer("billing", 3).await;
+    let held = receive(&consumer, 3).await;
+    assert_eq!(held.iter().map(number).collect::<Vec<_>>(), [1, 2, 3]);
+    nothing(&consumer).await;
+    let other = other_lane(harness, &consumer, &held[0].lane, 100).await;
+    assert_ne!(other.lane, held[0].lane);
+    soon(consumer.settle(&[(held[1].tag, Answer::Acknowledge)])).await.expect("settled");
+    assert_eq!(number(&receive(&consumer, 1).await[0]), 4);
+}
+
+/// One lane's trouble is its own.
+pub async fn a_paused_lane_leaves_the_others_flowing(harness: &mut impl ConsumerHarness) {
+    harness.group("billing", ADDRESS).await;
+    let broker = harness.broker().await;
+    publish_all(&broker, &[publication(1, "a")]).await;
+    let consumer = harness.consumer("billing", 100).await;
+    let held = receive(&consumer, 1).await;
+    soon(consumer.pause(&held[0].lane)).await.expect("paused");
+    publish_all(&broker, &[publication(2, "a")]).await;
+    let other = other_lane(harness, &consumer, &held[0].lane, 100).await;
+    assert_ne!(other.lane, held[0].lane);
+    nothing(&consumer).await;
+    // What is out can be settled all the same.
+    assert_eq!(soon(consumer.settle(&[(held[0].tag, Answer::Acknowledge)])).await.expect("settled"), []);
+    nothing(&consumer).await;
+    soon(consumer.resume(&held[0].lane)).await.expect("resumed");
+    let mut seen = Vec::new();
+    while !seen.contains(&2) {
+        seen.extend(soon(consumer.receive(100)).await.expect("deliveries").iter().map(number));
+    }
+}
+
+/// A call that is given up at any moment: whatever it did not return comes again.
+pub async fn a_cancelled_receive_loses_nothing(harness: &mut impl ConsumerHarness) {
+    harness.group("billing", ADDRESS).await;
+    let batch: Vec<Publication> = (1..=40).map(|number| publication(number, &format!("k-{}", number % 9))).collect();
+    publish_all(&harness.broker().await, &batch).await;
+    let consumer = harness.consumer("billing", 100).await;
+    let mut seen = BTreeSet::new();
+    for polls in 0..24 {
+        let mut call = pin!(consumer.receive(2));
+        let mut polled = 0;
+        let some = soon(std::future::poll_fn(|context| {
+            polled += 1;
+            if polled > polls { Poll::Ready(None) } else { call.as_mut().poll(context).map(Some) }
+        }))
+        .await;
+        if let Some(some) = some {
+            seen.extend(some.expect("deliveries").iter().map(number));
+        }
+    }
+    while seen.len() < 40 {
+        seen.extend(soon(consumer.receive(100)).await.expect("deliveries").iter().map(number));
+    }
+}
+
+/// Publishes one message after another until one comes through another lane than this.
+async fn other_lane<H: ConsumerHarness>(
+    harness: &H,
+    consumer: &H::Consumer,
+    lane: &relevo_core::Lane,
+    first: u32,
+) -> relevo_core::Delivery {
+    let broker = harness.broker().await;
+    // One key in each of many lanes: at least one of them is another one, and not all of it is in this one.
+    let batch: Vec<Publication> = (first..first + 20).map(|number| publication(number, &format!("k-{number}"))).collect();
+    publish_all(&broker, &batch).await;
+    let mut found = None;
+    let mut rest = 20 - usize::from(harness_lane_shares(&batch, lane));
+    while rest > 0 && found.is_none() {
+        let some = soon(consumer.receive(1)).await.expect("deliveries");
+        rest -= some.len();
+        found = some.into_iter().find(|delivery| delivery.lane != *lane && key(delivery).starts_with("k-"));
+    }
+    found.expect("a message of another lane")
+}

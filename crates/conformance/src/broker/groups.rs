@@ -1,0 +1,209 @@
+//! Who gets what, and what happens when consumers come and go.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use relevo_core::{Answer, Consumer, Delivery, Publication, Tag};
+
+use super::harness::{
+    ADDRESS, ConsumerHarness, key, nothing, number, publication, publish_all, receive, soon, to,
+};
+
+/// Acknowledges deliveries; none may be lost.
+async fn acknowledge(consumer: &impl Consumer, deliveries: &[Delivery]) {
+    let answers: Vec<(Tag, Answer)> =
+        deliveries.iter().map(|delivery| (delivery.tag, Answer::Acknowledge)).collect();
+    assert_eq!(soon(consumer.settle(&answers)).await.expect("settled"), []);
+}
+
+fn many(count: u32, keys: u32) -> Vec<Publication> {
+    (1..=count).map(|number| publication(number, &format!("k-{}", number % keys))).collect()
+}
+
+fn sorted(deliveries: &[Delivery]) -> Vec<i64> {
+    let mut numbers: Vec<i64> = deliveries.iter().map(number).collect();
+    numbers.sort_unstable();
+    numbers
+}
+
+/// Groups know nothing of each other.
+pub async fn each_group_gets_everything(harness: &mut impl ConsumerHarness) {
+    for group in ["billing", "audit"] {
+        harness.group(group, ADDRESS).await;
+    }
+    publish_all(&harness.broker().await, &many(50, 7)).await;
+    for group in ["billing", "audit"] {
+        let consumer = harness.consumer(group, 100).await;
+        let deliveries = receive(&consumer, 50).await;
+        acknowledge(&consumer, &deliveries).await;
+        assert_eq!(sorted(&deliveries), (1..=50).collect::<Vec<_>>(), "{group}");
+    }
+}
+
+/// What it is not subscribed to does not disturb it.
+pub async fn a_group_gets_only_its_addresses(harness: &mut impl ConsumerHarness) {
+    harness.group("billing", ADDRESS).await;
+    let batch = [to("other", 1, "a"), to(ADDRESS, 2, "a"), to("orders-not", 3, "a"), to(ADDRESS, 4, "b")];
+    publish_all(&harness.broker().await, &batch).await;
+    let consumer = harness.consumer("billing", 100).await;
+    assert_eq!(sorted(&receive(&consumer, 2).await), [2, 4]);
+    nothing(&consumer).await;
+}
+
+/// Each message goes to one of them, and all messages of a key to the same.
+pub async fn members_of_a_group_share(harness: &mut impl ConsumerHarness) {
+    harness.group("billing", ADDRESS).await;
+    let (one, other) = (harness.consumer("billing", 100).await, harness.consumer("billing", 100).await);
+    let (ones, others) = shared(harness, &one, &other).await;
+    assert!(!ones.is_empty() && !others.is_empty(), "one of them got everything");
+    assert!(ones.is_disjoint(&others), "a key went to both");
+}
+
+/// It need not wait until the other ends.
+pub async fn a_member_that_comes_later_gets_its_share(harness: &mut impl ConsumerHarness) {
+    harness.group("billing", ADDRESS).await;
+    let one = harness.consumer("billing", 100).await;
+    publish_all(&harness.broker().await, &[publication(1_000, "first")]).await;
+    acknowledge(&one, &receive(&one, 1).await).await;
+    let other = harness.consumer("billing", 100).await;
+    let (_, others) = shared(harness, &one, &other).await;
+    assert!(!others.is_empty(), "the later one got nothing");
+}
+
+/// Publishes messages of forty keys, twice, so that lanes may move in between; the keys that each got the second time.
+async fn shared<H: ConsumerHarness>(
+    harness: &H,
+    one: &H::Consumer,
+    other: &H::Consumer,
+) -> (BTreeSet<String>, BTreeSet<String>) {
+    let mut keys = (BTreeSet::new(), BTreeSet::new());
+    for round in 0..2 {
+        keys = (BTreeSet::new(), BTreeSet::new());
+        let batch: Vec<Publication> =
+            (0..40).map(|key| publication(round * 100 + key, &format!("k-{key}"))).collect();
+        publish_all(&harness.broker().await, &batch).await;
+        let mut left = 40;
+        while left > 0 {
+            tokio::select! {
+                some = soon(one.receive(40)) => {
+                    let some = some.expect("deliveries");
+                    left -= some.len();
+                    keys.0.extend(some.iter().map(key));
+                    acknowledge(one, &some).await;
+                }
+                some = soon(other.receive(40)) => {
+                    let some = some.expect("deliveries");
+                    left -= some.len();
+                    keys.1.extend(some.iter().map(key));
+                    acknowledge(other, &some).await;
+                }
+            }
+        }
+    }
+    keys
+}
+
+/// Consumers come, end and die; first appearances of each key follow the order in which they were published.
+pub async fn a_key_comes_in_order_whoever_takes_it(harness: &mut impl ConsumerHarness) {
+    harness.group("billing", ADDRESS).await;
+    let broker = harness.broker().await;
+    let mut seen: BTreeMap<String, Vec<i64>> = BTreeMap::new();
+    let mut total = BTreeSet::new();
+    let mut note = |deliveries: &[Delivery]| {
+        for delivery in deliveries {
+            if total.insert(number(delivery)) {
+                seen.entry(key(delivery)).or_default().push(number(delivery));
+            }
+        }
+        total.len()
+    };
+    for round in 0..6_u32 {
+        let batch: Vec<Publication> =
+            (0..30).map(|index| publication(round * 30 + index, &format!("k-{}", index % 5))).collect();
+        publish_all(&broker, &batch).await;
+        let consumer = harness.consumer("billing", 50).await;
+        let some = receive(&consumer, 20).await;
+        note(&some);
+        acknowledge(&consumer, &some[..10]).await;
+        if round % 2 == 0 {
+            harness.kill(consumer).await;
+        } else {
+            soon(consumer.close()).await.expect("closed");
+        }
+    }
+    let last = harness.consumer("billing", 50).await;
+    loop {
+        let some = soon(last.receive(50)).await.expect("deliveries");
+        acknowledge(&last, &some).await;
+        if note(&some) == 180 {
+            break;
+        }
+    }
+    for (key, numbers) in seen {
+        assert!(numbers.is_sorted(), "{key}: {numbers:?}");
+    }
+}
+
+/// Death costs nothing but time.
+pub async fn what_a_dead_consumer_held_comes_again_with_a_higher_count(harness: &mut impl ConsumerHarness) {
+    harness.group("billing", ADDRESS).await;
+    publish_all(&harness.broker().await, &many(20, 5)).await;
+    let first = harness.consumer("billing", 100).await;
+    let held = receive(&first, 20).await;
+    assert!(held.iter().all(|delivery| delivery.count == 1));
+    acknowledge(&first, &held[..8]).await;
+    let expected = sorted(&held[8..]);
+    harness.kill(first).await;
+    let second = harness.consumer("billing", 100).await;
+    let again = receive(&second, 12).await;
+    assert_eq!(sorted(&again), expected);
+    assert!(again.iter().all(|delivery| delivery.count == 2), "the counts did not rise");
+}
+
+/// Its answers change nothing, and it is told.
+pub async fn a_consumer_that_lost_its_lanes_settles_nothing(harness: &mut impl ConsumerHarness) {
+    harness.group("billing", ADDRESS).await;
+    publish_all(&harness.broker().await, &many(10, 5)).await;
+    let old = harness.consumer("billing", 100).await;
+    let held = receive(&old, 10).await;
+    harness.freeze(&old).await;
+    let new = harness.consumer("billing", 100).await;
+    let again = receive(&new, 10).await;
+    let answers: Vec<(Tag, Answer)> = held.iter().map(|delivery| (delivery.tag, Answer::Acknowledge)).collect();
+    let lost = soon(old.settle(&answers)).await.expect("an answer");
+    assert_eq!(lost, held.iter().map(|delivery| delivery.tag).collect::<Vec<_>>());
+    harness.kill(old).await;
+    harness.kill(new).await;
+    let third = harness.consumer("billing", 100).await;
+    let still = receive(&third, 10).await;
+    assert_eq!(sorted(&still), sorted(&again));
+}
+
+/// Without waiting for any lease.
+pub async fn an_orderly_end_gives_everything_back_at_once(harness: &mut impl ConsumerHarness) {
+    harness.group("billing", ADDRESS).await;
+    publish_all(&harness.broker().await, &many(20, 5)).await;
+    let first = harness.consumer("billing", 100).await;
+    let held = receive(&first, 20).await;
+    acknowledge(&first, &held[..5]).await;
+    let second = harness.consumer("billing", 100).await;
+    // It waits already when the first one ends.
+    let (again, closed) = tokio::join!(receive(&second, 15), first.close());
+    closed.expect("closed");
+    assert_eq!(sorted(&again), sorted(&held[5..]));
+}
+
+/// Whoever waits is told, and what is answered late is lost.
+pub async fn a_closed_consumer_receives_nothing(harness: &mut impl ConsumerHarness) {
+    harness.group("billing", ADDRESS).await;
+    let consumer = harness.consumer("billing", 100).await;
+    publish_all(&harness.broker().await, &[publication(1, "a")]).await;
+    let held = receive(&consumer, 1).await;
+    let (received, closed) = tokio::join!(soon(consumer.receive(10)), consumer.close());
+    closed.expect("closed");
+    assert!(received.expect("an answer").is_empty());
+    let late = soon(consumer.settle(&[(held[0].tag, Answer::Acknowledge)])).await;
+    assert_eq!(late.expect("an answer"), [held[0].tag]);
+    soon(consumer.close()).await.expect("closing twice does no harm");
+    let second = harness.consumer("billing", 100).await;
+    assert_eq!(sorted(&receive(&second, 1).await), [1]);
+}

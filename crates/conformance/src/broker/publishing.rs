@@ -1,0 +1,170 @@
+//! What a confirmation means.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::pin::pin;
+use std::task::Poll;
+
+use bytes::Bytes;
+use relevo_core::broker::Reports;
+use relevo_core::{Broker, Class, Publication, Raw};
+
+use super::harness::{ADDRESS, BrokerHarness, decoded, numbers, publication, publish, publish_all, soon, to, with};
+
+/// Confirmed means kept.
+pub async fn what_is_confirmed_survives_a_crash(harness: &mut impl BrokerHarness) {
+    let batch: Vec<Publication> = (1..=100).map(|number| publication(number, &format!("k-{}", number % 7))).collect();
+    publish_all(&harness.broker().await, &batch).await;
+    harness.crash().await;
+    let expected: Vec<i64> = if harness.promises().survives_crash { (1..=100).collect() } else { Vec::new() };
+    assert_eq!(numbers(&harness.kept(ADDRESS).await), expected);
+    // And it takes more.
+    publish_all(&harness.broker().await, &[publication(101, "k-1")]).await;
+    assert_eq!(numbers(&harness.kept(ADDRESS).await).last(), Some(&101));
+}
+
+/// Not more, not less, whatever the batch's size.
+pub async fn each_message_has_one_outcome(harness: &mut impl BrokerHarness) {
+    let broker = harness.broker().await;
+    let mut first = 1;
+    for size in [1, 2, 15, 16, 17, 127, 128, 129, 1_000] {
+        let batch: Vec<Publication> = (first..first + size).map(|number| publication(number, "k")).collect();
+        publish_all(&broker, &batch).await;
+        first += size;
+    }
+    assert_eq!(numbers(&harness.kept(ADDRESS).await), (1..i64::from(first)).collect::<Vec<_>>());
+}
+
+/// Within a batch and from one batch to the next.
+pub async fn messages_of_a_key_keep_their_order(harness: &mut impl BrokerHarness) {
+    let broker = harness.broker().await;
+    for batch in 0..5 {
+        let messages = (batch * 60..(batch + 1) * 60).map(|number| publication(number, &format!("k-{}", number % 3)));
+        publish_all(&broker, &messages.collect::<Vec<_>>()).await;
+    }
+    let kept = harness.kept(ADDRESS).await;
+    assert_eq!(kept.len(), 300);
+    for (key, numbers) in by_key(&kept) {
+        assert!(numbers.is_sorted(), "{key}: {numbers:?}");
+    }
+}
+
+/// At least once is the promise; a repeat is the same message.
+pub async fn a_repeat_has_the_same_id_and_bytes(harness: &mut impl BrokerHarness) {
+    let batch = [publication(1, "a"), publication(2, "b")];
+    publish_all(&harness.broker().await, &batch).await;
+    // Another relay sends them again under its own lease.
+    let again: Vec<Publication> = batch.iter().map(|one| Publication { epoch: 8, ..one.clone() }).collect();
+    publish_all(&harness.broker().await, &again).await;
+    let kept = harness.kept(ADDRESS).await;
+    assert_eq!(kept.len(), if harness.promises().recognises_repeats { 2 } else { 4 });
+    for raw in &kept {
+        let received = decoded(raw);
+        let sent = batch.iter().find(|one| one.message.id == received.message.id).expect("one of the two");
+        assert_eq!((&received.message, received.seq), (&*sent.message, Some(sent.seq)));
+    }
+}
+
+/// One outbox may feed two addresses.
+pub async fn the_same_message_at_two_addresses_is_no_repeat(harness: &mut impl BrokerHarness) {
+    let first = publication(1, "a");
+    let second = Publication { address: "archive".into(), ..first.clone() };
+    publish_all(&harness.broker().await, &[first, second]).await;
+    assert_eq!(numbers(&harness.kept(ADDRESS).await), [1]);
+    assert_eq!(numbers(&harness.kept("archive").await), [1]);
+}
+
+/// One message that can never pass does not harm its neighbours.
+pub async fn an_oversized_message_is_poison_and_others_pass(harness: &mut impl BrokerHarness) {
+    let broker = harness.broker().await;
+    let batch = [publication(1, "a"), oversized(&broker, 2, "b"), publication(3, "c")];
+    assert_eq!(publish(&broker, &batch).await, [None, Some(Class::Poison), None]);
+    assert_eq!(numbers(&harness.kept(ADDRESS).await), [1, 3]);
+}
+
+/// A broker that fences order says so, and is believed.
+pub async fn what_follows_a_refused_message_of_its_key_is_fenced_or_passes(harness: &mut impl BrokerHarness) {
+    let broker = harness.broker().await;
+    let fences = broker.capabilities().fences_order;
+    let batch = [oversized(&broker, 1, "a"), publication(2, "a"), publication(3, "b")];
+    let follower = if fences { Some(Class::Unknown) } else { None };
+    assert_eq!(publish(&broker, &batch).await, [Some(Class::Poison), follower, None]);
+    let expected: &[i64] = if fences { &[3] } else { &[2, 3] };
+    assert_eq!(numbers(&harness.kept(ADDRESS).await), expected);
+}
+
+/// The limit that a broker states is not smaller in truth.
+pub async fn a_message_as_large_as_allowed_passes(harness: &mut impl BrokerHarness) {
+    let broker = harness.broker().await;
+    // Headers may count; four kilobytes are more than an ordinary message has of them.
+    let bytes = broker.capabilities().message_bytes_max - 4_096;
+    let large = with(&publication(1, "a"), |message| message.payload = vec![b'x'; bytes].into());
+    publish_all(&broker, &[large]).await;
+    assert_eq!(harness.kept(ADDRESS).await[0].payload.len(), bytes);
+}
+
+/// A call that is given up at any moment leaves each message whole or absent, and sending it again puts all of it
+/// right.
+pub async fn a_dropped_call_tears_no_message(harness: &mut impl BrokerHarness) {
+    let broker = harness.broker().await;
+    let batch: Vec<Publication> = (1..=50).map(|number| publication(number, &format!("k-{}", number % 3))).collect();
+    for polls in 0..12 {
+        let reports = Reports::default();
+        let confirms = reports.confirms(1);
+        let mut call = pin!(broker.publish(&batch, &confirms));
+        let mut polled = 0;
+        soon(std::future::poll_fn(|context| {
+            polled += 1;
+            if polled > polls || call.as_mut().poll(context).is_ready() { Poll::Ready(()) } else { Poll::Pending }
+        }))
+        .await;
+    }
+    publish_all(&broker, &batch).await;
+    let kept = harness.kept(ADDRESS).await;
+    let sent: BTreeMap<_, _> = batch.iter().map(|one| (one.message.id, one)).collect();
+    for raw in &kept {
+        let received = decoded(raw);
+        assert_eq!(received.message, *sent[&received.message.id].message);
+    }
+    for (key, numbers) in by_key(&kept) {
+        let mut seen = BTreeSet::new();
+        let first: Vec<i64> = numbers.into_iter().filter(|number| seen.insert(*number)).collect();
+        assert!(first.is_sorted(), "first appearances of {key}: {first:?}");
+        assert!(first.len() >= 16, "{key}: {first:?}");
+    }
+}
+
+/// Neither waits for the other for ever, neither takes the other's place.
+pub async fn two_publishers_lose_nothing(harness: &mut impl BrokerHarness) {
+    let (one, other) = (harness.broker().await, harness.broker().await);
+    let send = async |broker: &dyn Broker, key: &str, first: u32| {
+        for start in (first..first + 200).step_by(20) {
+            let batch: Vec<Publication> = (start..start + 20).map(|number| publication(number, key)).collect();
+            let reports = Reports::default();
+            soon(broker.publish(&batch, &reports.confirms(1))).await;
+            assert_eq!(reports.take().iter().filter(|(_, _, outcome)| outcome.is_ok()).count(), 20);
+        }
+    };
+    tokio::join!(send(&one, "a", 0), send(&other, "b", 1_000));
+    let kept = by_key(&harness.kept(ADDRESS).await);
+    assert_eq!(kept["a"], (0..200).collect::<Vec<_>>());
+    assert_eq!(kept["b"], (1_000..1_200).collect::<Vec<_>>());
+}
+
+/// It is answered at once, without an outcome.
+pub async fn an_empty_batch_is_nothing(harness: &mut impl BrokerHarness) {
+    assert_eq!(publish(&harness.broker().await, &[]).await, []);
+    assert_eq!(harness.kept(ADDRESS).await, []);
+}
+
+fn oversized(broker: &impl Broker, number: u32, key: &str) -> Publication {
+    let bytes = Bytes::from(vec![b'x'; broker.capabilities().message_bytes_max + 1]);
+    with(&to(ADDRESS, number, key), |message| message.payload = bytes)
+}
+
+fn by_key(kept: &[Raw]) -> BTreeMap<String, Vec<i64>> {
+    let mut keys: BTreeMap<String, Vec<i64>> = BTreeMap::new();
+    for received in kept.iter().map(decoded) {
+        keys.entry(received.message.key.to_string()).or_default().push(received.seq.expect("a number"));
+    }
+    keys
+}
