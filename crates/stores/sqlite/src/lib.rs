@@ -1,1 +1,44 @@
-//! The outbox as a log in SQLite.
+//! The outbox as a log in a SQLite file, for one machine: nothing to install, several processes may share the file.
+//!
+//! A writer begins with [`begin`], so that it holds the file's one write lock from its first statement, and calls
+//! [`emit`] inside that transaction; a relay reads through [`Store`]. There is one writer at a time, so the order of the
+//! numbers is the order of the commits. Every connection that emits should be made from [`connect_options`].
+//!
+//! ```
+//! # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+//! # let directory = std::env::temp_dir().join(format!("relevo-doc-{}", uuid::Uuid::new_v4()));
+//! # std::fs::create_dir(&directory).unwrap();
+//! # let file = directory.join("shop.db");
+//! use relevo_store_sqlite::{Draft, begin, connect_options, emit, migrate};
+//! use sqlx::ConnectOptions as _;
+//!
+//! migrate::migrate(&file).await.unwrap();
+//! let mut connection = connect_options(&file).connect().await.unwrap();
+//! let mut tx = begin(&mut connection).await.unwrap();
+//! // … the effect, in the same transaction …
+//! emit(&mut tx, Draft::json("orders", "o-1", "OrderPlaced", "{}")).await.unwrap();
+//! tx.commit().await.unwrap();
+//! # std::fs::remove_dir_all(directory).unwrap();
+//! # });
+//! ```
+
+mod classify;
+mod config;
+mod dead;
+mod disk;
+mod emit;
+mod leases;
+mod link;
+pub mod migrate;
+mod operate;
+mod queries;
+mod runs;
+mod settle;
+mod store;
+mod upkeep;
+
+pub use config::{Config, connect_options};
+pub use emit::{Begin, Beginning, EmitError, Outbox, begin, cancel, emit};
+pub use relevo_core::operate::{Backlog, Start};
+pub use relevo_core::{Draft, OnRepeat};
+pub use store::Store;

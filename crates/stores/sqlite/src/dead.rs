@@ -1,0 +1,203 @@
+//! Dead letters: operators mark them, the owner of their shard acts.
+
+use relevo_core::store::{DeadFilter, DeadLetter, Lease, Mark, Stopped};
+use serde_json::json;
+use sqlx::sqlite::SqliteConnection;
+use uuid::Uuid;
+
+use crate::classify::Error;
+use crate::link::{Durability, Link};
+use crate::queries::{self, column, number};
+
+/// Which letters a filter means: parameters 1 to 4, destination, ids, key, route.
+macro_rules! filter {
+    () => {
+        " destination = ?1 AND (?2 IS NULL OR hex(id) IN (SELECT value FROM json_each(?2))) \
+         AND (?3 IS NULL OR key = ?3) AND (?4 IS NULL OR route = ?4) "
+    };
+}
+
+fn ids(filter: &DeadFilter) -> Option<String> {
+    let hex = |id: &relevo_core::MessageId| id.as_uuid().simple().to_string().to_uppercase();
+    (!filter.ids.is_empty()).then(|| json!(filter.ids.iter().map(hex).collect::<Vec<_>>()).to_string())
+}
+
+/// Dead letters, whatever became of them, oldest first.
+pub(crate) async fn letters(
+    link: &Link,
+    destination: &str,
+    filter: &DeadFilter,
+    limit: usize,
+) -> Result<Vec<DeadLetter>, Error> {
+    let sql = concat!(
+        "SELECT class, error, attempts, state, id, created_at_ms, topic, key, type, content_type, headers, payload \
+         FROM relevo_dead_letter WHERE ",
+        filter!(),
+        "ORDER BY seq LIMIT ?5"
+    );
+    let mut session = link.take().await?;
+    let select = sqlx::query(sql).bind(destination).bind(ids(filter)).bind(&filter.key).bind(&filter.route);
+    let rows = select.bind(i64::try_from(limit).unwrap_or(i64::MAX)).fetch_all(&mut *session).await?;
+    session.give_back();
+    let letter = |row| {
+        Ok(DeadLetter {
+            class: column(row, 0)?,
+            error: column(row, 1)?,
+            attempts: number(row, 2)?,
+            state: column(row, 3)?,
+            message: queries::message(row, 4)?,
+        })
+    };
+    rows.iter().map(letter).collect()
+}
+
+/// Marks what is dead and unmarked; says how many. A second call marks nothing.
+pub(crate) async fn mark(link: &Link, destination: &str, state: &str, mark: &Mark) -> Result<u64, Error> {
+    if mark.by.is_empty() || mark.reason.is_empty() {
+        return Err(Error::Refused("who marks dead letters, and why, is recorded: both are needed".to_owned()));
+    }
+    let filter = &mark.filter;
+    if mark.dry_run {
+        let sql = concat!("SELECT count(*) FROM relevo_dead_letter WHERE state = 'dead' AND", filter!());
+        let mut session = link.take().await?;
+        let count = sqlx::query(sql).bind(destination).bind(ids(filter)).bind(&filter.key).bind(&filter.route);
+        let row = count.fetch_one(&mut *session).await?;
+        session.give_back();
+        return number(&row, 0);
+    }
+    let sql = concat!(
+        "UPDATE relevo_dead_letter SET state = ?5, marked_by = ?6, reason = ?7, marked_at_ms = ",
+        queries::now!(),
+        " WHERE state = 'dead' AND",
+        filter!()
+    );
+    let mut session = link.begin(Durability::Power).await?;
+    let update = sqlx::query(sql).bind(destination).bind(ids(filter)).bind(&filter.key).bind(&filter.route);
+    let update = update.bind(state).bind(&mark.by).bind(&mark.reason);
+    let marked = update.execute(&mut *session).await?.rows_affected();
+    session.commit().await?;
+    Ok(marked)
+}
+
+/// Carries out the marks of these shards.
+pub(crate) async fn carry_out_marks(
+    connection: &mut SqliteConnection,
+    destination: &str,
+    held: &[Lease],
+    now: i64,
+) -> Result<(), Error> {
+    if held.is_empty() {
+        return Ok(());
+    }
+    // The last first: each goes to the front of its key, so that the first ends up before the others.
+    let sql = "SELECT id, key, state FROM relevo_dead_letter \
+               WHERE destination = ?1 AND state IN ('redrive', 'discard') \
+               AND (?2 IS NULL OR slot IN (SELECT value FROM json_each(?2))) ORDER BY seq DESC";
+    let select = sqlx::query(sql).bind(destination).bind(queries::slots(held));
+    for row in select.fetch_all(&mut *connection).await? {
+        let (id, key): (Uuid, String) = (column(&row, 0)?, column(&row, 1)?);
+        if column::<&str>(&row, 2)? == "redrive" {
+            redrive(connection, destination, &key, id, now).await?;
+        } else {
+            discard(connection, destination, &key, id, now).await?;
+        }
+    }
+    Ok(())
+}
+
+async fn redrive(
+    connection: &mut SqliteConnection,
+    destination: &str,
+    key: &str,
+    id: Uuid,
+    now: i64,
+) -> Result<(), Error> {
+    let statements = [
+        // A key that another dead letter holds stays held: this one then waits in front.
+        "INSERT INTO relevo_parked_key AS k (destination, key, slot, state, attempts, next_at_ms, route, class, error, \
+             since_ms) \
+         SELECT destination, key, slot, 'retry', 0, ?3, route, class, error, ?3 FROM relevo_dead_letter \
+         WHERE destination = ?1 AND id = ?2 \
+         ON CONFLICT (destination, key) DO UPDATE \
+         SET state = 'retry', attempts = 0, next_at_ms = ?3, address = NULL, dead_id = NULL \
+         WHERE k.state <> 'dead' OR k.dead_id = ?2",
+        "UPDATE relevo_destination SET queue_front = queue_front - 1 WHERE name = ?1 AND ?2 = ?2 AND ?3 = ?3",
+        "INSERT INTO relevo_parked_message \
+             (destination, key, no, seq, slot, id, created_at_ms, topic, type, content_type, headers, payload) \
+         SELECT l.destination, l.key, d.queue_front, l.seq, l.slot, l.id, l.created_at_ms, l.topic, l.type, \
+             l.content_type, l.headers, l.payload \
+         FROM relevo_dead_letter AS l JOIN relevo_destination AS d ON d.name = l.destination \
+         WHERE l.destination = ?1 AND l.id = ?2 AND ?3 = ?3",
+        "UPDATE relevo_dead_letter SET state = 'redriven', redrives = redrives + 1 \
+         WHERE destination = ?1 AND id = ?2 AND ?3 = ?3",
+    ];
+    for sql in statements {
+        sqlx::query(sql).bind(destination).bind(id).bind(now).execute(&mut *connection).await?;
+    }
+    let _ = key;
+    Ok(())
+}
+
+async fn discard(
+    connection: &mut SqliteConnection,
+    destination: &str,
+    key: &str,
+    id: Uuid,
+    now: i64,
+) -> Result<(), Error> {
+    let update = sqlx::query("UPDATE relevo_dead_letter SET state = 'discarded' WHERE destination = ?1 AND id = ?2");
+    update.bind(destination).bind(id).execute(&mut *connection).await?;
+    let sql = "UPDATE relevo_parked_key SET state = 'retry', attempts = 0, next_at_ms = ?4, dead_id = NULL \
+               WHERE destination = ?1 AND key = ?2 AND state = 'dead' AND dead_id = ?3";
+    sqlx::query(sql).bind(destination).bind(key).bind(id).bind(now).execute(&mut *connection).await?;
+    drop_if_empty(connection, destination, key).await?;
+    Ok(())
+}
+
+/// The next message of the key's queue may go at once.
+pub(crate) async fn go_on(
+    connection: &mut SqliteConnection,
+    destination: &str,
+    key: &str,
+    now: i64,
+) -> Result<(), Error> {
+    let sql = "UPDATE relevo_parked_key SET state = 'retry', attempts = 0, next_at_ms = ?3, address = NULL, \
+               dead_id = NULL WHERE destination = ?1 AND key = ?2";
+    sqlx::query(sql).bind(destination).bind(key).bind(now).execute(connection).await?;
+    Ok(())
+}
+
+/// Frees a key whose queue is empty, unless it waits for a person.
+pub(crate) async fn drop_if_empty(
+    connection: &mut SqliteConnection,
+    destination: &str,
+    key: &str,
+) -> Result<bool, Error> {
+    let sql = "DELETE FROM relevo_parked_key WHERE destination = ?1 AND key = ?2 AND state <> 'dead' \
+               AND NOT EXISTS (SELECT 1 FROM relevo_parked_message WHERE destination = ?1 AND key = ?2)";
+    Ok(sqlx::query(sql).bind(destination).bind(key).execute(connection).await?.rows_affected() > 0)
+}
+
+/// Moves a parked message to the dead letters; one that was there before is opened again. `None` if it is not parked.
+pub(crate) async fn bury(
+    connection: &mut SqliteConnection,
+    destination: &str,
+    key: &str,
+    no: i64,
+    stopped: &Stopped,
+    now: i64,
+) -> Result<Option<Uuid>, Error> {
+    let sql = "INSERT INTO relevo_dead_letter AS d (destination, id, seq, slot, created_at_ms, topic, key, type, \
+               content_type, headers, payload, route, class, error, attempts, dead_at_ms) \
+               SELECT destination, id, seq, slot, created_at_ms, topic, key, type, content_type, headers, payload, \
+               ?4, ?5, ?6, ?7, ?8 FROM relevo_parked_message WHERE destination = ?1 AND key = ?2 AND no = ?3 \
+               ON CONFLICT (destination, id) DO UPDATE SET state = 'dead', class = excluded.class, \
+               error = excluded.error, attempts = d.attempts + excluded.attempts, dead_at_ms = excluded.dead_at_ms \
+               RETURNING id";
+    let insert = sqlx::query(sql).bind(destination).bind(key).bind(no).bind(&*stopped.route).bind(stopped.class);
+    let insert = insert.bind(&stopped.error).bind(i64::from(stopped.attempts)).bind(now);
+    let Some(row) = insert.fetch_optional(&mut *connection).await? else { return Ok(None) };
+    let delete = sqlx::query("DELETE FROM relevo_parked_message WHERE destination = ?1 AND key = ?2 AND no = ?3");
+    delete.bind(destination).bind(key).bind(no).execute(connection).await?;
+    Ok(Some(column(&row, 0)?))
+}

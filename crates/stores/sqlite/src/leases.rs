@@ -1,0 +1,313 @@
+//! Taking, renewing and giving back shards, and regrouping them.
+
+use std::time::Duration;
+
+use relevo_core::slot::shard_of;
+use relevo_core::store::{Ask, Ceiling, Hold, Lease, Leased, Standing};
+use serde_json::{Value, json};
+use sqlx::sqlite::SqliteConnection;
+use uuid::Uuid;
+
+use crate::classify::Error;
+use crate::link::{Durability, Link};
+use crate::queries::{self, column, millis, now, number};
+
+/// Relays ask often, so that shards which become free are taken at once. That only reads, unless there is something to
+/// change: an application that writes for seconds does not keep a relay from its leases.
+pub(crate) async fn lease(link: &Link, destination: &str, ask: &Ask) -> Result<Leased, Error> {
+    let mut session = link.take().await?;
+    let board = load(&mut session, destination).await?;
+    session.give_back();
+    if board.is_quiet(ask) {
+        return Ok(board.leased(ask));
+    }
+    // A takeover that a power failure undoes was seen by nobody who is still there.
+    let mut session = link.begin(Durability::Process).await?;
+    give_back(&mut session, destination, ask).await?;
+    regroup_step(&mut session, destination).await?;
+    let mut board = load(&mut session, destination).await?;
+    board.count(ask);
+    let changed = board.take(ask);
+    write_leases(&mut session, destination, &changed).await?;
+    write_members(&mut session, destination, ask, board.now).await?;
+    session.commit().await?;
+    Ok(board.leased(ask))
+}
+
+/// A shard's lease as its row says.
+#[derive(Clone, Debug)]
+struct Row {
+    shard: u16,
+    epoch: i64,
+    owner: Option<Uuid>,
+    until: i64,
+}
+
+/// Everything that a relay's fair share depends on.
+#[derive(Clone, Debug)]
+struct Board {
+    now: i64,
+    shards: u16,
+    ceiling: Ceiling,
+    rows: Vec<Row>,
+    members: Vec<(Uuid, i64)>,
+    holds: Vec<Hold>,
+}
+
+impl Board {
+    /// From when on a row of this relay is not worth rewriting: two thirds of its time are left.
+    fn fresh(&self, ask: &Ask) -> i64 {
+        self.now + millis(ask.lease) / 3 * 2
+    }
+
+    fn fair(&self) -> usize {
+        let live = self.members.iter().filter(|(_, until)| *until >= self.now).count();
+        usize::from(self.shards).div_ceil(live.max(1))
+    }
+
+    fn is_free(&self, row: &Row) -> bool {
+        row.owner.is_none() || row.until < self.now
+    }
+
+    /// Whether nothing would change.
+    fn is_quiet(&self, ask: &Ask) -> bool {
+        let fresh = self.fresh(ask);
+        let mine = || self.rows.iter().filter(|row| row.owner == Some(ask.owner));
+        ask.give_back.is_empty()
+            && self.ceiling == Ceiling::Open
+            && self.members.iter().any(|(owner, until)| *owner == ask.owner && *until >= fresh)
+            && mine().all(|row| row.until >= fresh)
+            && (mine().count() >= self.fair() || !self.rows.iter().any(|row| self.is_free(row)))
+    }
+
+    /// Counts this relay among the live ones.
+    fn count(&mut self, ask: &Ask) {
+        let until = self.now + millis(ask.lease);
+        self.members.retain(|(owner, _)| *owner != ask.owner);
+        self.members.push((ask.owner, until));
+    }
+
+    /// Renews what this relay has and takes free shards up to its fair share; gives the rows that changed.
+    fn take(&mut self, ask: &Ask) -> Vec<Row> {
+        let (fair, fresh) = (self.fair(), self.fresh(ask));
+        let until = self.now + millis(ask.lease);
+        let mut changed = Vec::new();
+        let mut held = self.rows.iter().filter(|row| row.owner == Some(ask.owner)).count();
+        for index in 0..self.rows.len() {
+            let free = self.is_free(&self.rows[index]);
+            let row = &mut self.rows[index];
+            if row.owner == Some(ask.owner) {
+                // One that expired and that nobody took is still ours, with the epoch it has.
+                if row.until >= fresh {
+                    continue;
+                }
+            } else if free && held < fair {
+                row.epoch += 1;
+                row.owner = Some(ask.owner);
+                held += 1;
+            } else {
+                continue;
+            }
+            row.until = until;
+            changed.push(row.clone());
+        }
+        changed
+    }
+
+    fn leased(&self, ask: &Ask) -> Leased {
+        let mine = || self.rows.iter().filter(|row| row.owner == Some(ask.owner));
+        let lasts = mine().map(|row| row.until - self.now).min().unwrap_or(0);
+        let lease = |row: &Row| Lease { shard: row.shard, shards: self.shards, epoch: row.epoch, owner: ask.owner };
+        Leased {
+            leases: mine().map(lease).collect(),
+            lasts: Duration::from_millis(u64::try_from(lasts).unwrap_or(0)),
+            fair: self.fair(),
+            ceiling: self.ceiling,
+            holds: self.holds.clone(),
+            timeline_changed: false,
+        }
+    }
+}
+
+/// One statement, so that all of it is of one moment.
+async fn load(connection: &mut SqliteConnection, destination: &str) -> Result<Board, Error> {
+    let sql = concat!(
+        "SELECT d.shards, d.enabled, d.regroup_to, d.regroup_at, ",
+        now!(),
+        ", (SELECT json_group_array(json_array(l.shard, l.epoch, hex(l.owner), l.until_ms) ORDER BY l.shard) \
+            FROM relevo_lease AS l WHERE l.destination = d.name), \
+           (SELECT json_group_array(json_array(hex(m.owner), m.until_ms)) \
+            FROM relevo_member AS m WHERE m.destination = d.name), \
+           (SELECT json_group_array(json_array(h.address, h.error) ORDER BY h.address) \
+            FROM relevo_hold AS h WHERE h.destination = d.name) \
+         FROM relevo_destination AS d WHERE d.name = ?1"
+    );
+    let row = sqlx::query(sql).bind(destination).fetch_optional(connection).await?;
+    let row = row.ok_or_else(|| queries::unknown(destination))?;
+    if !column::<bool>(&row, 1)? {
+        return Err(Error::Refused(format!(
+            "destination `{destination}` is switched off; hint: switch it on with `relevo destination switch`"
+        )));
+    }
+    let ceiling = match (column::<Option<i64>>(&row, 2)?, column::<Option<i64>>(&row, 3)?) {
+        (None, _) => Ceiling::Open,
+        (Some(_), None) => Ceiling::NoNewWindow,
+        (Some(_), Some(at)) => Ceiling::Tick(at),
+    };
+    let list = |index: usize| -> Result<Vec<Value>, Error> {
+        serde_json::from_str(column(&row, index)?).map_err(|_| Error::answer("leases are malformed"))
+    };
+    let malformed = || Error::answer("leases are malformed");
+    let read_row = |value: &Value| {
+        let owner = Some(value[2].as_str()?).filter(|text| !text.is_empty());
+        let owner = owner.map(Uuid::parse_str).transpose().ok()?;
+        let shard = u16::try_from(value[0].as_u64()?).ok()?;
+        Some(Row { shard, epoch: value[1].as_i64()?, owner, until: value[3].as_i64()? })
+    };
+    let member = |value: &Value| Some((Uuid::parse_str(value[0].as_str()?).ok()?, value[1].as_i64()?));
+    let hold =
+        |value: &Value| Some(Hold { address: value[0].as_str()?.to_owned(), error: value[1].as_str()?.to_owned() });
+    Ok(Board {
+        now: column(&row, 4)?,
+        shards: number(&row, 0)?,
+        ceiling,
+        rows: list(5)?.iter().map(read_row).collect::<Option<_>>().ok_or_else(malformed)?,
+        members: list(6)?.iter().map(member).collect::<Option<_>>().ok_or_else(malformed)?,
+        holds: list(7)?.iter().map(hold).collect::<Option<_>>().ok_or_else(malformed)?,
+    })
+}
+
+async fn give_back(connection: &mut SqliteConnection, destination: &str, ask: &Ask) -> Result<(), Error> {
+    for lease in &ask.give_back {
+        let sql = "UPDATE relevo_lease SET owner = NULL, until_ms = 0 \
+                   WHERE destination = ?1 AND shard = ?2 AND epoch = ?3 AND owner = ?4";
+        let update = sqlx::query(sql).bind(destination).bind(i64::from(lease.shard)).bind(lease.epoch);
+        update.bind(ask.owner).execute(&mut *connection).await?;
+    }
+    Ok(())
+}
+
+async fn write_leases(connection: &mut SqliteConnection, destination: &str, rows: &[Row]) -> Result<(), Error> {
+    if rows.is_empty() {
+        return Ok(());
+    }
+    let owner = |row: &Row| row.owner.map(|owner| owner.simple().to_string());
+    let rows: Value = rows.iter().map(|row| json!([row.shard, row.epoch, owner(row), row.until])).collect();
+    let sql = "UPDATE relevo_lease AS l SET epoch = w.value ->> 1, owner = unhex(w.value ->> 2), until_ms = w.value ->> 3 \
+               FROM json_each(?2) AS w WHERE l.destination = ?1 AND l.shard = w.value ->> 0";
+    sqlx::query(sql).bind(destination).bind(rows.to_string()).execute(connection).await?;
+    Ok(())
+}
+
+async fn write_members(connection: &mut SqliteConnection, destination: &str, ask: &Ask, now: i64) -> Result<(), Error> {
+    let sql = "INSERT INTO relevo_member (destination, owner, name, until_ms) VALUES (?1, ?2, ?3, ?4) \
+               ON CONFLICT (destination, owner) DO UPDATE SET until_ms = excluded.until_ms";
+    let insert = sqlx::query(sql).bind(destination).bind(ask.owner).bind(&ask.name);
+    insert.bind(now + millis(ask.lease)).execute(&mut *connection).await?;
+    let delete = sqlx::query("DELETE FROM relevo_member WHERE destination = ?1 AND until_ms < ?2");
+    delete.bind(destination).bind(now).execute(connection).await?;
+    Ok(())
+}
+
+/// Takes the next step of a regrouping, if every shard is ready for it: all finish their windows, all meet at the number
+/// that the furthest has reached, and there the new shards begin.
+async fn regroup_step(connection: &mut SqliteConnection, destination: &str) -> Result<(), Error> {
+    let sql = "SELECT d.regroup_to, d.regroup_at, max(p.to_seq), min(p.from_seq), min(p.from_seq = p.to_seq) \
+               FROM relevo_destination AS d JOIN relevo_progress AS p ON p.destination = d.name \
+               WHERE d.name = ?1 AND d.regroup_to IS NOT NULL GROUP BY d.name";
+    let Some(row) = sqlx::query(sql).bind(destination).fetch_optional(&mut *connection).await? else {
+        return Ok(());
+    };
+    let (shards, at): (i64, Option<i64>) = (column(&row, 0)?, column(&row, 1)?);
+    let (furthest, nearest, exhausted): (i64, i64, bool) = (column(&row, 2)?, column(&row, 3)?, column(&row, 4)?);
+    if at.is_none() && !exhausted {
+        return Ok(());
+    }
+    // An owner that had not heard of the regrouping may have gone further since; the others follow it.
+    let at = at.map_or(furthest, |at| at.max(furthest));
+    if !(exhausted && nearest == at) {
+        let update = sqlx::query("UPDATE relevo_destination SET regroup_at = ?2 WHERE name = ?1");
+        update.bind(destination).bind(at).execute(connection).await?;
+        return Ok(());
+    }
+    let epoch: i64 = {
+        let max = sqlx::query("SELECT max(epoch) FROM relevo_lease WHERE destination = ?1").bind(destination);
+        column(&max.fetch_one(&mut *connection).await?, 0)?
+    };
+    add_shards(connection, destination, shards, epoch + 1, at).await?;
+    let sql = "UPDATE relevo_destination SET shards = regroup_to, regroup_to = NULL, regroup_at = NULL WHERE name = ?1";
+    sqlx::query(sql).bind(destination).execute(connection).await?;
+    Ok(())
+}
+
+/// The numbers from 0 up to parameter 2, as the beginning of a statement.
+macro_rules! numbers {
+    () => {
+        "WITH RECURSIVE number (n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM number WHERE n + 1 < ?2) "
+    };
+}
+
+/// Gives a destination these shards in place of those it has, all at one number.
+pub(crate) async fn add_shards(
+    connection: &mut SqliteConnection,
+    destination: &str,
+    shards: i64,
+    epoch: i64,
+    at: i64,
+) -> Result<(), Error> {
+    for delete in
+        ["DELETE FROM relevo_lease WHERE destination = ?1", "DELETE FROM relevo_progress WHERE destination = ?1"]
+    {
+        sqlx::query(delete).bind(destination).execute(&mut *connection).await?;
+    }
+    let lease =
+        concat!(numbers!(), "INSERT INTO relevo_lease (destination, shard, epoch) SELECT ?1, n, ?3 FROM number");
+    sqlx::query(lease).bind(destination).bind(shards).bind(epoch).execute(&mut *connection).await?;
+    let progress = concat!(
+        numbers!(),
+        "INSERT INTO relevo_progress (destination, shard, from_seq, to_seq, place, settled_at_ms) \
+         SELECT ?1, n, ?3, ?3, 0, ",
+        now!(),
+        " FROM number"
+    );
+    sqlx::query(progress).bind(destination).bind(shards).bind(at).execute(connection).await?;
+    Ok(())
+}
+
+/// Where newly leased shards stand. Reads what is committed by now, so that nothing a former owner settled is missed.
+pub(crate) async fn standing(link: &Link, destination: &str, leases: &[Lease]) -> Result<Vec<Standing>, Error> {
+    let Some(first) = leases.first() else { return Ok(Vec::new()) };
+    let mut session = link.take().await?;
+    let sql = "SELECT p.shard, p.from_seq, p.to_seq, p.place FROM relevo_progress AS p \
+               JOIN relevo_destination AS d ON d.name = p.destination \
+               WHERE p.destination = ?1 AND d.shards = ?2 ORDER BY p.shard";
+    let select = sqlx::query(sql).bind(destination).bind(i64::from(first.shards));
+    let mut standings = Vec::with_capacity(leases.len());
+    for row in select.fetch_all(&mut *session).await? {
+        let shard: u16 = number(&row, 0)?;
+        if leases.iter().any(|lease| lease.shard == shard) {
+            standings.push(Standing { shard, position: queries::position(&row, 1)?, parked: Vec::new() });
+        }
+    }
+    let keys = sqlx::query("SELECT slot, key FROM relevo_parked_key WHERE destination = ?1").bind(destination);
+    for row in keys.fetch_all(&mut *session).await? {
+        let shard = shard_of(number(&row, 0)?, first.shards);
+        if let Some(standing) = standings.iter_mut().find(|standing| standing.shard == shard) {
+            standing.parked.push(column::<String>(&row, 1)?.into());
+        }
+    }
+    session.give_back();
+    Ok(standings)
+}
+
+/// Leaves politely: the leases are free at once.
+pub(crate) async fn leave(link: &Link, destination: &str, owner: Uuid) -> Result<(), Error> {
+    let mut session = link.begin(Durability::Process).await?;
+    for sql in [
+        "UPDATE relevo_lease SET owner = NULL, until_ms = 0 WHERE destination = ?1 AND owner = ?2",
+        "DELETE FROM relevo_member WHERE destination = ?1 AND owner = ?2",
+    ] {
+        sqlx::query(sql).bind(destination).bind(owner).execute(&mut *session).await?;
+    }
+    session.commit().await
+}

@@ -1,0 +1,128 @@
+//! One connection, made anew after anything failed on it.
+
+use std::ops::{Deref, DerefMut};
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use sqlx::ConnectOptions as _;
+use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection, SqliteSynchronous};
+use tokio::sync::{Mutex, MutexGuard};
+
+use crate::classify::Error;
+use crate::{config, migrate};
+
+/// How many rows the driver reads ahead of us: each costs a switch between threads if there is no room for it.
+const ROWS_AHEAD: usize = 256;
+
+/// What a commit survives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Durability {
+    /// The end of the process; in a power failure it may be lost, with nothing that came after it kept.
+    Process,
+    /// A power failure too.
+    Power,
+}
+
+/// A connection that serves one call at a time.
+pub(crate) struct Link {
+    file: PathBuf,
+    options: SqliteConnectOptions,
+    slot: Mutex<Option<Open>>,
+}
+
+struct Open {
+    connection: SqliteConnection,
+    /// Device and inode: another file of the same name is another outbox.
+    identity: (u64, u64),
+    durability: Durability,
+}
+
+impl Link {
+    pub(crate) fn new(file: &Path, busy_timeout: Duration) -> Self {
+        // A file that is not in WAL mode is refused when it is checked, not changed: its users may have their reasons.
+        let options = config::plain_options(file)
+            .busy_timeout(busy_timeout)
+            .synchronous(SqliteSynchronous::Normal)
+            .row_buffer_size(ROWS_AHEAD)
+            .thread_name(|number| format!("relevo-sqlite-{number}"));
+        Self { file: file.to_owned(), options, slot: Mutex::new(None) }
+    }
+
+    /// The connection, for one call. Whoever drops it without giving it back closes it, and ends a transaction that is
+    /// open on it: so does every error, and every call that is cancelled.
+    pub(crate) async fn take(&self) -> Result<Session<'_>, Error> {
+        let mut slot = self.slot.lock().await;
+        let identity = identity(&self.file)?;
+        let open = match slot.take() {
+            Some(open) if open.identity == identity => open,
+            Some(_) => return Err(Error::Replaced),
+            None => self.connect(identity).await?,
+        };
+        Ok(Session { slot, open })
+    }
+
+    /// The connection, in a transaction that has the write lock from its beginning.
+    pub(crate) async fn begin(&self, durability: Durability) -> Result<Session<'_>, Error> {
+        let mut session = self.take().await?;
+        if session.open.durability != durability {
+            let level = match durability {
+                Durability::Process => "PRAGMA main.synchronous = NORMAL",
+                Durability::Power => "PRAGMA main.synchronous = FULL",
+            };
+            sqlx::query(level).execute(&mut *session).await?;
+            session.open.durability = durability;
+        }
+        sqlx::query("BEGIN IMMEDIATE").execute(&mut *session).await?;
+        Ok(session)
+    }
+
+    async fn connect(&self, identity: (u64, u64)) -> Result<Open, Error> {
+        let mut connection = self.options.connect().await?;
+        migrate::check(&mut connection).await?;
+        Ok(Open { connection, identity, durability: Durability::Process })
+    }
+}
+
+/// A connection that is in use.
+pub(crate) struct Session<'a> {
+    slot: MutexGuard<'a, Option<Open>>,
+    open: Open,
+}
+
+impl Session<'_> {
+    /// Ends a call that changed nothing.
+    pub(crate) fn give_back(mut self) {
+        *self.slot = Some(self.open);
+    }
+
+    /// Commits, and ends the call.
+    pub(crate) async fn commit(mut self) -> Result<(), Error> {
+        sqlx::query("COMMIT").execute(&mut *self).await?;
+        self.give_back();
+        Ok(())
+    }
+}
+
+impl Deref for Session<'_> {
+    type Target = SqliteConnection;
+
+    fn deref(&self) -> &SqliteConnection {
+        &self.open.connection
+    }
+}
+
+impl DerefMut for Session<'_> {
+    fn deref_mut(&mut self) -> &mut SqliteConnection {
+        &mut self.open.connection
+    }
+}
+
+fn identity(file: &Path) -> Result<(u64, u64), Error> {
+    match std::fs::metadata(file) {
+        Ok(found) if found.is_file() => Ok((found.dev(), found.ino())),
+        Ok(_) => Err(Error::NoDatabase),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Err(Error::Missing),
+        Err(_) => Err(Error::Unopenable),
+    }
+}

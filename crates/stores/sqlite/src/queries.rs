@@ -1,0 +1,195 @@
+//! What statements have in common, and how their rows are read.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use bytestring::ByteString;
+use jiff::Timestamp;
+use relevo_core::message::{Headers, Message, MessageId};
+use relevo_core::slot::SLOTS;
+use relevo_core::store::{Entry, Lease, Position, Stop, Stopped};
+use serde_json::{Value, json};
+use sqlx::sqlite::{Sqlite, SqliteConnection, SqliteRow};
+use sqlx::{Decode, Row as _, Type};
+use uuid::Uuid;
+
+use crate::classify::Error;
+
+/// The clock that every predicate uses, in milliseconds since 1970, as an expression of SQL.
+macro_rules! now {
+    () => {
+        "CAST(round(unixepoch('subsec') * 1000) AS INTEGER)"
+    };
+}
+pub(crate) use now;
+
+pub(crate) fn column<'r, T>(row: &'r SqliteRow, index: usize) -> Result<T, Error>
+where
+    T: Decode<'r, Sqlite> + Type<Sqlite>,
+{
+    Ok(row.try_get(index)?)
+}
+
+/// A number that fits a smaller type.
+pub(crate) fn number<T: TryFrom<i64>>(row: &SqliteRow, index: usize) -> Result<T, Error> {
+    T::try_from(column(row, index)?).map_err(|_| Error::answer("a number is out of range"))
+}
+
+fn text(row: &SqliteRow, index: usize) -> Result<ByteString, Error> {
+    Ok(column::<String>(row, index)?.into())
+}
+
+pub(crate) fn id(row: &SqliteRow, index: usize) -> Result<MessageId, Error> {
+    Ok(MessageId::from_uuid(column::<Uuid>(row, index)?))
+}
+
+pub(crate) fn timestamp(millis: i64) -> Result<Timestamp, Error> {
+    Timestamp::from_millisecond(millis).map_err(|_| Error::answer("a time is out of range"))
+}
+
+pub(crate) fn time(row: &SqliteRow, index: usize) -> Result<Timestamp, Error> {
+    timestamp(column(row, index)?)
+}
+
+pub(crate) fn optional_time(row: &SqliteRow, index: usize) -> Result<Option<Timestamp>, Error> {
+    column::<Option<i64>>(row, index)?.map(timestamp).transpose()
+}
+
+/// Eight columns in this order: id, created_at_ms, topic, key, type, content_type, headers, payload. A payload that was
+/// left out is empty here.
+pub(crate) fn message(row: &SqliteRow, first: usize) -> Result<Message, Error> {
+    let headers: Option<&str> = column(row, first + 6)?;
+    let headers = match headers {
+        None => Headers::new(),
+        Some(text) => serde_json::from_str(text).map_err(|_| Error::answer("headers are not JSON"))?,
+    };
+    Ok(Message {
+        id: id(row, first)?,
+        created_at: time(row, first + 1)?,
+        topic: text(row, first + 2)?,
+        key: text(row, first + 3)?,
+        kind: text(row, first + 4)?,
+        content_type: text(row, first + 5)?,
+        headers,
+        payload: Bytes::from(column::<Option<Vec<u8>>>(row, first + 7)?.unwrap_or_default()),
+    })
+}
+
+/// Ten columns: seq, slot, and those of [`message`].
+pub(crate) fn entry(row: &SqliteRow, first: usize) -> Result<Entry, Error> {
+    Ok(Entry { seq: column(row, first)?, slot: number(row, first + 1)?, message: Arc::new(message(row, first + 2)?) })
+}
+
+/// Three columns: from_seq, to_seq, place.
+pub(crate) fn position(row: &SqliteRow, first: usize) -> Result<Position, Error> {
+    Ok(Position { from: column(row, first)?, to: column(row, first + 1)?, place: column(row, first + 2)? })
+}
+
+/// Up to where everything of a shard is settled. One number says it, because numbers are in commit order.
+pub(crate) fn upto(position: &Position) -> i64 {
+    position.from.max(position.place)
+}
+
+/// The slots of these leases' shards as a JSON array, for `slot IN (SELECT value FROM json_each(?))`; `None` when they
+/// are all of the destination's.
+pub(crate) fn slots(leases: &[Lease]) -> Option<String> {
+    let first = leases.first()?;
+    if leases.len() >= usize::from(first.shards) {
+        return None;
+    }
+    let shards = usize::from(first.shards.max(1));
+    let mut slots: Vec<u16> = leases.iter().flat_map(|lease| (lease.shard..SLOTS).step_by(shards)).collect();
+    slots.sort_unstable();
+    Some(json!(slots).to_string())
+}
+
+/// Leases as a JSON array of [shard, epoch, owner].
+fn tokens(leases: &[Lease]) -> String {
+    let owner = |lease: &Lease| lease.owner.simple().to_string().to_uppercase();
+    let tokens: Value = leases.iter().map(|lease| json!([lease.shard, lease.epoch, owner(lease)])).collect();
+    tokens.to_string()
+}
+
+/// Those of the leases that are still held, and the time. In a transaction that has the write lock nobody can take them
+/// until it ends.
+pub(crate) async fn held(
+    connection: &mut SqliteConnection,
+    destination: &str,
+    leases: &[Lease],
+) -> Result<(Vec<Lease>, i64), Error> {
+    let sql = concat!(
+        "SELECT d.shards, ",
+        now!(),
+        ", (SELECT json_group_array(l.shard) FROM json_each(?2) AS w JOIN relevo_lease AS l \
+            ON l.destination = d.name AND l.shard = w.value ->> 0 AND l.epoch = w.value ->> 1 \
+            AND hex(l.owner) = w.value ->> 2) \
+         FROM relevo_destination AS d WHERE d.name = ?1"
+    );
+    let row = sqlx::query(sql).bind(destination).bind(tokens(leases)).fetch_optional(connection).await?;
+    let row = row.ok_or_else(|| unknown(destination))?;
+    let shards: u16 = number(&row, 0)?;
+    let held: Vec<u16> = serde_json::from_str(column(&row, 2)?).map_err(|_| Error::answer("shards are not numbers"))?;
+    let is_held = |lease: &&Lease| lease.shards == shards && held.contains(&lease.shard);
+    Ok((leases.iter().filter(is_held).copied().collect(), column(&row, 1)?))
+}
+
+pub(crate) fn unknown(destination: &str) -> Error {
+    Error::Refused(format!("destination `{destination}` does not exist; hint: add it with `relevo destination add`"))
+}
+
+pub(crate) fn millis(duration: Duration) -> i64 {
+    i64::try_from(duration.as_millis()).unwrap_or(i64::MAX).min(1 << 50)
+}
+
+/// How a key waits after its head stopped: state, next attempt, address.
+pub(crate) fn waiting(stopped: &Stopped, now: i64) -> (&'static str, Option<i64>, Option<&str>) {
+    match &stopped.stop {
+        Stop::Retry { after } => ("retry", Some(now + millis(*after)), None),
+        Stop::Quarantine { after } => ("quarantine", Some(now + millis(*after)), None),
+        Stop::Address { address, .. } => ("address", None, Some(address)),
+        Stop::DeadHold => ("dead", None, None),
+        Stop::DeadContinue => ("retry", Some(now), None),
+    }
+}
+
+/// Holds an address. Only a probe that failed holds it for longer: messages that arrive meanwhile were not even tried,
+/// and would put the probe off for ever.
+pub(crate) async fn hold(
+    connection: &mut SqliteConnection,
+    destination: &str,
+    stopped: &Stopped,
+    now: i64,
+    probed: bool,
+) -> Result<(), Error> {
+    let Stop::Address { address, after } = &stopped.stop else { return Ok(()) };
+    let sql = "INSERT INTO relevo_hold AS h (destination, address, class, error, since_ms, next_at_ms) \
+               VALUES (?1, ?2, ?3, ?4, ?5, ?6) ON CONFLICT (destination, address) DO UPDATE \
+               SET class = excluded.class, error = excluded.error, next_at_ms = excluded.next_at_ms WHERE ?7";
+    let insert = sqlx::query(sql).bind(destination).bind(&**address).bind(stopped.class).bind(&stopped.error);
+    insert.bind(now).bind(now + millis(*after)).bind(probed).execute(connection).await?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lease(shard: u16, shards: u16) -> Lease {
+        Lease { shard, shards, epoch: 1, owner: Uuid::nil() }
+    }
+
+    #[test]
+    fn the_slots_of_some_shards_are_listed_and_those_of_all_are_not() {
+        assert_eq!(slots(&[lease(0, 2), lease(1, 2)]), None);
+        let listed: Vec<u16> = serde_json::from_str(&slots(&[lease(1, 128), lease(0, 128)]).unwrap()).unwrap();
+        assert_eq!(listed, [0, 1, 128, 129]);
+    }
+
+    #[test]
+    fn one_number_says_how_far_a_shard_is_settled() {
+        assert_eq!(upto(&Position::at(7)), 7);
+        assert_eq!(upto(&Position { from: 7, to: 20, place: 0 }), 7);
+        assert_eq!(upto(&Position { from: 7, to: 20, place: 12 }), 12);
+    }
+}

@@ -1,0 +1,270 @@
+//! The store ports over SQLite.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use relevo_core::store::{
+    Advance, Advanced, Ask, Ceiling, DeadFilter, DeadLetter, DeadLetters, Entry, Lease, Leased, Leases, Maintained,
+    Mark, OutboxReader, Page, ParkedKeys, Position, Read, Run, Settled, Settlement, Standing, StoreError, Upkeep,
+};
+use sqlx::sqlite::SqliteConnection;
+use tokio::time::timeout;
+use uuid::Uuid;
+
+use crate::classify::Error;
+use crate::config::Config;
+use crate::link::{Durability, Link};
+use crate::queries::{self, column, now};
+use crate::{dead, disk, leases, runs, settle, upkeep};
+
+/// How many scheduled messages enter the log in one transaction.
+const ENTER_MAX: i64 = 1000;
+/// Beyond waiting for a writer: what a disk may take for one call.
+const DISK_DEADLINE: Duration = Duration::from_secs(30);
+
+/// One outbox, seen by a relay for one destination.
+///
+/// One connection reads and another leases and settles, so that reading ahead overlaps with settling.
+pub struct Store {
+    pub(crate) file: PathBuf,
+    pub(crate) destination: String,
+    pub(crate) reading: Link,
+    pub(crate) settling: Link,
+    deadline: Duration,
+    /// Everything up to this number is known to survive a power failure.
+    flushed: AtomicI64,
+}
+
+impl Store {
+    /// Opens the file, and checks that its schema is the one that this program knows and that it lies on a local disk.
+    pub async fn open(config: Config) -> Result<Self, StoreError> {
+        let file = config.path;
+        if let Some(name) = disk::magic(&file).and_then(disk::refused)
+            && !config.network_allowed
+        {
+            return Err(StoreError::Refused {
+                what: format!(
+                    "file `{}` is on {name}, where SQLite's locks cannot be trusted; hint: put it on a local disk, or \
+                     allow it if you are sure that one machine uses it",
+                    file.display()
+                ),
+            });
+        }
+        let store = Self {
+            reading: Link::new(&file, config.busy_timeout),
+            settling: Link::new(&file, config.busy_timeout),
+            deadline: config.busy_timeout + DISK_DEADLINE,
+            destination: config.destination,
+            flushed: AtomicI64::new(0),
+            file,
+        };
+        store.call(async { store.reading.take().await.map(super::link::Session::give_back) }).await?;
+        Ok(store)
+    }
+
+    /// One call: within its deadline, and what failed names the file.
+    pub(crate) async fn call<T>(&self, work: impl Future<Output = Result<T, Error>>) -> Result<T, StoreError> {
+        let result = timeout(self.deadline, work).await.unwrap_or(Err(Error::Deadline(self.deadline)));
+        result.map_err(|error| {
+            // It may be another file next time.
+            self.flushed.store(0, Ordering::Relaxed);
+            error.of_file(&self.file)
+        })
+    }
+
+    /// The highest number that is committed; lets scheduled messages enter the log first if some are due.
+    async fn newest(&self) -> Result<i64, Error> {
+        let (newest, due) = self.look().await?;
+        if !due {
+            return Ok(newest);
+        }
+        match self.enter_due().await {
+            Ok(()) => Ok(self.look().await?.0),
+            // They enter when the writer has ended; what is in the log goes on.
+            Err(Error::Busy) => Ok(newest),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// What an idle relay asks: two steps down two trees.
+    async fn look(&self) -> Result<(i64, bool), Error> {
+        let sql = concat!(
+            "SELECT coalesce((SELECT max(seq) FROM relevo_message), 0), \
+             coalesce((SELECT min(due_at_ms) FROM relevo_scheduled) <= ",
+            now!(),
+            ", 0)"
+        );
+        let mut session = self.reading.take().await?;
+        let row = sqlx::query(sql).fetch_one(&mut *session).await?;
+        session.give_back();
+        Ok((column(&row, 0)?, column(&row, 1)?))
+    }
+
+    /// Moves scheduled messages whose time has come into the log, in the order of their times.
+    async fn enter_due(&self) -> Result<(), Error> {
+        let mut session = self.settling.begin(Durability::Power).await?;
+        let now: i64 = column(&sqlx::query(concat!("SELECT ", now!())).fetch_one(&mut *session).await?, 0)?;
+        for sql in [
+            "INSERT INTO relevo_message (slot, id, created_at_ms, topic, key, type, content_type, headers, payload) \
+             SELECT slot, id, ?1, topic, key, type, content_type, headers, payload FROM relevo_scheduled \
+             WHERE due_at_ms <= ?1 ORDER BY due_at_ms, no LIMIT ?2",
+            "DELETE FROM relevo_scheduled WHERE no IN ( \
+             SELECT no FROM relevo_scheduled WHERE due_at_ms <= ?1 ORDER BY due_at_ms, no LIMIT ?2)",
+        ] {
+            sqlx::query(sql).bind(now).bind(ENTER_MAX).execute(&mut *session).await?;
+        }
+        session.commit().await
+    }
+
+    async fn read_page(&self, read: Read<'_>) -> Result<Page, Error> {
+        let mut window = read.after;
+        if window.is_exhausted() {
+            let to = match read.ceiling {
+                Ceiling::Open => self.newest().await?,
+                Ceiling::NoNewWindow => window.from,
+                Ceiling::Tick(tick) => tick,
+            };
+            window = Position { from: window.from, to: to.max(window.from), place: 0 };
+        }
+        if window.is_exhausted() || read.leases.is_empty() {
+            return Ok(Page { entries: Vec::new(), end: read.after });
+        }
+        let mut session = self.reading.take().await?;
+        let (entries, is_cut) = page(&mut session, &read, window).await?;
+        session.give_back();
+        let end = match entries.last() {
+            Some(last) if is_cut => Position { place: last.seq, ..window },
+            _ => Position::at(window.to),
+        };
+        if !entries.is_empty() {
+            self.flush(window.to).await?;
+        }
+        Ok(Page { entries, end })
+    }
+
+    /// Before anything of a window is published, all of it survives a power failure: once a window, not once a page.
+    async fn flush(&self, to: i64) -> Result<(), Error> {
+        if self.flushed.load(Ordering::Relaxed) < to {
+            disk::flush(&self.file).await?;
+            self.flushed.fetch_max(to, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+}
+
+/// The messages of a window after its place, and whether there may be more of them.
+async fn page(
+    connection: &mut SqliteConnection,
+    read: &Read<'_>,
+    window: Position,
+) -> Result<(Vec<Entry>, bool), Error> {
+    let limit = read.limit.max(1);
+    // Payloads up to this length cannot pass the limit of bytes, however many there are. A larger one is left out, so
+    // that the page is bounded before anything is known of it.
+    let small = i64::try_from((read.bytes / limit).max(1)).unwrap_or(i64::MAX);
+    let sql = "SELECT seq, slot, id, created_at_ms, topic, key, type, content_type, headers, \
+               CASE WHEN length(payload) <= ?4 THEN payload END, length(payload) FROM relevo_message \
+               WHERE seq > ?1 AND seq <= ?2 ORDER BY seq LIMIT ?3";
+    let some = "SELECT seq, slot, id, created_at_ms, topic, key, type, content_type, headers, \
+                CASE WHEN length(payload) <= ?4 THEN payload END, length(payload) FROM relevo_message \
+                WHERE seq > ?1 AND seq <= ?2 AND slot IN (SELECT value FROM json_each(?5)) ORDER BY seq LIMIT ?3";
+    let slots = queries::slots(read.leases);
+    let select = sqlx::query(if slots.is_some() { some } else { sql }).bind(queries::upto(&window)).bind(window.to);
+    let mut select = select.bind(i64::try_from(limit).unwrap_or(i64::MAX)).bind(small);
+    if let Some(slots) = slots {
+        select = select.bind(slots);
+    }
+    let rows = select.fetch_all(&mut *connection).await?;
+    let mut entries = Vec::with_capacity(rows.len());
+    let mut bytes = 0;
+    for row in &rows {
+        if bytes >= read.bytes {
+            break;
+        }
+        let length: i64 = column(row, 10)?;
+        bytes += usize::try_from(length).unwrap_or(0);
+        let mut entry = queries::entry(row, 0)?;
+        if length > small {
+            entry = whole(connection, entry.seq).await?;
+        }
+        entries.push(entry);
+    }
+    let is_cut = rows.len() >= limit || entries.len() < rows.len();
+    Ok((entries, is_cut))
+}
+
+async fn whole(connection: &mut SqliteConnection, seq: i64) -> Result<Entry, Error> {
+    let sql = "SELECT seq, slot, id, created_at_ms, topic, key, type, content_type, headers, payload \
+               FROM relevo_message WHERE seq = ?1";
+    queries::entry(&sqlx::query(sql).bind(seq).fetch_one(connection).await?, 0)
+}
+
+#[async_trait]
+impl Leases for Store {
+    async fn lease(&self, ask: Ask) -> Result<Leased, StoreError> {
+        self.call(leases::lease(&self.settling, &self.destination, &ask)).await
+    }
+
+    async fn standing(&self, leases: &[Lease]) -> Result<Vec<Standing>, StoreError> {
+        self.call(leases::standing(&self.settling, &self.destination, leases)).await
+    }
+
+    async fn leave(&self, owner: Uuid, _leases: &[Lease]) -> Result<(), StoreError> {
+        self.call(leases::leave(&self.settling, &self.destination, owner)).await
+    }
+}
+
+#[async_trait]
+impl OutboxReader for Store {
+    async fn read(&self, read: Read<'_>) -> Result<Page, StoreError> {
+        self.call(self.read_page(read)).await
+    }
+
+    async fn settle(&self, settlement: Settlement) -> Result<Settled, StoreError> {
+        if settlement.progress.is_empty() {
+            return Ok(Settled::default());
+        }
+        self.call(settle::settle(&self.settling, &self.destination, &settlement)).await
+    }
+}
+
+#[async_trait]
+impl ParkedKeys for Store {
+    async fn due(&self, leases: &[Lease], keys: usize, messages: usize) -> Result<Vec<Run>, StoreError> {
+        if leases.is_empty() {
+            return Ok(Vec::new());
+        }
+        self.call(runs::due(&self.settling, &self.destination, leases, keys, messages)).await
+    }
+
+    async fn advance(&self, advances: Vec<Advance>) -> Result<Vec<Advanced>, StoreError> {
+        if advances.is_empty() {
+            return Ok(Vec::new());
+        }
+        self.call(runs::advance(&self.settling, &self.destination, &advances)).await
+    }
+}
+
+#[async_trait]
+impl Upkeep for Store {
+    async fn maintain(&self) -> Result<Maintained, StoreError> {
+        self.call(upkeep::maintain(&self.settling)).await
+    }
+}
+
+#[async_trait]
+impl DeadLetters for Store {
+    async fn dead(&self, filter: &DeadFilter, limit: usize) -> Result<Vec<DeadLetter>, StoreError> {
+        self.call(dead::letters(&self.settling, &self.destination, filter, limit)).await
+    }
+
+    async fn redrive(&self, mark: &Mark) -> Result<u64, StoreError> {
+        self.call(dead::mark(&self.settling, &self.destination, "redrive", mark)).await
+    }
+
+    async fn discard(&self, mark: &Mark) -> Result<u64, StoreError> {
+        self.call(dead::mark(&self.settling, &self.destination, "discard", mark)).await
+    }
+}

@@ -1,0 +1,107 @@
+//! Retention: what every destination has settled and is old enough goes, in small transactions.
+
+use relevo_core::store::Maintained;
+use sqlx::sqlite::SqliteConnection;
+
+use crate::classify::Error;
+use crate::link::{Durability, Link};
+use crate::queries::{column, now};
+
+/// How many rows one transaction deletes: applications wait for it.
+const BATCH: i64 = 2000;
+/// How many such transactions one call makes.
+const BATCHES_MAX: u32 = 50;
+/// Up to how many messages that are held back are counted.
+const COUNT_MAX: i64 = 10_000;
+
+/// Deletes old messages and prunes histories. A writer that does not end leaves it for the next time.
+pub(crate) async fn maintain(link: &Link) -> Result<Maintained, Error> {
+    let mut maintained = Maintained::default();
+    for _ in 0..BATCHES_MAX {
+        let mut session = match link.begin(Durability::Process).await {
+            Ok(session) => session,
+            Err(Error::Busy) => return Ok(Maintained { busy: true, ..maintained }),
+            Err(error) => return Err(error),
+        };
+        let dropped = drop_messages(&mut session).await?;
+        let pruned = prune(&mut session).await?;
+        session.commit().await?;
+        maintained.dropped = maintained.dropped.saturating_add(u32::try_from(dropped).unwrap_or(u32::MAX));
+        if dropped.max(pruned) < BATCH.unsigned_abs() {
+            break;
+        }
+    }
+    let mut session = link.take().await?;
+    maintained.warnings = warnings(&mut session).await?;
+    session.give_back();
+    Ok(maintained)
+}
+
+/// From the lowest number on, and not beyond the first message that is young or that somebody has not settled: no scan
+/// of what stays.
+async fn drop_messages(connection: &mut SqliteConnection) -> Result<u64, Error> {
+    let sql = concat!(
+        "DELETE FROM relevo_message WHERE seq < coalesce(( \
+             SELECT min(o.seq) FROM (SELECT seq, created_at_ms FROM relevo_message ORDER BY seq LIMIT ?1) AS o \
+             WHERE o.created_at_ms > (SELECT ",
+        now!(),
+        " - retention_ms FROM relevo_setting)), 9223372036854775807) \
+         AND seq <= coalesce((SELECT min(from_seq) FROM relevo_progress), 9223372036854775807) \
+         AND seq IN (SELECT seq FROM relevo_message ORDER BY seq LIMIT ?1)"
+    );
+    Ok(sqlx::query(sql).bind(BATCH).execute(connection).await?.rows_affected())
+}
+
+/// Says how much the longest of them deleted.
+async fn prune(connection: &mut SqliteConnection) -> Result<u64, Error> {
+    let statements = [
+        concat!(
+            "DELETE FROM relevo_settled WHERE no IN (SELECT no FROM relevo_settled WHERE settled_at_ms < ",
+            now!(),
+            " - (SELECT retention_ms FROM relevo_setting) ORDER BY no LIMIT ?1)"
+        ),
+        concat!(
+            "DELETE FROM relevo_parked_delivery WHERE (destination, seq) IN ( \
+             SELECT destination, seq FROM relevo_parked_delivery WHERE delivered_at_ms < ",
+            now!(),
+            " - (SELECT retention_ms FROM relevo_setting) LIMIT ?1)"
+        ),
+        concat!(
+            "DELETE FROM relevo_own_id WHERE id IN (SELECT id FROM relevo_own_id WHERE claimed_at_ms < ",
+            now!(),
+            " - (SELECT id_retention_ms FROM relevo_setting) LIMIT ?1)"
+        ),
+        concat!(
+            "DELETE FROM relevo_dead_letter WHERE (destination, id) IN ( \
+             SELECT destination, id FROM relevo_dead_letter \
+             WHERE state IN ('redriven', 'discarded') AND marked_at_ms < ",
+            now!(),
+            " - (SELECT dead_retention_ms FROM relevo_setting) LIMIT ?1)"
+        ),
+    ];
+    let mut most = 0;
+    for sql in statements {
+        most = most.max(sqlx::query(sql).bind(BATCH).execute(&mut *connection).await?.rows_affected());
+    }
+    Ok(most)
+}
+
+/// Which destination holds old messages back.
+async fn warnings(connection: &mut SqliteConnection) -> Result<Vec<String>, Error> {
+    let sql = concat!(
+        "SELECT p.destination, (SELECT count(*) FROM ( \
+             SELECT created_at_ms FROM relevo_message WHERE seq > p.settled ORDER BY seq LIMIT ?1) \
+             WHERE created_at_ms <= ",
+        now!(),
+        " - (SELECT retention_ms FROM relevo_setting)) AS held \
+         FROM (SELECT destination, min(from_seq) AS settled FROM relevo_progress GROUP BY destination) AS p \
+         WHERE held > 0 ORDER BY p.destination"
+    );
+    let rows = sqlx::query(sql).bind(COUNT_MAX).fetch_all(connection).await?;
+    let warning = |row| -> Result<String, Error> {
+        let (name, held): (&str, i64) = (column(row, 0)?, column(row, 1)?);
+        let least = if held >= COUNT_MAX { "at least " } else { "" };
+        Ok(format!("destination `{name}` holds back {least}{held} messages from retention"))
+    };
+    rows.iter().map(warning).collect()
+}

@@ -1,0 +1,3 @@
+//! The suite that every store runs.
+
+relevo_conformance::store_suite!(crate::harness::start);

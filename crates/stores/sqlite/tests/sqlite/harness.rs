@@ -1,0 +1,195 @@
+//! A SQLite file as the suite sees it.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use jiff::{SignedDuration, Timestamp};
+use relevo_conformance::harness as suite;
+use relevo_conformance::harness::{Capabilities, RETENTION, Repeated, SHARDS, StoreHarness, Writer};
+use relevo_core::MessageId;
+use relevo_core::operate::Operate as _;
+use relevo_store_sqlite::{Config, Draft, EmitError, OnRepeat, Start, Store, cancel, connect_options, emit};
+use sqlx::sqlite::{Sqlite, SqlitePoolOptions};
+use sqlx::{AssertSqlSafe, ConnectOptions as _, Row as _, Transaction};
+
+use crate::scratch::{self, Scratch};
+
+/// How long sessions of the suite wait for an open writer, which in a case never ends meanwhile.
+const BUSY: Duration = Duration::from_millis(250);
+
+pub(crate) struct File {
+    scratch: Scratch,
+    file: PathBuf,
+}
+
+pub(crate) async fn start() -> File {
+    let scratch = Scratch::new();
+    let file = scratch.file();
+    scratch::outbox(&file, SHARDS).await;
+    let harness = File { scratch, file };
+    let retention = format!("UPDATE relevo_setting SET retention_ms = {}", RETENTION.as_millis());
+    harness.run(&retention).await.expect("a free file");
+    harness
+}
+
+impl File {
+    async fn run(&self, sql: &str) -> Result<(), sqlx::Error> {
+        let mut connection = connect_options(&self.file).busy_timeout(BUSY).connect().await?;
+        sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut connection).await.map(|_| ())
+    }
+
+    async fn begin_within(&self, wait: Duration) -> Result<Session, sqlx::Error> {
+        let options = connect_options(&self.file).busy_timeout(wait);
+        let pool = SqlitePoolOptions::new().max_connections(1).connect_with(options).await?;
+        Ok(Session(relevo_store_sqlite::begin(&pool).await?))
+    }
+
+    async fn move_back(&self, columns: &[(&str, &str)], time: Duration) -> Result<(), sqlx::Error> {
+        for (table, column) in columns {
+            self.run(&format!("UPDATE {table} SET {column} = {column} - {}", time.as_millis())).await?;
+        }
+        Ok(())
+    }
+}
+
+#[async_trait]
+impl StoreHarness for File {
+    type Store = Store;
+    type Writer = Session;
+
+    async fn store_for(&self, name: &str) -> Store {
+        let config = Config { busy_timeout: BUSY, ..Config::new(&self.file, name) };
+        Store::open(config).await.expect("a migrated file")
+    }
+
+    async fn begin(&self) -> Session {
+        self.begin_within(Duration::from_secs(5)).await.expect("nobody writes")
+    }
+
+    async fn begin_beside(&self) -> Option<Session> {
+        self.begin_within(Duration::from_millis(20)).await.ok()
+    }
+
+    async fn add_destination(&self, name: &str, shards: u16, start: suite::Start) {
+        let start = match start {
+            suite::Start::Now => Start::Now,
+            suite::Start::Oldest => Start::Oldest,
+        };
+        assert!(self.store_for(name).await.add_destination(shards, start).await.expect("a free file"));
+    }
+
+    async fn remove_destination(&self, name: &str) {
+        assert!(self.store_for(name).await.remove_destination().await.expect("a free file"));
+    }
+
+    async fn regroup(&self, name: &str, shards: u16) {
+        assert!(self.store_for(name).await.regroup(shards).await.expect("a free file"));
+    }
+
+    async fn switch(&self, name: &str, on: bool) {
+        assert!(self.store_for(name).await.switch(on).await.expect("a free file"));
+    }
+
+    /// What a kill leaves is the two files as they are at that moment; the shared memory is made anew.
+    async fn crash(&mut self) {
+        let after = self.scratch.path().join("after-the-crash.db");
+        for suffix in ["", "-wal"] {
+            let name = |file: &PathBuf| PathBuf::from(format!("{}{suffix}", file.display()));
+            std::fs::copy(name(&self.file), name(&after)).expect("a copy");
+        }
+        self.file = after;
+    }
+
+    /// Stored times become earlier. While the only writer is open nobody can change them: then it is really waited.
+    async fn let_pass(&self, time: Duration) {
+        let columns = [
+            ("relevo_lease", "until_ms"),
+            ("relevo_member", "until_ms"),
+            ("relevo_parked_key", "next_at_ms"),
+            ("relevo_hold", "next_at_ms"),
+            ("relevo_scheduled", "due_at_ms"),
+        ];
+        if self.move_back(&columns, time).await.is_err() {
+            tokio::time::sleep(time).await;
+        }
+    }
+
+    async fn age(&self, time: Duration) {
+        let columns = [
+            ("relevo_message", "created_at_ms"),
+            ("relevo_progress", "settled_at_ms"),
+            ("relevo_settled", "settled_at_ms"),
+        ];
+        self.move_back(&columns, time).await.expect("a free file");
+    }
+
+    async fn next_partition(&self) {}
+
+    async fn kept(&self) -> usize {
+        let mut connection = scratch::connect(&self.file).await;
+        let row = sqlx::query("SELECT count(*) FROM relevo_message").fetch_one(&mut connection).await;
+        let count: i64 = row.and_then(|row| row.try_get(0)).expect("a count");
+        usize::try_from(count).expect("a count")
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { one_writer: true, ..Capabilities::default() }
+    }
+}
+
+/// A transaction of an application, on a connection of its own.
+pub(crate) struct Session(Transaction<'static, Sqlite>);
+
+impl Session {
+    async fn run(&mut self, sql: String) {
+        sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut *self.0).await.expect("an open transaction");
+    }
+}
+
+#[async_trait]
+impl Writer for Session {
+    async fn emit(&mut self, draft: suite::Draft) -> Result<MessageId, Repeated> {
+        let deliver_at = draft
+            .deliver_after
+            .map(|after| Timestamp::now() + SignedDuration::try_from(after).expect("a wait of the suite is short"));
+        let emitted = emit(
+            &mut self.0,
+            Draft {
+                headers: draft.headers,
+                id: draft.id,
+                deliver_at,
+                on_repeat: match draft.on_repeat {
+                    suite::OnRepeat::Refuse => OnRepeat::Refuse,
+                    suite::OnRepeat::Ignore => OnRepeat::Ignore,
+                },
+                ..Draft::bytes(&draft.topic, &draft.key, &draft.kind, draft.payload, &draft.content_type)
+            },
+        );
+        match emitted.await {
+            Ok(id) => Ok(id),
+            Err(EmitError::Repeated(_)) => Err(Repeated),
+            Err(error) => panic!("the emit failed: {error}"),
+        }
+    }
+
+    async fn cancel(&mut self, id: MessageId) -> bool {
+        cancel(&mut self.0, id).await.expect("an open transaction")
+    }
+
+    async fn savepoint(&mut self, name: &str) {
+        self.run(format!("SAVEPOINT {name}")).await;
+    }
+
+    async fn rollback_to(&mut self, name: &str) {
+        self.run(format!("ROLLBACK TO SAVEPOINT {name}")).await;
+    }
+
+    async fn commit(self) {
+        self.0.commit().await.expect("an open transaction");
+    }
+
+    async fn rollback(self) {
+        self.0.rollback().await.expect("an open transaction");
+    }
+}
