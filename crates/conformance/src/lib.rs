@@ -10,6 +10,7 @@
 //! Each case is a function here, named as a sentence, and becomes one test there.
 
 pub mod addresses;
+pub mod broker;
 pub mod crash;
 pub mod dead_letters;
 pub mod destinations;

@@ -4,14 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use relevo_core::{Answer, Consumer, Delivery, Publication, Tag};
 
-use super::harness::{
-    ADDRESS, ConsumerHarness, key, nothing, number, publication, publish_all, receive, soon, to,
-};
+use super::harness::{ADDRESS, ConsumerHarness, key, nothing, number, publication, publish_all, receive, soon, to};
 
 /// Acknowledges deliveries; none may be lost.
 async fn acknowledge(consumer: &impl Consumer, deliveries: &[Delivery]) {
-    let answers: Vec<(Tag, Answer)> =
-        deliveries.iter().map(|delivery| (delivery.tag, Answer::Acknowledge)).collect();
+    let answers: Vec<(Tag, Answer)> = deliveries.iter().map(|delivery| (delivery.tag, Answer::Acknowledge)).collect();
     assert_eq!(soon(consumer.settle(&answers)).await.expect("settled"), []);
 }
 
@@ -78,8 +75,7 @@ async fn shared<H: ConsumerHarness>(
     let mut keys = (BTreeSet::new(), BTreeSet::new());
     for round in 0..2 {
         keys = (BTreeSet::new(), BTreeSet::new());
-        let batch: Vec<Publication> =
-            (0..40).map(|key| publication(round * 100 + key, &format!("k-{key}"))).collect();
+        let batch: Vec<Publication> = (0..40).map(|key| publication(round * 100 + key, &format!("k-{key}"))).collect();
         publish_all(&harness.broker().await, &batch).await;
         let mut left = 40;
         while left > 0 {
