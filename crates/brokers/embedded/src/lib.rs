@@ -1,1 +1,49 @@
-//! A durable broker in a SQLite file.
+//! A durable broker in a SQLite file: for one machine, for tests, and for trying Relevo out.
+//!
+//! Confirmed means kept: a batch is one transaction with `synchronous = FULL`. Groups read the log behind cursors;
+//! within a group, keys are hashed into lanes that are leased to one consumer each, so that order per key holds with
+//! any number of consumers, in any number of processes.
+//!
+//! ```no_run
+//! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+//! use relevo_broker_embedded::{Config, EmbeddedBroker, Group, Membership};
+//! use relevo_core::{Answer, Consumer};
+//!
+//! let broker = EmbeddedBroker::open(Config::new("relevo.db")).await?;
+//! broker.declare(&Group::new("billing", ["orders.**"])).await?;
+//! let consumer = broker.consumer("billing", Membership::default()).await?;
+//! for delivery in consumer.receive(100).await? {
+//!     let received = delivery.raw.decode()?;
+//!     println!("{} {}", received.message.key, received.message.id);
+//!     consumer.settle(&[(delivery.tag, Answer::Acknowledge)]).await?;
+//! }
+//! consumer.close().await?;
+//! # Ok(())
+//! # }
+//! ```
+
+mod broker;
+mod classify;
+mod config;
+mod consumer;
+mod dead;
+mod fetch;
+mod group;
+mod inspect;
+mod lanes;
+mod link;
+mod pattern;
+mod publish;
+mod retain;
+mod schema;
+mod settle;
+mod wake;
+
+pub use broker::EmbeddedBroker;
+pub use classify::Error;
+pub use config::{Config, WhenFull};
+pub use consumer::{EmbeddedConsumer, Membership};
+pub use dead::{DeadLetter, Which};
+pub use group::{Group, Start};
+pub use inspect::{GroupStatus, Kept, LAG_EXACT_MAX};
+pub use retain::Swept;

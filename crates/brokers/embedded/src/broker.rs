@@ -1,0 +1,112 @@
+//! The broker, and its end for publishers.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use relevo_core::message::Headers;
+use relevo_core::{Broker, Capabilities, Confirms, Outcome, Publication};
+
+use crate::classify::Error;
+use crate::config::Config;
+use crate::link::Link;
+use crate::publish::{self, Row};
+use crate::retain::Sweeper;
+use crate::schema;
+use crate::wake::Wake;
+
+/// A durable broker in a SQLite file. Cheap to clone: clones share connections, and wake each other's consumers at once.
+#[derive(Clone, Debug)]
+pub struct EmbeddedBroker(pub(crate) Arc<Inner>);
+
+#[derive(Debug)]
+pub(crate) struct Inner {
+    pub(crate) config: Config,
+    pub(crate) link: Link,
+    pub(crate) wake: Wake,
+    pub(crate) sweeper: Sweeper,
+}
+
+impl EmbeddedBroker {
+    /// Opens the broker's file; makes the file and the tables where they are missing.
+    pub async fn open(config: Config) -> Result<Self, Error> {
+        let link = Link::open(&config).await?;
+        schema::prepare(link.write().await?).await?;
+        let wake = Wake::new(link.watch());
+        Ok(Self(Arc::new(Inner { config, link, wake, sweeper: Sweeper::default() })))
+    }
+
+    /// Stores anything at all, with headers that are text. `key` decides its place in an order and its lane.
+    ///
+    /// For what does not come from an outbox: no repeat of it is recognised.
+    pub async fn publish_raw(&self, address: &str, key: &str, headers: &Headers, payload: Bytes) -> Result<(), Error> {
+        let row = Row::raw(address, key, headers, payload);
+        row.check(self.0.config.message_bytes_max)?;
+        self.store(&[row]).await
+    }
+
+    /// Closes the file. Calls that follow fail; consumers should be closed before.
+    pub async fn close(&self) {
+        self.0.link.close().await;
+    }
+
+    async fn store(&self, rows: &[Row<'_>]) -> Result<(), Error> {
+        let Inner { config, link, .. } = &*self.0;
+        loop {
+            match publish::store(link.write().await?, rows, config).await {
+                Err(Error::Full { .. }) if self.make_room(rows).await? => {}
+                Err(error) => return Err(error),
+                Ok(()) => break,
+            }
+        }
+        self.0.wake.stir();
+        Ok(())
+    }
+}
+
+#[async_trait]
+impl Broker for EmbeddedBroker {
+    fn capabilities(&self) -> Capabilities {
+        // A batch is one transaction, so that no message can pass one of its key that failed.
+        Capabilities { fences_order: true, message_bytes_max: self.0.config.message_bytes_max }
+    }
+
+    async fn publish(&self, batch: &[Publication], confirms: &Confirms) {
+        let (rows, refused) = publish::sort_out(batch, &self.0.config);
+        confirms.report_all(refused.into_iter().map(|(index, error)| (index, Err(error.into()))));
+        if rows.is_empty() {
+            return;
+        }
+        let (indexes, rows): (Vec<usize>, Vec<Row<'_>>) = rows.into_iter().unzip();
+        match self.store(&rows).await {
+            Ok(()) => confirms.report_all(indexes.into_iter().map(|index| (index, Ok(())))),
+            Err(error) => confirms.report_all(shared(indexes, error)),
+        }
+        self.sweep_now_and_then(rows.len()).await;
+    }
+}
+
+/// One error for a whole batch: each message is told the same sentence.
+fn shared(indexes: Vec<usize>, error: Error) -> impl Iterator<Item = (usize, Outcome)> {
+    let error = Arc::new(error);
+    indexes.into_iter().map(move |index| {
+        let failure = relevo_core::Failure::new(error.class(), Told(Arc::clone(&error)));
+        (index, Err(failure))
+    })
+}
+
+/// An error that several messages share.
+#[derive(Debug)]
+struct Told(Arc<Error>);
+
+impl std::fmt::Display for Told {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl std::error::Error for Told {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.0.source()
+    }
+}

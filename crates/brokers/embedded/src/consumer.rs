@@ -1,0 +1,203 @@
+//! One consumer of a group.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use relevo_core::{Answer, Consumer, Consuming, Delivery, Failure, Lane, Tag};
+use tokio::sync::{Mutex, Notify, watch};
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+use uuid::Uuid;
+
+use crate::broker::{EmbeddedBroker, Inner};
+use crate::classify::Error;
+use crate::group::Stored;
+use crate::lanes::State;
+use crate::pattern::Patterns;
+
+/// How a consumer takes part in its group.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Membership {
+    /// Its name, for people.
+    pub name: String,
+    /// At most so many deliveries of one lane are out.
+    pub prefetch: usize,
+    /// After so long without a sign of life its lanes go to others.
+    pub lease: Duration,
+}
+
+impl Default for Membership {
+    fn default() -> Self {
+        Self { name: "consumer".to_owned(), prefetch: 256, lease: Duration::from_secs(10) }
+    }
+}
+
+/// A consumer of one group. It keeps its lanes by a task of its own, however long a message is worked on; dropping it
+/// without [`close`](Consumer::close) leaves them until the lease ends.
+#[derive(Debug)]
+pub struct EmbeddedConsumer {
+    shared: Arc<Shared>,
+    /// Aborted when the consumer is dropped.
+    _heartbeat: JoinSet<()>,
+}
+
+/// What the consumer and its heartbeat share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) broker: Arc<Inner>,
+    pub(crate) group: Stored,
+    pub(crate) patterns: Patterns,
+    pub(crate) lanes: Vec<Lane>,
+    pub(crate) membership: Membership,
+    pub(crate) owner: Uuid,
+    /// Held while the file and this must agree; never while waiting for messages.
+    pub(crate) state: Mutex<State>,
+    /// Something of this consumer's own changed: room, a pause, a lane.
+    pub(crate) changed: Notify,
+    closed: watch::Sender<bool>,
+}
+
+impl EmbeddedBroker {
+    /// A new consumer of this group. It takes its share of the lanes as others give it up.
+    pub async fn consumer(&self, group: &str, membership: Membership) -> Result<EmbeddedConsumer, Error> {
+        let stored = Stored::find(self.0.link.readers(), group).await?;
+        let group = stored.ok_or_else(|| Error::NoGroup(group.to_owned()))?;
+        let shared = Arc::new(Shared {
+            broker: Arc::clone(&self.0),
+            patterns: group.patterns(),
+            lanes: (0..group.lanes).map(|lane| Lane::new(lane.to_string())).collect(),
+            group,
+            membership,
+            owner: Uuid::new_v4(),
+            state: Mutex::default(),
+            changed: Notify::new(),
+            closed: watch::Sender::new(false),
+        });
+        shared.attend(&mut *shared.state.lock().await).await?;
+        // Others hold more than their share now.
+        self.0.wake.stir();
+        let mut heartbeat = JoinSet::new();
+        heartbeat.spawn(beat(Arc::clone(&shared)));
+        Ok(EmbeddedConsumer { shared, _heartbeat: heartbeat })
+    }
+}
+
+/// Renews the lanes, and takes those of the dead, until the consumer is closed or dropped.
+async fn beat(shared: Arc<Shared>) {
+    let mut closed = shared.closed.subscribe();
+    loop {
+        // Three signs of life a lease: two may be late.
+        if timeout(shared.membership.lease / 3, closed.wait_for(|closed| *closed)).await.is_ok() {
+            return;
+        }
+        let mut state = shared.state.lock().await;
+        if *shared.closed.borrow() {
+            return;
+        }
+        match shared.attend(&mut state).await {
+            Ok(()) => shared.changed.notify_waiters(),
+            // Whoever receives or settles next is told; the next beat tries again.
+            Err(error) => {
+                tracing::warn!(group = shared.group.name, %error, "lanes could not be renewed, will try again");
+            }
+        }
+    }
+}
+
+impl Shared {
+    pub(crate) fn lease_ms(&self) -> i64 {
+        i64::try_from(self.membership.lease.as_millis()).unwrap_or(i64::MAX / 2)
+    }
+
+    async fn receive(&self, limit: usize) -> Result<Vec<Delivery>, Error> {
+        assert!(limit > 0, "a limit of nothing would wait for ever");
+        let mut closed = self.closed.subscribe();
+        loop {
+            // All of these before looking, so that nothing in between is missed.
+            let stirred = self.broker.wake.stirred();
+            let changed = self.changed.notified();
+            let version = self.broker.wake.version().await?;
+            let mut state = self.state.lock().await;
+            if *closed.borrow_and_update() {
+                return Ok(Vec::new());
+            }
+            if state.doubtful {
+                self.resolve_doubt(&mut state).await?;
+            }
+            if self.should_attend(&state).await? {
+                self.attend(&mut state).await?;
+            }
+            let fetched = self.fetch(&mut state, limit).await?;
+            if !fetched.deliveries.is_empty() {
+                return Ok(fetched.deliveries);
+            }
+            drop(state);
+            if fetched.more {
+                continue;
+            }
+            tokio::select! {
+                () = stirred => {}
+                () = changed => {}
+                // The sender lives as long as this does.
+                _ = closed.changed() => {}
+                () = sleep(fetched.due.unwrap_or(Duration::MAX)) => {}
+                version = self.other_version(version) => version?,
+            }
+        }
+    }
+
+    /// Returns once another connection has committed.
+    async fn other_version(&self, version: i64) -> Result<(), Error> {
+        loop {
+            sleep(self.broker.config.poll).await;
+            if self.broker.wake.version().await? != version {
+                return Ok(());
+            }
+        }
+    }
+
+    async fn set_paused(&self, lane: &Lane, paused: bool) {
+        let mut state = self.state.lock().await;
+        let number = self.lanes.iter().position(|known| known == lane).and_then(|index| u16::try_from(index).ok());
+        if let Some(held) = number.and_then(|number| state.lanes.get_mut(&number)) {
+            held.paused = paused;
+        }
+        drop(state);
+        self.changed.notify_waiters();
+    }
+}
+
+#[async_trait]
+impl Consumer for EmbeddedConsumer {
+    fn capabilities(&self) -> Consuming {
+        Consuming { holds_key: self.shared.group.ordered, counts: true }
+    }
+
+    async fn receive(&self, limit: usize) -> Result<Vec<Delivery>, Failure> {
+        Ok(self.shared.receive(limit).await?)
+    }
+
+    async fn settle(&self, answers: &[(Tag, Answer)]) -> Result<Vec<Tag>, Failure> {
+        Ok(self.shared.settle(answers).await?)
+    }
+
+    async fn pause(&self, lane: &Lane) -> Result<(), Failure> {
+        self.shared.set_paused(lane, true).await;
+        Ok(())
+    }
+
+    async fn resume(&self, lane: &Lane) -> Result<(), Failure> {
+        self.shared.set_paused(lane, false).await;
+        Ok(())
+    }
+
+    async fn close(&self) -> Result<(), Failure> {
+        let mut state = self.shared.state.lock().await;
+        // First, so that nothing is handed out any more even if the file cannot be written.
+        if self.shared.closed.send_replace(true) {
+            return Ok(());
+        }
+        Ok(self.shared.leave(&mut state).await?)
+    }
+}

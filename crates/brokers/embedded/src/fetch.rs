@@ -1,0 +1,300 @@
+//! Reading the next deliveries.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use bytestring::ByteString;
+use relevo_core::message::Headers;
+use relevo_core::{Delivery, Raw};
+use sqlx::Row as _;
+use sqlx::sqlite::SqliteRow;
+
+use crate::classify::Error;
+use crate::consumer::Shared;
+use crate::lanes::{Out, State, json, write_cursors};
+
+/// How many numbers of the log one statement looks at.
+const WINDOW: i64 = 4_096;
+/// How many windows one call looks at before it lets others have the lanes.
+const WINDOWS_MAX: usize = 16;
+
+/// What one look gave.
+pub(crate) struct Fetched {
+    pub(crate) deliveries: Vec<Delivery>,
+    /// The log goes on; look again at once.
+    pub(crate) more: bool,
+    /// If nothing was found: when the next retry is due.
+    pub(crate) due: Option<Duration>,
+}
+
+/// A message on its way out.
+struct Found {
+    seq: i64,
+    lane: u16,
+    key: ByteString,
+    count: u32,
+    head: bool,
+    address: Arc<str>,
+    raw: Raw,
+}
+
+/// What a look found, before it is written down.
+struct Look {
+    limit: usize,
+    /// How many more each lane may give; a lane that is full is not in it.
+    rooms: BTreeMap<u16, usize>,
+    cursors: BTreeMap<u16, i64>,
+    /// Handed out before.
+    again: Vec<Found>,
+    fresh: Vec<Found>,
+    /// They must wait for one of their key: number, lane, key.
+    behind: Vec<(i64, u16, String)>,
+}
+
+impl Look {
+    fn left(&self) -> usize {
+        self.limit - self.again.len() - self.fresh.len()
+    }
+
+    /// Whether the lane has room for one more; if not it is closed for this look.
+    fn enter(&mut self, lane: u16) -> bool {
+        match self.rooms.get_mut(&lane) {
+            Some(room) if *room > 0 => {
+                *room -= 1;
+                true
+            }
+            _ => {
+                self.rooms.remove(&lane);
+                false
+            }
+        }
+    }
+}
+
+impl Shared {
+    pub(crate) async fn fetch(&self, state: &mut State, limit: usize) -> Result<Fetched, Error> {
+        let open = state.lanes.iter().filter(|(_, held)| !held.paused && !held.leaving);
+        let rooms: BTreeMap<u16, usize> = open
+            .map(|(lane, held)| (*lane, self.membership.prefetch.saturating_sub(held.out)))
+            .filter(|(_, room)| *room > 0)
+            .collect();
+        let cursors = state.lanes.iter().map(|(lane, held)| (*lane, held.cursor)).collect();
+        let mut look = Look { limit, rooms, cursors, again: Vec::new(), fresh: Vec::new(), behind: Vec::new() };
+        if look.rooms.is_empty() {
+            return Ok(Fetched { deliveries: Vec::new(), more: false, due: None });
+        }
+        self.look_again(&mut look).await?;
+        let more = self.look_on(&mut look).await?;
+        if look.again.is_empty() && look.fresh.is_empty() && look.behind.is_empty() {
+            // Only this consumer needs to know how far it looked; the next heartbeat writes it down.
+            for (lane, held) in &mut state.lanes {
+                held.cursor = look.cursors[lane];
+            }
+            let due = if more { None } else { self.next_due(state).await? };
+            return Ok(Fetched { deliveries: Vec::new(), more, due });
+        }
+        let deliveries = self.hand_out(state, look).await?;
+        Ok(Fetched { more: true, deliveries, due: None })
+    }
+
+    /// What came back, and what was to be retried and is due.
+    async fn look_again(&self, look: &mut Look) -> Result<(), Error> {
+        let lanes: Vec<u16> = look.rooms.keys().copied().collect();
+        let rows = sqlx::query(AGAIN)
+            .bind(self.group.id)
+            .bind(json(&lanes))
+            .bind(i64::try_from(look.limit).unwrap_or(i64::MAX))
+            .fetch_all(self.broker.link.readers())
+            .await?;
+        for row in &rows {
+            let lane: u16 = row.get("lane");
+            if look.enter(lane) {
+                look.again.push(found(row, lane, row.get::<u32, _>("count") + 1, row.get("head"))?);
+            }
+        }
+        if rows.len() >= look.limit {
+            // More of these lanes may have come back, and nothing new may pass them.
+            look.rooms.clear();
+        }
+        Ok(())
+    }
+
+    /// What was never handed out. Lanes that stand at the same place are read together, those furthest behind first.
+    async fn look_on(&self, look: &mut Look) -> Result<bool, Error> {
+        let newest: i64 = sqlx::query_scalar("SELECT coalesce(max(seq), 0) FROM broker_message")
+            .fetch_one(self.broker.link.readers())
+            .await?;
+        for _ in 0..WINDOWS_MAX {
+            let standing = |look: &Look| look.rooms.keys().map(|lane| look.cursors[lane]).collect::<Vec<i64>>();
+            let Some(low) = standing(look).into_iter().min().filter(|low| *low < newest) else { return Ok(false) };
+            let lanes: Vec<u16> = look.rooms.keys().copied().filter(|lane| look.cursors[lane] == low).collect();
+            let next = standing(look).into_iter().filter(|cursor| *cursor > low).min().unwrap_or(newest);
+            let end = next.min(low + WINDOW).min(newest);
+            self.look_at(look, &lanes, low, end).await?;
+            if look.left() == 0 {
+                return Ok(true);
+            }
+        }
+        Ok(true)
+    }
+
+    /// The messages of these lanes after `low`, up to `end`.
+    async fn look_at(&self, look: &mut Look, lanes: &[u16], low: i64, end: i64) -> Result<(), Error> {
+        let left = look.left();
+        let all = lanes.len() == usize::from(self.group.lanes);
+        let rows = sqlx::query(ON)
+            .bind(self.group.id)
+            .bind(low)
+            .bind(end)
+            .bind(i64::from(self.group.lanes))
+            .bind((!all).then(|| json(lanes)))
+            .bind(self.patterns.globs())
+            .bind(self.group.ordered)
+            .bind(i64::try_from(left).unwrap_or(i64::MAX))
+            .fetch_all(self.broker.link.readers())
+            .await?;
+        let end = if rows.len() == left { rows.last().map_or(end, |row| row.get("seq")) } else { end };
+        for row in &rows {
+            let (seq, lane): (i64, u16) = (row.get("seq"), row.get("lane"));
+            if !look.rooms.contains_key(&lane) || !self.patterns.matches(row.get("address")) {
+                continue;
+            }
+            if row.get("held") {
+                look.behind.push((seq, lane, row.get("key")));
+            } else if look.enter(lane) {
+                look.fresh.push(found(row, lane, 1, false)?);
+            } else {
+                look.cursors.insert(lane, seq - 1);
+            }
+        }
+        for lane in lanes {
+            if look.rooms.contains_key(lane) {
+                look.cursors.insert(*lane, end);
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes down what goes out, then gives it out. A lane that was lost meanwhile gives nothing.
+    async fn hand_out(&self, state: &mut State, look: Look) -> Result<Vec<Delivery>, Error> {
+        let mut write = self.broker.link.write_relaxed().await?;
+        let rows = sqlx::query("SELECT lane, epoch, cursor FROM broker_lane WHERE grp = ?1 AND owner = ?2")
+            .bind(self.group.id)
+            .bind(self.owner)
+            .fetch_all(write.sql())
+            .await?;
+        let standing: BTreeMap<u16, (i64, i64)> =
+            rows.iter().map(|row| (row.get(0), (row.get(1), row.get(2)))).collect();
+        let is_mine = |lane: u16| {
+            standing
+                .get(&lane)
+                .is_some_and(|(epoch, _)| state.lanes.get(&lane).is_some_and(|held| held.epoch == *epoch))
+        };
+        // Whatever a cursor in the file has passed was dropped by a limit.
+        let is_there = |lane: u16, seq: i64| standing.get(&lane).is_some_and(|(_, cursor)| seq > *cursor);
+        let Look { mut again, mut fresh, mut behind, mut cursors, .. } = look;
+        again.retain(|found| is_mine(found.lane));
+        fresh.retain(|found| is_mine(found.lane) && is_there(found.lane, found.seq));
+        behind.retain(|(seq, lane, _)| is_mine(*lane) && is_there(*lane, *seq));
+        cursors.retain(|lane, _| is_mine(*lane));
+
+        state.doubtful = true;
+        if !again.is_empty() {
+            let seqs: Vec<i64> = again.iter().map(|found| found.seq).collect();
+            sqlx::query(
+                "UPDATE broker_pending SET state = 1, count = count + 1
+                 WHERE grp = ?1 AND seq IN (SELECT value FROM json_each(?2))",
+            )
+            .bind(self.group.id)
+            .bind(json(&seqs))
+            .execute(write.sql())
+            .await?;
+        }
+        // Number and lane in one: SQLite reads a flat list much faster than a list of pairs.
+        let packed: Vec<i64> = fresh.iter().map(|found| found.seq << 8 | i64::from(found.lane)).collect();
+        sqlx::query(
+            "INSERT INTO broker_pending (seq, grp, lane, state, count)
+             SELECT value >> 8, ?1, value & 255, 1, 1 FROM json_each(?2)",
+        )
+        .bind(self.group.id)
+        .bind(json(&packed))
+        .execute(write.sql())
+        .await?;
+        if !behind.is_empty() {
+            sqlx::query(
+                "INSERT INTO broker_pending (seq, grp, lane, state, count, key)
+                 SELECT value ->> 0, ?1, value ->> 1, 3, 0, value ->> 2 FROM json_each(?2)",
+            )
+            .bind(self.group.id)
+            .bind(json(&behind))
+            .execute(write.sql())
+            .await?;
+        }
+        write_cursors(&mut write, self.group.id, cursors.iter().map(|(lane, cursor)| (*lane, *cursor))).await?;
+        write.commit().await?;
+
+        for (lane, held) in &mut state.lanes {
+            if let Some(cursor) = cursors.get(lane) {
+                held.cursor = *cursor;
+            }
+        }
+        let deliveries = again.into_iter().chain(fresh).map(|found| self.deliver(state, found)).collect();
+        state.doubtful = false;
+        Ok(deliveries)
+    }
+
+    fn deliver(&self, state: &mut State, found: Found) -> Delivery {
+        let Found { seq, lane, key, count, head, address, raw } = found;
+        let tag = state.hand_out(Out { seq, lane, key, head });
+        let lane = self.lanes[usize::from(lane)].clone();
+        Delivery { tag, raw, address, lane, place: Some(seq.cast_unsigned()), count }
+    }
+
+    /// How long until the next retry of these lanes.
+    async fn next_due(&self, state: &State) -> Result<Option<Duration>, Error> {
+        let lanes: Vec<u16> =
+            state.lanes.iter().filter(|(_, held)| !held.paused && !held.leaving).map(|(lane, _)| *lane).collect();
+        let ms: Option<i64> = sqlx::query_scalar(
+            "SELECT CAST(min(due_ms) - unixepoch('subsec') * 1000 AS INTEGER) FROM broker_pending
+             WHERE grp = ?1 AND state = 2 AND lane IN (SELECT value FROM json_each(?2))",
+        )
+        .bind(self.group.id)
+        .bind(json(&lanes))
+        .fetch_one(self.broker.link.readers())
+        .await?;
+        Ok(ms.map(|ms| Duration::from_millis(ms.max(1).cast_unsigned())))
+    }
+}
+
+fn found(row: &SqliteRow, lane: u16, count: u32, head: bool) -> Result<Found, Error> {
+    let seq = row.get("seq");
+    let headers: Headers = serde_json::from_str(row.get("headers"))
+        .map_err(|_| Error::Schema { what: format!("the headers of message {seq} cannot be read") })?;
+    let payload = Bytes::from(row.get::<Vec<u8>, _>("payload"));
+    let key = ByteString::from(row.get::<String, _>("key"));
+    let address = row.get::<&str, _>("address").into();
+    Ok(Found { seq, lane, key, count, head, address, raw: Raw::new(headers, payload) })
+}
+
+const AGAIN: &str = "
+SELECT p.seq, p.lane, p.count, p.due_ms IS NOT NULL AS head, m.address, m.key, m.headers, m.payload FROM (
+    SELECT seq, lane, count, due_ms FROM broker_pending
+     WHERE grp = ?1 AND state = 0 AND lane IN (SELECT value FROM json_each(?2))
+    UNION ALL
+    SELECT seq, lane, count, due_ms FROM broker_pending
+     WHERE grp = ?1 AND state = 2 AND due_ms <= unixepoch('subsec') * 1000
+       AND lane IN (SELECT value FROM json_each(?2))
+    ORDER BY seq LIMIT ?3) p
+JOIN broker_message m ON m.seq = p.seq ORDER BY p.seq";
+
+const ON: &str = "
+SELECT m.seq, m.slot % ?4 AS lane, m.address, m.key, m.headers, m.payload,
+       ?7 AND EXISTS (SELECT 1 FROM broker_pending h
+                       WHERE h.grp = ?1 AND h.lane = m.slot % ?4 AND h.key = m.key AND h.due_ms IS NOT NULL) AS held
+FROM broker_message m
+WHERE m.seq > ?2 AND m.seq <= ?3
+  AND (?5 IS NULL OR m.slot % ?4 IN (SELECT value FROM json_each(?5)))
+  AND (?6 IS NULL OR EXISTS (SELECT 1 FROM json_each(?6) g WHERE m.address GLOB g.value))
+ORDER BY m.seq LIMIT ?8";

@@ -1,0 +1,156 @@
+//! Groups: who gets what.
+
+use relevo_core::slot::SLOTS;
+use sqlx::Row as _;
+
+use crate::broker::EmbeddedBroker;
+use crate::classify::Error;
+use crate::pattern::Patterns;
+
+/// Where a new group begins.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Start {
+    /// With what is published from now on.
+    Now,
+    /// With the oldest message that the broker still has.
+    #[default]
+    Oldest,
+}
+
+/// A group of consumers that share every message of some addresses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Group {
+    /// Its name.
+    pub name: String,
+    /// Which addresses, in the pattern language of routes: `*` for one segment, `**` for any rest.
+    pub patterns: Vec<String>,
+    /// Into how many lanes its keys are hashed, and so how many consumers can work at once; at most 256, for ever.
+    pub lanes: u16,
+    /// Whether a message that is retried later holds back its key.
+    pub ordered: bool,
+    /// Where it begins if it is new.
+    pub start: Start,
+}
+
+impl Group {
+    /// An ordered group of sixteen lanes that begins with the oldest message.
+    pub fn new<P: Into<String>>(name: impl Into<String>, patterns: impl IntoIterator<Item = P>) -> Self {
+        Self {
+            name: name.into(),
+            patterns: patterns.into_iter().map(Into::into).collect(),
+            lanes: 16,
+            ordered: true,
+            start: Start::default(),
+        }
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        let malformed = |why| Err(Error::Malformed { name: self.name.clone(), why });
+        match self {
+            Self { name, .. } if name.is_empty() => malformed("its name is empty"),
+            Self { patterns, .. } if patterns.is_empty() => malformed("it has no patterns"),
+            Self { lanes, .. } if !(1..=SLOTS).contains(lanes) => malformed("it needs 1 to 256 lanes"),
+            _ => Ok(()),
+        }
+    }
+
+    /// How one that exists differs, for people.
+    fn difference(&self, stored: &Stored) -> Option<String> {
+        let mut parts = Vec::new();
+        if self.patterns != stored.patterns {
+            parts.push(format!("patterns are {:?}, asked for {:?}", stored.patterns, self.patterns));
+        }
+        if self.lanes != stored.lanes {
+            parts.push(format!("lanes are {}, asked for {}", stored.lanes, self.lanes));
+        }
+        if self.ordered != stored.ordered {
+            parts.push(format!("ordered is {}, asked for {}", stored.ordered, self.ordered));
+        }
+        (!parts.is_empty()).then(|| parts.join("; "))
+    }
+}
+
+/// A group as the file has it.
+#[derive(Clone, Debug)]
+pub(crate) struct Stored {
+    pub(crate) id: i64,
+    pub(crate) name: String,
+    pub(crate) patterns: Vec<String>,
+    pub(crate) lanes: u16,
+    pub(crate) ordered: bool,
+    pub(crate) dropped: u64,
+}
+
+impl Stored {
+    pub(crate) async fn all(reader: impl sqlx::SqliteExecutor<'_>) -> Result<Vec<Self>, Error> {
+        let rows = sqlx::query("SELECT id, name, patterns, lanes, ordered, dropped FROM broker_group ORDER BY name");
+        rows.fetch_all(reader).await?.iter().map(Self::read).collect()
+    }
+
+    pub(crate) async fn find(reader: impl sqlx::SqliteExecutor<'_>, name: &str) -> Result<Option<Self>, Error> {
+        let row = sqlx::query("SELECT id, name, patterns, lanes, ordered, dropped FROM broker_group WHERE name = ?1");
+        row.bind(name).fetch_optional(reader).await?.as_ref().map(Self::read).transpose()
+    }
+
+    fn read(row: &sqlx::sqlite::SqliteRow) -> Result<Self, Error> {
+        let name: String = row.get(1);
+        let malformed = || Error::Schema { what: format!("the row of the group `{name}` cannot be read") };
+        Ok(Self {
+            id: row.get(0),
+            patterns: serde_json::from_str(row.get(2)).map_err(|_| malformed())?,
+            lanes: u16::try_from(row.get::<i64, _>(3)).map_err(|_| malformed())?,
+            ordered: row.get(4),
+            dropped: row.get::<i64, _>(5).cast_unsigned(),
+            name,
+        })
+    }
+
+    pub(crate) fn patterns(&self) -> Patterns {
+        Patterns::new(self.patterns.clone())
+    }
+}
+
+impl EmbeddedBroker {
+    /// Makes a group. One that exists is left as it is; if it differs, that is an error that says how.
+    pub async fn declare(&self, group: &Group) -> Result<(), Error> {
+        group.check()?;
+        let mut write = self.0.link.write().await?;
+        if let Some(stored) = Stored::find(write.sql(), &group.name).await? {
+            return match group.difference(&stored) {
+                Some(difference) => Err(Error::Differs { name: group.name.clone(), difference }),
+                None => Ok(()),
+            };
+        }
+        let id: i64 = sqlx::query_scalar(
+            "INSERT INTO broker_group (name, patterns, lanes, ordered, created_ms)
+             VALUES (?1, ?2, ?3, ?4, CAST(unixepoch('subsec') * 1000 AS INTEGER)) RETURNING id",
+        )
+        .bind(&group.name)
+        .bind(serde_json::json!(group.patterns).to_string())
+        .bind(group.lanes)
+        .bind(group.ordered)
+        .fetch_one(write.sql())
+        .await?;
+        sqlx::query(
+            "WITH RECURSIVE lane(n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM lane WHERE n + 1 < ?2)
+             INSERT INTO broker_lane (grp, lane, cursor) SELECT ?1, n,
+                 CASE WHEN ?3 THEN coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'broker_message'), 0) ELSE 0 END
+             FROM lane",
+        )
+        .bind(id)
+        .bind(group.lanes)
+        .bind(group.start == Start::Now)
+        .execute(write.sql())
+        .await?;
+        write.commit().await
+    }
+
+    /// Removes a group with its progress and its dead letters; whether there was one. Its consumers lose everything.
+    pub async fn remove(&self, name: &str) -> Result<bool, Error> {
+        let mut write = self.0.link.write().await?;
+        let removed = sqlx::query("DELETE FROM broker_group WHERE name = ?1").bind(name).execute(write.sql()).await?;
+        write.commit().await?;
+        self.0.wake.stir();
+        Ok(removed.rows_affected() > 0)
+    }
+}

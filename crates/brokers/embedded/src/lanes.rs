@@ -1,0 +1,347 @@
+//! Which lanes a consumer holds, and what is out of them.
+
+use std::collections::{BTreeMap, HashMap};
+
+use bytestring::ByteString;
+use relevo_core::Tag;
+use sqlx::Row as _;
+
+use crate::classify::Error;
+use crate::consumer::Shared;
+use crate::link::Write;
+
+/// What a consumer knows of its group.
+#[derive(Debug, Default)]
+pub(crate) struct State {
+    pub(crate) lanes: BTreeMap<u16, Held>,
+    out: HashMap<Tag, Out>,
+    tags: HashMap<i64, Tag>,
+    next_tag: u64,
+    /// A call was cut off while it wrote: the file may know more than this.
+    pub(crate) doubtful: bool,
+}
+
+/// A lane that this consumer holds.
+#[derive(Clone, Debug)]
+pub(crate) struct Held {
+    pub(crate) epoch: i64,
+    /// Everything up to here was handed out, or is not for this group.
+    pub(crate) cursor: i64,
+    pub(crate) out: usize,
+    pub(crate) paused: bool,
+    /// More than a fair share: nothing more is taken of it, and it is given back once nothing is out.
+    pub(crate) leaving: bool,
+}
+
+/// A delivery that was not settled.
+#[derive(Clone, Debug)]
+pub(crate) struct Out {
+    pub(crate) seq: i64,
+    pub(crate) lane: u16,
+    pub(crate) key: ByteString,
+    /// It was retried, and others of its key may wait behind it.
+    pub(crate) head: bool,
+}
+
+impl State {
+    /// Hands a message out under a new tag. An older tag of the same message is void from now on.
+    pub(crate) fn hand_out(&mut self, out: Out) -> Tag {
+        if let Some(old) = self.tags.get(&out.seq).copied() {
+            self.take_back(old);
+        }
+        self.next_tag += 1;
+        let tag = Tag::new(self.next_tag);
+        if let Some(held) = self.lanes.get_mut(&out.lane) {
+            held.out += 1;
+        }
+        self.tags.insert(out.seq, tag);
+        self.out.insert(tag, out);
+        tag
+    }
+
+    /// Forgets a delivery: it was settled, or is no longer this consumer's.
+    pub(crate) fn take_back(&mut self, tag: Tag) {
+        let Some(out) = self.out.remove(&tag) else { return };
+        self.tags.remove(&out.seq);
+        if let Some(held) = self.lanes.get_mut(&out.lane) {
+            held.out -= 1;
+        }
+    }
+
+    pub(crate) fn out(&self, tag: Tag) -> Option<&Out> {
+        self.out.get(&tag)
+    }
+
+    pub(crate) fn outs(&self) -> impl Iterator<Item = (Tag, &Out)> {
+        self.out.iter().map(|(tag, out)| (*tag, out))
+    }
+
+    /// Forgets a lane and what is out of it.
+    pub(crate) fn lose(&mut self, lane: u16) {
+        self.lanes.remove(&lane);
+        let tags: Vec<Tag> = self.outs().filter(|(_, out)| out.lane == lane).map(|(tag, _)| tag).collect();
+        for tag in tags {
+            self.take_back(tag);
+        }
+    }
+
+    /// Whether a lane waits only for being given back.
+    pub(crate) fn has_drained(&self) -> bool {
+        self.lanes.values().any(|held| held.leaving && held.out == 0)
+    }
+}
+
+/// A lane as the file has it.
+struct Row {
+    lane: u16,
+    epoch: i64,
+    cursor: i64,
+    mine: bool,
+    free: bool,
+}
+
+impl Shared {
+    /// Renews what this consumer holds, gives back what is more than its fair share, takes what is free.
+    pub(crate) async fn attend(&self, state: &mut State) -> Result<(), Error> {
+        let mut write = self.broker.link.write_relaxed().await?;
+        let (group, owner, lease) = (self.group.id, self.owner, self.lease_ms());
+        sqlx::query("DELETE FROM broker_member WHERE grp = ?1 AND until_ms <= unixepoch('subsec') * 1000")
+            .bind(group)
+            .execute(write.sql())
+            .await?;
+        let rows = self.lane_rows(&mut write).await?;
+        if rows.is_empty() {
+            return Err(Error::NoGroup(self.group.name.clone()));
+        }
+        sqlx::query(
+            "INSERT INTO broker_member (grp, owner, name, until_ms)
+             VALUES (?1, ?2, ?3, CAST(unixepoch('subsec') * 1000 AS INTEGER) + ?4)
+             ON CONFLICT (grp, owner) DO UPDATE SET until_ms = excluded.until_ms",
+        )
+        .bind(group)
+        .bind(owner)
+        .bind(&self.membership.name)
+        .bind(lease)
+        .execute(write.sql())
+        .await?;
+        let members: i64 = sqlx::query_scalar("SELECT count(*) FROM broker_member WHERE grp = ?1")
+            .bind(group)
+            .fetch_one(write.sql())
+            .await?;
+        let fair = rows.len().div_ceil(usize::try_from(members).unwrap_or(1).max(1));
+        forget_lost(state, &rows);
+        let give_back = choose_leaving(state, fair);
+        self.give_back(&mut write, state, &give_back).await?;
+        let room = fair.saturating_sub(state.lanes.len() - give_back.len());
+        let is_held = |row: &Row| state.lanes.contains_key(&row.lane);
+        let take: Vec<u16> =
+            rows.iter().filter(|row| row.free && !is_held(row)).map(|row| row.lane).take(room).collect();
+        let taken = self.take(&mut write, &take, lease).await?;
+        write.commit().await?;
+        for lane in &give_back {
+            state.lose(*lane);
+        }
+        state.lanes.extend(taken);
+        if !give_back.is_empty() {
+            self.broker.wake.stir();
+        }
+        Ok(())
+    }
+
+    /// Gives everything back at once.
+    pub(crate) async fn leave(&self, state: &mut State) -> Result<(), Error> {
+        let mut write = self.broker.link.write_relaxed().await?;
+        let rows = self.lane_rows(&mut write).await?;
+        forget_lost(state, &rows);
+        let mine: Vec<u16> = rows.iter().filter(|row| row.mine).map(|row| row.lane).collect();
+        self.give_back(&mut write, state, &mine).await?;
+        self.put_back(&mut write, &mine).await?;
+        sqlx::query("DELETE FROM broker_member WHERE grp = ?1 AND owner = ?2")
+            .bind(self.group.id)
+            .bind(self.owner)
+            .execute(write.sql())
+            .await?;
+        write.commit().await?;
+        for lane in mine {
+            state.lose(lane);
+        }
+        self.broker.wake.stir();
+        Ok(())
+    }
+
+    /// Finds out what a call that was cut off has done. Whatever is out in the file, and not here, was never handed
+    /// over.
+    pub(crate) async fn resolve_doubt(&self, state: &mut State) -> Result<(), Error> {
+        let mut write = self.broker.link.write_relaxed().await?;
+        let rows = self.lane_rows(&mut write).await?;
+        forget_lost(state, &rows);
+        let lanes: Vec<u16> = state.lanes.keys().copied().collect();
+        let known: Vec<i64> = state.outs().map(|(_, out)| out.seq).collect();
+        sqlx::query(
+            "UPDATE broker_pending AS p SET state = 0, key = (SELECT m.key FROM broker_message m WHERE m.seq = p.seq)
+             WHERE grp = ?1 AND state = 1 AND lane IN (SELECT value FROM json_each(?2))
+               AND seq NOT IN (SELECT value FROM json_each(?3))",
+        )
+        .bind(self.group.id)
+        .bind(json(&lanes))
+        .bind(json(&known))
+        .execute(write.sql())
+        .await?;
+        write.commit().await?;
+        for row in rows {
+            if let Some(held) = state.lanes.get_mut(&row.lane) {
+                held.cursor = held.cursor.max(row.cursor);
+            }
+        }
+        state.doubtful = false;
+        Ok(())
+    }
+
+    /// Whether others came, left or died, so that lanes should change hands.
+    pub(crate) async fn should_attend(&self, state: &State) -> Result<bool, Error> {
+        let row = sqlx::query(
+            "SELECT (SELECT count(*) FROM broker_lane WHERE grp = ?1
+                       AND (owner IS NULL OR until_ms <= unixepoch('subsec') * 1000) AND owner IS NOT ?2),
+                    (SELECT count(*) FROM broker_member WHERE grp = ?1 AND until_ms > unixepoch('subsec') * 1000)",
+        )
+        .bind(self.group.id)
+        .bind(self.owner)
+        .fetch_one(self.broker.link.readers())
+        .await?;
+        let (free, members): (i64, i64) = (row.get(0), row.get(1));
+        let fair = usize::from(self.group.lanes).div_ceil(usize::try_from(members).unwrap_or(1).max(1));
+        let staying = state.lanes.values().filter(|held| !held.leaving).count();
+        Ok((free > 0 && staying < fair) || staying > fair || state.has_drained())
+    }
+
+    async fn lane_rows(&self, write: &mut Write) -> Result<Vec<Row>, Error> {
+        let rows = sqlx::query(
+            "SELECT lane, epoch, cursor, owner IS ?2,
+                    owner IS NULL OR owner IS ?2 OR until_ms <= unixepoch('subsec') * 1000
+             FROM broker_lane WHERE grp = ?1 ORDER BY lane",
+        )
+        .bind(self.group.id)
+        .bind(self.owner)
+        .fetch_all(write.sql())
+        .await?;
+        Ok(rows
+            .iter()
+            .map(|row| Row {
+                lane: row.get(0),
+                epoch: row.get(1),
+                cursor: row.get(2),
+                mine: row.get(3),
+                free: row.get(4),
+            })
+            .collect())
+    }
+
+    /// Renews every lane and writes down how far each was read; then frees those given back.
+    async fn give_back(&self, write: &mut Write, state: &State, lanes: &[u16]) -> Result<(), Error> {
+        write_cursors(write, self.group.id, state.lanes.iter().map(|(lane, held)| (*lane, held.cursor))).await?;
+        sqlx::query(
+            "UPDATE broker_lane SET until_ms = CAST(unixepoch('subsec') * 1000 AS INTEGER) + ?3
+             WHERE grp = ?1 AND owner = ?2",
+        )
+        .bind(self.group.id)
+        .bind(self.owner)
+        .bind(self.lease_ms())
+        .execute(write.sql())
+        .await?;
+        sqlx::query(
+            "UPDATE broker_lane SET owner = NULL, until_ms = 0
+             WHERE grp = ?1 AND owner = ?2 AND lane IN (SELECT value FROM json_each(?3))",
+        )
+        .bind(self.group.id)
+        .bind(self.owner)
+        .bind(json(lanes))
+        .execute(write.sql())
+        .await?;
+        Ok(())
+    }
+
+    async fn take(&self, write: &mut Write, lanes: &[u16], lease: i64) -> Result<Vec<(u16, Held)>, Error> {
+        if lanes.is_empty() {
+            return Ok(Vec::new());
+        }
+        let rows = sqlx::query(
+            "UPDATE broker_lane SET owner = ?2, epoch = epoch + 1,
+                    until_ms = CAST(unixepoch('subsec') * 1000 AS INTEGER) + ?3
+             WHERE grp = ?1 AND lane IN (SELECT value FROM json_each(?4)) RETURNING lane, epoch, cursor",
+        )
+        .bind(self.group.id)
+        .bind(self.owner)
+        .bind(lease)
+        .bind(json(lanes))
+        .fetch_all(write.sql())
+        .await?;
+        self.put_back(write, lanes).await?;
+        let held = |row: &sqlx::sqlite::SqliteRow| Held {
+            epoch: row.get(1),
+            cursor: row.get(2),
+            out: 0,
+            paused: false,
+            leaving: false,
+        };
+        Ok(rows.iter().map(|row| (row.get(0), held(row))).collect())
+    }
+
+    /// What is out of these lanes is ready again; whoever had it has lost it.
+    async fn put_back(&self, write: &mut Write, lanes: &[u16]) -> Result<(), Error> {
+        sqlx::query(
+            "UPDATE broker_pending AS p SET state = 0, key = (SELECT m.key FROM broker_message m WHERE m.seq = p.seq)
+             WHERE grp = ?1 AND state = 1 AND lane IN (SELECT value FROM json_each(?2))",
+        )
+        .bind(self.group.id)
+        .bind(json(lanes))
+        .execute(write.sql())
+        .await?;
+        Ok(())
+    }
+}
+
+/// Writes down how far lanes were read. A cursor never goes back: a limit may have moved it on.
+pub(crate) async fn write_cursors(
+    write: &mut Write,
+    group: i64,
+    cursors: impl Iterator<Item = (u16, i64)>,
+) -> Result<(), Error> {
+    let cursors: BTreeMap<String, i64> = cursors.map(|(lane, cursor)| (lane.to_string(), cursor)).collect();
+    sqlx::query(
+        "UPDATE broker_lane SET cursor = c.value FROM json_each(?2) c
+         WHERE grp = ?1 AND lane = CAST(c.key AS INTEGER) AND cursor < c.value",
+    )
+    .bind(group)
+    .bind(serde_json::json!(cursors).to_string())
+    .execute(write.sql())
+    .await?;
+    Ok(())
+}
+
+/// A list of numbers for `json_each`.
+pub(crate) fn json<T: serde::Serialize>(numbers: &[T]) -> String {
+    serde_json::to_string(numbers).expect("numbers are always JSON")
+}
+
+fn forget_lost(state: &mut State, rows: &[Row]) {
+    let is_mine =
+        |lane: u16, held: &Held| rows.iter().any(|row| row.lane == lane && row.mine && row.epoch == held.epoch);
+    let lost: Vec<u16> =
+        state.lanes.iter().filter(|(lane, held)| !is_mine(**lane, held)).map(|(lane, _)| *lane).collect();
+    for lane in lost {
+        state.lose(lane);
+    }
+}
+
+/// Decides which lanes leave, those with the least in flight first; gives those that can go now.
+fn choose_leaving(state: &mut State, fair: usize) -> Vec<u16> {
+    let mut lanes: Vec<(usize, u16)> = state.lanes.iter().map(|(lane, held)| (held.out, *lane)).collect();
+    lanes.sort_unstable();
+    let surplus = lanes.len().saturating_sub(fair);
+    for (index, (_, lane)) in lanes.iter().enumerate() {
+        if let Some(held) = state.lanes.get_mut(lane) {
+            held.leaving = index < surplus;
+        }
+    }
+    lanes.into_iter().take(surplus).filter(|(out, _)| *out == 0).map(|(_, lane)| lane).collect()
+}

@@ -1,0 +1,128 @@
+//! The connections to the file.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteSynchronous};
+use sqlx::{Sqlite, Transaction};
+use tokio::sync::{Mutex, OwnedMutexGuard};
+
+use crate::classify::Error;
+use crate::config::Config;
+
+/// The connections of one broker handle.
+///
+/// SQLite has one writer at a time. Within the process, writers queue here and not at the file's lock, where they would
+/// sleep and try again.
+#[derive(Debug)]
+pub(crate) struct Link {
+    turn: Arc<Mutex<()>>,
+    durable: SqlitePool,
+    relaxed: SqlitePool,
+    readers: SqlitePool,
+    watch: SqlitePool,
+}
+
+/// A write transaction. Dropping it rolls it back.
+pub(crate) struct Write {
+    transaction: Transaction<'static, Sqlite>,
+    // After the transaction, so that the next writer finds the file unlocked.
+    _turn: OwnedMutexGuard<()>,
+}
+
+impl Link {
+    /// Opens the file, and makes it if need be.
+    pub(crate) async fn open(config: &Config) -> Result<Self, Error> {
+        refuse_network(&config.path)?;
+        let options = SqliteConnectOptions::new()
+            .filename(&config.path)
+            .create_if_missing(true)
+            .journal_mode(SqliteJournalMode::Wal)
+            .foreign_keys(true)
+            .busy_timeout(config.lock_wait)
+            .row_buffer_size(1_024)
+            .synchronous(SqliteSynchronous::Full);
+        let pool = |connections: u32| {
+            SqlitePoolOptions::new()
+                .max_connections(connections)
+                // Those who wait here wait for their turn at the file, which may itself take as long as a lock.
+                .acquire_timeout(config.lock_wait * 2)
+                .test_before_acquire(false)
+                .max_lifetime(None::<Duration>)
+                .idle_timeout(None::<Duration>)
+        };
+        let durable = pool(1).connect_with(options.clone()).await?;
+        // Losing what these wrote in a power failure means a repeat, never a loss; a kill loses nothing.
+        let relaxed = pool(1).connect_lazy_with(options.clone().synchronous(SqliteSynchronous::Normal));
+        let options = options.pragma("query_only", "on");
+        let readers = pool(3).connect_lazy_with(options.clone());
+        let watch = pool(1).connect_lazy_with(options);
+        Ok(Self { turn: Arc::default(), durable, relaxed, readers, watch })
+    }
+
+    /// A transaction that is on the disk when its commit returns.
+    pub(crate) async fn write(&self) -> Result<Write, Error> {
+        self.begin(&self.durable).await
+    }
+
+    /// A transaction that a kill does not undo, but a power failure may.
+    pub(crate) async fn write_relaxed(&self) -> Result<Write, Error> {
+        self.begin(&self.relaxed).await
+    }
+
+    async fn begin(&self, pool: &SqlitePool) -> Result<Write, Error> {
+        let turn = Arc::clone(&self.turn).lock_owned().await;
+        // At once the writer, or a later statement could find that somebody else wrote in between.
+        let transaction = pool.begin_with("BEGIN IMMEDIATE").await?;
+        Ok(Write { transaction, _turn: turn })
+    }
+
+    /// Connections for reading; one that is lent gives a consistent view only within one statement.
+    pub(crate) const fn readers(&self) -> &SqlitePool {
+        &self.readers
+    }
+
+    /// One connection that only looks whether others wrote.
+    pub(crate) fn watch(&self) -> SqlitePool {
+        self.watch.clone()
+    }
+
+    /// Closes every connection; the last one to close tidies the write-ahead log away.
+    pub(crate) async fn close(&self) {
+        self.watch.close().await;
+        self.readers.close().await;
+        self.relaxed.close().await;
+        self.durable.close().await;
+    }
+}
+
+impl Write {
+    /// The connection, for statements of this transaction.
+    pub(crate) fn sql(&mut self) -> &mut sqlx::SqliteConnection {
+        &mut self.transaction
+    }
+
+    pub(crate) async fn commit(self) -> Result<(), Error> {
+        Ok(self.transaction.commit().await?)
+    }
+}
+
+/// Shared memory and locks of a write-ahead log do not cross machines; SQLite itself does not notice.
+fn refuse_network(path: &Path) -> Result<(), Error> {
+    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let kind = rustix::fs::statfs(directory).map(|stat| u32::try_from(stat.f_type).unwrap_or_default());
+    match kind {
+        Ok(NFS | SMB | SMB2 | CIFS | V9FS | AFS | CEPH) => Err(Error::Network { path: path.to_owned() }),
+        // Opening the file says better what is wrong with its directory.
+        Ok(_) | Err(_) => Ok(()),
+    }
+}
+
+const NFS: u32 = 0x6969;
+const SMB: u32 = 0x517b;
+const SMB2: u32 = 0xfe53_4d42;
+const CIFS: u32 = 0xff53_4d42;
+const V9FS: u32 = 0x0102_1997;
+const AFS: u32 = 0x5346_414f;
+const CEPH: u32 = 0x00c3_6400;

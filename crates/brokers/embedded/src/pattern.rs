@@ -1,0 +1,80 @@
+//! Which addresses a group gets.
+
+use relevo_core::route;
+
+/// Patterns of a group, in the language of routes: segments between dots, `*` for one, `**` for any rest.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Patterns(Vec<String>);
+
+impl Patterns {
+    pub(crate) fn new(patterns: Vec<String>) -> Self {
+        Self(patterns)
+    }
+
+    pub(crate) fn matches(&self, address: &str) -> bool {
+        self.0.iter().any(|pattern| route::matches(pattern, address))
+    }
+
+    /// A JSON array of globs that let through at least what matches, so that SQLite leaves most of the rest out;
+    /// `None` if it would let everything through.
+    pub(crate) fn globs(&self) -> Option<String> {
+        let globs: Vec<String> = self.0.iter().map(|pattern| glob(pattern)).collect();
+        (!globs.iter().any(|glob| glob == "*")).then(|| serde_json::json!(globs).to_string())
+    }
+}
+
+fn glob(pattern: &str) -> String {
+    let mut glob = String::new();
+    for (index, part) in pattern.split('.').enumerate() {
+        if part == "**" {
+            // The rest may be nothing at all, dot included.
+            return glob + "*";
+        }
+        if index > 0 {
+            glob.push('.');
+        }
+        if part == "*" {
+            glob.push('*');
+        } else {
+            for letter in part.chars() {
+                match letter {
+                    '*' | '?' | '[' => glob.extend(['[', letter, ']']),
+                    plain => glob.push(plain),
+                }
+            }
+        }
+    }
+    glob
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn globs_let_through_whatever_matches() {
+        for (pattern, expected) in [
+            ("**", "*"),
+            ("orders", "orders"),
+            ("orders.*", "orders.*"),
+            ("orders.**", "orders*"),
+            ("*.eu", "*.eu"),
+            ("a*.[b]?", "a[*].[[]b][?]"),
+        ] {
+            assert_eq!(glob(pattern), expected);
+        }
+    }
+
+    #[test]
+    fn a_group_for_everything_needs_no_filter() {
+        assert_eq!(Patterns::new(vec!["a".into(), "**".into()]).globs(), None);
+        assert_eq!(Patterns::new(vec!["a".into()]).globs().as_deref(), Some(r#"["a"]"#));
+    }
+
+    #[test]
+    fn any_of_the_patterns_is_enough() {
+        let patterns = Patterns::new(vec!["a.*".into(), "b".into()]);
+        assert!(patterns.matches("a.x") && patterns.matches("b"));
+        assert!(!patterns.matches("a") && !patterns.matches("a.x.y"));
+    }
+}

@@ -1,0 +1,114 @@
+//! The embedded broker as the suites see it.
+
+mod directory;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use relevo_broker_embedded::{Config, EmbeddedBroker, EmbeddedConsumer, Group, Membership, Start};
+use relevo_conformance::broker::harness::{BrokerHarness, ConsumerHarness, Promises};
+use relevo_core::Raw;
+use relevo_core::message::Headers;
+use sqlx::{ConnectOptions as _, Connection as _};
+
+use self::directory::Directory;
+
+/// Longer than any case: only [`Embedded::expire`] ends a lease.
+const LEASE: Duration = Duration::from_mins(5);
+
+pub(crate) struct Embedded {
+    directory: Directory,
+}
+
+#[expect(clippy::unused_async, reason = "the suite awaits it: other brokers start servers")]
+pub(crate) async fn start() -> Embedded {
+    Embedded { directory: Directory::new() }
+}
+
+impl Embedded {
+    fn path(&self) -> PathBuf {
+        self.directory.path().join("broker.db")
+    }
+
+    async fn open(&self) -> EmbeddedBroker {
+        let config = Config { message_bytes_max: 1 << 20, ..Config::new(self.path()) };
+        EmbeddedBroker::open(config).await.expect("the file can be opened")
+    }
+
+    /// Changes the file as time would.
+    async fn sql(&self, sql: &'static str, ms: i64) {
+        let options = sqlx::sqlite::SqliteConnectOptions::new().filename(self.path());
+        let mut connection = options.connect().await.expect("the file can be opened");
+        sqlx::query(sql).bind(ms).execute(&mut connection).await.expect("the statement runs");
+        connection.close().await.expect("closed");
+    }
+
+    async fn expire(&self) {
+        self.sql("UPDATE broker_lane SET until_ms = until_ms - ?1", 600_000).await;
+        self.sql("UPDATE broker_member SET until_ms = until_ms - ?1", 600_000).await;
+    }
+}
+
+#[async_trait]
+impl BrokerHarness for Embedded {
+    type Broker = EmbeddedBroker;
+
+    async fn broker(&self) -> EmbeddedBroker {
+        self.open().await
+    }
+
+    async fn kept(&self, address: &str) -> Vec<Raw> {
+        let kept = self.open().await.peek(address, 0, usize::MAX).await.expect("the file can be read");
+        kept.into_iter().map(|message| message.raw).collect()
+    }
+
+    /// There is no server: what a crash leaves is the file as it is. Tests of their own kill processes.
+    async fn crash(&mut self) {
+        self.expire().await;
+    }
+
+    fn promises(&self) -> Promises {
+        Promises { survives_crash: true, recognises_repeats: true }
+    }
+}
+
+#[async_trait]
+impl ConsumerHarness for Embedded {
+    type Consumer = EmbeddedConsumer;
+
+    async fn group(&self, name: &str, address: &str) {
+        let group = Group { lanes: 8, start: Start::Now, ..Group::new(name, [address]) };
+        self.open().await.declare(&group).await.expect("a group");
+    }
+
+    async fn consumer(&self, group: &str, prefetch: usize) -> EmbeddedConsumer {
+        let membership = Membership { prefetch, lease: LEASE, ..Membership::default() };
+        self.open().await.consumer(group, membership).await.expect("a consumer")
+    }
+
+    async fn kill(&self, consumer: EmbeddedConsumer) {
+        drop(consumer);
+        self.expire().await;
+    }
+
+    /// Its next heartbeat is far away, so that it notices nothing.
+    async fn freeze(&self, _consumer: &EmbeddedConsumer) {
+        self.expire().await;
+    }
+
+    async fn publish_raw(&self, address: &str, headers: &Headers, payload: Bytes) {
+        self.open().await.publish_raw(address, "", headers, payload).await.expect("published");
+    }
+
+    async fn let_pass(&self, time: Duration) {
+        let ms = i64::try_from(time.as_millis()).expect("a short time");
+        self.sql("UPDATE broker_pending SET due_ms = due_ms - ?1", ms).await;
+    }
+
+    async fn dead(&self, group: &str) -> Vec<Raw> {
+        let dead = self.open().await.dead(group, usize::MAX).await.expect("the file can be read");
+        dead.into_iter().map(|letter| letter.message.raw).collect()
+    }
+}
