@@ -12,29 +12,52 @@ struct Migration {
     version: i32,
     name: &'static str,
     sql: &'static str,
+    /// The oldest program, by the version that it came with, that runs on this version as well.
+    serves_from: Option<i32>,
 }
 
-const MIGRATIONS: [Migration; 6] = [
-    Migration { version: 1, name: "log", sql: include_str!("../migrations/0001_log.sql") },
-    Migration { version: 2, name: "ticks", sql: include_str!("../migrations/0002_ticks.sql") },
-    Migration { version: 3, name: "leases", sql: include_str!("../migrations/0003_leases.sql") },
-    Migration { version: 4, name: "parking", sql: include_str!("../migrations/0004_parking.sql") },
-    Migration { version: 5, name: "operators", sql: include_str!("../migrations/0005_operators.sql") },
-    Migration { version: 6, name: "upkeep", sql: include_str!("../migrations/0006_upkeep.sql") },
+impl Migration {
+    const fn new(version: i32, name: &'static str, sql: &'static str) -> Self {
+        Self { version, name, sql, serves_from: None }
+    }
+
+    /// A version that takes nothing away which programs since `oldest` use.
+    const fn serving_from(self, oldest: i32) -> Self {
+        Self { serves_from: Some(oldest), ..self }
+    }
+}
+
+const MIGRATIONS: [Migration; 7] = [
+    Migration::new(1, "log", include_str!("../migrations/0001_log.sql")),
+    Migration::new(2, "ticks", include_str!("../migrations/0002_ticks.sql")),
+    Migration::new(3, "leases", include_str!("../migrations/0003_leases.sql")),
+    Migration::new(4, "parking", include_str!("../migrations/0004_parking.sql")),
+    Migration::new(5, "operators", include_str!("../migrations/0005_operators.sql")),
+    Migration::new(6, "upkeep", include_str!("../migrations/0006_upkeep.sql")),
+    Migration::new(7, "versions", include_str!("../migrations/0007_versions.sql")).serving_from(6),
 ];
 
-/// The version that this program needs.
+/// The version that this program comes with.
 pub const VERSION: i32 = MIGRATIONS[MIGRATIONS.len() - 1].version;
+
+/// The oldest version that this program runs on. So a new program may be started before the schema is migrated.
+pub const OLDEST: i32 = 6;
 
 /// Brings the schema up to [`VERSION`] in one transaction; returns the versions that were applied now.
 ///
 /// A second process waits for the first, then finds nothing to do. A failure changes nothing.
 pub async fn migrate(connection: &mut PgConnection, schema: &Schema) -> Result<Vec<i32>, sqlx::Error> {
+    migrate_to(connection, schema, VERSION).await
+}
+
+/// The same, and no further than to this version: for those who go step by step.
+pub async fn migrate_to(connection: &mut PgConnection, schema: &Schema, last: i32) -> Result<Vec<i32>, sqlx::Error> {
     let mut tx = connection.begin().await?;
     sqlx::raw_sql(AssertSqlSafe(preamble(schema))).execute(&mut *tx).await?;
     let applied = versions(&mut tx, schema).await?;
     let mut now = Vec::new();
-    for migration in MIGRATIONS.iter().filter(|migration| !applied.contains(&migration.version)) {
+    let wanted = MIGRATIONS.iter().filter(|migration| migration.version <= last);
+    for migration in wanted.filter(|migration| !applied.contains(&migration.version)) {
         sqlx::raw_sql(AssertSqlSafe(step(migration, schema))).execute(&mut *tx).await?;
         now.push(migration.version);
     }
@@ -84,12 +107,16 @@ fn preamble(schema: &Schema) -> String {
 
 fn step(migration: &Migration, schema: &Schema) -> String {
     let quoted = schema.quoted();
+    let (columns, served) = match migration.serves_from {
+        Some(oldest) => (", serves_from", format!(", {oldest}")),
+        None => ("", String::new()),
+    };
     let sql = migration.sql.replace("'@schema@'", &literal(schema.name())).replace("@schema@", &quoted);
     format!(
         "-- Version {}: {}\n\n{sql}\n\
          -- Nobody may call anything that was not granted.\n\
          REVOKE ALL ON ALL FUNCTIONS IN SCHEMA {quoted} FROM PUBLIC;\n\
-         INSERT INTO migration (version, name) VALUES ({}, '{}');\n",
+         INSERT INTO migration (version, name{columns}) VALUES ({}, '{}'{served});\n",
         migration.version, migration.name, migration.version, migration.name
     )
 }
@@ -99,21 +126,25 @@ pub(crate) fn exists_query(schema: &Schema) -> String {
     format!("SELECT to_regclass({})::text", literal(&format!("{}.migration", schema.quoted())))
 }
 
-/// Lists the applied versions.
+/// Lists the applied versions, each with the oldest program that it serves. The column is not there before version 7.
 pub(crate) fn applied_query(schema: &Schema) -> String {
-    format!("SELECT version FROM {}.migration ORDER BY version", schema.quoted())
+    format!(
+        "SELECT m.version, (to_jsonb(m) ->> 'serves_from')::int FROM {}.migration AS m ORDER BY m.version",
+        schema.quoted()
+    )
 }
 
-/// Says what is wrong with the applied versions, and which command mends it.
-pub(crate) fn check(schema: &Schema, applied: &[i32]) -> Result<(), StoreError> {
+/// Says what is wrong with the newest applied version, and which command mends it.
+pub(crate) fn check(schema: &Schema, newest: Option<(i32, Option<i32>)>) -> Result<(), StoreError> {
     let name = schema.name();
-    let what = match applied.last() {
-        Some(&VERSION) => return Ok(()),
+    let what = match newest {
+        Some((OLDEST..=VERSION, _)) => return Ok(()),
+        Some((version, Some(oldest))) if version > VERSION && oldest <= VERSION => return Ok(()),
         None => format!("schema `{name}` holds no outbox; hint: run `relevo migrate`"),
-        Some(version) if *version < VERSION => {
-            format!("schema `{name}` is at version {version}, this program needs {VERSION}; hint: run `relevo migrate`")
+        Some((version, _)) if version < OLDEST => {
+            format!("schema `{name}` is at version {version}, this program needs {OLDEST}; hint: run `relevo migrate`")
         }
-        Some(version) => format!(
+        Some((version, _)) => format!(
             "schema `{name}` is at version {version}, newer than this program's {VERSION}; hint: upgrade the program"
         ),
     };

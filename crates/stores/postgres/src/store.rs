@@ -57,18 +57,19 @@ impl Store {
             ticks: Mutex::default(),
             timeline: AtomicI64::new(0),
         };
-        migrate::check(&config.schema, &store.applied(&config.schema).await?)?;
+        migrate::check(&config.schema, store.newest(&config.schema).await?)?;
         Ok(store)
     }
 
-    async fn applied(&self, schema: &Schema) -> Result<Vec<i32>, Error> {
+    /// The schema's newest version, and the oldest program that it serves.
+    async fn newest(&self, schema: &Schema) -> Result<Option<(i32, Option<i32>)>, Error> {
         let rows = self.settling.call(migrate::exists_query(schema)).await?;
         let row = rows.first().ok_or(Error::Answer("no row"))?;
         if queries::column::<Option<String>>(row, 0)?.is_none() {
-            return Ok(Vec::new());
+            return Ok(None);
         }
         let rows = self.settling.call(migrate::applied_query(schema)).await?;
-        rows.iter().map(|row| queries::column(row, 0)).collect()
+        rows.last().map(|row| Ok((queries::column(row, 0)?, queries::column(row, 1)?))).transpose()
     }
 
     /// Forgets what may be wrong after a break: ticks are numbered anew by a promoted standby.

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use crate::e2e_support::{MAIN, Running, config, execute, refusal, until};
+use crate::e2e_support::{MAIN, Running, Traffic, World, config, execute, refusal, until};
 use relevo_broker_memory::{MemoryBroker, Settings};
 use relevo_core::operate::{Inspect as _, Operate as _};
 use relevo_core::store::{StoreError, Upkeep as _};
-use relevo_store_postgres::migrate::{VERSION, migrate, script};
+use relevo_store_postgres::migrate::{OLDEST, VERSION, migrate, migrate_to, script};
 use relevo_store_postgres::{Config, Draft, Outbox, Schema, Start, Store};
 use relevo_testkit::PgVersion;
 use relevo_testkit::postgres::{Database, Server};
@@ -148,15 +148,52 @@ async fn a_store_says_which_command_mends_the_schema() {
     assert!(what.contains("holds no outbox") && what.contains("`relevo migrate`"), "{what}");
     let mut connection = database.connect().await;
     migrate(&mut connection, &Schema::default()).await.expect("an empty database");
-    let older = format!("DELETE FROM relevo.migration WHERE version = {VERSION}");
-    execute(&mut connection, &older).await.expect("the newest version");
-    let what = open().await;
-    let (old, needed) = (format!("version {}", VERSION - 1), format!("needs {VERSION}"));
-    assert!(what.contains(&old) && what.contains(&needed) && what.contains("`relevo migrate`"), "{what}");
     let newer = format!("INSERT INTO relevo.migration (version, name) VALUES ({}, 'later')", VERSION + 1);
     execute(&mut connection, &newer).await.expect("a newer version");
     let what = open().await;
     assert!(what.contains("newer than this program") && what.contains("upgrade the program"), "{what}");
+    let older = format!("DELETE FROM relevo.migration WHERE version >= {OLDEST}");
+    execute(&mut connection, &older).await.expect("the newest versions");
+    let what = open().await;
+    let (old, needed) = (format!("version {}", OLDEST - 1), format!("needs {OLDEST}"));
+    assert!(what.contains(&old) && what.contains(&needed) && what.contains("`relevo migrate`"), "{what}");
+}
+
+#[tokio::test]
+async fn a_program_runs_on_the_version_before_and_on_a_newer_one_that_serves_it() {
+    let database = database().await;
+    let mut connection = database.connect().await;
+    migrate_to(&mut connection, &Schema::default(), OLDEST).await.expect("an empty database");
+    Store::open(Config::new(database.options(), MAIN)).await.expect("the oldest version that this program runs on");
+    migrate(&mut connection, &Schema::default()).await.expect("an older version");
+    let newer = format!(
+        "INSERT INTO relevo.migration (version, name, serves_from) VALUES ({}, 'later', {VERSION})",
+        VERSION + 5
+    );
+    execute(&mut connection, &newer).await.expect("a newer version");
+    Store::open(Config::new(database.options(), MAIN)).await.expect("a newer version that serves this program");
+}
+
+/// A rolling restart: the schema is migrated while relays run and writers write, then relays are exchanged one by one.
+#[tokio::test]
+async fn a_database_with_messages_in_flight_is_migrated_under_its_relays() {
+    let world = World::at_version(OLDEST).await;
+    let broker = MemoryBroker::new(Settings::default());
+    let first = Running::start(world.store().await, &broker, config());
+    let second = Running::start(world.store().await, &broker, config());
+    let traffic = Traffic::start(&world, 3);
+    until("messages flow", async || broker.received() >= 200).await;
+    let applied = migrate(&mut world.connect().await, &Schema::default()).await.expect("an older version");
+    assert_eq!(applied, (OLDEST + 1..=VERSION).collect::<Vec<_>>());
+    let third = Running::start(world.store().await, &broker, config());
+    first.stop().await;
+    let received = broker.received();
+    until("messages flow past the migration", async || broker.received() >= received + 200).await;
+    second.stop().await;
+    let ledger = traffic.stop_after(&broker, broker.received() + 200).await;
+    world.drained().await;
+    third.stop().await;
+    assert_eq!(ledger.check(&broker), 0);
 }
 
 #[tokio::test]
