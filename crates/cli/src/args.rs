@@ -1,43 +1,34 @@
 //! What can be typed.
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, Parser, Subcommand};
 use relevo_store_postgres::Schema;
-
-/// As many shards as the schema admits.
-const SHARDS_MAX: i64 = 256;
 
 /// Carries what a database transaction commits to where it must go, in order.
 ///
 /// Without a command it shows itself: the same as `relevo dev`.
 #[derive(Debug, Parser)]
-#[command(name = "relevo", version, after_help = EXIT_CODES)]
+#[command(name = "relevo", version, long_version = crate::commands::build_facts(), after_help = EXIT_CODES)]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Option<Command>,
 }
 
-const EXIT_CODES: &str = "Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted twice.\n\
+const EXIT_CODES: &str = "Exit codes: 0 done, 1 failed, 2 wrong usage, 3 found something (doctor, verify), 4 not found,\n\
+    5 the database cannot be reached, 130 interrupted.\n\
     Data goes to stdout, everything else to stderr.";
 
 /// One thing to do.
 #[derive(Debug, Subcommand)]
+#[expect(clippy::large_enum_variant, reason = "there is one of them in the whole program")]
 pub(crate) enum Command {
     /// Shows an outbox, a relay and a broker at work, all in memory; nothing to install.
     Dev(Dev),
     /// Checks and shows the configuration of `relevo run`.
     #[command(subcommand)]
     Config(crate::config::Command),
-    /// Creates an outbox in a database, or brings it up to this program's version.
-    Migrate(Migrate),
-    /// Adds, removes and changes destinations.
-    #[command(subcommand)]
-    Destination(Destination),
-    /// Takes an outbox over as it is, after an upgrade of the server or in a copy that shall publish from now on.
-    Adopt(Takeover),
-    /// Gives an outbox that was restored from a dump this server's transaction ids.
-    Rebase(Takeover),
-    /// Says how much waits for a destination.
-    Backlog(Backlog),
+    /// What people ask of an outbox and tell it.
+    #[command(flatten)]
+    Operator(crate::commands::Command),
 }
 
 /// How the demo runs.
@@ -75,88 +66,6 @@ pub(crate) struct Place {
     pub(crate) schema: Schema,
 }
 
-/// What to migrate.
-#[derive(Debug, Args)]
-pub(crate) struct Migrate {
-    #[command(flatten)]
-    pub(crate) target: Target,
-    /// Only prints the script, for a DBA to read and run; needs no database.
-    #[arg(long)]
-    pub(crate) print: bool,
-}
-
-/// What to do with a destination.
-#[derive(Debug, Subcommand)]
-pub(crate) enum Destination {
-    /// Adds a destination with progress of its own; one that exists stays as it is.
-    Add {
-        #[command(flatten)]
-        target: Target,
-        #[arg(value_parser = destination)]
-        name: String,
-        /// Into how many slices the outbox is cut for its relays.
-        #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=SHARDS_MAX))]
-        shards: u16,
-        /// Which message is its first.
-        #[arg(long, value_enum, default_value_t = Start::Now)]
-        start: Start,
-    },
-    /// Forgets a destination, with all that waits for it; retention no longer waits for it either.
-    Remove {
-        #[command(flatten)]
-        target: Target,
-        #[arg(value_parser = destination)]
-        name: String,
-        #[command(flatten)]
-        sure: Sure,
-    },
-    /// Switches a destination on or off; relays of one that is off do not run.
-    Switch {
-        #[command(flatten)]
-        target: Target,
-        #[arg(value_parser = destination)]
-        name: String,
-        #[arg(value_enum)]
-        to: Switch,
-    },
-    /// Asks for another number of shards; the relays carry it out when all of them have met at one tick.
-    Regroup {
-        #[command(flatten)]
-        target: Target,
-        #[arg(value_parser = destination)]
-        name: String,
-        #[arg(value_parser = clap::value_parser!(u16).range(1..=SHARDS_MAX))]
-        shards: u16,
-    },
-}
-
-/// Where a new destination starts.
-#[derive(Debug, Clone, Copy, ValueEnum)]
-pub(crate) enum Start {
-    /// The first that commits from now on.
-    Now,
-    /// The oldest that is retained.
-    Oldest,
-}
-
-/// Which way a switch is turned.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Switch {
-    /// Relays may run.
-    On,
-    /// No relay runs.
-    Off,
-}
-
-/// Which outbox is taken over.
-#[derive(Debug, Args)]
-pub(crate) struct Takeover {
-    #[command(flatten)]
-    pub(crate) target: Target,
-    #[command(flatten)]
-    pub(crate) sure: Sure,
-}
-
 /// An answer given beforehand.
 #[derive(Debug, Clone, Copy, Args)]
 pub(crate) struct Sure {
@@ -165,19 +74,8 @@ pub(crate) struct Sure {
     pub(crate) yes: bool,
 }
 
-/// Whose backlog.
-#[derive(Debug, Args)]
-pub(crate) struct Backlog {
-    #[command(flatten)]
-    pub(crate) target: Target,
-    #[arg(value_parser = destination)]
-    pub(crate) name: String,
-    /// One JSON object instead of lines for people.
-    #[arg(long)]
-    pub(crate) json: bool,
-}
-
-fn destination(text: &str) -> Result<String, String> {
+/// A destination's name.
+pub(crate) fn destination(text: &str) -> Result<String, String> {
     if text.is_empty() || text.contains(char::is_control) {
         return Err("a destination's name is not empty and has no control characters".to_owned());
     }

@@ -2,14 +2,15 @@
 
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, anyhow, bail};
+use anyhow::{Context as _, Result};
 use relevo_store_postgres::{Config, Schema, Store};
+use sqlx::ConnectOptions as _;
 use sqlx::postgres::{PgConnectOptions, PgConnection};
-use sqlx::{AssertSqlSafe, ConnectOptions as _, Row as _};
 use tokio::time::timeout;
 use tracing::subscriber::{NoSubscriber, with_default};
 
 use crate::args::Target;
+use crate::exit::{away, usage};
 
 /// The variable that names the database where `--database` does not.
 const VARIABLE: &str = "RELEVO_DATABASE_URL";
@@ -19,6 +20,19 @@ const CONNECT_DEADLINE: Duration = Duration::from_secs(10);
 pub(crate) const ANSWER_DEADLINE: Duration = Duration::from_mins(1);
 /// How long one answer may take that rewrites or deletes whole tables.
 pub(crate) const REWRITE_DEADLINE: Duration = Duration::from_hours(24);
+
+/// The database's URL, from the command line or else from the environment.
+pub(crate) fn url_of(target: &Target) -> Result<String> {
+    if let Some(url) = &target.database {
+        return Ok(url.clone());
+    }
+    match std::env::var(VARIABLE) {
+        Ok(url) if !url.is_empty() => Ok(url),
+        _ => Err(usage(format!(
+            "no database was named; hint: `--database postgres://user@host/name`, or set `{VARIABLE}`"
+        ))),
+    }
+}
 
 /// An outbox's database and schema.
 #[derive(Debug)]
@@ -30,13 +44,7 @@ pub(crate) struct Place {
 impl Place {
     /// From the command line, or else from the environment.
     pub(crate) fn of(target: &Target) -> Result<Self> {
-        let url = match &target.database {
-            Some(url) => url.clone(),
-            None => match std::env::var(VARIABLE) {
-                Ok(url) if !url.is_empty() => url,
-                _ => bail!("no database was named; hint: `--database postgres://user@host/name`, or set `{VARIABLE}`"),
-            },
-        };
+        let url = url_of(target)?;
         Ok(Self { connect: parse(&url)?, schema: target.place.schema.clone() })
     }
 
@@ -61,36 +69,16 @@ impl Place {
         let config =
             Config { schema: self.schema.clone(), call_deadline, ..Config::new(self.connect.clone(), destination) };
         let opened = timeout(CONNECT_DEADLINE, Store::open(config)).await;
-        let opened = opened.map_or_else(|_| Err(anyhow!("no answer within {CONNECT_DEADLINE:?}")), |it| Ok(it?));
+        let opened = opened.map_or_else(|_| Err(away(format!("no answer within {CONNECT_DEADLINE:?}"))), |it| Ok(it?));
         opened.with_context(|| format!("cannot open the outbox at {}", self.shown()))
     }
-
-    /// Says which destinations there are, if it is none of them.
-    pub(crate) async fn expect_destination(&self, name: &str) -> Result<()> {
-        let names = self.destinations().await?;
-        if names.iter().any(|known| known == name) { Ok(()) } else { Err(unknown(name, &names)) }
-    }
-
-    // It belongs to the store, as soon as that can list its destinations.
-    async fn destinations(&self) -> Result<Vec<String>> {
-        let sql = format!("SELECT name FROM {}.destination ORDER BY name", self.schema.quoted());
-        let mut connection = self.connect().await?;
-        let rows = sqlx::raw_sql(AssertSqlSafe(sql)).fetch_all(&mut connection);
-        let rows = timeout(ANSWER_DEADLINE, rows).await.context("the destinations cannot be listed")??;
-        Ok(rows.iter().map(|row| row.try_get(0)).collect::<Result<_, _>>()?)
-    }
-}
-
-fn unknown(name: &str, known: &[String]) -> anyhow::Error {
-    if known.is_empty() {
-        return anyhow!("destination `{name}` is not known; hint: add it with `relevo destination add {name}`");
-    }
-    anyhow!("destination `{name}` is not known; hint: there are `{}`", known.join("`, `"))
 }
 
 fn parse(url: &str) -> Result<PgConnectOptions> {
     if !url.starts_with("postgres://") && !url.starts_with("postgresql://") {
-        bail!("the database's URL does not begin with `postgres://`; hint: `postgres://user@host:port/name`");
+        return Err(usage(
+            "the database's URL does not begin with `postgres://`; hint: `postgres://user@host:port/name`",
+        ));
     }
     // The parser logs parameters that it does not know, and a misspelt password is one of them.
     let options = with_default(NoSubscriber::default(), || url.parse::<PgConnectOptions>());
@@ -124,11 +112,5 @@ mod tests {
                 assert!(!told.contains("sesame"), "{told}");
             }
         }
-    }
-
-    #[test]
-    fn an_unknown_destination_is_told_with_the_known_ones() {
-        let told = Told::of(&unknown("mian", &["audit".to_owned(), "main".to_owned()])).to_string();
-        assert_eq!(told, "error: destination `mian` is not known\nhint: there are `audit`, `main`");
     }
 }

@@ -1,6 +1,6 @@
-//! The binary `relevo`: an embedded demo, and the commands that set an outbox up in a database.
+//! The binary `relevo`: an embedded demo, and the commands that set an outbox up, look at it and mend it.
 //!
-//! Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted twice. Output has no colours, so that `NO_COLOR` holds.
+//! Exit codes are in `exit.rs`. Output has no colours, so that `NO_COLOR` holds.
 
 mod args;
 mod ask;
@@ -8,6 +8,8 @@ mod commands;
 mod config;
 mod database;
 mod demo;
+mod exit;
+mod outbox;
 mod report;
 
 use std::process::ExitCode;
@@ -15,21 +17,22 @@ use std::process::ExitCode;
 use clap::Parser as _;
 
 use crate::args::{Cli, Command};
+use crate::exit::Code;
 
 fn main() -> ExitCode {
     let command = Cli::parse().command.unwrap_or_else(|| Command::Dev(args::Dev::default()));
     match run(command) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code.into(),
         // Whoever read the output has seen enough, as with `relevo dev | head`.
         Err(error) if report::is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             report::say(&report::Told::of(&error).to_string());
-            ExitCode::FAILURE
+            Code::of(&error).into()
         }
     }
 }
 
-fn run(command: Command) -> anyhow::Result<()> {
+fn run(command: Command) -> anyhow::Result<Code> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     // The demo provokes failures on purpose and shows them itself: there, nothing is logged.
     if !matches!(command, Command::Dev(_)) {
@@ -38,13 +41,9 @@ fn run(command: Command) -> anyhow::Result<()> {
     }
     runtime.block_on(async {
         match command {
-            Command::Dev(dev) => demo::run(&dev).await,
-            Command::Config(config) => config.run(),
-            Command::Migrate(migrate) => commands::migrate(&migrate).await,
-            Command::Destination(destination) => commands::destination(destination).await,
-            Command::Adopt(takeover) => commands::adopt(&takeover).await,
-            Command::Rebase(takeover) => commands::rebase(&takeover).await,
-            Command::Backlog(backlog) => commands::backlog(&backlog).await,
+            Command::Dev(dev) => demo::run(&dev).await.map(|()| Code::Done),
+            Command::Config(config) => config.run().map(|()| Code::Done),
+            Command::Operator(command) => commands::run(command).await,
         }
     })
 }

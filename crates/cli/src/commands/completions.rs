@@ -1,0 +1,26 @@
+//! `relevo completions`
+
+use std::io::{self, Write as _};
+
+use anyhow::Result;
+use clap::CommandFactory as _;
+use clap_complete::Shell;
+
+use crate::args::Cli;
+use crate::exit::Code;
+
+/// For which shell.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// The shell that shall complete.
+    #[arg(value_enum)]
+    shell: Shell,
+}
+
+pub(super) fn run(args: &Args) -> Result<Code> {
+    // Written to memory first: the generator panics where stdout is closed.
+    let mut script = Vec::new();
+    clap_complete::generate(args.shell, &mut Cli::command(), "relevo", &mut script);
+    io::stdout().write_all(&script)?;
+    Ok(Code::Done)
+}

@@ -1,0 +1,186 @@
+//! `relevo dead`
+
+mod mark;
+
+use std::io::{self, Write as _};
+
+use anyhow::Result;
+use clap::Subcommand;
+use jiff::Timestamp;
+use relevo_core::MessageId;
+use relevo_core::store::{DeadFilter, DeadLetter};
+use serde_json::{Value, json};
+
+use super::output::{self, Format};
+use super::table::{self, Table};
+use super::{moment, payload, show};
+use crate::exit::{Code, not_found};
+use crate::outbox::{self, Outbox, Which};
+use crate::report::say;
+
+/// What a person may have to decide about; the rest is history.
+const OPEN: [&str; 3] = ["dead", "redrive", "discard"];
+/// No more are looked through for a list: their payloads come with them.
+const LOOKED_AT_MAX: usize = 10_000;
+
+/// What to do with dead letters.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Lists dead letters, oldest first.
+    List(List),
+    /// Shows one dead letter with its payload.
+    Show(Show),
+    /// Marks dead letters to be sent again, in the order of their key; the relay of their shard acts.
+    Redrive(mark::Args),
+    /// Marks dead letters to be put aside, so that their keys go on without them.
+    Discard(mark::Args),
+}
+
+/// Which dead letters are listed.
+#[derive(Debug, clap::Args)]
+pub(crate) struct List {
+    #[command(flatten)]
+    which: Which,
+    /// Only those of this key.
+    #[arg(long)]
+    key: Option<String>,
+    /// Only those of this route.
+    #[arg(long)]
+    route: Option<String>,
+    /// Those that were redriven or discarded too.
+    #[arg(long)]
+    history: bool,
+    /// At most so many.
+    #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    limit: u32,
+    #[command(flatten)]
+    format: Format,
+}
+
+/// Which dead letter is shown.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Show {
+    #[command(flatten)]
+    which: Which,
+    /// The message's id.
+    id: MessageId,
+    /// Writes exactly the bytes of the payload, and nothing else.
+    #[arg(long, conflicts_with = "json")]
+    raw: bool,
+    #[command(flatten)]
+    format: Format,
+}
+
+pub(super) async fn run(command: Command) -> Result<Code> {
+    match command {
+        Command::List(args) => list(&args).await,
+        Command::Show(args) => show(&args).await,
+        Command::Redrive(args) => mark::redrive(&args).await,
+        Command::Discard(args) => mark::discard(&args).await,
+    }
+}
+
+async fn list(args: &List) -> Result<Code> {
+    let opened = outbox::open(&args.which).await?;
+    let filter = DeadFilter { key: args.key.clone(), route: args.route.clone(), ..DeadFilter::default() };
+    let limit = usize::try_from(args.limit).unwrap_or(LOOKED_AT_MAX);
+    let (letters, more) = look(&*opened.outbox, &filter, limit, args.history).await?;
+    let mut out = io::BufWriter::new(io::stdout().lock());
+    if args.format.json {
+        for letter in &letters {
+            writeln!(out, "{}", object(letter, &opened.destination.name))?;
+        }
+    } else if !letters.is_empty() {
+        let now = Timestamp::now();
+        let rows: Vec<_> = letters.iter().map(|letter| row(letter, now)).collect();
+        Table::new(&["ID", "STATE", "CLASS", "ATTEMPTS", "EMITTED", "TOPIC", "KEY", "TYPE", "ERROR"])
+            .write(&mut out, &rows)?;
+    }
+    out.flush()?;
+    let count = mark::counted(letters.len() as u64);
+    say(&if more { format!("{count}, and more\nhint: see more with `--limit`") } else { count });
+    Ok(Code::Done)
+}
+
+/// The first letters that are wanted, and whether there are more. Finished ones are between them, and pass by.
+async fn look(
+    outbox: &dyn Outbox,
+    filter: &DeadFilter,
+    limit: usize,
+    history: bool,
+) -> Result<(Vec<DeadLetter>, bool)> {
+    let mut ask = limit + 1;
+    loop {
+        let mut letters = outbox.dead(filter, ask).await?;
+        let is_all = letters.len() < ask;
+        letters.retain(|letter| history || OPEN.contains(&letter.state.as_str()));
+        if is_all || letters.len() > limit || ask >= LOOKED_AT_MAX {
+            let more = letters.len() > limit || !is_all;
+            letters.truncate(limit);
+            return Ok((letters, more));
+        }
+        ask = (ask * 2).min(LOOKED_AT_MAX);
+    }
+}
+
+fn row(letter: &DeadLetter, now: Timestamp) -> Vec<String> {
+    let message = &letter.message;
+    vec![
+        message.id.to_string(),
+        letter.state.clone(),
+        letter.class.clone(),
+        letter.attempts.to_string(),
+        moment::told(message.created_at, now),
+        message.topic.to_string(),
+        message.key.to_string(),
+        message.kind.to_string(),
+        letter.error.clone(),
+    ]
+}
+
+fn object(letter: &DeadLetter, destination: &str) -> Value {
+    let message = &letter.message;
+    json!({
+        "destination": destination,
+        "id": message.id.to_string(),
+        "topic": &*message.topic,
+        "key": &*message.key,
+        "type": &*message.kind,
+        "created_at": output::time(Some(message.created_at)),
+        "state": letter.state,
+        "class": letter.class,
+        "error": letter.error,
+        "attempts": letter.attempts,
+    })
+}
+
+async fn show(args: &Show) -> Result<Code> {
+    let opened = outbox::open(&args.which).await?;
+    let destination = opened.destination.name;
+    let filter = DeadFilter { ids: vec![args.id], ..DeadFilter::default() };
+    let Some(letter) = opened.outbox.dead(&filter, 1).await?.into_iter().next() else {
+        let hint = format!("`relevo outbox show {}` looks in the whole outbox", args.id);
+        return Err(not_found(format!("{} is no dead letter of destination `{destination}`; hint: {hint}", args.id)));
+    };
+    let mut out = io::stdout().lock();
+    if args.raw {
+        out.write_all(&letter.message.payload)?;
+    } else if args.format.json {
+        let mut value = object(&letter, &destination);
+        output::add_content(&mut value, &letter.message);
+        writeln!(out, "{value}")?;
+    } else {
+        let mut pairs = vec![
+            ("id", letter.message.id.to_string()),
+            ("state", format!("{} at destination `{destination}`", letter.state)),
+            ("class", letter.class.clone()),
+            ("error", letter.error.clone()),
+            ("attempts", letter.attempts.to_string()),
+        ];
+        pairs.extend(show::envelope(&letter.message, Timestamp::now()));
+        table::pairs(&mut out, &pairs)?;
+        writeln!(out)?;
+        payload::write(&mut out, &letter.message)?;
+    }
+    Ok(Code::Done)
+}

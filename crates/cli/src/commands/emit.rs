@@ -1,0 +1,125 @@
+//! `relevo emit`
+
+mod many;
+
+use std::io::{self, Read as _, Write as _};
+
+use anyhow::{Context as _, Result};
+use bytes::Bytes;
+use jiff::Timestamp;
+use relevo_core::{Draft, MessageId, OnRepeat};
+use serde_json::{Value, json};
+
+use super::moment;
+use super::output::{Format, is_json};
+use crate::args::Target;
+use crate::exit::{Code, usage};
+use crate::outbox::Place;
+
+/// What to emit.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    target: Target,
+    /// What routes match first.
+    #[arg(required_unless_present = "many")]
+    topic: Option<String>,
+    /// What order is kept within.
+    #[arg(required_unless_present = "many")]
+    key: Option<String>,
+    /// What happened or is asked for.
+    #[arg(value_name = "TYPE", required_unless_present = "many")]
+    kind: Option<String>,
+    /// The payload, `@FILE` for a file's bytes, or `-` for stdin.
+    #[arg(required_unless_present = "many", allow_hyphen_values = true)]
+    payload: Option<String>,
+    /// The payload's media type; JSON is checked.
+    #[arg(long, value_name = "TYPE", default_value = "application/json")]
+    content_type: String,
+    /// A header, as `name=value`; may be given again.
+    #[arg(long = "header", value_name = "NAME=VALUE", value_parser = header)]
+    headers: Vec<(String, String)>,
+    /// An id of your own, which is emitted once.
+    #[arg(long)]
+    id: Option<MessageId>,
+    /// Not before this time: RFC 3339, or how far away, as `10m`.
+    #[arg(long, value_name = "TIME", value_parser = moment::ahead)]
+    deliver_at: Option<Timestamp>,
+    /// Takes the key's lock, for writers that lock no row of their own.
+    #[arg(long)]
+    serialize: bool,
+    /// Does nothing if the id was emitted before.
+    #[arg(long, requires = "id")]
+    ignore_repeat: bool,
+    /// JSON lines from this file, or from `-` for stdin, one message each.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["topic", "key", "kind", "payload", "headers", "id", "deliver_at", "serialize"])]
+    many: Option<String>,
+    /// So many messages share a transaction.
+    #[arg(long, value_name = "N", default_value_t = 500, requires = "many", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    batch: u32,
+    /// Leaves out so many lines, which were committed before.
+    #[arg(long, value_name = "N", default_value_t = 0, requires = "many")]
+    skip: u64,
+    #[command(flatten)]
+    format: Format,
+}
+
+fn header(text: &str) -> Result<(String, String), String> {
+    let (name, value) = text.split_once('=').ok_or("a header is `name=value`")?;
+    Ok((name.to_owned(), value.to_owned()))
+}
+
+pub(super) async fn run(args: &Args) -> Result<Code> {
+    let place = Place::of(&args.target)?;
+    if let Some(source) = &args.many {
+        let order = many::Order { source, batch: args.batch, skip: args.skip, json: args.format.json };
+        return many::run(&place, &order).await;
+    }
+    let draft = draft(args)?;
+    let mut writer = place.writer().await?;
+    let ids = writer.emit(vec![draft]).await.map_err(|refused| refused.error)?;
+    let mut out = io::stdout().lock();
+    for id in ids {
+        if args.format.json {
+            writeln!(out, "{}", json!({ "id": id.to_string() }))?;
+        } else {
+            writeln!(out, "{id}")?;
+        }
+    }
+    Ok(Code::Done)
+}
+
+/// Checked before the database is asked: what is wrong with it is a matter of what was typed.
+fn draft(args: &Args) -> Result<Draft> {
+    let typed = |text: &Option<String>| text.clone().unwrap_or_default();
+    let payload = payload(&typed(&args.payload))?;
+    if is_json(&args.content_type)
+        && let Err(error) = serde_json::from_slice::<Value>(&payload)
+    {
+        let hint = "`--content-type text/plain` sends any text";
+        return Err(usage(format!("the payload is not JSON: {error}; hint: {hint}")));
+    }
+    let mut draft =
+        Draft::bytes(&typed(&args.topic), &typed(&args.key), &typed(&args.kind), payload, &args.content_type);
+    draft.headers = args.headers.iter().cloned().collect();
+    draft.id = args.id;
+    draft.deliver_at = args.deliver_at;
+    draft.serialize = args.serialize;
+    if args.ignore_repeat {
+        draft.on_repeat = OnRepeat::Ignore;
+    }
+    draft.check().map_err(|error| usage(error.to_string()))?;
+    Ok(draft)
+}
+
+fn payload(text: &str) -> Result<Bytes> {
+    if text == "-" {
+        let mut bytes = Vec::new();
+        io::stdin().lock().read_to_end(&mut bytes).context("stdin cannot be read")?;
+        return Ok(bytes.into());
+    }
+    match text.strip_prefix('@') {
+        Some(file) => Ok(std::fs::read(file).with_context(|| format!("`{file}` cannot be read"))?.into()),
+        None => Ok(Bytes::from(text.to_owned())),
+    }
+}

@@ -1,0 +1,155 @@
+//! `relevo outbox list`
+
+use std::io::{self, Write};
+use std::time::Duration;
+
+use anyhow::Result;
+use jiff::Timestamp;
+use relevo_core::operate::{Found, Listed, Search, Status};
+
+use super::moment;
+use super::output::{self, Format};
+use super::table::Table;
+use crate::exit::Code;
+use crate::outbox::{self, Which};
+use crate::report::say;
+
+/// Messages of one page where all of them are listed.
+const PAGE: usize = 500;
+/// A cell of an error is cut here; `outbox show` has all of it.
+const ERROR_CHARS_MAX: usize = 60;
+
+/// Which messages, and how many.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    which: Which,
+    /// Only messages of this key.
+    #[arg(long)]
+    key: Option<String>,
+    /// Only messages of this topic.
+    #[arg(long)]
+    topic: Option<String>,
+    /// Only messages of this type.
+    #[arg(long = "type", value_name = "TYPE")]
+    kind: Option<String>,
+    /// Only messages in this status.
+    #[arg(long, value_parser = status)]
+    status: Option<Status>,
+    /// Only messages emitted since: RFC 3339, or how long ago, as `10m`.
+    #[arg(long, value_name = "TIME", value_parser = moment::past)]
+    since: Option<Timestamp>,
+    /// Only messages emitted before: RFC 3339, or how long ago, as `10m`.
+    #[arg(long, value_name = "TIME", value_parser = moment::past)]
+    until: Option<Timestamp>,
+    /// Goes on where another list ended; the list said where.
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    before: Option<i64>,
+    /// At most so many.
+    #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    limit: u32,
+    /// All of them, page by page, however long it takes.
+    #[arg(long, conflicts_with = "limit")]
+    all: bool,
+    /// How long a search may take before it says how far it got.
+    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = moment::duration, conflicts_with = "all")]
+    budget: Duration,
+    #[command(flatten)]
+    format: Format,
+}
+
+fn status(word: &str) -> Result<Status, String> {
+    let known = || Status::ALL.map(Status::word).join(", ");
+    Status::of(word).ok_or_else(|| format!("`{word}` is no status; there are {}", known()))
+}
+
+pub(super) async fn run(args: &Args) -> Result<Code> {
+    let opened = outbox::open(&args.which).await?;
+    let destination = opened.destination.name;
+    let mut search = Search {
+        key: args.key.clone(),
+        topic: args.topic.clone(),
+        kind: args.kind.clone(),
+        status: args.status,
+        since: args.since,
+        until: args.until,
+        before: args.before,
+    };
+    let mut page = Page { format: args.format, table: Table::new(HEAD), destination, count: 0 };
+    let limit = if args.all { PAGE } else { usize::try_from(args.limit).unwrap_or(PAGE) };
+    loop {
+        let found = opened.outbox.search(&search, limit, args.budget).await?;
+        page.write(&found.messages)?;
+        match found.next {
+            Some(next) if args.all => search.before = Some(next),
+            _ => {
+                page.end(&found);
+                return Ok(Code::Done);
+            }
+        }
+    }
+}
+
+const HEAD: &[&str] = &["SEQ", "STATUS", "EMITTED", "", "TOPIC", "KEY", "TYPE", "ID", "ERROR"];
+
+/// Writes a list as it comes, so that a pager shows its beginning at once.
+struct Page {
+    format: Format,
+    table: Table,
+    destination: String,
+    count: usize,
+}
+
+impl Page {
+    fn write(&mut self, messages: &[Listed]) -> Result<()> {
+        self.count += messages.len();
+        if self.format.json {
+            let mut out = io::BufWriter::new(io::stdout().lock());
+            for message in messages {
+                writeln!(out, "{}", output::listed(message, &self.destination))?;
+            }
+            out.flush()?;
+        } else if !messages.is_empty() {
+            let now = Timestamp::now();
+            let rows: Vec<_> = messages.iter().map(|message| row(message, now)).collect();
+            let mut out = io::BufWriter::new(io::stdout().lock());
+            self.table.write(&mut out, &rows)?;
+            out.flush()?;
+        }
+        Ok(())
+    }
+
+    /// Says on stderr how far it got, and how to go on.
+    fn end(&self, found: &Found) {
+        let count = match self.count {
+            1 => "1 message".to_owned(),
+            count => format!("{count} messages"),
+        };
+        match (found.next, found.ran_out_at) {
+            (Some(next), Some(at)) => say(&format!(
+                "{count}; the time ran out on the way back at {}\nhint: go on with `--before {next}`, or search longer with `--budget 1m`",
+                moment::exact(at)
+            )),
+            (Some(next), None) => {
+                say(&format!("{count}, and more\nhint: go on with `--before {next}`, or list all with `--all`"));
+            }
+            (None, _) => say(&count),
+        }
+    }
+}
+
+fn row(message: &Listed, now: Timestamp) -> Vec<String> {
+    let error = message.last_error.as_deref().unwrap_or_default();
+    let cut = error.char_indices().nth(ERROR_CHARS_MAX).map(|(at, _)| format!("{}…", &error[..at]));
+    vec![
+        message.seq.map_or_else(|| "-".to_owned(), |seq| seq.to_string()),
+        message.status.word().to_owned(),
+        moment::exact(message.created_at),
+        moment::relative(message.created_at, now),
+        message.topic.clone(),
+        message.key.clone(),
+        message.kind.clone(),
+        message.id.to_string(),
+        cut.unwrap_or_else(|| error.to_owned()),
+    ]
+}

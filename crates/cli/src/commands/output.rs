@@ -1,0 +1,81 @@
+//! What goes to stdout: lines for people, JSON for programs.
+
+use std::io::{self, Write as _};
+
+use anyhow::Result;
+use clap::Args;
+use jiff::Timestamp;
+use relevo_core::Message;
+use relevo_core::operate::{Listed, Shard};
+use serde_json::{Value, json};
+
+use super::base64;
+
+/// How a command that reads answers.
+#[derive(Debug, Clone, Copy, Args)]
+pub(crate) struct Format {
+    /// JSON for programs: one object a line.
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+/// One line of JSON.
+pub(super) fn line(value: &Value) -> Result<()> {
+    let mut out = io::stdout().lock();
+    writeln!(out, "{value}")?;
+    Ok(())
+}
+
+/// A message in a list.
+pub(super) fn listed(listed: &Listed, destination: &str) -> Value {
+    json!({
+        "destination": destination,
+        "seq": listed.seq,
+        "id": listed.id.to_string(),
+        "topic": listed.topic,
+        "key": listed.key,
+        "type": listed.kind,
+        "created_at": time(Some(listed.created_at)),
+        "status": listed.status.word(),
+        "attempts": listed.attempts,
+        "next_attempt_at": time(listed.next_attempt_at),
+        "last_error": listed.last_error,
+        "published_at": time(listed.published_at),
+    })
+}
+
+/// What a list does not have of a message: the headers, and the payload in the form that fits it.
+pub(super) fn add_content(value: &mut Value, message: &Message) {
+    value["content_type"] = (*message.content_type).into();
+    value["headers"] = json!(message.headers);
+    let text = std::str::from_utf8(&message.payload).ok();
+    let parsed = serde_json::from_slice::<Value>(&message.payload).ok().filter(|_| is_json(&message.content_type));
+    match (parsed, text) {
+        (Some(parsed), _) => value["payload"] = parsed,
+        (None, Some(text)) => value["payload_text"] = text.into(),
+        (None, None) => value["payload_base64"] = base64::encode(&message.payload).into(),
+    }
+}
+
+/// Whether a media type says that the payload is JSON.
+pub(super) fn is_json(content_type: &str) -> bool {
+    let essence = content_type.split(';').next().unwrap_or_default().trim();
+    essence == "application/json" || essence.ends_with("+json")
+}
+
+/// A shard.
+pub(super) fn shard(shard: &Shard) -> Value {
+    json!({
+        "shard": shard.shard,
+        "owner": shard.owner,
+        "epoch": shard.epoch,
+        "lasts_ms": u64::try_from(shard.lasts.as_millis()).unwrap_or(u64::MAX),
+        "settled_at": time(shard.settled_at),
+        "parked_keys": shard.parked_keys,
+    })
+}
+
+/// RFC 3339 in UTC, as exact as it is known; null where there is none.
+pub(super) fn time(at: Option<Timestamp>) -> Value {
+    at.map_or(Value::Null, |at| at.to_string().into())
+}

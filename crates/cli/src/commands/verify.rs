@@ -1,0 +1,65 @@
+//! `relevo verify`
+
+use std::io::{self, Write as _};
+
+use anyhow::Result;
+use jiff::Timestamp;
+use relevo_core::operate::Range;
+use serde_json::{Map, Value, json};
+
+use super::output::{self, Format};
+use super::{moment, table};
+use crate::database::REWRITE_DEADLINE;
+use crate::exit::Code;
+use crate::outbox::{self, Which};
+
+/// What is compared.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    which: Which,
+    /// From this time on: RFC 3339, or how long ago, as `10m`; from the oldest that is retained otherwise.
+    #[arg(long, value_name = "TIME", value_parser = moment::past)]
+    since: Option<Timestamp>,
+    /// Before this time: RFC 3339, or how long ago, as `10m`; to now otherwise.
+    #[arg(long, value_name = "TIME", value_parser = moment::past)]
+    until: Option<Timestamp>,
+    #[command(flatten)]
+    format: Format,
+}
+
+pub(super) async fn run(args: &Args) -> Result<Code> {
+    // A long log is read in many short statements; each may take its time on a busy server.
+    let opened = outbox::open_within(&args.which, REWRITE_DEADLINE).await?;
+    let verified = opened.outbox.verify(Range { since: args.since, until: args.until }).await?;
+    if args.format.json {
+        let by_status: Map<String, Value> =
+            verified.by_status.iter().map(|(status, count)| (status.word().to_owned(), (*count).into())).collect();
+        output::line(&json!({
+            "destination": opened.destination.name,
+            "since": output::time(args.since),
+            "until": output::time(args.until),
+            "committed": verified.committed,
+            "by_status": by_status,
+            "oldest_unsettled": output::time(verified.oldest_unsettled),
+            "contradictions": verified.contradictions,
+        }))?;
+    } else {
+        let now = Timestamp::now();
+        let mut pairs = vec![("committed", verified.committed.to_string())];
+        let counted = verified.by_status.iter().filter(|(_, count)| *count > 0);
+        pairs.extend(counted.map(|(status, count)| (status.word(), count.to_string())));
+        if let Some(oldest) = verified.oldest_unsettled {
+            pairs.push(("oldest that waits", moment::told(oldest, now)));
+        }
+        let mut out = io::stdout().lock();
+        table::pairs(&mut out, &pairs)?;
+        for contradiction in &verified.contradictions {
+            writeln!(out, "contradiction: {}", table::plain(contradiction))?;
+        }
+        if verified.contradictions.is_empty() {
+            writeln!(out, "no contradictions")?;
+        }
+    }
+    Ok(if verified.contradictions.is_empty() { Code::Done } else { Code::Found })
+}

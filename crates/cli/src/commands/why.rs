@@ -1,0 +1,166 @@
+//! `relevo why`
+
+use std::io::{self, Write as _};
+
+use anyhow::Result;
+use jiff::Timestamp;
+use relevo_core::operate::{Cause, Listed, Why};
+use serde_json::{Value, json};
+
+use super::output::{self, Format};
+use super::{moment, table};
+use crate::exit::Code;
+use crate::outbox::{self, Which};
+
+/// Which key.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    which: Which,
+    /// The key.
+    key: String,
+    #[command(flatten)]
+    format: Format,
+}
+
+pub(super) async fn run(args: &Args) -> Result<Code> {
+    let opened = outbox::open(&args.which).await?;
+    let why = opened.outbox.why(&args.key).await?;
+    let destination = &opened.destination.name;
+    let mut out = io::stdout().lock();
+    if args.format.json {
+        writeln!(out, "{}", object(&args.key, destination, &why))?;
+    } else {
+        for line in prose(&args.key, destination, &why, Timestamp::now()) {
+            writeln!(out, "{}", table::plain(&line))?;
+        }
+    }
+    Ok(Code::Done)
+}
+
+fn object(key: &str, destination: &str, why: &Why) -> Value {
+    let mut value = json!({
+        "key": key,
+        "destination": destination,
+        "cause": word(&why.cause),
+        "head": why.head.as_ref().map(|head| output::listed(head, destination)),
+        "waiting": why.waiting,
+        "since": output::time(why.since),
+        "shard": output::shard(&why.shard),
+    });
+    match &why.cause {
+        Cause::Nothing | Cause::Unread | Cause::NoRelay | Cause::SwitchedOff => {}
+        Cause::Retry { at } | Cause::Quarantined { at } | Cause::Scheduled { at } => {
+            value["at"] = output::time(Some(*at));
+        }
+        Cause::Held { hold, probe_at } => {
+            value["address"] = hold.address.as_str().into();
+            value["error"] = hold.error.as_str().into();
+            value["at"] = output::time(*probe_at);
+        }
+        Cause::Dead { id } => value["id"] = id.to_string().into(),
+        Cause::Marked { id, mark } => {
+            value["id"] = id.to_string().into();
+            value["mark"] = mark.as_str().into();
+        }
+    }
+    value
+}
+
+/// The word that JSON has for a cause.
+const fn word(cause: &Cause) -> &'static str {
+    match cause {
+        Cause::Nothing => "nothing",
+        Cause::Unread => "unread",
+        Cause::NoRelay => "no_relay",
+        Cause::SwitchedOff => "switched_off",
+        Cause::Retry { .. } => "retry",
+        Cause::Held { .. } => "held",
+        Cause::Quarantined { .. } => "quarantined",
+        Cause::Dead { .. } => "dead",
+        Cause::Marked { .. } => "marked",
+        Cause::Scheduled { .. } => "scheduled",
+    }
+}
+
+/// Behind what, since when, and what would free it.
+fn prose(key: &str, destination: &str, why: &Why, now: Timestamp) -> Vec<String> {
+    let to = format!("on its way to `{destination}`");
+    let mut lines = Vec::new();
+    if why.cause == Cause::Nothing {
+        lines.push(format!("Nothing of key `{key}` waits {to}."));
+        return lines;
+    }
+    let messages = match why.waiting {
+        1 => "1 message waits".to_owned(),
+        count => format!("{count} messages wait"),
+    };
+    let since = why.since.map_or_else(String::new, |since| format!(", since {}", moment::told(since, now)));
+    lines.push(format!("Key `{key}`: {messages} {to}{since}."));
+    lines.push(reason(why, destination, now));
+    if let Some(head) = &why.head {
+        lines.push(first(head));
+    }
+    lines.push(format!("What frees it: {}", remedy(key, destination, why)));
+    lines
+}
+
+fn reason(why: &Why, destination: &str, now: Timestamp) -> String {
+    let shard = why.shard.shard;
+    match &why.cause {
+        Cause::Nothing => String::new(),
+        Cause::Unread => {
+            let relay = why.shard.owner.as_deref().unwrap_or("a relay");
+            format!("Why: relay `{relay}` holds shard {shard} and has not read that far.")
+        }
+        Cause::NoRelay => format!("Why: no relay holds shard {shard} of destination `{destination}`."),
+        Cause::SwitchedOff => format!("Why: destination `{destination}` is switched off."),
+        Cause::Retry { at } => format!("Why: the first one failed and is tried again at {}.", moment::told(*at, now)),
+        Cause::Held { hold, probe_at } => {
+            let probe = probe_at.map_or_else(String::new, |at| format!("; it is probed at {}", moment::told(at, now)));
+            format!("Why: nothing passes to address `{}`: {}{probe}.", hold.address, hold.error)
+        }
+        Cause::Quarantined { at } => {
+            format!("Why: the first one took connections down; it is tried alone at {}.", moment::told(*at, now))
+        }
+        Cause::Dead { .. } => "Why: the first one was given up, and the key waits for a person.".to_owned(),
+        Cause::Marked { mark, .. } => {
+            format!("Why: a person marked the first one (`{mark}`), and the relay of shard {shard} has not acted yet.")
+        }
+        Cause::Scheduled { at } => format!("Why: the first one is not due before {}.", moment::told(*at, now)),
+    }
+}
+
+fn first(head: &Listed) -> String {
+    let failed = match (head.attempts, &head.last_error) {
+        (_, None) => String::new(),
+        (0, Some(error)) => format!("; {error}"),
+        (1, Some(error)) => format!("; failed once: {error}"),
+        (attempts, Some(error)) => format!("; failed {attempts} times, last: {error}"),
+    };
+    format!("First: {} (`{}`, topic `{}`){failed}.", head.id, head.kind, head.topic)
+}
+
+/// What to do, with the command to type.
+fn remedy(key: &str, destination: &str, why: &Why) -> String {
+    match &why.cause {
+        Cause::Nothing => String::new(),
+        Cause::Unread => "nothing to do unless it lasts; `relevo backlog` says how much is before it.".to_owned(),
+        Cause::NoRelay => "start a relay: `relevo run`; `relevo shards` shows who is there.".to_owned(),
+        Cause::SwitchedOff => format!("`relevo destination switch {destination} on`"),
+        Cause::Retry { .. } | Cause::Quarantined { .. } => {
+            "that attempt; after the last one it becomes a dead letter.".to_owned()
+        }
+        Cause::Held { .. } => {
+            "mend the address; the next probe that passes frees every key that waits for it.".to_owned()
+        }
+        Cause::Dead { id } => {
+            let on = format!("--destination {destination} --reason TEXT");
+            format!(
+                "`relevo dead redrive {id} {on}` sends it again, `relevo dead discard {id} {on}` lets key `{key}` go on without it"
+            )
+        }
+        Cause::Marked { .. } => "the relay that holds the shard; `relevo shards` shows who that is.".to_owned(),
+        Cause::Scheduled { .. } => "its time; `SELECT relevo.cancel(id)` takes it back.".to_owned(),
+    }
+}

@@ -1,0 +1,182 @@
+//! An outbox of any kind, opened for people: the commands know traits, and only this file knows stores.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use clap::Args;
+use relevo_core::operate::{Destination, Inspect, Operate};
+use relevo_core::store::DeadLetters;
+use relevo_core::{Draft, MessageId};
+use relevo_store_postgres as postgres;
+use sqlx::Connection as _;
+use sqlx::postgres::PgConnection;
+
+use crate::args::Target;
+use crate::database::{self, ANSWER_DEADLINE};
+use crate::exit::{not_found, usage};
+
+/// Which destination of which outbox.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct Which {
+    #[command(flatten)]
+    pub(crate) target: Target,
+    /// Whom the outbox is carried to; may be left out where there is only one.
+    #[arg(long, short, value_name = "NAME", value_parser = crate::args::destination)]
+    pub(crate) destination: Option<String>,
+}
+
+/// Everything that people ask of an outbox and tell it.
+pub(crate) trait Outbox: Inspect + Operate + DeadLetters {}
+
+impl<T: Inspect + Operate + DeadLetters> Outbox for T {}
+
+/// Where an outbox is.
+#[derive(Debug)]
+pub(crate) enum Place {
+    /// In a schema of a PostgreSQL database.
+    Postgres(database::Place),
+}
+
+impl Place {
+    /// From the command line, or else from the environment.
+    pub(crate) fn of(target: &Target) -> Result<Self> {
+        Ok(Self::Postgres(database::Place::of(target)?))
+    }
+
+    /// Where it is, for people.
+    pub(crate) fn shown(&self) -> String {
+        match self {
+            Self::Postgres(place) => place.shown(),
+        }
+    }
+
+    /// The outbox, bound to a destination that may exist or not.
+    pub(crate) async fn open(&self, destination: &str, deadline: Duration) -> Result<Box<dyn Outbox>> {
+        Ok(match self {
+            Self::Postgres(place) => Box::new(place.open(destination, deadline).await?),
+        })
+    }
+
+    /// A connection that emits.
+    pub(crate) async fn writer(&self) -> Result<Writer> {
+        Ok(match self {
+            Self::Postgres(place) => {
+                // Whether there is an outbox is asked first: the answer is clearer than a missing function.
+                place.open("", ANSWER_DEADLINE).await?;
+                let connection = place.connect().await?;
+                Writer::Postgres { connection, outbox: postgres::Outbox::in_schema(&place.schema) }
+            }
+        })
+    }
+}
+
+/// An outbox, and the destination that is meant.
+pub(crate) struct Opened {
+    pub(crate) outbox: Box<dyn Outbox>,
+    pub(crate) destination: Destination,
+    pub(crate) shown: String,
+}
+
+/// Opens an outbox for the destination that was named, or for the only one there is.
+pub(crate) async fn open(which: &Which) -> Result<Opened> {
+    open_within(which, ANSWER_DEADLINE).await
+}
+
+/// The same, with answers that may take so long.
+pub(crate) async fn open_within(which: &Which, deadline: Duration) -> Result<Opened> {
+    let place = Place::of(&which.target)?;
+    let outbox = place.open(which.destination.as_deref().unwrap_or_default(), deadline).await?;
+    let known = outbox.destinations().await.with_context(|| format!("the outbox at {}", place.shown()))?;
+    let destination = choose(known, which.destination.as_deref())?;
+    let outbox = match &which.destination {
+        Some(_) => outbox,
+        None => place.open(&destination.name, deadline).await?,
+    };
+    Ok(Opened { outbox, destination, shown: place.shown() })
+}
+
+fn choose(known: Vec<Destination>, wanted: Option<&str>) -> Result<Destination> {
+    let names = || format!("`{}`", known.iter().map(|it| it.name.as_str()).collect::<Vec<_>>().join("`, `"));
+    let Some(name) = wanted else {
+        return match known.len() {
+            0 => Err(not_found("there is no destination yet; hint: add one with `relevo destination add NAME`")),
+            1 => Ok(known.into_iter().next().expect("one was counted")),
+            _ => Err(usage(format!(
+                "there is more than one destination; hint: choose with `--destination`: {}",
+                names()
+            ))),
+        };
+    };
+    let hint = match known.len() {
+        0 => format!("add it with `relevo destination add {name}`"),
+        _ => format!("there are {}", names()),
+    };
+    let found = known.into_iter().find(|it| it.name == name);
+    found.ok_or_else(|| not_found(format!("destination `{name}` is not known; hint: {hint}")))
+}
+
+/// A connection that emits, one transaction at a time.
+pub(crate) enum Writer {
+    /// Into PostgreSQL.
+    Postgres { connection: PgConnection, outbox: postgres::Outbox },
+}
+
+/// A message that was refused, by its place among those given.
+#[derive(Debug)]
+pub(crate) struct Refused {
+    pub(crate) at: usize,
+    pub(crate) error: anyhow::Error,
+}
+
+impl Writer {
+    /// Emits all of them in one transaction, or none.
+    pub(crate) async fn emit(&mut self, drafts: Vec<Draft>) -> Result<Vec<MessageId>, Refused> {
+        let end = drafts.len().saturating_sub(1);
+        let at = |at: usize| move |error: anyhow::Error| Refused { at, error };
+        let mut ids = Vec::with_capacity(drafts.len());
+        match self {
+            Self::Postgres { connection, outbox } => {
+                let mut tx = connection.begin().await.map_err(|error| at(0)(error.into()))?;
+                for (n, draft) in drafts.into_iter().enumerate() {
+                    ids.push(outbox.emit(&mut tx, draft).await.map_err(|error| at(n)(error.into()))?);
+                }
+                tx.commit().await.map_err(|error| at(end)(error.into()))?;
+            }
+        }
+        Ok(ids)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::exit::Code;
+    use crate::report::Told;
+
+    fn named(names: &[&str]) -> Vec<Destination> {
+        let one = |name: &&str| Destination { name: (*name).to_owned(), shards: 8, regrouping_to: None, on: true };
+        names.iter().map(one).collect()
+    }
+
+    fn refused(known: &[&str], name: Option<&str>) -> (Code, String) {
+        let error = choose(named(known), name).expect_err("it cannot be chosen");
+        (Code::of(&error), Told::of(&error).to_string())
+    }
+
+    #[test]
+    fn the_only_destination_need_not_be_named() {
+        assert_eq!(choose(named(&["main"]), None).unwrap().name, "main");
+        assert_eq!(choose(named(&["audit", "main"]), Some("main")).unwrap().name, "main");
+    }
+
+    #[test]
+    fn a_destination_that_cannot_be_chosen_is_told_with_the_known_ones() {
+        let (code, told) = refused(&["audit", "main"], Some("mian"));
+        assert_eq!(told, "error: destination `mian` is not known\nhint: there are `audit`, `main`");
+        assert_eq!(code, Code::NotFound);
+        let (code, told) = refused(&["audit", "main"], None);
+        assert_eq!(code, Code::Usage);
+        assert!(told.ends_with("hint: choose with `--destination`: `audit`, `main`"), "{told}");
+        assert_eq!(refused(&[], None).0, Code::NotFound);
+    }
+}
