@@ -97,7 +97,7 @@ pub(crate) async fn carry_out_marks(
     for row in select.fetch_all(&mut *connection).await? {
         let (id, key): (Uuid, String) = (column(&row, 0)?, column(&row, 1)?);
         if column::<&str>(&row, 2)? == "redrive" {
-            redrive(connection, destination, &key, id, now).await?;
+            redrive(connection, destination, id, now).await?;
         } else {
             discard(connection, destination, &key, id, now).await?;
         }
@@ -105,13 +105,7 @@ pub(crate) async fn carry_out_marks(
     Ok(())
 }
 
-async fn redrive(
-    connection: &mut SqliteConnection,
-    destination: &str,
-    key: &str,
-    id: Uuid,
-    now: i64,
-) -> Result<(), Error> {
+async fn redrive(connection: &mut SqliteConnection, destination: &str, id: Uuid, now: i64) -> Result<(), Error> {
     let statements = [
         // A key that another dead letter holds stays held: this one then waits in front.
         "INSERT INTO relevo_parked_key AS k (destination, key, slot, state, attempts, next_at_ms, route, class, error, \
@@ -134,7 +128,6 @@ async fn redrive(
     for sql in statements {
         sqlx::query(sql).bind(destination).bind(id).bind(now).execute(&mut *connection).await?;
     }
-    let _ = key;
     Ok(())
 }
 

@@ -1,14 +1,20 @@
 //! What people ask of an outbox and tell it.
 
+use std::time::Duration;
+
 use async_trait::async_trait;
-use relevo_core::operate::{Operate, Start};
+use relevo_core::MessageId;
+use relevo_core::operate::{
+    Backlog, Destination, Finding, Found, Inspect, Operate, Range, Search, Shard, Shown, Start, Verified, Why,
+};
 use relevo_core::slot::SLOTS;
 use relevo_core::store::StoreError;
+use sqlx::sqlite::SqliteRow;
 
 use crate::classify::Error;
 use crate::leases;
 use crate::link::Durability;
-use crate::queries::{column, now};
+use crate::queries::{column, now, number};
 use crate::store::Store;
 
 impl Store {
@@ -34,6 +40,21 @@ impl Store {
         }
         session.commit().await?;
         Ok(is_new)
+    }
+
+    async fn list_destinations(&self) -> Result<Vec<Destination>, Error> {
+        let mut session = self.reading.take().await?;
+        let sql = "SELECT name, shards, regroup_to, enabled FROM relevo_destination ORDER BY name";
+        let rows = sqlx::query(sql).fetch_all(&mut *session).await?;
+        session.give_back();
+        let destination = |row: &SqliteRow| {
+            let regrouping_to = match column::<Option<i64>>(row, 2)? {
+                None => None,
+                Some(_) => Some(number(row, 2)?),
+            };
+            Ok(Destination { name: column(row, 0)?, shards: number(row, 1)?, regrouping_to, on: column(row, 3)? })
+        };
+        rows.iter().map(destination).collect()
     }
 
     /// One statement about the destination; says whether it was there.
@@ -75,5 +96,40 @@ impl Operate for Store {
             self.change(sql, i64::from(shards)).await
         })
         .await
+    }
+}
+
+#[async_trait]
+impl Inspect for Store {
+    async fn destinations(&self) -> Result<Vec<Destination>, StoreError> {
+        self.call(self.list_destinations()).await
+    }
+
+    async fn backlog(&self) -> Result<Backlog, StoreError> {
+        self.call(self.count_backlog()).await
+    }
+
+    async fn search(&self, search: &Search, limit: usize, budget: Duration) -> Result<Found, StoreError> {
+        self.call(self.find(search, limit, budget)).await
+    }
+
+    async fn show(&self, id: MessageId) -> Result<Option<Shown>, StoreError> {
+        self.call(self.shown(id)).await
+    }
+
+    async fn why(&self, key: &str) -> Result<Why, StoreError> {
+        self.call(self.reason(key)).await
+    }
+
+    async fn shards(&self) -> Result<Vec<Shard>, StoreError> {
+        self.call(self.list_shards()).await
+    }
+
+    async fn verify(&self, range: Range) -> Result<Verified, StoreError> {
+        self.call(self.compare(range)).await
+    }
+
+    async fn examine(&self) -> Result<Vec<Finding>, StoreError> {
+        self.call(self.look_over()).await
     }
 }

@@ -56,8 +56,7 @@ pub(crate) fn optional_time(row: &SqliteRow, index: usize) -> Result<Option<Time
     column::<Option<i64>>(row, index)?.map(timestamp).transpose()
 }
 
-/// Eight columns in this order: id, created_at_ms, topic, key, type, content_type, headers, payload. A payload that was
-/// left out is empty here.
+/// Eight columns: id, time, topic, key, type, content type, headers, payload. A payload that was left out is empty here.
 pub(crate) fn message(row: &SqliteRow, first: usize) -> Result<Message, Error> {
     let headers: Option<&str> = column(row, first + 6)?;
     let headers = match headers {
@@ -81,7 +80,7 @@ pub(crate) fn entry(row: &SqliteRow, first: usize) -> Result<Entry, Error> {
     Ok(Entry { seq: column(row, first)?, slot: number(row, first + 1)?, message: Arc::new(message(row, first + 2)?) })
 }
 
-/// Three columns: from_seq, to_seq, place.
+/// Three columns: from, to, place.
 pub(crate) fn position(row: &SqliteRow, first: usize) -> Result<Position, Error> {
     Ok(Position { from: column(row, first)?, to: column(row, first + 1)?, place: column(row, first + 2)? })
 }

@@ -215,11 +215,11 @@ async fn record(
     let shards = progress.first().map_or(1, |(lease, _)| lease.shards);
     for (upto, settled) in lines {
         let all = settled.len() >= usize::from(shards);
-        let list: String = settled.iter().map(|shard| format!("{shard},")).collect();
+        let list = settled.iter().map(u16::to_string).collect::<Vec<_>>().join(",");
         let sql = "INSERT INTO relevo_settled (destination, settled_at_ms, upto, shards, shard_list) \
                    VALUES (?1, ?2, ?3, ?4, ?5)";
         let insert = sqlx::query(sql).bind(destination).bind(now).bind(upto).bind(i64::from(shards));
-        insert.bind((!all).then(|| format!(",{list}"))).execute(&mut *connection).await?;
+        insert.bind((!all).then(|| format!(",{list},"))).execute(&mut *connection).await?;
     }
     Ok(())
 }

@@ -2,7 +2,17 @@
 
 #[path = "sqlite/conformance.rs"]
 mod conformance;
+#[path = "sqlite/emit.rs"]
+mod emit;
+#[path = "sqlite/faults.rs"]
+mod faults;
 #[path = "sqlite/harness.rs"]
 mod harness;
+#[path = "sqlite/inspect.rs"]
+mod inspect;
+#[path = "sqlite/migrations.rs"]
+mod migrations;
+#[path = "sqlite/processes.rs"]
+mod processes;
 #[path = "sqlite/scratch.rs"]
 mod scratch;

@@ -1,8 +1,15 @@
-//! A directory for one test, and an outbox in it.
+//! A directory for one test, an outbox in it, and the least that can be called a relay.
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
 
+use relevo_core::MessageId;
 use relevo_core::operate::Operate as _;
+use relevo_core::store::{
+    Ask, Ceiling, Entry, Lease, Leases as _, OutboxReader as _, Page, Park, Position, Read, Settled, Settlement,
+    StoreError,
+};
 use relevo_store_sqlite::{Config, Draft, Start, Store, begin, connect_options, emit, migrate};
 use sqlx::ConnectOptions as _;
 use sqlx::sqlite::SqliteConnection;
@@ -39,17 +46,26 @@ impl Drop for Scratch {
 /// A migrated file with the destination [`MAIN`], from the oldest message on.
 pub(crate) async fn outbox(file: &Path, shards: u16) -> Store {
     migrate::migrate(file).await.expect("a new file");
-    let store = Store::open(Config::new(file, MAIN)).await.expect("a migrated file");
+    let store = open(file).await.expect("a migrated file");
     assert!(store.add_destination(shards, Start::Oldest).await.expect("a new destination"));
     store
+}
+
+/// A store that does not wait for long.
+pub(crate) async fn open(file: &Path) -> Result<Store, StoreError> {
+    Store::open(Config { busy_timeout: Duration::from_millis(500), ..Config::new(file, MAIN) }).await
 }
 
 pub(crate) async fn connect(file: &Path) -> SqliteConnection {
     connect_options(file).connect().await.expect("a database")
 }
 
+pub(crate) async fn run(file: &Path, sql: &'static str) {
+    sqlx::raw_sql(sql).execute(&mut connect(file).await).await.unwrap_or_else(|error| panic!("{sql}: {error}"));
+}
+
 /// Emits one message in a transaction of its own.
-pub(crate) async fn emit_one(connection: &mut SqliteConnection, draft: Draft) -> relevo_core::MessageId {
+pub(crate) async fn emit_one(connection: &mut SqliteConnection, draft: Draft) -> MessageId {
     let mut tx = begin(connection).await.expect("a transaction");
     let id = emit(&mut tx, draft).await.expect("a message");
     tx.commit().await.expect("a commit");
@@ -58,4 +74,86 @@ pub(crate) async fn emit_one(connection: &mut SqliteConnection, draft: Draft) ->
 
 pub(crate) fn draft(key: &str) -> Draft {
     Draft::json("orders", key, "OrderPlaced", "{}")
+}
+
+/// Leases everything and reads from where all shards stand together.
+pub(crate) struct Reader {
+    pub(crate) store: Store,
+    pub(crate) leases: Vec<Lease>,
+    pub(crate) at: Position,
+}
+
+impl Reader {
+    pub(crate) async fn start(store: Store) -> Self {
+        let lease = Duration::from_mins(10);
+        let ask = Ask { owner: Uuid::new_v4(), name: "reader".to_owned(), lease, give_back: Vec::new() };
+        let leases = store.lease(ask).await.expect("free shards").leases;
+        let at = store.standing(&leases).await.expect("shards that stand")[0].position;
+        Self { store, leases, at }
+    }
+
+    pub(crate) async fn read(&self) -> Result<Page, StoreError> {
+        let read = Read { leases: &self.leases, after: self.at, limit: 100, bytes: 1 << 30, ceiling: Ceiling::Open };
+        self.store.read(read).await
+    }
+
+    pub(crate) async fn settle(&mut self, end: Position, parks: Vec<Park>) -> Result<Settled, StoreError> {
+        let progress = self.leases.iter().map(|lease| (*lease, end)).collect();
+        let settled = self.store.settle(Settlement { progress, parks }).await?;
+        self.at = end;
+        Ok(settled)
+    }
+
+    /// Reads and settles until nothing is left.
+    pub(crate) async fn drain(&mut self) -> Result<Vec<Entry>, StoreError> {
+        let mut entries = Vec::new();
+        loop {
+            let page = self.read().await?;
+            if page.end == self.at {
+                return Ok(entries);
+            }
+            assert_eq!(self.settle(page.end, Vec::new()).await?, Settled::default());
+            entries.extend(page.entries);
+        }
+    }
+}
+
+pub(crate) fn ids(entries: &[Entry]) -> Vec<MessageId> {
+    entries.iter().map(|entry| entry.message.id).collect()
+}
+
+/// The whole chain of an error, as a person reads it.
+pub(crate) fn told(error: &StoreError) -> String {
+    let mut text = error.to_string();
+    let mut source = std::error::Error::source(error);
+    while let Some(error) = source {
+        text = format!("{text}: {error}");
+        source = error.source();
+    }
+    text
+}
+
+/// Names the test that is running to the process that plays its other part.
+const PART: &str = "RELEVO_TEST_PART";
+
+/// Which part this process plays in a test; `None` in the process that the test runner started.
+pub(crate) fn part() -> Option<String> {
+    std::env::var(PART).ok()
+}
+
+/// This program again, to play a part in the test of this name.
+pub(crate) fn this_test(test: &str, part: &str) -> Command {
+    command(Command::new(std::env::current_exe().expect("a running program")), test, part)
+}
+
+/// The same where the part may mount file systems, which nobody else sees and which go with it.
+pub(crate) fn with_mounts(test: &str, part: &str) -> Command {
+    let mut unshare = Command::new("unshare");
+    unshare.args(["--map-root-user", "--mount"]).arg(std::env::current_exe().expect("a running program"));
+    command(unshare, test, part)
+}
+
+fn command(mut command: Command, test: &str, part: &str) -> Command {
+    command.args([test, "--exact", "--nocapture", "--test-threads=1"]).env(PART, part);
+    command
 }

@@ -1,0 +1,162 @@
+//! Where messages stand: what the log, progress and the side tables say together.
+
+use std::collections::BTreeMap;
+
+use relevo_core::operate::{Listed, Status};
+use relevo_core::slot::shard_of;
+use sqlx::sqlite::{SqliteConnection, SqliteRow};
+
+use crate::classify::Error;
+use crate::queries::{self, column, number, optional_time, time};
+
+/// How far the shards of a destination have come.
+pub(crate) struct Progress {
+    pub(crate) on: bool,
+    pub(crate) shards: u16,
+    /// By shard.
+    upto: Vec<i64>,
+}
+
+impl Progress {
+    pub(crate) async fn load(connection: &mut SqliteConnection, destination: &str) -> Result<Self, Error> {
+        let sql = "SELECT d.enabled, d.shards, p.shard, p.from_seq, p.to_seq, p.place FROM relevo_destination AS d \
+                   JOIN relevo_progress AS p ON p.destination = d.name WHERE d.name = ?1 ORDER BY p.shard";
+        let rows = sqlx::query(sql).bind(destination).fetch_all(connection).await?;
+        let first = rows.first().ok_or_else(|| queries::unknown(destination))?;
+        let (on, shards) = (column(first, 0)?, number(first, 1)?);
+        let upto =
+            rows.iter().map(|row| Ok(queries::upto(&queries::position(row, 3)?))).collect::<Result<_, Error>>()?;
+        Ok(Self { on, shards, upto })
+    }
+
+    /// Up to which number everything of this slot is settled.
+    pub(crate) fn upto(&self, slot: u16) -> i64 {
+        self.upto.get(usize::from(shard_of(slot, self.shards))).copied().unwrap_or(0)
+    }
+
+    /// Shards that have come equally far, by how far.
+    pub(crate) fn groups(&self) -> BTreeMap<i64, Vec<u16>> {
+        let mut groups: BTreeMap<i64, Vec<u16>> = BTreeMap::new();
+        for (shard, upto) in (0..self.shards).zip(&self.upto) {
+            groups.entry(*upto).or_default().push(shard);
+        }
+        groups
+    }
+}
+
+/// A message in a list, with what is needed to tell when it went out.
+pub(crate) struct Line {
+    pub(crate) listed: Listed,
+    slot: u16,
+    created_at_ms: i64,
+    /// It had been parked, and went out then.
+    delivered: bool,
+}
+
+/// Which messages: everything that is set must hold.
+#[derive(Default)]
+pub(crate) struct Lines<'a> {
+    /// From this number.
+    pub(crate) from: i64,
+    /// Up to and without this one.
+    pub(crate) before: i64,
+    pub(crate) key: Option<&'a str>,
+    pub(crate) topic: Option<&'a str>,
+    pub(crate) kind: Option<&'a str>,
+    pub(crate) since_ms: Option<i64>,
+    pub(crate) until_ms: Option<i64>,
+}
+
+impl Lines<'_> {
+    /// Those messages, newest first: of the log, and those that wait or are dead although the log has dropped them.
+    pub(crate) async fn load(
+        &self,
+        connection: &mut SqliteConnection,
+        destination: &str,
+        progress: &Progress,
+    ) -> Result<Vec<Line>, Error> {
+        let sql = "WITH m AS ( \
+                       SELECT seq, slot, id, topic, key, type, created_at_ms FROM relevo_message \
+                       WHERE seq >= ?2 AND seq < ?3 \
+                       UNION SELECT seq, slot, id, topic, key, type, created_at_ms FROM relevo_parked_message \
+                       WHERE destination = ?1 AND seq >= ?2 AND seq < ?3 \
+                       UNION SELECT seq, slot, id, topic, key, type, created_at_ms FROM relevo_dead_letter \
+                       WHERE destination = ?1 AND state <> 'redriven' AND seq >= ?2 AND seq < ?3 \
+                   ) \
+                   SELECT m.seq, m.slot, m.id, m.topic, m.key, m.type, m.created_at_ms, \
+                       p.no = (SELECT min(q.no) FROM relevo_parked_message AS q \
+                           WHERE q.destination = ?1 AND q.key = m.key), \
+                       k.state, k.attempts, coalesce(k.next_at_ms, h.next_at_ms), k.error, \
+                       d.state, d.attempts, d.error, l.delivered_at_ms \
+                   FROM m \
+                   LEFT JOIN relevo_parked_message AS p ON p.destination = ?1 AND p.seq = m.seq \
+                   LEFT JOIN relevo_parked_key AS k ON k.destination = ?1 AND k.key = p.key \
+                   LEFT JOIN relevo_hold AS h ON h.destination = ?1 AND h.address = k.address \
+                   LEFT JOIN relevo_dead_letter AS d ON d.destination = ?1 AND d.seq = m.seq AND d.state <> 'redriven' \
+                   LEFT JOIN relevo_parked_delivery AS l ON l.destination = ?1 AND l.seq = m.seq \
+                   WHERE (?4 IS NULL OR m.key = ?4) AND (?5 IS NULL OR m.topic = ?5) AND (?6 IS NULL OR m.type = ?6) \
+                       AND (?7 IS NULL OR m.created_at_ms >= ?7) AND (?8 IS NULL OR m.created_at_ms < ?8) \
+                   ORDER BY m.seq DESC";
+        let select = sqlx::query(sql).bind(destination).bind(self.from).bind(self.before);
+        let select = select.bind(self.key).bind(self.topic).bind(self.kind).bind(self.since_ms).bind(self.until_ms);
+        select.fetch_all(connection).await?.iter().map(|row| line(row, progress)).collect()
+    }
+}
+
+fn line(row: &SqliteRow, progress: &Progress) -> Result<Line, Error> {
+    let (seq, slot): (i64, u16) = (column(row, 0)?, number(row, 1)?);
+    let mut listed = Listed {
+        seq: Some(seq),
+        id: queries::id(row, 2)?,
+        topic: column(row, 3)?,
+        key: column(row, 4)?,
+        kind: column(row, 5)?,
+        created_at: time(row, 6)?,
+        status: if seq <= progress.upto(slot) { Status::Published } else { Status::Pending },
+        attempts: 0,
+        next_attempt_at: None,
+        last_error: None,
+        published_at: None,
+    };
+    let is_head: Option<bool> = column(row, 7)?;
+    let key_state: Option<&str> = column(row, 8)?;
+    let dead_state: Option<&str> = column(row, 12)?;
+    if let (Some(is_head), Some(state)) = (is_head, key_state) {
+        listed.status = match state {
+            "retry" if is_head => Status::Retrying,
+            "address" if is_head => Status::Held,
+            "quarantine" if is_head => Status::Quarantined,
+            _ => Status::Behind,
+        };
+        if listed.status != Status::Behind {
+            listed.attempts = number(row, 9)?;
+            listed.next_attempt_at = optional_time(row, 10)?;
+            listed.last_error = column(row, 11)?;
+        }
+    } else if let Some(state) = dead_state {
+        listed.status = if state == "discarded" { Status::Discarded } else { Status::Dead };
+        listed.attempts = number(row, 13)?;
+        listed.last_error = column(row, 14)?;
+    }
+    let delivered_at = optional_time(row, 15)?.filter(|_| listed.status == Status::Published);
+    listed.published_at = delivered_at;
+    Ok(Line { listed, slot, created_at_ms: column(row, 6)?, delivered: delivered_at.is_some() })
+}
+
+impl Line {
+    /// The line with the time at which it was settled as delivered, as long as the history says it.
+    pub(crate) async fn complete(self, connection: &mut SqliteConnection, destination: &str) -> Result<Listed, Error> {
+        let mut listed = self.listed;
+        if listed.status != Status::Published || self.delivered {
+            return Ok(listed);
+        }
+        let sql = "SELECT settled_at_ms FROM relevo_settled \
+                   WHERE destination = ?1 AND settled_at_ms >= ?2 AND upto >= ?3 \
+                   AND (shard_list IS NULL OR instr(shard_list, ',' || (?4 % shards) || ',') > 0) \
+                   ORDER BY settled_at_ms LIMIT 1";
+        let select = sqlx::query(sql).bind(destination).bind(self.created_at_ms).bind(listed.seq);
+        let row = select.bind(i64::from(self.slot)).fetch_optional(connection).await?;
+        listed.published_at = row.map(|row| time(&row, 0)).transpose()?;
+        Ok(listed)
+    }
+}

@@ -1,0 +1,233 @@
+//! Disks that are full, files that are locked, damaged or not there: one clear error each, and nothing lost.
+
+use std::fs::OpenOptions;
+use std::os::unix::fs::FileExt as _;
+use std::path::Path;
+use std::process::Command;
+
+use relevo_core::store::{Leases as _, StoreError, Upkeep as _};
+use relevo_store_sqlite::{Draft, begin, emit, migrate};
+use uuid::Uuid;
+
+use crate::scratch::{Reader, Scratch, connect, draft, emit_one, ids, open, outbox, part, run, told, with_mounts};
+
+fn mount(arguments: &[&str], at: &Path) {
+    assert!(Command::new("mount").args(arguments).arg(at).status().unwrap().success(), "mount {arguments:?}");
+}
+
+#[tokio::test]
+async fn a_full_disk_is_told_and_passes_when_there_is_space_again() {
+    let Some(directory) = part() else {
+        let scratch = Scratch::new();
+        let directory = scratch.path().to_str().unwrap();
+        let test = "faults::a_full_disk_is_told_and_passes_when_there_is_space_again";
+        assert!(with_mounts(test, directory).status().unwrap().success());
+        return;
+    };
+    let directory = Path::new(&directory);
+    mount(&["-t", "tmpfs", "-o", "size=2m", "none"], directory);
+    let file = directory.join("outbox.db");
+    let mut reader = Reader::start(outbox(&file, 4).await).await;
+    let mut connection = connect(&file).await;
+    let mut emitted = vec![emit_one(&mut connection, draft("k")).await];
+    std::fs::write(directory.join("ballast"), vec![0; 1 << 20]).unwrap();
+
+    // Writers fill the disk: what they are told is an error, and what committed before stays.
+    let error = loop {
+        let mut tx = match begin(&mut connection).await {
+            Ok(tx) => tx,
+            Err(error) => break error.to_string(),
+        };
+        let large = Draft::bytes("t", "k", "Large", vec![1; 40_000], "a/b");
+        match emit(&mut tx, large).await {
+            Ok(id) => match tx.commit().await {
+                Ok(()) => emitted.push(id),
+                Err(error) => break error.to_string(),
+            },
+            Err(error) => break format!("{error}: {:?}", std::error::Error::source(&error)),
+        }
+    };
+    assert!(error.contains("full"), "{error}");
+    drop(connection);
+
+    // The relay reads on. When it cannot settle it says why; nothing is lost by that.
+    let page = reader.read().await.unwrap();
+    assert_eq!(ids(&page.entries), emitted);
+    let refused = loop {
+        match reader.settle(page.end, Vec::new()).await {
+            Ok(_) => {}
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(refused, StoreError::Away(_)) && refused.is_passing());
+    assert!(told(&refused).contains("the disk is full; hint: free space, nothing was lost"), "{}", told(&refused));
+
+    std::fs::remove_file(directory.join("ballast")).unwrap();
+    reader.settle(page.end, Vec::new()).await.expect("the same store goes on");
+    let after = emit_one(&mut connect(&file).await, draft("k")).await;
+    assert_eq!(ids(&reader.drain().await.unwrap()), [after]);
+}
+
+#[tokio::test]
+async fn a_file_that_cannot_be_written_is_told() {
+    let Some(directory) = part() else {
+        let scratch = Scratch::new();
+        let test = "faults::a_file_that_cannot_be_written_is_told";
+        assert!(with_mounts(test, scratch.path().to_str().unwrap()).status().unwrap().success());
+        return;
+    };
+    let directory = Path::new(&directory);
+    mount(&["-t", "tmpfs", "none"], directory);
+    let file = directory.join("outbox.db");
+    drop(outbox(&file, 1).await);
+    // The last connection takes the log away with it, on a thread of its own.
+    while directory.join("outbox.db-wal").exists() {
+        tokio::task::yield_now().await;
+    }
+    mount(&["-o", "remount,ro"], directory);
+    let errors = [
+        open(&file).await.err().expect("a refusal"),
+        migrate::migrate(&file).await.err().expect("a refusal"),
+        migrate::migrate(directory.join("new.db")).await.err().expect("a refusal"),
+    ];
+    for error in errors {
+        assert!(matches!(error, StoreError::Refused { .. }) && !error.is_passing(), "{error:?}");
+        assert!(told(&error).contains("hint: "), "{}", told(&error));
+    }
+    mount(&["-o", "remount,rw"], directory);
+    assert!(open(&file).await.is_ok());
+}
+
+#[tokio::test]
+async fn a_locked_file_is_told_after_a_wait_and_reading_goes_on() {
+    let scratch = Scratch::new();
+    drop(outbox(&scratch.file(), 2).await);
+    let mut reader = Reader::start(open(&scratch.file()).await.unwrap()).await;
+    let mut connection = connect(&scratch.file()).await;
+    let id = emit_one(&mut connection, draft("k")).await;
+    let tx = begin(&mut connection).await.unwrap();
+    let page = reader.read().await.expect("readers do not wait for writers");
+    assert_eq!(ids(&page.entries), [id]);
+    let error = reader.settle(page.end, Vec::new()).await.expect_err("the lock is taken");
+    assert!(matches!(error, StoreError::Away(_)) && error.is_passing());
+    assert!(told(&error).contains("is locked by another connection; hint: "), "{}", told(&error));
+    assert!(reader.store.maintain().await.unwrap().busy);
+    tx.rollback().await.unwrap();
+    reader.settle(page.end, Vec::new()).await.expect("the lock is free");
+    assert_eq!(ids(&reader.drain().await.unwrap()), []);
+}
+
+/// An application that writes for longer than a lease: a relay that has nothing to change asks without the lock.
+#[tokio::test]
+async fn a_long_writer_does_not_keep_a_relay_from_asking_for_its_leases() {
+    let scratch = Scratch::new();
+    drop(outbox(&scratch.file(), 2).await);
+    let store = open(&scratch.file()).await.unwrap();
+    let ask = relevo_core::store::Ask {
+        owner: Uuid::new_v4(),
+        name: "relay".to_owned(),
+        lease: std::time::Duration::from_mins(1),
+        give_back: Vec::new(),
+    };
+    let first = store.lease(ask.clone()).await.unwrap();
+    let mut connection = connect(&scratch.file()).await;
+    let _writer = begin(&mut connection).await.unwrap();
+    assert_eq!(store.lease(ask).await.unwrap().leases, first.leases);
+}
+
+#[tokio::test]
+async fn a_damaged_header_is_told_and_does_not_pass() {
+    let scratch = Scratch::new();
+    drop(outbox(&scratch.file(), 1).await);
+    overwrite(&scratch.file(), 0, 64);
+    refused_for_good(&scratch.file(), "is no SQLite database, or its header is damaged; hint: ").await;
+}
+
+#[tokio::test]
+async fn damage_in_the_middle_is_told_when_it_is_read() {
+    let scratch = Scratch::new();
+    let file = scratch.file();
+    let mut reader = Reader::start(outbox(&file, 1).await).await;
+    let mut connection = connect(&file).await;
+    for _ in 0..200 {
+        emit_one(&mut connection, Draft::bytes("t", "k", "T", vec![7; 2000], "a/b")).await;
+    }
+    sqlx::query("PRAGMA wal_checkpoint(TRUNCATE)").execute(&mut connection).await.unwrap();
+    let length = std::fs::metadata(&file).unwrap().len();
+    overwrite(&file, length / 2 / 4096 * 4096, usize::try_from(length / 4).unwrap());
+    let error = loop {
+        match reader.drain().await {
+            Ok(_) => reader = Reader::start(open(&file).await.unwrap()).await,
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(error, StoreError::Refused { .. }) && !error.is_passing());
+    assert!(told(&error).contains("is damaged (") && told(&error).contains("restore a backup"), "{}", told(&error));
+}
+
+#[tokio::test]
+async fn what_is_no_database_or_not_there_is_told() {
+    let scratch = Scratch::new();
+    let text = scratch.path().join("notes.txt");
+    std::fs::write(&text, "this is not a database, it is a text that is long enough to be looked at".repeat(40))
+        .unwrap();
+    refused_for_good(&text, "is no SQLite database").await;
+    refused_for_good(scratch.path(), "is no SQLite database").await;
+    let error = open(&scratch.path().join("missing.db")).await.err().expect("a refusal");
+    assert!(matches!(error, StoreError::Schema { .. }));
+    assert!(told(&error).contains("does not exist; hint: check the path, or run `relevo migrate`"));
+    assert!(!scratch.path().join("missing.db").exists(), "opening makes no file");
+    let error = migrate::migrate(scratch.path().join("no/such/directory.db")).await.expect_err("no directory");
+    assert!(told(&error).contains("cannot be opened; hint: "), "{}", told(&error));
+    assert!(migrate::migrate(&text).await.is_err());
+    assert!(std::fs::read_to_string(&text).unwrap().starts_with("this is not"), "it is left as it was");
+    let empty = scratch.path().join("empty.db");
+    std::fs::write(&empty, "").unwrap();
+    let error = open(&empty).await.err().expect("a refusal");
+    assert!(told(&error).contains("holds no outbox; hint: run `relevo migrate`"), "{}", told(&error));
+}
+
+#[tokio::test]
+async fn a_file_that_was_replaced_is_noticed_and_the_new_one_is_served() {
+    let scratch = Scratch::new();
+    let file = scratch.file();
+    let reader = Reader::start(outbox(&file, 1).await).await;
+    emit_one(&mut connect(&file).await, draft("k")).await;
+    let backup = scratch.path().join("backup.db");
+    let mut fresh = Reader::start(outbox(&backup, 1).await).await;
+    let id = emit_one(&mut connect(&backup).await, draft("k")).await;
+    run(&backup, "PRAGMA wal_checkpoint(TRUNCATE)").await;
+    assert_eq!(fresh.drain().await.unwrap().len(), 1);
+    std::fs::copy(&backup, scratch.path().join("copy.db")).unwrap();
+    for suffix in ["-wal", "-shm"] {
+        std::fs::remove_file(format!("{}{suffix}", file.display())).unwrap();
+    }
+    std::fs::rename(scratch.path().join("copy.db"), &file).unwrap();
+    let error = reader.read().await.expect_err("another file");
+    assert!(error.is_passing() && told(&error).contains("was replaced by another file"), "{}", told(&error));
+    assert_eq!(ids(&reader.read().await.expect("the new file").entries), [id]);
+    std::fs::remove_file(&file).unwrap();
+    let error = reader.read().await.expect_err("no file");
+    assert!(matches!(error, StoreError::Schema { .. }), "{}", told(&error));
+}
+
+#[tokio::test]
+async fn a_destination_that_is_not_there_is_told() {
+    let scratch = Scratch::new();
+    migrate::migrate(scratch.file()).await.unwrap();
+    let store = open(&scratch.file()).await.unwrap();
+    let error = store.standing(&[]).await.err();
+    assert!(error.is_none(), "nothing was asked for");
+    let backlog = relevo_core::operate::Inspect::backlog(&store).await.expect_err("no destination");
+    assert_eq!(told(&backlog), "destination `main` does not exist; hint: add it with `relevo destination add`");
+}
+
+async fn refused_for_good(file: &Path, text: &str) {
+    let error = open(file).await.err().expect("a refusal");
+    assert!(matches!(error, StoreError::Refused { .. }) && !error.is_passing(), "{error:?}");
+    assert!(told(&error).contains(text), "{}", told(&error));
+}
+
+fn overwrite(file: &Path, at: u64, length: usize) {
+    OpenOptions::new().write(true).open(file).unwrap().write_all_at(&vec![0xa5; length], at).unwrap();
+}

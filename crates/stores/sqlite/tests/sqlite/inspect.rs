@@ -1,0 +1,209 @@
+//! What people see of an outbox.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use relevo_core::operate::{Cause, Inspect as _, Operate as _, Range, Search, Severity, Status};
+use relevo_core::store::{DeadFilter, DeadLetters as _, Entry, Mark, Park, ParkedKeys as _, Stop, Stopped};
+use relevo_store_sqlite::Draft;
+
+use crate::scratch::{Reader, Scratch, connect, draft, emit_one, outbox, run};
+
+const BUDGET: Duration = Duration::from_secs(5);
+
+fn stopped(stop: Stop) -> Option<Stopped> {
+    Some(Stopped { stop, attempts: 3, class: "transient", error: "no".to_owned(), route: "all".into() })
+}
+
+fn park(entry: &Entry, stopped: Option<Stopped>) -> Park {
+    Park { seq: entry.seq, slot: entry.slot, key: entry.message.key.clone(), stopped }
+}
+
+fn mark() -> Mark {
+    Mark { filter: DeadFilter::default(), dry_run: false, by: "ana".to_owned(), reason: "fixed".to_owned() }
+}
+
+/// An outbox with a message in every status but quarantined and discarded; keys are named after them.
+async fn every_status(scratch: &Scratch) -> Reader {
+    let mut reader = Reader::start(outbox(&scratch.file(), 4).await).await;
+    let mut connection = connect(&scratch.file()).await;
+    for key in ["published", "retrying", "retrying", "held", "dead", "dead"] {
+        emit_one(&mut connection, draft(key)).await;
+    }
+    let page = reader.read().await.unwrap();
+    let entries = &page.entries;
+    let pause = Duration::from_hours(1);
+    let parks = vec![
+        park(&entries[1], stopped(Stop::Retry { after: pause })),
+        park(&entries[2], None),
+        park(&entries[3], stopped(Stop::Address { address: "there".into(), after: pause })),
+        park(&entries[4], stopped(Stop::DeadHold)),
+        park(&entries[5], None),
+    ];
+    reader.settle(page.end, parks).await.unwrap();
+    emit_one(&mut connection, draft("pending")).await;
+    let later = Timestamp::now() + pause;
+    emit_one(&mut connection, Draft { deliver_at: Some(later), ..draft("scheduled") }).await;
+    reader
+}
+
+#[tokio::test]
+async fn a_search_shows_where_every_message_stands() {
+    let scratch = Scratch::new();
+    let reader = every_status(&scratch).await;
+    let found = reader.store.search(&Search::default(), 100, BUDGET).await.unwrap();
+    let seen: Vec<_> = found.messages.iter().map(|it| (it.key.as_str(), it.status, it.attempts)).collect();
+    assert_eq!(
+        seen,
+        [
+            ("scheduled", Status::Scheduled, 0),
+            ("pending", Status::Pending, 0),
+            ("dead", Status::Behind, 0),
+            ("dead", Status::Dead, 3),
+            ("held", Status::Held, 3),
+            ("retrying", Status::Behind, 0),
+            ("retrying", Status::Retrying, 3),
+            ("published", Status::Published, 0),
+        ]
+    );
+    assert!(found.messages.iter().all(|it| it.published_at.is_some() == (it.status == Status::Published)));
+    assert_eq!((found.next, found.ran_out_at), (None, None));
+    for status in [Status::Scheduled, Status::Behind, Status::Published] {
+        let search = Search { status: Some(status), ..Search::default() };
+        let found = reader.store.search(&search, 100, BUDGET).await.unwrap();
+        assert!(!found.messages.is_empty() && found.messages.iter().all(|it| it.status == status));
+    }
+}
+
+#[tokio::test]
+async fn a_search_goes_on_where_it_stopped_and_says_when_time_ran_out() {
+    let scratch = Scratch::new();
+    let reader = every_status(&scratch).await;
+    let whole = reader.store.search(&Search::default(), 100, BUDGET).await.unwrap().messages;
+    let (mut pieces, mut before) = (Vec::new(), None);
+    loop {
+        let search = Search { before, ..Search::default() };
+        let found = reader.store.search(&search, 3, BUDGET).await.unwrap();
+        pieces.extend(found.messages);
+        before = found.next;
+        if before.is_none() {
+            break;
+        }
+    }
+    assert_eq!(pieces, whole);
+    run(
+        &scratch.file(),
+        "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 5000) \
+         INSERT INTO relevo_message (slot, id, created_at_ms, topic, key, type, content_type, payload) \
+         SELECT 1, randomblob(16), 1000 + i, 't', 'many', 'T', 'a/b', x'' FROM n",
+    )
+    .await;
+    let search = Search { key: Some("published".to_owned()), ..Search::default() };
+    let found = reader.store.search(&search, 10, Duration::ZERO).await.unwrap();
+    assert!(found.messages.is_empty() && found.ran_out_at.is_some() && found.next.is_some());
+    let found = reader.store.search(&search, 10, BUDGET).await.unwrap();
+    assert_eq!((found.messages.len(), found.ran_out_at), (1, None));
+}
+
+#[tokio::test]
+async fn a_message_is_shown_whole_even_when_the_log_has_dropped_it() {
+    let scratch = Scratch::new();
+    let reader = every_status(&scratch).await;
+    let found = reader.store.search(&Search::default(), 100, BUDGET).await.unwrap();
+    for listed in &found.messages {
+        let shown = reader.store.show(listed.id).await.unwrap().expect("it is there");
+        assert_eq!(&shown.listed, listed);
+        assert_eq!((&shown.message.key[..], &shown.message.payload[..]), (&listed.key[..], &b"{}"[..]));
+    }
+    run(&scratch.file(), "DELETE FROM relevo_message").await;
+    for listed in found.messages {
+        let waits = !matches!(listed.status, Status::Published | Status::Pending);
+        assert_eq!(reader.store.show(listed.id).await.unwrap().is_some(), waits, "{}", listed.key);
+    }
+}
+
+#[tokio::test]
+async fn a_key_says_why_it_does_not_move() {
+    let scratch = Scratch::new();
+    let reader = every_status(&scratch).await;
+    let store = &reader.store;
+    let why = store.why("retrying").await.unwrap();
+    assert!(matches!(why.cause, Cause::Retry { at } if at > Timestamp::now()));
+    assert_eq!((why.waiting, why.head.unwrap().status), (2, Status::Retrying));
+    let why = store.why("held").await.unwrap();
+    assert!(matches!(why.cause, Cause::Held { hold, probe_at: Some(_) } if hold.address == "there"));
+    let dead = store.why("dead").await.unwrap();
+    let head = dead.head.unwrap();
+    assert_eq!((dead.cause, dead.waiting, head.status), (Cause::Dead { id: head.id }, 2, Status::Dead));
+    assert!(matches!(store.why("scheduled").await.unwrap().cause, Cause::Scheduled { .. }));
+    let why = store.why("pending").await.unwrap();
+    assert_eq!((why.cause, why.waiting), (Cause::Unread, 1));
+    assert_eq!(why.shard.owner.as_deref(), Some("reader"));
+    assert_eq!(store.why("published").await.unwrap().cause, Cause::Nothing);
+    assert_eq!(store.why("never heard of").await.unwrap().cause, Cause::Nothing);
+
+    assert_eq!(store.redrive(&mark()).await.unwrap(), 1);
+    assert_eq!(store.redrive(&mark()).await.unwrap(), 0, "a double click marks once");
+    assert_eq!(store.why("dead").await.unwrap().cause, Cause::Marked { id: head.id, mark: "redrive".to_owned() });
+    let runs = store.due(&reader.leases, 10, 10).await.unwrap();
+    assert_eq!((&*runs[0].key, runs[0].messages[0].1.message.id), ("dead", head.id));
+    store.switch(false).await.unwrap();
+    assert_eq!(store.why("pending").await.unwrap().cause, Cause::SwitchedOff);
+    store.switch(true).await.unwrap();
+    run(&scratch.file(), "UPDATE relevo_lease SET until_ms = 0").await;
+    assert_eq!(store.why("pending").await.unwrap().cause, Cause::NoRelay);
+}
+
+#[tokio::test]
+async fn shards_and_destinations_are_listed() {
+    let scratch = Scratch::new();
+    let reader = every_status(&scratch).await;
+    let shards = reader.store.shards().await.unwrap();
+    assert_eq!(shards.iter().map(|it| it.shard).collect::<Vec<_>>(), [0, 1, 2, 3]);
+    assert!(shards.iter().all(|it| it.owner.as_deref() == Some("reader") && it.epoch == 1 && !it.lasts.is_zero()));
+    assert_eq!(shards.iter().map(|it| it.parked_keys).sum::<u64>(), 3);
+    reader.store.regroup(2).await.unwrap();
+    let listed = reader.store.destinations().await.unwrap();
+    assert_eq!((listed[0].name.as_str(), listed[0].shards, listed[0].regrouping_to), ("main", 4, Some(2)));
+    assert!(reader.store.remove_destination().await.unwrap());
+    assert!(!reader.store.remove_destination().await.unwrap());
+    assert_eq!(reader.store.destinations().await.unwrap(), []);
+}
+
+#[tokio::test]
+async fn verifying_counts_and_finds_what_must_not_be() {
+    let scratch = Scratch::new();
+    let reader = every_status(&scratch).await;
+    let verified = reader.store.verify(Range::default()).await.unwrap();
+    assert_eq!((verified.committed, verified.contradictions.len()), (7, 0));
+    let of = |status| verified.by_status.iter().find(|(it, _)| *it == status).unwrap().1;
+    assert_eq!(
+        [Status::Published, Status::Pending, Status::Behind, Status::Dead, Status::Held].map(of),
+        [1, 1, 2, 1, 1]
+    );
+    assert!(verified.oldest_unsettled.is_some());
+    let backlog = reader.store.backlog().await.unwrap();
+    assert_eq!((backlog.pending, backlog.exact, backlog.parked, backlog.dead), (1, true, 4, 1));
+    run(&scratch.file(), "DELETE FROM relevo_dead_letter").await;
+    run(&scratch.file(), "DELETE FROM relevo_hold").await;
+    let verified = reader.store.verify(Range::default()).await.unwrap();
+    assert_eq!(
+        verified.contradictions,
+        ["1 keys wait for a dead letter that is not there", "1 keys wait for an address that is not held"]
+    );
+}
+
+#[tokio::test]
+async fn an_examination_tells_everything_it_looked_at() {
+    let scratch = Scratch::new();
+    let reader = every_status(&scratch).await;
+    let findings = reader.store.examine().await.unwrap();
+    let subjects: Vec<_> = findings.iter().map(|it| it.subject.as_str()).collect();
+    let expected = ["file system", "free space", "write-ahead log", "journal_mode", "synchronous", "schema version"];
+    assert_eq!(subjects[..6], expected);
+    assert_eq!(subjects[6..], ["retention", "pages"]);
+    assert!(findings.iter().all(|it| it.severity < Severity::Danger), "{findings:?}");
+    run(&scratch.file(), "UPDATE relevo_message SET created_at_ms = 0").await;
+    let findings = reader.store.examine().await.unwrap();
+    assert!(findings.iter().any(|it| it.subject == "retention" && it.severity == Severity::Warning));
+}

@@ -1,0 +1,107 @@
+//! Schema versions in the file.
+
+use std::time::Duration;
+
+use relevo_core::store::StoreError;
+use relevo_store_sqlite::{connect_options, migrate};
+use sqlx::{ConnectOptions as _, Row as _};
+
+use crate::scratch::{Scratch, connect, open, outbox, part, run, this_test, told};
+
+#[tokio::test]
+async fn a_second_migration_finds_nothing_to_do() {
+    let scratch = Scratch::new();
+    let all: Vec<i32> = (1..=migrate::VERSION).collect();
+    assert_eq!(migrate::pending(scratch.file()).await.unwrap(), all);
+    assert!(!scratch.file().exists(), "looking changes nothing");
+    assert_eq!(migrate::migrate(scratch.file()).await.unwrap(), all);
+    assert_eq!(migrate::migrate(scratch.file()).await.unwrap(), [0; 0]);
+    assert_eq!(migrate::pending(scratch.file()).await.unwrap(), [0; 0]);
+    assert!(open(&scratch.file()).await.is_ok());
+}
+
+#[tokio::test]
+async fn an_applications_own_tables_are_left_alone() {
+    let scratch = Scratch::new();
+    let mut own = connect_options(scratch.file()).create_if_missing(true).connect().await.unwrap();
+    sqlx::raw_sql("CREATE TABLE message (text TEXT); INSERT INTO message VALUES ('mine')")
+        .execute(&mut own)
+        .await
+        .unwrap();
+    outbox(&scratch.file(), 1).await;
+    let row = sqlx::query("SELECT text FROM message").fetch_one(&mut own).await.unwrap();
+    assert_eq!(row.get::<String, _>(0), "mine");
+}
+
+#[tokio::test]
+async fn processes_that_migrate_at_once_agree() {
+    if let Some(file) = part() {
+        migrate::migrate(&file).await.expect("a free or a migrated file");
+        return;
+    }
+    let scratch = Scratch::new();
+    let file = scratch.file();
+    let part = file.to_str().unwrap();
+    let start = |_| this_test("migrations::processes_that_migrate_at_once_agree", part).spawn().unwrap();
+    let children: Vec<_> = (0..6).map(start).collect();
+    for mut child in children {
+        assert!(child.wait().unwrap().success());
+    }
+    let mut connection = connect(&file).await;
+    let row = sqlx::query("SELECT count(*) FROM relevo_migration").fetch_one(&mut connection).await.unwrap();
+    assert_eq!(row.get::<i32, _>(0), migrate::VERSION);
+}
+
+#[tokio::test]
+async fn a_newer_file_is_refused_and_an_older_one_names_the_command() {
+    let scratch = Scratch::new();
+    drop(outbox(&scratch.file(), 1).await);
+    run(&scratch.file(), "INSERT INTO relevo_migration VALUES (999, 'future', 0)").await;
+    for error in [open(&scratch.file()).await.err(), migrate::migrate(scratch.file()).await.err()] {
+        let error = error.expect("a refusal");
+        assert!(matches!(error, StoreError::Schema { .. }) && !error.is_passing());
+        assert!(told(&error).ends_with("hint: upgrade the program"), "{}", told(&error));
+    }
+    run(&scratch.file(), "DELETE FROM relevo_migration WHERE version >= 3").await;
+    let error = open(&scratch.file()).await.err().expect("a refusal");
+    assert!(matches!(error, StoreError::Schema { .. }));
+    assert!(told(&error).ends_with("is at version 2, this program needs 3; hint: run `relevo migrate`"));
+}
+
+#[tokio::test]
+async fn a_file_with_another_journal_is_refused_until_it_is_migrated() {
+    let scratch = Scratch::new();
+    drop(outbox(&scratch.file(), 1).await);
+    let options = connect_options(scratch.file()).busy_timeout(Duration::from_secs(5));
+    let mut connection = options.pragma("journal_mode", "DELETE").connect().await.unwrap();
+    // Connections of the store close on their own threads; the change needs the file alone.
+    let mode = loop {
+        match sqlx::query("PRAGMA journal_mode = DELETE").fetch_one(&mut connection).await {
+            Ok(row) => break row.get::<String, _>(0),
+            Err(_) => tokio::task::yield_now().await,
+        }
+    };
+    assert_eq!(mode, "delete");
+    drop(connection);
+    let error = open(&scratch.file()).await.err().expect("a refusal");
+    assert!(told(&error).contains("journal mode `delete`"), "{}", told(&error));
+    migrate::migrate(scratch.file()).await.unwrap();
+    assert!(open(&scratch.file()).await.is_ok());
+}
+
+#[tokio::test]
+async fn the_script_makes_what_migrating_makes() {
+    let scratch = Scratch::new();
+    let by_script = scratch.path().join("script.db");
+    let mut connection = connect_options(&by_script).create_if_missing(true).connect().await.unwrap();
+    let script = migrate::script();
+    sqlx::raw_sql(sqlx::AssertSqlSafe(script)).execute(&mut connection).await.unwrap();
+    migrate::migrate(scratch.file()).await.unwrap();
+    let mut made = Vec::new();
+    for file in [&by_script, &scratch.file()] {
+        let sql = "SELECT group_concat(sql, ';') FROM (SELECT sql FROM sqlite_schema ORDER BY name)";
+        let row = sqlx::query(sql).fetch_one(&mut connect(file).await).await.unwrap();
+        made.push(row.get::<String, _>(0));
+    }
+    assert_eq!(made[0], made[1]);
+}
