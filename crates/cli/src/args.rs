@@ -23,6 +23,8 @@ const EXIT_CODES: &str = "Exit codes: 0 done, 1 failed, 2 wrong usage, 3 found s
 pub(crate) enum Command {
     /// Shows an outbox, a relay and a broker at work, all in memory; nothing to install.
     Dev(Dev),
+    /// Carries outboxes to their destinations until it is told to stop: the daemon.
+    Run(crate::run::Run),
     /// Checks and shows the configuration of `relevo run`.
     #[command(subcommand)]
     Config(crate::config::Command),

@@ -1,6 +1,7 @@
 //! The configuration: a TOML file, then variables, then flags.
 
 mod command;
+mod database;
 mod file;
 mod keys;
 mod outboxes;
@@ -20,12 +21,13 @@ use anyhow::{Result, anyhow};
 use clap::Args;
 
 pub(crate) use command::Command;
+pub(crate) use database::Database;
 pub(crate) use outboxes::{Broker, Destination, Outbox};
-pub(crate) use problem::{Problem, Problems};
-pub(crate) use resolved::{Config, Format};
-pub(crate) use secret::Secret;
-pub(crate) use settings::{Path, Settings};
+pub(crate) use problem::Problems;
+pub(crate) use resolved::{Config, Format, Log};
 
+use self::problem::Problem;
+use self::settings::Settings;
 use crate::report::{Told, say};
 
 /// The file that is read where no other is named.

@@ -11,6 +11,7 @@ mod demo;
 mod exit;
 mod outbox;
 mod report;
+mod run;
 
 use std::process::ExitCode;
 
@@ -34,14 +35,15 @@ fn main() -> ExitCode {
 
 fn run(command: Command) -> anyhow::Result<Code> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    // The demo provokes failures on purpose and shows them itself: there, nothing is logged.
-    if !matches!(command, Command::Dev(_)) {
+    // The demo provokes failures on purpose and shows them itself: there, nothing is logged. The daemon is told how.
+    if !matches!(command, Command::Dev(_) | Command::Run(_)) {
         let log = tracing_subscriber::fmt().with_max_level(tracing::Level::WARN).without_time().with_ansi(false);
         log.with_writer(std::io::stderr).init();
     }
     runtime.block_on(async {
         match command {
             Command::Dev(dev) => demo::run(&dev).await.map(|()| Code::Done),
+            Command::Run(args) => run::run(args).await.map(|()| Code::Done),
             Command::Config(config) => config.run().map(|()| Code::Done),
             Command::Operator(command) => commands::run(command).await,
         }

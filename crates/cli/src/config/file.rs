@@ -55,9 +55,10 @@ impl Reader<'_> {
                 Found::Key(known) => self.value(path.name(name), known, value, place),
                 Found::Heading => self.heading(path, pattern, name, value, place),
                 Found::Nothing(known) => {
-                    let what = match pattern.is_empty() {
-                        true => format!("unknown key `{name}`"),
-                        false => format!("unknown key `{name}` in `{path}`"),
+                    let what = if pattern.is_empty() {
+                        format!("unknown key `{name}`")
+                    } else {
+                        format!("unknown key `{name}` in `{path}`")
                     };
                     self.problems.push(Problem::new(what).at(place).nearest(name, known));
                 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use relevo_core::operate::Start;
 
+use super::database::Database;
 use super::keys::BROKERS;
 use super::problem::Problem;
 use super::resolved::Reader;
@@ -17,8 +18,9 @@ use super::tuning::{TUNING, apply};
 #[derive(Clone, Debug)]
 pub(crate) struct Outbox {
     pub(crate) name: String,
-    /// Its URL, which may hold a password.
-    pub(crate) database: Secret,
+    /// The database's URL, as it was given.
+    pub(crate) url: Secret,
+    pub(crate) database: Database,
     pub(crate) schema: String,
     pub(crate) call_deadline: Duration,
     /// By name.
@@ -80,10 +82,11 @@ fn outbox(reader: &mut Reader<'_>, path: &Path, name: String) -> Option<Outbox> 
     for name in names {
         destinations.extend(destination(reader, &all.name(&name), name, call_deadline));
     }
-    Some(Outbox { name, database: database?, schema, call_deadline, destinations })
+    let (url, database) = database?;
+    Some(Outbox { name, url, database, schema, call_deadline, destinations })
 }
 
-fn database(reader: &mut Reader<'_>, path: &Path) -> Option<Secret> {
+fn database(reader: &mut Reader<'_>, path: &Path) -> Option<(Secret, Database)> {
     let keys = ["database", "database_file", "database_env"].map(|key| path.name(key));
     let set: Vec<&Path> = keys.iter().filter(|key| reader.settings.is_given(key)).collect();
     let at = match set.as_slice() {
@@ -104,13 +107,8 @@ fn database(reader: &mut Reader<'_>, path: &Path) -> Option<Secret> {
         // One of a wrong type has been told.
         _ => reader.secret(&keys[1], &keys[2])?,
     };
-    let known = ["postgres://", "postgresql://", "sqlite:"];
-    if !known.iter().any(|scheme| url.reveal().starts_with(scheme)) {
-        let problem = Problem::new(format!("what `{at}` says is no URL of a database that is known"));
-        reader.problem(at, problem.hint("`postgres://user@host:port/name` or `sqlite:PATH`"));
-        return None;
-    }
-    Some(url)
+    let parsed = Database::parse(&url).map_err(|problem| reader.problem(at, problem)).ok()?;
+    Some((url, parsed))
 }
 
 fn destination(reader: &mut Reader<'_>, path: &Path, name: String, call_deadline: Duration) -> Option<Destination> {

@@ -1,7 +1,5 @@
 //! The pages that are made from the table: `docs/reference/config.md` and `relevo.example.toml`.
 
-use std::fmt::Write as _;
-
 use super::keys::{INDEX, Key, NAME, SECTIONS, Section, Takes};
 use super::overlay::variable_of;
 
@@ -29,20 +27,17 @@ This page is made from the program's own table, and a test compares the two.
 
 /// The reference page, in Markdown.
 pub(super) fn page() -> String {
-    let mut page = INTRODUCTION.to_owned();
+    let mut lines = vec![INTRODUCTION.to_owned()];
     for section in SECTIONS {
-        let heading = shown(section);
-        let _ = write!(page, "\n## {heading}\n\n{}\n\n", section.doc);
-        page.push_str("| Key | Takes | Default | What it does |\n|---|---|---|---|\n");
+        lines.push(format!("## {}\n\n{}\n", shown(section), section.doc));
+        lines.push("| Key | Takes | Default | What it does |\n|---|---|---|---|".to_owned());
         for key in section.keys {
             let default = key.default.map_or_else(|| "none".to_owned(), |default| format!("`{default}`"));
-            let _ = writeln!(page, "| `{}` | {} | {default} | {} |", key.name, key.kind.describe(), key.doc);
+            lines.push(format!("| `{}` | {} | {default} | {} |", key.name, key.kind.describe(), key.doc));
         }
-        if let Some(key) = section.keys.first() {
-            page.push_str(&note(section, key));
-        }
+        lines.extend(section.keys.first().map(|key| note(section, key)));
     }
-    page
+    lines.join("\n").trim_end().to_owned() + "\n"
 }
 
 fn note(section: &Section, key: &Key) -> String {
@@ -65,54 +60,57 @@ fn shown(section: &Section) -> String {
     if section.path.contains(&INDEX) { format!("`[[{path}]]`") } else { format!("`[{path}]`") }
 }
 
+/// No line of a comment is longer.
+const COLUMNS: usize = 100;
+
+const EXAMPLE: &str = "\
+# Every key of Relevo's configuration. A line `#key = value` shows the default, or an example where there is none.
+# Variables (RELEVO__RELAY__LEASE_MS) and flags (--set relay.lease_ms=20000) are stronger than this file.
+# `relevo config check -c FILE` tells everything that is wrong with a file. See docs/reference/config.md.
+";
+
 /// What is not commented out, so that the example file is a good one.
 const NEEDED: [&str; 3] = ["database", "kind", "path"];
 
 /// A file with every key, its defaults commented out.
 pub(super) fn example() -> String {
-    let mut text = "\
-# Every key of Relevo's configuration. A line `#key = value` shows the default, or an example where there is none.
-# Variables (RELEVO__RELAY__LEASE_MS) and flags (--set relay.lease_ms=20000) are stronger than this file.
-# `relevo config check -c FILE` tells everything that is wrong with a file. See docs/reference/config.md.
-"
-    .to_owned();
+    let mut lines = vec![EXAMPLE.to_owned()];
     for section in SECTIONS {
         let mut names = ["shop", "main"].into_iter();
-        let words: Vec<&str> = section
-            .path
-            .iter()
-            .filter(|word| **word != INDEX)
-            .map(|word| if *word == NAME { names.next().expect("no deeper") } else { word })
-            .collect();
-        text.push('\n');
-        wrap(&mut text, section.doc);
+        let words = section.path.iter().filter(|word| **word != INDEX);
+        let words = words.map(|word| if *word == NAME { names.next().expect("no deeper") } else { word });
+        let path = words.collect::<Vec<&str>>().join(".");
+        lines.extend(comment(section.doc));
         if section.path.contains(&INDEX) {
-            let _ = writeln!(text, "#[[{}]]", words.join("."));
-        } else if !words.is_empty() {
-            let _ = writeln!(text, "[{}]", words.join("."));
+            lines.push(format!("#[[{path}]]"));
+        } else if !path.is_empty() {
+            lines.push(format!("[{path}]"));
         }
         for key in section.keys {
-            text.push('\n');
-            wrap(&mut text, key.doc);
-            let comment = if NEEDED.contains(&key.name) { "" } else { "#" };
-            let _ = writeln!(text, "{comment}{} = {}", key.name, key.example);
+            lines.push(String::new());
+            lines.extend(comment(key.doc));
+            let mark = if NEEDED.contains(&key.name) { "" } else { "#" };
+            lines.push(format!("{mark}{} = {}", key.name, key.example));
         }
+        lines.push(String::new());
     }
-    text
+    lines.join("\n")
 }
 
-/// A sentence as comments of at most 100 columns.
-fn wrap(text: &mut String, sentence: &str) {
-    let mut line = String::from("#");
+/// A sentence as lines of a comment.
+fn comment(sentence: &str) -> Vec<String> {
+    let mut lines = vec![String::from("#")];
     for word in sentence.split_whitespace() {
-        if line.len() + 1 + word.len() > 100 {
-            let _ = writeln!(text, "{line}");
-            "#".clone_into(&mut line);
+        let full = lines.last().is_some_and(|line| line.len() + 1 + word.len() > COLUMNS);
+        if full {
+            lines.push(String::from("#"));
         }
-        line.push(' ');
-        line.push_str(word);
+        if let Some(line) = lines.last_mut() {
+            line.push(' ');
+            line.push_str(word);
+        }
     }
-    let _ = writeln!(text, "{line}");
+    lines
 }
 
 #[cfg(test)]

@@ -73,7 +73,7 @@ pub(super) struct Reader<'a> {
 
 impl Reader<'_> {
     pub(super) fn problem(&mut self, at: &Path, problem: Problem) {
-        let origin = self.settings.get(at).map(|it| it.origin.clone()).unwrap_or_else(|| self.settings.origin(at));
+        let origin = self.settings.get(at).map_or_else(|| self.settings.origin(at), |it| it.origin.clone());
         self.problems.push(problem.at(origin));
     }
 

@@ -203,10 +203,6 @@ impl Settings {
         self.headings.get(path).cloned().unwrap_or(Origin::Default)
     }
 
-    pub(crate) fn has(&self, path: &Path) -> bool {
-        self.headings.contains_key(path)
-    }
-
     /// The names right under a section.
     pub(crate) fn names(&self, of: &Path) -> Vec<String> {
         let under = self.headings.keys().filter(|path| path.0.len() == of.0.len() + 1 && path.0.starts_with(&of.0));
@@ -219,7 +215,8 @@ impl Settings {
 
     /// How long a list is.
     pub(crate) fn len_of(&self, list: &Path) -> usize {
-        (0..).take_while(|index| self.headings.contains_key(&list.index(*index))).count()
+        let under = self.headings.keys().filter(|path| path.0.len() == list.0.len() + 1 && path.0.starts_with(&list.0));
+        under.count()
     }
 
     /// Fills in what nobody set, in every section that is there.

@@ -5,7 +5,7 @@ use relevo_core::operate::Start;
 use relevo_core::retry::Backoff;
 
 use super::keys::{INDEX, NAME, SECTIONS};
-use super::settings::{Origin, Value};
+use super::settings::{Origin, Path, Value};
 use super::*;
 
 const SMALL: &str = "\
@@ -116,7 +116,7 @@ base_ms = 600000
         "`lease_ms` is not longer than `publish_deadline_ms` and `lease_margin_ms` together: a message could go out after \
          another relay took over at relevo.toml:6",
         "`idle_max_ms` is less than `idle_min_ms` at default",
-        "what `outboxes.empty.database` says is no URL of a database that is known at relevo.toml:9; \
+        "the database's URL begins with none of `postgres://` and `sqlite:` at relevo.toml:9; \
          hint: `postgres://user@host:port/name` or `sqlite:PATH`",
         "outbox `empty` has no destination at relevo.toml:8; hint: add `[outboxes.empty.destinations.NAME]`",
         "more than one of `database`, `database_file` and `database_env` is set at relevo.toml:11",
@@ -160,7 +160,7 @@ fn a_secret_comes_from_a_file_without_its_last_line_break() {
     let text = SMALL.replace("database = \"postgres://me:sesame@db/shop\"", &named);
     let loaded = load(&text, &[], &[]).unwrap();
     std::fs::remove_file(&path).unwrap();
-    assert_eq!(loaded.config.outboxes[0].database.reveal(), "postgres://me:sesame@db/shop");
+    assert_eq!(loaded.config.outboxes[0].url.reveal(), "postgres://me:sesame@db/shop");
     assert!(!format!("{loaded:?}").contains("sesame"));
     let gone = problems(&text).join("\n");
     assert!(gone.contains("cannot be read") && gone.ends_with("at relevo.toml:2"), "{gone}");

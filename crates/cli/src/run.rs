@@ -1,0 +1,35 @@
+//! `relevo run`: the daemon. One relay for each destination of each outbox, and whatever watches over them.
+
+mod backlog;
+mod daemon;
+mod link;
+mod logging;
+mod metrics;
+mod observe;
+mod pulse;
+mod reload;
+mod seen;
+mod signals;
+mod store;
+mod systemd;
+
+use anyhow::Result;
+use clap::Args;
+
+use crate::config::{self, Sources};
+
+/// How the daemon runs.
+#[derive(Debug, Args)]
+pub(crate) struct Run {
+    #[command(flatten)]
+    sources: Sources,
+}
+
+/// Runs until a signal ends it, or something that waiting does not mend.
+pub(crate) async fn run(args: Run) -> Result<()> {
+    // From here on a signal is not the process's end.
+    let signals = signals::Signals::new()?;
+    let loaded = config::told(args.sources.load())?;
+    logging::start(&loaded.config.log)?;
+    daemon::Daemon::start(args.sources, loaded).await?.run(signals).await
+}

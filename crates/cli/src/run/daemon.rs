@@ -1,0 +1,198 @@
+//! The daemon: its components, their order, and their end.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use relevo_admin::{Server, Token};
+use tokio::sync::Notify;
+use tokio::task::{JoinError, JoinSet};
+use tokio::time::{Instant, Interval, interval_at};
+use tokio_util::sync::CancellationToken;
+use tracing::{error, info};
+
+use super::metrics::{Metrics, Reloads};
+use super::observe::Observer;
+use super::pulse::Pulse;
+use super::reload::reload;
+use super::seen::{Phase, Seen};
+use super::signals::{Asked, Signals};
+use super::{backlog, link, systemd};
+use crate::config::{Config, Loaded, Sources};
+
+/// Interrupted twice, as shells count it: 128 and the number of SIGINT.
+const INTERRUPTED: i32 = 130;
+/// No loop is called stuck before this, however short its lease: opening an outbox takes this long at worst.
+const STUCK_AFTER_MIN: Duration = Duration::from_secs(20);
+
+/// A process that carries outboxes to their destinations.
+pub(crate) struct Daemon {
+    sources: Sources,
+    loaded: Loaded,
+    relays: Vec<Arc<Seen>>,
+    pulse: Arc<Pulse>,
+    reloads: Arc<Reloads>,
+    components: JoinSet<Result<()>>,
+    /// Something about a relay changed.
+    changed: Arc<Notify>,
+    stop: CancellationToken,
+    started: bool,
+    failure: Option<anyhow::Error>,
+}
+
+impl Daemon {
+    /// Opens the admin port and starts every component.
+    pub(crate) async fn start(sources: Sources, loaded: Loaded) -> Result<Self> {
+        let config = &loaded.config;
+        let server = match config.admin.listen {
+            Some(address) => Some(Server::bind(address).await?),
+            None => None,
+        };
+        info!(version = env!("CARGO_PKG_VERSION"), config = %loaded.file, name = %config.name, "relevo starts");
+        let (stop, changed) = (CancellationToken::new(), Arc::new(Notify::new()));
+        let (mut components, mut relays) = (JoinSet::new(), Vec::new());
+        for outbox in &config.outboxes {
+            let shared = Arc::new(outbox.clone());
+            for destination in &outbox.destinations {
+                let mut destination = destination.clone();
+                destination.relay.name.clone_from(&config.name);
+                let relay = &destination.relay;
+                let stuck_after = (2 * relay.lease).max(STUCK_AFTER_MIN);
+                let seen =
+                    Seen::new(&outbox.name, &destination.name, relay.routes.clone(), stuck_after, Arc::clone(&changed));
+                let seen = Arc::new(seen);
+                relays.push(Arc::clone(&seen));
+                let sampling =
+                    backlog::sample(Arc::clone(&shared), Arc::clone(&seen), config.admin.backlog_every, stop.clone());
+                if server.is_some() {
+                    components.spawn(async move {
+                        sampling.await;
+                        Ok(())
+                    });
+                }
+                components.spawn(link::carry(Arc::clone(&shared), destination, seen, stop.clone()));
+            }
+        }
+        let (pulse, reloads) = (Arc::new(Pulse::new(relays.clone(), Instant::now())), Arc::new(Reloads::default()));
+        if let Some(server) = server {
+            info!(address = %server.address(), "the admin port is open");
+            components.spawn(serve(server, config, &relays, &pulse, &reloads, stop.clone()));
+        }
+        Ok(Self { sources, relays, pulse, reloads, components, changed, stop, started: false, failure: None, loaded })
+    }
+
+    /// Until a signal, or a component that ends by itself, ends it.
+    pub(crate) async fn run(mut self, mut signals: Signals) -> Result<()> {
+        let every = systemd::watchdog_every();
+        let mut watchdog = every.map(|every| interval_at(Instant::now() + every, every));
+        loop {
+            tokio::select! {
+                biased;
+                asked = signals.next() => self.asked(asked),
+                ended = self.components.join_next() => match ended {
+                    Some(ended) => self.ended(ended),
+                    None => break,
+                },
+                () = self.changed.notified() => self.tell(),
+                () = tick(&mut watchdog) => self.watch(),
+            }
+        }
+        if let Some(error) = self.failure {
+            return Err(error);
+        }
+        info!("relevo has ended");
+        Ok(())
+    }
+
+    fn asked(&mut self, asked: Asked) {
+        match asked {
+            Asked::Stop if self.stop.is_cancelled() => {
+                error!("told to end again: ending at once");
+                std::process::exit(INTERRUPTED);
+            }
+            Asked::Stop => {
+                info!("told to end: finishing what is in flight");
+                systemd::stopping("finishing what is in flight");
+                self.stop.cancel();
+            }
+            // What ends takes no other configuration.
+            Asked::Reload if self.stop.is_cancelled() => {}
+            Asked::Reload => self.reload(),
+        }
+    }
+
+    fn reload(&mut self) {
+        systemd::reloading();
+        let new = self.sources.load();
+        let good = reload(&self.loaded, &new, &self.relays);
+        self.reloads.count(good);
+        systemd::ready(&self.status());
+    }
+
+    /// A component ended. By itself it does so only with an error that waiting does not mend.
+    fn ended(&mut self, ended: Result<Result<()>, JoinError>) {
+        let result = ended.context("a component panicked").and_then(|result| result);
+        if let Err(error) = result {
+            error!(error = %format!("{error:#}"), "a component failed: relevo ends");
+            systemd::stopping(&format!("{error:#}").replace('\n', " "));
+            // What the others say follows from the first.
+            self.failure.get_or_insert(error);
+            self.stop.cancel();
+        }
+    }
+
+    /// The service counts as started when each relay has reached its database, or is known to wait for it.
+    fn tell(&mut self) {
+        if self.stop.is_cancelled() {
+            return;
+        }
+        if self.started {
+            systemd::status(&self.status());
+        } else if self.relays.iter().all(|seen| !matches!(seen.phase(), Phase::Starting | Phase::Ended)) {
+            self.started = true;
+            systemd::ready(&self.status());
+        }
+    }
+
+    fn status(&self) -> String {
+        let waiting = self.relays.iter().filter(|seen| matches!(seen.phase(), Phase::Waiting(_))).count();
+        match (self.relays.len(), waiting) {
+            (all, 0) => format!("{all} relays run"),
+            (all, waiting) => format!("{} relays run, {waiting} wait for their database", all - waiting),
+        }
+    }
+
+    fn watch(&self) {
+        let now = Instant::now();
+        if self.pulse.beats(now) {
+            systemd::alive();
+            return;
+        }
+        for (seen, _) in self.pulse.take(now).into_iter().filter(|(_, turns)| !turns) {
+            error!(outbox = %seen.outbox, destination = %seen.destination, "the relay's loop does not turn any more");
+        }
+    }
+}
+
+fn serve(
+    server: Server,
+    config: &Config,
+    relays: &[Arc<Seen>],
+    pulse: &Arc<Pulse>,
+    reloads: &Arc<Reloads>,
+    stop: CancellationToken,
+) -> impl Future<Output = Result<()>> + use<> {
+    let metrics = Metrics::new(&config.service, relays.to_vec(), Arc::clone(reloads));
+    let observer = Arc::new(Observer { relays: relays.to_vec(), pulse: Arc::clone(pulse), metrics });
+    let token = config.admin.token.as_ref().map(|token| Token::new(token.reveal()));
+    async move { server.run(observer, token, stop).await.context("the admin port failed") }
+}
+
+async fn tick(interval: &mut Option<Interval>) {
+    match interval {
+        Some(interval) => {
+            interval.tick().await;
+        }
+        None => std::future::pending().await,
+    }
+}

@@ -1,0 +1,62 @@
+//! What a configuration that was read anew changes in a daemon that runs.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use tracing::{error, info, warn};
+
+use super::seen::Seen;
+use crate::config::{Loaded, Problems};
+
+/// Takes the routes of a good configuration; of a bad one nothing. Says whether it was good.
+pub(crate) fn reload(old: &Loaded, new: &Result<Loaded, Problems>, relays: &[Arc<Seen>]) -> bool {
+    let new = match new {
+        Ok(new) => new,
+        Err(problems) => {
+            for problem in problems.iter() {
+                error!(%problem, "the configuration is wrong");
+            }
+            error!(problems = problems.len(), "the configuration was not taken, nothing has changed");
+            return false;
+        }
+    };
+    let mut exchanged = 0;
+    for outbox in &new.config.outboxes {
+        for destination in &outbox.destinations {
+            let seen = relays.iter().find(|it| it.outbox == outbox.name && it.destination == destination.name);
+            if seen.is_some_and(|seen| seen.exchange(&destination.relay.routes)) {
+                info!(outbox = %outbox.name, destination = %destination.name, "new routes");
+                exchanged += 1;
+            }
+        }
+    }
+    let waiting = needs_restart(old, new);
+    if !waiting.is_empty() {
+        let keys = waiting.into_iter().collect::<Vec<_>>().join(", ");
+        warn!(%keys, "changes that need a restart were not taken");
+    }
+    info!(exchanged, "the configuration was read anew");
+    true
+}
+
+/// The keys that differ, and are read at start-up only.
+fn needs_restart(old: &Loaded, new: &Loaded) -> BTreeSet<String> {
+    let values = |loaded: &Loaded| -> Vec<(String, String)> {
+        let settings = loaded.settings.iter().filter(|(path, _)| !path.is_in_list());
+        settings.map(|(path, setting)| (path.to_string(), format!("{}", setting.value))).collect()
+    };
+    let (before, after): (BTreeSet<_>, BTreeSet<_>) =
+        (values(old).into_iter().collect(), values(new).into_iter().collect());
+    let mut keys: BTreeSet<String> = before.symmetric_difference(&after).map(|(key, _)| key.clone()).collect();
+    // What a secret's file or variable holds is not among the settings, and a secret looks like any other there.
+    for outbox in &old.config.outboxes {
+        let same = new.config.outboxes.iter().find(|it| it.name == outbox.name);
+        if same.is_some_and(|new| new.url != outbox.url) {
+            keys.insert(format!("outboxes.{}.database", outbox.name));
+        }
+    }
+    if old.config.admin.token != new.config.admin.token {
+        keys.insert("admin.token".to_owned());
+    }
+    keys
+}

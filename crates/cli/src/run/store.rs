@@ -1,0 +1,55 @@
+//! Opening what relays carry messages from and to.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use relevo_broker_embedded::EmbeddedBroker;
+use relevo_core::Broker;
+use relevo_core::operate::{Inspect, Operate};
+use relevo_core::store::{Store, StoreError};
+use relevo_store_postgres as postgres;
+use relevo_store_sqlite as sqlite;
+use tokio::time::timeout;
+
+use crate::config::{self, Database};
+
+/// No server is waited for longer before it counts as away.
+const OPEN_DEADLINE: Duration = Duration::from_secs(5);
+
+/// An outbox of any kind, as the daemon needs it.
+pub(crate) trait AnyStore: Store + Inspect + Operate {}
+
+impl<T: Store + Inspect + Operate> AnyStore for T {}
+
+/// Opens an outbox for one destination, which may not exist yet.
+pub(crate) async fn open(outbox: &config::Outbox, destination: &str) -> Result<Arc<dyn AnyStore>, StoreError> {
+    let opening = async {
+        let store: Arc<dyn AnyStore> = match &outbox.database {
+            Database::Postgres(options) => {
+                let config = postgres::Config {
+                    schema: postgres::Schema::new(outbox.schema.clone()),
+                    call_deadline: outbox.call_deadline,
+                    ..postgres::Config::new(options.as_ref().clone(), destination)
+                };
+                Arc::new(postgres::Store::open(config).await?)
+            }
+            Database::Sqlite(path) => Arc::new(sqlite::Store::open(sqlite::Config::new(path, destination)).await?),
+        };
+        Ok(store)
+    };
+    let opened = timeout(OPEN_DEADLINE, opening).await;
+    opened.unwrap_or_else(|_| Err(StoreError::Away(format!("no answer within {OPEN_DEADLINE:?}").into())))
+}
+
+/// Opens the far side; a broker on another machine does not have to be there yet, a file does.
+pub(crate) async fn broker(broker: &config::Broker) -> anyhow::Result<Arc<dyn Broker>> {
+    match broker {
+        config::Broker::Embedded { path } => {
+            let opened = EmbeddedBroker::open(relevo_broker_embedded::Config::new(path)).await;
+            let opened = opened.map_err(|error| {
+                anyhow::Error::new(error).context(format!("the embedded broker `{}` cannot be opened", path.display()))
+            });
+            Ok(Arc::new(opened?))
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! A daemon of one test's own, and what can be seen of it from outside.
+
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::process::{Child, ChildStderr, Command, Stdio};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+/// How long anything that must happen may take on a busy machine.
+pub(crate) const DEADLINE: Duration = Duration::from_secs(30);
+const POLL: Duration = Duration::from_millis(10);
+
+/// A running `relevo run`; killed when it is dropped.
+pub(crate) struct Daemon {
+    child: Child,
+    lines: Arc<Lines>,
+}
+
+#[derive(Default)]
+struct Lines {
+    all: Mutex<Vec<String>>,
+    more: Condvar,
+}
+
+impl Daemon {
+    /// Starts one; its lines are JSON, since nobody sits at a terminal.
+    pub(crate) fn start(config: &std::path::Path, variables: &[(&str, &str)]) -> Self {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_relevo"));
+        command.arg("run").arg("-c").arg(config).envs(variables.iter().copied());
+        for inherited in ["NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "RELEVO_LOG", "RELEVO_CONFIG"] {
+            if !variables.iter().any(|(name, _)| *name == inherited) {
+                command.env_remove(inherited);
+            }
+        }
+        let mut child = command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().expect("it runs");
+        let lines = Arc::new(Lines::default());
+        let (stderr, into) = (child.stderr.take().expect("it is piped"), Arc::clone(&lines));
+        std::thread::spawn(move || collect(stderr, &into));
+        Self { child, lines }
+    }
+
+    /// Waits for a line with this message, and gives it.
+    pub(crate) fn line(&self, message: &str) -> Value {
+        self.nth_line(message, 1)
+    }
+
+    /// Waits until a message has been written so often, and gives the line.
+    pub(crate) fn nth_line(&self, message: &str, count: usize) -> Value {
+        let end = Instant::now() + DEADLINE;
+        let mut all = self.lines.all.lock().expect("no panic");
+        loop {
+            let found = all.iter().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+            if let Some(line) = found.filter(|line| line["message"] == message).nth(count - 1) {
+                return line;
+            }
+            let left = end.saturating_duration_since(Instant::now());
+            assert!(!left.is_zero(), "waited in vain for `{message}`:\n{}", all.join("\n"));
+            all = self.lines.more.wait_timeout(all, left).expect("no panic").0;
+        }
+    }
+
+    /// Everything that was written so far.
+    pub(crate) fn log(&self) -> String {
+        self.lines.all.lock().expect("no panic").join("\n")
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub(crate) fn signal(&self, name: &str) {
+        let sent = Command::new("kill").args([&format!("-{name}"), &self.pid().to_string()]).status();
+        assert!(sent.expect("`kill` runs").success());
+    }
+
+    /// Waits for its end, and gives the exit code.
+    pub(crate) fn end(&mut self) -> Option<i32> {
+        let end = Instant::now() + DEADLINE;
+        loop {
+            if let Some(status) = self.child.try_wait().expect("it is ours") {
+                return status.code();
+            }
+            assert!(Instant::now() < end, "it does not end:\n{}", self.log());
+            std::thread::sleep(POLL);
+        }
+    }
+
+    /// Ends it in good order.
+    pub(crate) fn stop(&mut self) {
+        self.signal("TERM");
+        assert_eq!(self.end(), Some(0), "{}", self.log());
+    }
+
+    pub(crate) fn admin(&self) -> SocketAddr {
+        let line = self.line("the admin port is open");
+        line["address"].as_str().and_then(|text| text.parse().ok()).expect("an address")
+    }
+
+    /// Status and body of a request to the admin port.
+    pub(crate) fn get(&self, path: &str) -> (u16, String) {
+        self.ask(path, "")
+    }
+
+    pub(crate) fn ask(&self, path: &str, headers: &str) -> (u16, String) {
+        let mut stream = TcpStream::connect(self.admin()).expect("it listens");
+        stream.set_read_timeout(Some(DEADLINE)).expect("a timeout");
+        let request = format!("GET {path} HTTP/1.1\r\nhost: relevo\r\nconnection: close\r\n{headers}\r\n");
+        stream.write_all(request.as_bytes()).expect("it reads");
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).expect("it answers");
+        let (head, body) = answer.split_once("\r\n\r\n").expect("a head and a body");
+        (head[9..12].parse().expect("a status"), body.to_owned())
+    }
+
+    /// The value of a metric whose line begins so.
+    pub(crate) fn metric(&self, begins: &str) -> Option<i64> {
+        let (_, body) = self.get("/metrics");
+        let line = body.lines().find(|line| line.starts_with(begins))?;
+        line.rsplit(' ').next()?.parse().ok()
+    }
+
+    /// Waits until it says that it is ready.
+    pub(crate) fn ready(&self) {
+        until("it is ready", || self.get("/readyz").0 == 200);
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        // One that has ended is no problem.
+        self.child.kill().ok();
+        self.child.wait().ok();
+    }
+}
+
+fn collect(stderr: ChildStderr, lines: &Lines) {
+    for line in BufReader::new(stderr).lines().map_while(Result::ok) {
+        lines.all.lock().expect("no panic").push(line);
+        lines.more.notify_all();
+    }
+}
+
+/// Waits until something holds.
+pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let end = Instant::now() + DEADLINE;
+    while !holds() {
+        assert!(Instant::now() < end, "waited in vain: {what}");
+        std::thread::sleep(POLL);
+    }
+}

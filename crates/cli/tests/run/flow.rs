@@ -1,0 +1,124 @@
+//! Messages flow, and the end is orderly.
+
+use std::time::{Duration, Instant};
+
+use crate::daemon::{Daemon, until};
+use crate::world::{BEGIN, Directory, World};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_committed_arrives_and_what_was_rolled_back_does_not() {
+    let world = World::new().await;
+    world.emit("orders", 200).await;
+    let rolled_back = "BEGIN; SELECT relevo.emit('ghosts', 'k', 'T', '{}'); ROLLBACK";
+    sqlx::raw_sql(rolled_back).execute(&mut world.database.connect().await).await.unwrap();
+    let mut daemon = world.start("");
+    World::delivered(&daemon, "shop", 200);
+    world.emit("invoices", 100).await;
+    World::delivered(&daemon, "shop", 300);
+    daemon.stop();
+    let arrived = world.arrived("shop").await;
+    let of = |topic: &str| arrived.iter().filter(|address| *address == topic).count();
+    assert_eq!((arrived.len(), of("orders"), of("invoices")), (300, 200, 100));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_outboxes_and_two_destinations_are_carried_by_one_process() {
+    let (shop, billing) = (World::new().await, World::new().await);
+    let second = "[outboxes.shop.destinations.audit]\ncreate = true\nstart = \"oldest\"\n\
+                  broker = { kind = \"embedded\", path = \"PATH\" }\n"
+        .replace("PATH", shop.directory.path().join("audit.db").to_str().unwrap());
+    let text = format!(
+        "{BEGIN}{}{second}{}",
+        shop.outbox("shop", &shop.database.url(), "start = \"oldest\""),
+        shop.outbox("billing", &billing.database.url(), "start = \"oldest\"\nshards = 2")
+    );
+    let mut daemon = Daemon::start(&shop.directory.write("relevo.toml", &text), &[]);
+    shop.emit("orders", 20).await;
+    billing.emit("invoices", 30).await;
+    World::delivered(&daemon, "billing", 30);
+    until("both destinations have all", || {
+        ["audit", "main"].iter().all(|destination| {
+            let labels = format!("{{service=\"relevo\",outbox=\"shop\",destination=\"{destination}\"}}");
+            daemon.metric(&format!("outbox_published_total{labels}")) == Some(20)
+        })
+    });
+    daemon.stop();
+    assert_eq!(shop.arrived("shop").await.len(), 20);
+    assert_eq!(shop.arrived("audit").await.len(), 20);
+    assert_eq!(shop.arrived("billing").await, vec!["invoices"; 30]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sigterm_releases_the_leases_at_once() {
+    let world = World::new().await;
+    // Long leases: only giving them back frees them in time.
+    let long = "[relay]\nlease_ms = 600000\n";
+    let mut first = world.start(long);
+    until("it holds all shards", || first.metric("outbox_leases{") == Some(8));
+    let mut second = Daemon::start(&world.config(long), &[]);
+    second.ready();
+    first.stop();
+    let begun = Instant::now();
+    until("the other has them all", || second.metric("outbox_leases{") == Some(8));
+    assert!(begun.elapsed() < Duration::from_secs(20));
+    second.signal("INT");
+    assert_eq!(second.end(), Some(0), "SIGINT is a request too: {}", second.log());
+    let free = "SELECT count(*) FROM relevo.lease WHERE until > clock_timestamp()";
+    assert_eq!(world.number(free).await, 0);
+}
+
+/// The broker's file is locked by somebody else, so that something is in flight for as long as the grace lasts.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_second_signal_ends_it_at_once_with_130() {
+    let world = World::new().await;
+    let slow = "[relay]\nlease_ms = 120000\npublish_deadline_ms = 60000\ngrace_ms = 100000\n";
+    let mut daemon = world.start(slow);
+    daemon.ready();
+    let lock = lock(&world).await;
+    world.emit("orders", 1).await;
+    until("a message is in flight", || daemon.metric("outbox_in_flight{") == Some(1));
+    daemon.signal("TERM");
+    daemon.line("told to end: finishing what is in flight");
+    daemon.signal("TERM");
+    assert_eq!(daemon.end(), Some(130), "{}", daemon.log());
+    drop(lock);
+}
+
+/// Holds the write lock of the broker's file.
+async fn lock(world: &World) -> sqlx::SqliteConnection {
+    use sqlx::ConnectOptions as _;
+    let options = sqlx::sqlite::SqliteConnectOptions::new().filename(world.directory.path().join("shop.db"));
+    let mut connection = options.connect().await.expect("the file is there");
+    sqlx::raw_sql("BEGIN IMMEDIATE").execute(&mut connection).await.expect("nobody writes");
+    connection
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_destination_that_is_not_there_is_added_only_if_asked() {
+    let world = World::new().await;
+    let text = std::fs::read_to_string(world.config("")).unwrap().replace("create = true", "create = false");
+    let mut daemon = Daemon::start(&world.directory.write("strict.toml", &text), &[]);
+    assert_eq!(daemon.end(), Some(1));
+    until("it says why", || {
+        daemon.log().contains("hint: add it with `relevo destination add main`, or set `create = true`")
+    });
+    assert_eq!(world.number("SELECT count(*) FROM relevo.destination").await, 0);
+}
+
+#[test]
+fn a_wrong_configuration_is_told_whole_and_nothing_starts() {
+    let directory = Directory::new();
+    let file = directory.write("relevo.toml", "[relay]\nlease_sm = 1\n[outboxes.shop]\n");
+    let mut daemon = Daemon::start(&file, &[]);
+    assert_eq!(daemon.end(), Some(1));
+    until("the last line is there", || daemon.log().contains("error: the configuration has 3 problems"));
+    let told = daemon.log();
+    assert!(
+        told.contains(&format!(
+            "error: unknown key `lease_sm` in `relay` at {}:2\nhint: did you mean `lease_ms`?",
+            file.display()
+        )),
+        "{told}"
+    );
+    assert!(told.contains("names no database") && told.contains("has no destination"), "{told}");
+}

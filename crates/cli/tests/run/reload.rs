@@ -1,0 +1,66 @@
+//! SIGHUP.
+
+use crate::world::World;
+
+const ROUTE: &str = "[[outboxes.shop.destinations.main.routes]]\naddress = ";
+const READ: &str = "the configuration was read anew";
+const REFUSED: &str = "the configuration was not taken, nothing has changed";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_good_file_exchanges_routes_and_names_what_needs_a_restart() {
+    let world = World::new().await;
+    let mut daemon = world.start(&format!("{ROUTE}\"old\"\n"));
+    world.emit("orders", 10).await;
+    World::delivered(&daemon, "shop", 10);
+    world.config(&format!("{ROUTE}\"new\"\n[relay]\npages_max = 5\n"));
+    daemon.signal("HUP");
+    assert_eq!(daemon.line(READ)["exchanged"], 1);
+    let restart = daemon.line("changes that need a restart were not taken");
+    assert_eq!(restart["keys"], "relay.pages_max");
+    daemon.line("routes were exchanged");
+    world.emit("orders", 10).await;
+    World::delivered(&daemon, "shop", 20);
+    assert_eq!(daemon.metric("relevo_config_reloads_total{"), Some(1));
+    daemon.stop();
+    assert_eq!(world.arrived("shop").await, [vec!["old"; 10], vec!["new"; 10]].concat());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_bad_file_changes_nothing_and_is_told_whole() {
+    let world = World::new().await;
+    let mut daemon = world.start(&format!("{ROUTE}\"old\"\n"));
+    daemon.ready();
+    world.config(&format!("{ROUTE}\"new\"\nbase_sm = 1\nafter_dead = \"sometimes\"\n"));
+    daemon.signal("HUP");
+    assert_eq!(daemon.line(REFUSED)["problems"], 2);
+    let told = daemon.log();
+    assert!(told.contains("did you mean `base_ms`?") && told.contains("not `sometimes`"), "{told}");
+    world.emit("orders", 5).await;
+    World::delivered(&daemon, "shop", 5);
+    assert_eq!(daemon.metric("relevo_config_last_reload_successful{"), Some(0));
+    // A file that is good again is taken.
+    world.config(&format!("{ROUTE}\"third\"\n"));
+    daemon.signal("HUP");
+    daemon.line("routes were exchanged");
+    world.emit("orders", 5).await;
+    World::delivered(&daemon, "shop", 10);
+    daemon.stop();
+    assert_eq!(world.arrived("shop").await, [vec!["old"; 5], vec!["third"; 5]].concat());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_changed_password_is_named_and_not_shown() {
+    let world = World::new().await;
+    let url = world.database.url();
+    let secret = world.directory.write("url", &url);
+    let text = std::fs::read_to_string(world.config("")).unwrap();
+    let text = text.replace(&format!("database = \"{url}\""), &format!("database_file = {secret:?}"));
+    let mut daemon = crate::daemon::Daemon::start(&world.directory.write("secret.toml", &text), &[]);
+    daemon.ready();
+    world.directory.write("url", &url.replace("postgres@", "postgres:sesame@"));
+    daemon.signal("HUP");
+    let restart = daemon.line("changes that need a restart were not taken");
+    assert_eq!(restart["keys"], "outboxes.shop.database");
+    assert!(!daemon.log().contains("sesame"));
+    daemon.stop();
+}

@@ -1,0 +1,85 @@
+//! The database and the broker go away.
+
+use std::net::SocketAddr;
+
+use relevo_testkit::proxy::CutProxy;
+
+use crate::daemon::{Daemon, until};
+use crate::world::{BEGIN, World};
+
+/// The world's database through a proxy, and the file that says so.
+async fn behind_proxy(world: &World) -> (CutProxy, std::path::PathBuf) {
+    let options = world.database.options();
+    let upstream: SocketAddr = format!("{}:{}", options.get_host(), options.get_port()).parse().expect("an address");
+    let proxy = CutProxy::start(upstream).await;
+    let url = world.database.url().replace(&upstream.to_string(), &proxy.addr().to_string());
+    let outbox =
+        world.outbox("shop", &url, "start = \"oldest\"\n[outboxes.shop.destinations.main.relay]\noutage_max_ms = 200");
+    let file = world.directory.write("relevo.toml", &format!("{BEGIN}{outbox}"));
+    (proxy, file)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_database_that_is_away_at_the_start_is_waited_for() {
+    let world = World::new().await;
+    world.emit("orders", 10).await;
+    let (proxy, file) = behind_proxy(&world).await;
+    proxy.block().await;
+    let mut daemon = Daemon::start(&file, &[]);
+    daemon.nth_line("the database is away, will try again", 3);
+    let (status, body) = daemon.get("/readyz");
+    assert!(status == 503 && body.contains("waiting for the database: "), "{status} {body}");
+    assert_eq!(daemon.get("/livez").0, 200, "waiting is no reason to be killed");
+    proxy.unblock();
+    World::delivered(&daemon, "shop", 10);
+    daemon.ready();
+    assert!(daemon.metric("outbox_database_away_total{") >= Some(3));
+    daemon.stop();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_database_that_goes_away_later_is_waited_for_and_scrapes_do_not_wait() {
+    let world = World::new().await;
+    let (proxy, file) = behind_proxy(&world).await;
+    let mut daemon = Daemon::start(&file, &[]);
+    world.emit("orders", 10).await;
+    World::delivered(&daemon, "shop", 10);
+    until("the backlog is known", || daemon.metric("outbox_backlog_gauge{") == Some(0));
+    proxy.block().await;
+    until("it is not ready", || daemon.get("/readyz").0 == 503);
+    until("an old backlog is not shown", || daemon.metric("outbox_backlog_gauge{").is_none());
+    assert_eq!(daemon.get("/livez").0, 200);
+    proxy.unblock();
+    daemon.ready();
+    world.emit("orders", 10).await;
+    World::delivered(&daemon, "shop", 20);
+    // A database that takes calls and never answers is the worst case for a scrape.
+    proxy.freeze();
+    let begun = std::time::Instant::now();
+    assert_eq!(daemon.get("/metrics").0, 200);
+    assert!(begun.elapsed().as_secs() < 2);
+    proxy.thaw();
+    daemon.stop();
+    assert_eq!(world.arrived("shop").await.len(), 20);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_waiting_does_not_mend_ends_the_process_with_its_error() {
+    let world = World::new().await;
+    let mut daemon = world.start("");
+    daemon.ready();
+    let off = "SELECT relevo.switch_destination('main', false)";
+    sqlx::raw_sql(off).execute(&mut world.database.connect().await).await.unwrap();
+    assert_eq!(daemon.end(), Some(1), "{}", daemon.log());
+    until("it says why", || daemon.log().contains("error: outbox `shop`, destination `main`: the relay cannot go on"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_broker_that_cannot_be_opened_is_one_clear_error() {
+    let world = World::new().await;
+    let text = std::fs::read_to_string(world.config("")).unwrap();
+    let text = text.replace("shop.db", "no/such/directory/shop.db");
+    let mut daemon = Daemon::start(&world.directory.write("relevo.toml", &text), &[]);
+    assert_eq!(daemon.end(), Some(1));
+    until("it says so", || daemon.log().contains("the embedded broker `"));
+}

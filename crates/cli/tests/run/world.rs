@@ -1,0 +1,115 @@
+//! A database with an outbox, a directory, and what arrived at the broker.
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+use relevo_broker_embedded::EmbeddedBroker;
+use relevo_store_postgres::{Schema, migrate};
+use relevo_testkit::PgVersion;
+use relevo_testkit::postgres::{Database, Server};
+use sqlx::Row as _;
+
+use crate::daemon::{Daemon, until};
+
+/// What every test's file begins with.
+pub(crate) const BEGIN: &str = "\
+[admin]
+listen = \"127.0.0.1:0\"
+backlog_every_ms = 100
+";
+
+/// A directory that goes with its value.
+pub(crate) struct Directory(PathBuf);
+
+impl Directory {
+    pub(crate) fn new() -> Self {
+        let name = |number: u32| std::env::temp_dir().join(format!("relevo-run-{}-{number}", std::process::id()));
+        let path = (0..10_000).map(name).find(|path| std::fs::create_dir(path).is_ok());
+        Self(path.expect("the directory for temporary files can be written"))
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
+    }
+
+    pub(crate) fn write(&self, name: &str, text: &str) -> PathBuf {
+        let path = self.0.join(name);
+        std::fs::write(&path, text).expect("the directory can be written");
+        path
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        std::fs::remove_dir_all(&self.0).ok();
+    }
+}
+
+/// One outbox and one broker.
+pub(crate) struct World {
+    pub(crate) database: Database,
+    pub(crate) directory: Directory,
+}
+
+impl World {
+    pub(crate) async fn new() -> Self {
+        let database = Server::shared(PgVersion::V15).database().await;
+        migrate::migrate(&mut database.connect().await, &Schema::default()).await.expect("an empty database");
+        Self { database, directory: Directory::new() }
+    }
+
+    /// A destination of this outbox, with more keys of the destination behind it.
+    pub(crate) fn outbox(&self, name: &str, url: &str, more: &str) -> String {
+        let broker = self.directory.path().join(format!("{name}.db"));
+        let mut text = format!("[outboxes.{name}]\ndatabase = \"{url}\"\n");
+        write!(text, "[outboxes.{name}.destinations.main]\ncreate = true\n{more}\n").expect("a text");
+        write!(
+            text,
+            "[outboxes.{name}.destinations.main.broker]\nkind = \"embedded\"\npath = \"{}\"\n",
+            broker.display()
+        )
+        .expect("a text");
+        text
+    }
+
+    /// The usual file.
+    pub(crate) fn config(&self, more: &str) -> PathBuf {
+        let outbox = self.outbox("shop", &self.database.url(), "start = \"oldest\"");
+        self.directory.write("relevo.toml", &format!("{BEGIN}{outbox}{more}"))
+    }
+
+    pub(crate) fn start(&self, more: &str) -> Daemon {
+        Daemon::start(&self.config(more), &[])
+    }
+
+    pub(crate) async fn emit(&self, topic: &str, count: usize) {
+        let sql = format!(
+            "SELECT relevo.emit('{topic}', 'key-' || n % 7, 'Happened', jsonb_build_object('n', n)) FROM generate_series(1, {count}) n"
+        );
+        sqlx::raw_sql(sqlx::AssertSqlSafe(sql)).execute(&mut self.database.connect().await).await.expect("an outbox");
+    }
+
+    pub(crate) async fn number(&self, sql: &str) -> i64 {
+        let mut connection = self.database.connect().await;
+        let row = sqlx::raw_sql(sqlx::AssertSqlSafe(sql.to_owned())).fetch_one(&mut connection).await.expect("a query");
+        row.try_get(0).expect("a number")
+    }
+
+    /// Addresses of what arrived at the broker of an outbox, in order.
+    pub(crate) async fn arrived(&self, outbox: &str) -> Vec<String> {
+        let path = self.directory.path().join(format!("{outbox}.db"));
+        if !path.exists() {
+            return Vec::new();
+        }
+        let broker = EmbeddedBroker::open(relevo_broker_embedded::Config::new(path)).await.expect("the broker's file");
+        let kept = broker.peek("**", 0, 10_000).await.expect("it can be read");
+        broker.close().await;
+        kept.into_iter().map(|kept| kept.address).collect()
+    }
+
+    /// Waits until so many arrived.
+    pub(crate) fn delivered(daemon: &Daemon, outbox: &str, count: i64) {
+        let name = format!("outbox_published_total{{service=\"relevo\",outbox=\"{outbox}\"");
+        until(&format!("{count} messages arrived"), || daemon.metric(&name) == Some(count));
+    }
+}
