@@ -53,7 +53,7 @@ impl Default for Dev {
 /// Which outbox.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct Target {
-    /// The database, as `postgres://user:password@host:port/name` [env: `RELEVO_DATABASE_URL`].
+    /// The database, as `postgres://user:password@host:port/name` or `sqlite:FILE` [env: `RELEVO_DATABASE_URL`].
     #[arg(long, value_name = "URL")]
     pub(crate) database: Option<String>,
     #[command(flatten)]
@@ -63,7 +63,7 @@ pub(crate) struct Target {
 /// Where in the database.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct Place {
-    /// The database schema that holds the outbox.
+    /// The database schema that holds the outbox; PostgreSQL only.
     #[arg(long, value_name = "NAME", default_value = "relevo", value_parser = schema)]
     pub(crate) schema: Schema,
 }

@@ -92,13 +92,14 @@ pub(crate) async fn run(command: Command) -> Result<Code> {
 pub(crate) fn build_facts() -> &'static str {
     static FACTS: LazyLock<String> = LazyLock::new(|| {
         format!(
-            "{}\ncommit   {}\nbuilt by {}\ntarget   {}\nprofile  {}\nschema   {}",
+            "{}\ncommit   {}\nbuilt by {}\ntarget   {}\nprofile  {}\nschema   {} in PostgreSQL, {} in SQLite",
             env!("CARGO_PKG_VERSION"),
             env!("RELEVO_COMMIT"),
             env!("RELEVO_RUSTC"),
             env!("RELEVO_TARGET"),
             env!("RELEVO_PROFILE"),
             relevo_store_postgres::migrate::VERSION,
+            relevo_store_sqlite::migrate::VERSION,
         )
     });
     &FACTS

@@ -29,7 +29,7 @@ pub(crate) fn url_of(target: &Target) -> Result<String> {
     match std::env::var(VARIABLE) {
         Ok(url) if !url.is_empty() => Ok(url),
         _ => Err(usage(format!(
-            "no database was named; hint: `--database postgres://user@host/name`, or set `{VARIABLE}`"
+            "no database was named; hint: `--database postgres://user@host/name` or `--database sqlite:FILE`, or set `{VARIABLE}`"
         ))),
     }
 }
@@ -42,10 +42,9 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// From the command line, or else from the environment.
-    pub(crate) fn of(target: &Target) -> Result<Self> {
-        let url = url_of(target)?;
-        Ok(Self { connect: parse(&url)?, schema: target.place.schema.clone() })
+    /// The schema that was named, in the database of this URL.
+    pub(crate) fn at(url: &str, target: &Target) -> Result<Self> {
+        Ok(Self { connect: parse(url)?, schema: target.place.schema.clone() })
     }
 
     /// Where it is, for people.
@@ -77,7 +76,7 @@ impl Place {
 fn parse(url: &str) -> Result<PgConnectOptions> {
     if !url.starts_with("postgres://") && !url.starts_with("postgresql://") {
         return Err(usage(
-            "the database's URL does not begin with `postgres://`; hint: `postgres://user@host:port/name`",
+            "the database's URL begins neither with `postgres://` nor with `sqlite:`; hint: `postgres://user@host:port/name`",
         ));
     }
     // The parser logs parameters that it does not know, and a misspelt password is one of them.

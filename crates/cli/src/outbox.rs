@@ -1,5 +1,6 @@
 //! An outbox of any kind, opened for people: the commands know traits, and only this file knows stores.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
@@ -8,8 +9,10 @@ use relevo_core::operate::{Destination, Inspect, Operate};
 use relevo_core::store::DeadLetters;
 use relevo_core::{Draft, MessageId};
 use relevo_store_postgres as postgres;
-use sqlx::Connection as _;
+use relevo_store_sqlite as sqlite;
 use sqlx::postgres::PgConnection;
+use sqlx::sqlite::SqliteConnection;
+use sqlx::{ConnectOptions as _, Connection as _};
 
 use crate::args::Target;
 use crate::database::{self, ANSWER_DEADLINE};
@@ -35,18 +38,25 @@ impl<T: Inspect + Operate + DeadLetters> Outbox for T {}
 pub(crate) enum Place {
     /// In a schema of a PostgreSQL database.
     Postgres(database::Place),
+    /// In a SQLite file.
+    Sqlite(PathBuf),
 }
 
 impl Place {
     /// From the command line, or else from the environment.
     pub(crate) fn of(target: &Target) -> Result<Self> {
-        Ok(Self::Postgres(database::Place::of(target)?))
+        let url = database::url_of(target)?;
+        Ok(match file_of(&url)? {
+            Some(file) => Self::Sqlite(file),
+            None => Self::Postgres(database::Place::at(&url, target)?),
+        })
     }
 
     /// Where it is, for people.
     pub(crate) fn shown(&self) -> String {
         match self {
             Self::Postgres(place) => place.shown(),
+            Self::Sqlite(file) => file.display().to_string(),
         }
     }
 
@@ -54,6 +64,7 @@ impl Place {
     pub(crate) async fn open(&self, destination: &str, deadline: Duration) -> Result<Box<dyn Outbox>> {
         Ok(match self {
             Self::Postgres(place) => Box::new(place.open(destination, deadline).await?),
+            Self::Sqlite(file) => Box::new(sqlite::Store::open(sqlite::Config::new(file, destination)).await?),
         })
     }
 
@@ -66,8 +77,24 @@ impl Place {
                 let connection = place.connect().await?;
                 Writer::Postgres { connection, outbox: postgres::Outbox::in_schema(&place.schema) }
             }
+            Self::Sqlite(file) => {
+                sqlite::Store::open(sqlite::Config::new(file, "")).await?;
+                let connection = sqlite::connect_options(file).connect().await;
+                let connection = connection.with_context(|| format!("cannot open {}", file.display()))?;
+                Writer::Sqlite(connection)
+            }
         })
     }
+}
+
+/// The file of a `sqlite:` URL; `None` for any other.
+fn file_of(url: &str) -> Result<Option<PathBuf>> {
+    let Some(path) = url.strip_prefix("sqlite:") else { return Ok(None) };
+    let path = path.strip_prefix("//").unwrap_or(path);
+    if path.is_empty() || path.starts_with(':') {
+        return Err(usage("the URL names no file; hint: `sqlite:relevo.db`, or `sqlite:///var/lib/relevo/relevo.db`"));
+    }
+    Ok(Some(PathBuf::from(path)))
 }
 
 /// An outbox, and the destination that is meant.
@@ -119,6 +146,8 @@ fn choose(known: Vec<Destination>, wanted: Option<&str>) -> Result<Destination> 
 pub(crate) enum Writer {
     /// Into PostgreSQL.
     Postgres { connection: PgConnection, outbox: postgres::Outbox },
+    /// Into a SQLite file.
+    Sqlite(SqliteConnection),
 }
 
 /// A message that was refused, by its place among those given.
@@ -142,6 +171,13 @@ impl Writer {
                 }
                 tx.commit().await.map_err(|error| at(end)(error.into()))?;
             }
+            Self::Sqlite(connection) => {
+                let mut tx = sqlite::begin(&mut *connection).await.map_err(|error| at(0)(error.into()))?;
+                for (n, draft) in drafts.into_iter().enumerate() {
+                    ids.push(sqlite::emit(&mut tx, draft).await.map_err(|error| at(n)(error.into()))?);
+                }
+                tx.commit().await.map_err(|error| at(end)(error.into()))?;
+            }
         }
         Ok(ids)
     }
@@ -161,6 +197,16 @@ mod tests {
     fn refused(known: &[&str], name: Option<&str>) -> (Code, String) {
         let error = choose(named(known), name).expect_err("it cannot be chosen");
         (Code::of(&error), Told::of(&error).to_string())
+    }
+
+    #[test]
+    fn a_sqlite_url_names_a_file() {
+        let file = |url| file_of(url).unwrap().map(|path| path.display().to_string());
+        assert_eq!(file("sqlite:shop.db").as_deref(), Some("shop.db"));
+        assert_eq!(file("sqlite://shop.db").as_deref(), Some("shop.db"));
+        assert_eq!(file("sqlite:///var/shop.db").as_deref(), Some("/var/shop.db"));
+        assert_eq!(file("postgres://me@db/shop"), None);
+        assert!(file_of("sqlite:").is_err() && file_of("sqlite::memory:").is_err());
     }
 
     #[test]

@@ -14,7 +14,12 @@ fn text(bytes: &[u8]) -> &str {
 fn the_version_goes_to_stdout() {
     let output = relevo(&["--version"]);
     assert_eq!(output.status.code(), Some(0));
-    assert_eq!(text(&output.stdout), concat!("relevo ", env!("CARGO_PKG_VERSION"), "\n"));
+    let facts = text(&output.stdout);
+    assert!(facts.starts_with(concat!("relevo ", env!("CARGO_PKG_VERSION"), "\ncommit ")), "{facts}");
+    for fact in ["built by rustc ", "target ", "profile ", "schema "] {
+        assert!(facts.lines().any(|line| line.starts_with(fact)), "{facts}");
+    }
+    assert_eq!(text(&relevo(&["-V"]).stdout), concat!("relevo ", env!("CARGO_PKG_VERSION"), "\n"));
 }
 
 #[test]
@@ -40,6 +45,27 @@ fn wrong_usage_is_exit_code_2() {
         &["destination", "add", "main", "--shards", "257"],
         &["destination", "switch", "main", "sideways"],
         &["nonsense"],
+        &["emit", "orders", "o-1"],
+        &["emit", "orders", "o-1", "OrderPlaced", "{}", "--ignore-repeat"],
+        &["emit", "orders", "o-1", "OrderPlaced", "{}", "--header", "no-value"],
+        &["emit", "orders", "o-1", "OrderPlaced", "{}", "--many", "-"],
+        &["emit", "orders", "o-1", "OrderPlaced", "{}", "--deliver-at", "tomorrow"],
+        &["outbox", "list", "--status", "lost"],
+        &["outbox", "list", "--since", "yesterday"],
+        &["outbox", "list", "--limit", "0"],
+        &["outbox", "show", "no-id"],
+        &["dead", "redrive", "--reason", "mended"],
+        &["dead", "redrive", "--all"],
+        &["dead", "redrive", "--all", "--key", "o-1", "--reason", "mended"],
+        &["dead", "discard", "--all", "--reason", " "],
+        &["completions", "cobol"],
+        // What clap cannot know: the URL, the payload.
+        &["backlog"],
+        &["backlog", "--database", "sqlite:"],
+        &["backlog", "--database", "mysql://db/shop"],
+        &["emit", "orders", "o-1", "OrderPlaced", "{broken", "--database", "postgres://127.0.0.1:1/shop"],
+        &["emit", "", "o-1", "OrderPlaced", "{}", "--database", "postgres://127.0.0.1:1/shop"],
+        &["adopt", "--yes", "--database", "sqlite:shop.db"],
     ] {
         assert_eq!(relevo(args).status.code(), Some(2), "{args:?}");
     }
@@ -48,11 +74,11 @@ fn wrong_usage_is_exit_code_2() {
 #[test]
 fn a_missing_database_is_one_error_with_a_hint() {
     let output = relevo(&["migrate"]);
-    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(output.status.code(), Some(2));
     assert_eq!(text(&output.stdout), "");
     assert_eq!(
         text(&output.stderr),
-        "error: no database was named\nhint: `--database postgres://user@host/name`, or set `RELEVO_DATABASE_URL`\n"
+        "error: no database was named\nhint: `--database postgres://user@host/name` or `--database sqlite:FILE`, or set `RELEVO_DATABASE_URL`\n"
     );
 }
 
@@ -60,10 +86,10 @@ fn a_missing_database_is_one_error_with_a_hint() {
 fn an_unreachable_host_is_one_error_and_no_password_is_shown() {
     // Port 1 is nobody's on loopback.
     let url = "postgres://me:sesame@127.0.0.1:1/shop";
-    for args in [&["migrate"][..], &["backlog", "main"]] {
+    for args in [&["migrate"][..], &["backlog"], &["doctor"], &["emit", "orders", "o-1", "OrderPlaced", "{}"]] {
         let output = relevo(&[args, &["--database", url]].concat());
         let stderr = text(&output.stderr);
-        assert_eq!(output.status.code(), Some(1), "{stderr}");
+        assert_eq!(output.status.code(), Some(5), "{stderr}");
         assert_eq!(stderr.lines().filter(|line| line.starts_with("error: ")).count(), 1, "{stderr}");
         assert!(stderr.contains("127.0.0.1:1/shop") && stderr.contains("refused"), "{stderr}");
         assert!(!stderr.contains("sesame"), "{stderr}");
@@ -74,7 +100,16 @@ fn an_unreachable_host_is_one_error_and_no_password_is_shown() {
 fn a_url_of_another_database_is_told_without_its_password() {
     let output = relevo(&["migrate", "--database", "mysql://me:sesame@127.0.0.1/shop?pasword=sesame"]);
     let stderr = text(&output.stderr);
-    assert_eq!(output.status.code(), Some(1));
-    assert!(stderr.starts_with("error: the database's URL does not begin with `postgres://`\nhint: "), "{stderr}");
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr.starts_with("error: the database's URL begins neither with `postgres://` nor"), "{stderr}");
     assert!(!stderr.contains("sesame"), "{stderr}");
+}
+
+#[test]
+fn completions_are_scripts_for_each_shell() {
+    for (shell, part) in [("bash", "_relevo()"), ("zsh", "#compdef relevo"), ("fish", "complete -c relevo")] {
+        let output = relevo(&["completions", shell]);
+        assert_eq!(output.status.code(), Some(0));
+        assert!(text(&output.stdout).contains(part), "{shell}");
+    }
 }

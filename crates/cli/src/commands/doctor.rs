@@ -51,9 +51,12 @@ fn told(findings: &[Finding]) -> Result<()> {
             writeln!(out, "{:7}  {:width$}  fix: {}", "", "", plain(fix))?;
         }
     }
-    let count = |severity| findings.iter().filter(|finding| finding.severity == severity).count();
+    let count = |severity| {
+        let count = findings.iter().filter(|finding| finding.severity == severity).count();
+        format!("{count} {}{}", word(severity), if count == 1 { "" } else { "s" })
+    };
     let (dangers, warnings, notes) = (count(Severity::Danger), count(Severity::Warning), count(Severity::Note));
-    writeln!(out, "{} looked at: {dangers} dangers, {warnings} warnings, {notes} notes", findings.len())?;
+    writeln!(out, "{} looked at: {dangers}, {warnings}, {notes}", findings.len())?;
     Ok(())
 }
 

@@ -5,7 +5,7 @@ use anyhow::Result;
 use crate::args::{Sure, Target};
 use crate::ask::confirm;
 use crate::database::{self, ANSWER_DEADLINE, REWRITE_DEADLINE};
-use crate::exit::Code;
+use crate::exit::{Code, usage};
 use crate::outbox::Place;
 use crate::report::say;
 
@@ -41,5 +41,6 @@ pub(super) async fn rebase(args: &Args) -> Result<Code> {
 fn in_postgres(target: &Target) -> Result<database::Place> {
     match Place::of(target)? {
         Place::Postgres(place) => Ok(place),
+        Place::Sqlite(_) => Err(usage("a SQLite file may be copied and moved as it is; only PostgreSQL needs this")),
     }
 }

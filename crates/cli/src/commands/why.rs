@@ -161,6 +161,6 @@ fn remedy(key: &str, destination: &str, why: &Why) -> String {
             )
         }
         Cause::Marked { .. } => "the relay that holds the shard; `relevo shards` shows who that is.".to_owned(),
-        Cause::Scheduled { .. } => "its time; `SELECT relevo.cancel(id)` takes it back.".to_owned(),
+        Cause::Scheduled { .. } => "its time; until then it can be cancelled.".to_owned(),
     }
 }

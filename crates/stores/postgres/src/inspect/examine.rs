@@ -4,11 +4,13 @@ mod holders;
 mod outbox;
 mod server;
 
+use std::cmp::Ordering;
 use std::time::Duration;
 
 use relevo_core::operate::{Finding, Severity};
 
 use crate::classify::Error;
+use crate::copy::Rows;
 use crate::migrate;
 use crate::store::Store;
 
@@ -17,7 +19,7 @@ pub(super) async fn examine(store: &Store) -> Result<Vec<Finding>, Error> {
     let is_standby = server::is_standby(store).await?;
     findings.extend(server::settings(store).await?);
     findings.extend(or_note("clock", server::clock(store).await)?);
-    findings.push(finding(Severity::Good, "schema version", format!("version {}", migrate::VERSION)));
+    findings.push(schema_version(store).await?);
     if is_standby {
         findings.push(
             finding(Severity::Danger, "standby", "this server is a standby, and no relay runs on one")
@@ -34,6 +36,24 @@ pub(super) async fn examine(store: &Store) -> Result<Vec<Finding>, Error> {
     findings.extend(or_note("partitions", outbox::partitions(store).await)?);
     findings.extend(or_note("waiting for a person", outbox::waiting(store).await)?);
     Ok(findings)
+}
+
+/// Opening the store has refused what this program cannot run on; what is left is worth knowing.
+async fn schema_version(store: &Store) -> Result<Finding, Error> {
+    const SUBJECT: &str = "schema version";
+    let sql = format!("SELECT max(version)::bigint FROM {}.migration", store.schema);
+    let mut rows = Rows::new(store.asking.copy(sql).await?, 1)?;
+    let found = rows.next_row()?.map_or(Ok(0), |mut row| row.int8())?;
+    let known = i64::from(migrate::VERSION);
+    Ok(match found.cmp(&known) {
+        Ordering::Equal => finding(Severity::Good, SUBJECT, format!("version {found}")),
+        Ordering::Less => finding(Severity::Note, SUBJECT, format!("version {found}; this program comes with {known}"))
+            .mended_by("`relevo migrate`"),
+        Ordering::Greater => {
+            finding(Severity::Note, SUBJECT, format!("version {found} is newer than this program's {known}"))
+                .mended_by("upgrade the program")
+        }
+    })
 }
 
 /// A role that may not look is told so; whatever else goes wrong ends the examination.

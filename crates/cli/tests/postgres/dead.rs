@@ -1,0 +1,120 @@
+//! Dead letters: seen, redriven, discarded, and every mark recorded.
+
+use super::support::{Cli, objects, stable};
+
+const UNKNOWN: &str = "00000000-0000-4000-8000-000000000000";
+
+/// Two dead letters, of the keys `o-1` and `o-2`.
+async fn two_dead() -> (Cli, String, String) {
+    let cli = Cli::with_destination().await;
+    let (first, second) = (cli.emit("o-1", r#"{"n":1}"#), cli.emit("o-2", r#"{"n":2}"#));
+    cli.settle().await;
+    cli.bury(&first).await;
+    cli.bury(&second).await;
+    (cli, first, second)
+}
+
+async fn marked(cli: &Cli, state: &str) -> i64 {
+    cli.number(&format!("SELECT count(*) FROM relevo.dead_letter WHERE state = '{state}'")).await
+}
+
+#[tokio::test]
+async fn dead_letters_are_listed_and_shown() {
+    let (cli, first, _) = two_dead().await;
+    let (list, told) = cli.succeeds(&["dead", "list"]);
+    insta::assert_snapshot!("dead_list", stable(&list, &cli));
+    assert_eq!(told, "2 dead letters\n");
+    let (one, told) = cli.succeeds(&["dead", "list", "--limit", "1", "--json"]);
+    assert_eq!((objects(&one).len(), told.as_str()), (1, "1 dead letter, and more\nhint: see more with `--limit`\n"));
+    assert_eq!(objects(&cli.succeeds(&["dead", "list", "--key", "o-2", "--json"]).0)[0]["key"], "o-2");
+    assert_eq!(cli.succeeds(&["dead", "list", "--route", "other"]).0, "");
+    let (shown, _) = cli.succeeds(&["dead", "show", &first]);
+    insta::assert_snapshot!("dead_show", stable(&shown, &cli));
+    assert_eq!(cli.succeeds(&["dead", "show", &first, "--raw"]).0, r#"{"n":1}"#);
+    let (json, _) = cli.succeeds(&["dead", "show", &first, "--json"]);
+    let fields: Vec<String> = objects(&json)[0].as_object().unwrap().keys().cloned().collect();
+    insta::assert_snapshot!("dead_fields", fields.join("\n"));
+}
+
+#[tokio::test]
+async fn what_is_finished_is_history() {
+    let (cli, first, second) = two_dead().await;
+    cli.sql(&format!("UPDATE relevo.dead_letter SET state = 'redriven' WHERE id = '{first}'")).await;
+    let ids = |args: &[&str]| -> Vec<String> {
+        let list = cli.succeeds(&[&["dead", "list", "--json", "--limit", "1"], args].concat()).0;
+        objects(&list).iter().map(|letter| letter["id"].as_str().unwrap().to_owned()).collect()
+    };
+    assert_eq!(ids(&[]), [&*second], "the finished one takes no place of the list");
+    assert_eq!(ids(&["--history"]), [&*first]);
+}
+
+#[tokio::test]
+async fn a_redrive_is_asked_for_recorded_and_done_once() {
+    let (cli, first, _) = two_dead().await;
+    let redrive = ["dead", "redrive", &first, "--reason", "the schema is known now", "--by", "ana"];
+    let (code, stdout, stderr) = cli.run(&redrive, "n\n");
+    assert_eq!((code, stdout.as_str()), (1, ""));
+    assert!(stderr.starts_with("redrive 1 dead letter of destination `main`? "), "{stderr}");
+    assert!(stderr.ends_with("error: not confirmed, nothing was changed\n"), "{stderr}");
+    let (code, _, stderr) = cli.run(&redrive, "");
+    assert_eq!(code, 1);
+    assert!(stderr.ends_with("nothing was changed\nhint: `--yes` answers beforehand\n"), "{stderr}");
+    assert_eq!(marked(&cli, "redrive").await, 0);
+
+    let (code, _, stderr) = cli.run(&redrive, "y\n");
+    assert_eq!(code, 0);
+    assert!(stderr.ends_with("1 dead letter marked `redrive`: the relay of their shard acts\n"), "{stderr}");
+    let recorded = "SELECT count(*) FROM relevo.dead_letter WHERE state = 'redrive' AND marked_by = 'ana' \
+                    AND reason = 'the schema is known now' AND marked_at IS NOT NULL";
+    assert_eq!(cli.number(recorded).await, 1);
+    let (_, again) = cli.succeeds(&redrive);
+    assert_eq!(again, format!("{first} is `redrive` already\n0 dead letters marked `redrive`\n"));
+    assert_eq!(marked(&cli, "redrive").await, 1);
+}
+
+#[tokio::test]
+async fn a_dry_run_changes_nothing_and_needs_no_reason() {
+    let (cli, ..) = two_dead().await;
+    let (_, told) = cli.succeeds(&["dead", "discard", "--all", "--dry-run"]);
+    assert_eq!(told, "2 dead letters would be marked `discard`, nothing was changed\n");
+    let (json, _) = cli.succeeds(&["dead", "redrive", "--key", "o-1", "--dry-run", "--json"]);
+    assert_eq!(objects(&json)[0], serde_json::json!({ "mark": "redrive", "dry_run": true, "count": 1 }));
+    assert_eq!(marked(&cli, "dead").await, 2);
+}
+
+#[tokio::test]
+async fn dead_letters_are_chosen_by_id_key_route_or_all() {
+    let (cli, first, second) = two_dead().await;
+    let count = |args: &[&str]| {
+        let json = cli.succeeds(&[&["dead", "redrive", "--dry-run", "--json"], args].concat()).0;
+        objects(&json)[0]["count"].as_u64().unwrap()
+    };
+    assert_eq!(count(&[&first]), 1);
+    assert_eq!(count(&[&first, &second]), 2);
+    assert_eq!(count(&["--key", "o-2"]), 1);
+    assert_eq!(count(&["--route", "everything"]), 2);
+    assert_eq!(count(&["--route", "everything", "--key", "o-1"]), 1);
+    assert_eq!(count(&["--all"]), 2);
+    let (json, _) = cli.succeeds(&["dead", "discard", "--key", "o-1", "--reason", "test", "--yes", "--json"]);
+    assert_eq!(objects(&json)[0], serde_json::json!({ "mark": "discard", "dry_run": false, "count": 1 }));
+    assert_eq!((marked(&cli, "discard").await, marked(&cli, "dead").await), (1, 1));
+    let by = "SELECT count(*) FROM relevo.dead_letter WHERE state = 'discard' AND marked_by <> ''";
+    assert_eq!(cli.number(by).await, 1, "whoever it was");
+}
+
+#[tokio::test]
+async fn what_is_no_dead_letter_is_not_found() {
+    let (cli, ..) = two_dead().await;
+    for args in [
+        &["dead", "show", UNKNOWN][..],
+        &["dead", "redrive", UNKNOWN, "--reason", "test", "--yes"],
+        &["dead", "discard", "--key", "o-9", "--reason", "test", "--yes"],
+        &["dead", "redrive", "--route", "other", "--dry-run"],
+    ] {
+        let stderr = cli.fails(4, args);
+        assert!(stderr.contains("dead letter") && stderr.contains("\nhint: "), "{args:?}: {stderr}");
+    }
+    let (_, nothing) =
+        Cli::with_destination().await.succeeds(&["dead", "redrive", "--all", "--reason", "test", "--yes"]);
+    assert_eq!(nothing, "0 dead letters marked `redrive`\n", "all of nothing is nothing");
+}

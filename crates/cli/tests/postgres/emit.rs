@@ -1,0 +1,89 @@
+//! Emitting from the command line.
+
+use super::support::{Cli, objects};
+
+const ID: &str = "5e8a1c6e-7d29-4c86-b1a9-3f0d6f2a9b10";
+
+#[tokio::test]
+async fn a_payload_comes_from_the_argument_a_file_or_stdin() {
+    let cli = Cli::with_destination().await;
+    let file = std::env::temp_dir().join(format!("{}.txt", cli.database.name()));
+    std::fs::write(&file, "from a file").unwrap();
+    let at = format!("@{}", file.display());
+    cli.emit("argument", "1");
+    cli.succeeds(&["emit", "orders", "file", "T", &at, "--content-type", "text/plain"]);
+    let (code, stdout, stderr) = cli.run(&["emit", "orders", "stdin", "T", "-", "--json"], r#"{"from": "stdin"}"#);
+    assert_eq!(code, 0, "{stderr}");
+    assert!(objects(&stdout)[0]["id"].is_string());
+    std::fs::remove_file(&file).unwrap();
+    for (key, payload) in [("argument", "1"), ("file", "from a file"), ("stdin", r#"{"from": "stdin"}"#)] {
+        let sql = format!("SELECT count(*) FROM relevo.message WHERE key = '{key}' AND payload = '{payload}'::bytea");
+        assert_eq!(cli.number(&sql).await, 1, "{key}");
+    }
+    let gone = cli.fails(1, &["emit", "orders", "file", "T", &at]);
+    assert!(gone.contains("cannot be read"), "{gone}");
+}
+
+#[tokio::test]
+async fn an_own_id_is_emitted_once() {
+    let cli = Cli::with_destination().await;
+    let emit = ["emit", "orders", "o-1", "T", "1", "--id", ID, "--serialize"];
+    assert_eq!(cli.succeeds(&emit).0, format!("{ID}\n"));
+    let stderr = cli.fails(1, &emit);
+    assert_eq!(stderr, format!("error: message id {ID} was emitted before\n"));
+    assert_eq!(cli.succeeds(&[&emit[..], &["--ignore-repeat"]].concat()).0, format!("{ID}\n"));
+    assert_eq!(cli.number("SELECT count(*) FROM relevo.message").await, 1);
+}
+
+#[tokio::test]
+async fn a_message_may_wait_for_its_time() {
+    let cli = Cli::with_destination().await;
+    let later = (jiff::Timestamp::now() + jiff::SignedDuration::from_hours(3)).to_string();
+    cli.succeeds(&["emit", "orders", "o-1", "T", "1", "--deliver-at", "2h"]);
+    cli.succeeds(&["emit", "orders", "o-1", "T", "1", "--deliver-at", &later]);
+    assert_eq!(cli.number("SELECT count(*) FROM relevo.scheduled WHERE due_at > now() + interval '1 h'").await, 2);
+}
+
+#[tokio::test]
+async fn many_messages_are_emitted_a_batch_a_transaction() {
+    let cli = Cli::with_destination().await;
+    let lines: String =
+        (0..7).map(|n| format!("{{\"topic\":\"t\",\"key\":\"k{n}\",\"type\":\"T\",\"payload\":{n}}}\n")).collect();
+    let (code, stdout, stderr) = cli.run(&["emit", "--many", "-", "--batch", "3"], &lines);
+    assert_eq!((code, stderr.as_str()), (0, "7 messages emitted\n"));
+    assert_eq!(stdout.lines().count(), 7, "an id for each");
+    assert_eq!(cli.number("SELECT count(DISTINCT xid::text) FROM relevo.message").await, 3, "three transactions");
+    assert_eq!(
+        cli.number("SELECT count(*) FROM relevo.message WHERE key = 'k' || convert_from(payload, 'UTF8')").await,
+        7
+    );
+}
+
+#[tokio::test]
+async fn a_wrong_line_takes_its_batch_back_and_the_error_says_how_to_go_on() {
+    let cli = Cli::with_destination().await;
+    let good = r#"{"topic":"t","key":"k","type":"T","payload":1}"#;
+    let repeated = format!(r#"{{"topic":"t","key":"k","type":"T","payload":1,"id":"{ID}"}}"#);
+    let lines = [good, good, good, r#"{"topic":"t","key":"k","payload":1}"#].join("\n");
+    let (code, _, stderr) = cli.run(&["emit", "--many", "-", "--batch", "2"], &lines);
+    assert_eq!(code, 2);
+    assert_eq!(stderr, "error: line 4: `type` is missing\nhint: lines up to 2 are committed: go on with `--skip 2`\n");
+    assert_eq!(cli.number("SELECT count(*) FROM relevo.message").await, 2);
+    // What only the database knows is told by its line too.
+    let lines = [good, good, good, &repeated, &repeated].join("\n");
+    let (code, stdout, stderr) = cli.run(&["emit", "--many", "-", "--skip", "2", "--json"], &lines);
+    assert_eq!((code, stdout.as_str()), (1, ""));
+    assert_eq!(
+        stderr,
+        format!(
+            "error: line 5: message id {ID} was emitted before\nhint: lines up to 2 are committed: go on with `--skip 2`\n"
+        )
+    );
+    assert_eq!(cli.number("SELECT count(*) FROM relevo.message").await, 2);
+}
+
+#[tokio::test]
+async fn no_outbox_gives_the_hint_to_migrate() {
+    let stderr = Cli::new().await.fails(1, &["emit", "orders", "o-1", "T", "1"]);
+    assert!(stderr.contains("schema `relevo` holds no outbox\nhint: run `relevo migrate`\n"), "{stderr}");
+}

@@ -1,0 +1,143 @@
+//! Why a key waits, who holds which shard, what contradicts a promise.
+
+use super::support::{Cli, objects, stable};
+use relevo_testkit::PgVersion;
+use relevo_testkit::postgres::Private;
+
+/// Every shard is held by a relay that is no process.
+const HELD: &str = "UPDATE relevo.lease SET owner = '5e8a1c6e-7d29-4c86-b1a9-3f0d6f2a9b10', epoch = 3, \
+    until = now() + interval '1 day'; INSERT INTO relevo.member SELECT 'main', \
+    '5e8a1c6e-7d29-4c86-b1a9-3f0d6f2a9b10', 'porter', now() + interval '1 day'";
+
+#[tokio::test]
+async fn why_is_told_in_sentences_with_the_command_to_type() {
+    let cli = Cli::with_destination().await;
+    let mut told = Vec::new();
+    let mut ask = |what: &str| {
+        let (prose, stderr) = cli.succeeds(&["why", "o-1"]);
+        assert_eq!(stderr, "");
+        told.push(format!("# {what}\n{}", stable(&prose, &cli)));
+    };
+    ask("nothing");
+    let scheduled = cli.succeeds(&["emit", "orders", "o-1", "OrderPlaced", "0", "--deliver-at", "3h"]);
+    ask("scheduled");
+    cli.sql(&format!("SELECT relevo.cancel('{}')", scheduled.0.trim_end())).await;
+    let id = cli.emit("o-1", "1");
+    ask("no relay");
+    cli.sql(HELD).await;
+    ask("unread");
+    cli.succeeds(&["destination", "switch", "main", "off"]);
+    ask("switched off");
+    cli.succeeds(&["destination", "switch", "main", "on"]);
+    cli.settle().await;
+    cli.bury(&id).await;
+    ask("dead");
+    cli.succeeds(&["dead", "discard", &id, "--reason", "test", "--yes"]);
+    ask("marked");
+    cli.sql(
+        "DELETE FROM relevo.dead_letter; UPDATE relevo.parked_key SET state = 'retry', dead_id = NULL, \
+         next_at = now() + interval '3 h'; INSERT INTO relevo.parked_message (destination, key, seq, slot, id, created_at, \
+         topic, type, content_type, payload) SELECT 'main', key, seq, slot, id, created_at, topic, type, content_type, payload \
+         FROM relevo.message",
+    )
+    .await;
+    ask("retry");
+    cli.sql("UPDATE relevo.parked_key SET state = 'quarantine'").await;
+    ask("quarantined");
+    cli.sql(
+        "UPDATE relevo.parked_key SET state = 'address', next_at = NULL, address = 'orders.eu'; INSERT INTO relevo.hold \
+         (destination, address, class, error, next_at) VALUES ('main', 'orders.eu', 'blocked', 'no queue', now() + interval '3 h')",
+    )
+    .await;
+    ask("held");
+    insta::assert_snapshot!("why", told.join("\n\n"));
+    let (json, _) = cli.succeeds(&["why", "o-1", "--json"]);
+    let why = &objects(&json)[0];
+    assert_eq!((why["cause"].as_str(), why["address"].as_str()), (Some("held"), Some("orders.eu")));
+    assert_eq!((why["waiting"].as_u64(), why["head"]["id"].as_str()), (Some(1), Some(&*id)));
+    assert_eq!(why["shard"]["owner"], "porter");
+}
+
+#[tokio::test]
+async fn shards_are_shown_with_their_relays() {
+    let cli = Cli::with_destination().await;
+    cli.sql(HELD).await;
+    cli.sql("UPDATE relevo.lease SET owner = NULL, until = '-infinity' WHERE shard = 1").await;
+    cli.sql("UPDATE relevo.lease SET until = now() - interval '1 s' WHERE shard = 2").await;
+    let (table, _) = cli.succeeds(&["shards"]);
+    insta::assert_snapshot!("shards", stable(&table, &cli).replace("24 h", "<lasts>").replace("23 h", "<lasts>"));
+    let shards = objects(&cli.succeeds(&["shards", "--json"]).0);
+    assert_eq!(shards.len(), 4);
+    assert_eq!((&shards[1]["owner"], &shards[1]["lasts_ms"]), (&serde_json::Value::Null, &0.into()));
+    assert_eq!((&shards[3]["owner"], &shards[3]["epoch"]), (&"porter".into(), &3.into()));
+}
+
+#[tokio::test]
+async fn verify_counts_and_a_contradiction_is_exit_code_3() {
+    let cli = Cli::with_destination().await;
+    cli.emit("o-1", "1");
+    cli.settle().await;
+    cli.emit("o-2", "2");
+    let (counts, _) = cli.succeeds(&["verify"]);
+    insta::assert_snapshot!("verify", stable(&counts, &cli));
+    assert!(cli.succeeds(&["verify", "--until", "1h"]).0.starts_with("committed  0\n"));
+    cli.sql(
+        "INSERT INTO relevo.parked_key (destination, key, slot, state, attempts, next_at, route, class, error) \
+         VALUES ('main', 'o-3', 1, 'retry', 1, now(), 'r', 'transient', 'no')",
+    )
+    .await;
+    let (code, stdout, stderr) = cli.run(&["verify"], "");
+    assert_eq!((code, stderr.as_str()), (3, ""));
+    assert!(stdout.ends_with("contradiction: parked keys with an empty queue: 1 (`o-3`)\n"), "{stdout}");
+    let (code, stdout, _) = cli.run(&["verify", "--since", "1h", "--json"], "");
+    let verified = &objects(&stdout)[0];
+    assert_eq!(
+        (code, verified["committed"].as_u64(), verified["contradictions"].as_array().unwrap().len()),
+        (3, Some(2), 1)
+    );
+    assert_eq!(
+        (verified["by_status"]["published"].as_u64(), verified["by_status"]["pending"].as_u64()),
+        (Some(1), Some(1))
+    );
+}
+
+#[tokio::test]
+async fn a_healthy_outbox_is_exit_code_0_and_a_sick_one_3() {
+    // A server of its own keeps its promises: the shared one does not flush.
+    let server = Private::start(PgVersion::V15).await;
+    let cli = Cli { database: server.database().await };
+    cli.succeeds(&["migrate"]);
+    cli.succeeds(&["destination", "add", "main", "--shards", "4"]);
+    cli.sql(HELD).await;
+    let (healthy, stderr) = cli.succeeds(&["doctor"]);
+    assert_eq!(stderr, "");
+    let healthy = stable(&healthy, &cli);
+    let clock =
+        healthy.lines().find(|line| line.contains("this machine is")).expect("the clocks are compared").to_owned();
+    let version = format!("schema version  version {}", relevo_store_postgres::migrate::VERSION);
+    let healthy = healthy.replace(&clock, "good  clock  <difference>").replace(&version, "schema version  <version>");
+    insta::assert_snapshot!("doctor", healthy);
+    cli.succeeds(&["destination", "switch", "main", "off"]);
+    let (code, sick, _) = cli.run(&["doctor"], "");
+    assert_eq!(code, 3);
+    assert!(sick.contains("fix: `relevo destination switch main on`"), "{sick}");
+    assert!(sick.ends_with("0 dangers, 1 warning, 1 note\n"), "{sick}");
+    let (code, json, _) = cli.run(&["doctor", "--json"], "");
+    assert_eq!(code, 3);
+    let findings = objects(&json);
+    let off = findings.iter().find(|finding| finding["severity"] == "warning").expect("a warning");
+    assert_eq!(off["subject"], "destinations");
+    assert!(findings.iter().all(|finding| finding["seen"].is_string()));
+}
+
+#[tokio::test]
+async fn a_database_that_goes_away_is_exit_code_5() {
+    let server = Private::start(PgVersion::V15).await;
+    let cli = Cli { database: server.database().await };
+    cli.succeeds(&["migrate"]);
+    server.stop().await;
+    for args in [&["outbox", "list"][..], &["doctor"], &["migrate", "--dry-run"], &["emit", "t", "k", "T", "1"]] {
+        let stderr = cli.fails(5, args);
+        assert!(stderr.contains("127.0.0.1:"), "{args:?}: {stderr}");
+    }
+}

@@ -1,0 +1,134 @@
+//! Lists of messages, and one message.
+
+use std::process::Command;
+
+use super::support::{Cli, objects, stable};
+
+const UNKNOWN: &str = "00000000-0000-4000-8000-000000000000";
+
+#[tokio::test]
+async fn messages_are_listed_newest_first() {
+    let cli = Cli::with_destination().await;
+    let first = cli.emit("o-1", r#"{"n":1}"#);
+    cli.settle().await;
+    let dead = cli.emit("o-2", r#"{"n":2}"#);
+    cli.settle().await;
+    cli.bury(&dead).await;
+    cli.emit("o-3", r#"{"n":3}"#);
+    cli.succeeds(&["emit", "orders", "o-4", "OrderPlaced", "{}", "--deliver-at", "1h"]);
+    let (list, told) = cli.succeeds(&["outbox", "list"]);
+    insta::assert_snapshot!("list", stable(&list, &cli));
+    assert_eq!(told, "4 messages\n");
+
+    let (json, _) = cli.succeeds(&["outbox", "list", "--key", "o-1", "--json"]);
+    let [message] = &objects(&json)[..] else { panic!("one line: {json}") };
+    let fields: Vec<&str> = message.as_object().unwrap().keys().map(String::as_str).collect();
+    insta::assert_snapshot!("list_fields", fields.join("\n"));
+    assert_eq!((message["id"].as_str(), message["status"].as_str()), (Some(&*first), Some("published")));
+    assert!(message["published_at"].as_str().is_some_and(|at| at.ends_with('Z')), "{message}");
+}
+
+#[tokio::test]
+async fn lists_are_filtered() {
+    let cli = Cli::with_destination().await;
+    let old = cli.emit("o-1", "1");
+    cli.sql("UPDATE relevo.message SET created_at = created_at - interval '1 hour'").await;
+    let new = cli.emit("o-1", "2");
+    let other = cli.succeeds(&["emit", "invoices", "o-2", "InvoiceSent", "3"]).0.trim_end().to_owned();
+    let ids = |args: &[&str]| -> Vec<String> {
+        let (json, _) = cli.succeeds(&[&["outbox", "list", "--json"], args].concat());
+        objects(&json).iter().map(|message| message["id"].as_str().unwrap().to_owned()).collect()
+    };
+    assert_eq!(ids(&[]), [&*other, &*new, &*old]);
+    assert_eq!(ids(&["--topic", "invoices"]), [&*other]);
+    assert_eq!(ids(&["--type", "OrderPlaced"]), [&*new, &*old]);
+    assert_eq!(ids(&["--key", "o-1", "--since", "10m"]), [&*new]);
+    assert_eq!(ids(&["--until", "10m"]), [&*old]);
+    assert_eq!(ids(&["--status", "published"]), [""; 0]);
+    assert_eq!(ids(&["--status", "pending", "--limit", "1"]), [&*other]);
+}
+
+#[tokio::test]
+async fn a_list_says_how_to_go_on_and_all_goes_on_by_itself() {
+    let cli = Cli::with_destination().await;
+    cli.sql("SELECT relevo.emit('orders', 'k-' || n, 'T', '{}') FROM generate_series(1, 1203) AS n").await;
+    let (page, told) = cli.succeeds(&["outbox", "list", "--limit", "2"]);
+    assert_eq!(page.lines().count(), 3, "a head and two messages: {page}");
+    assert_eq!(told, "2 messages, and more\nhint: go on with `--before 1202`, or list all with `--all`\n");
+    let (rest, told) = cli.succeeds(&["outbox", "list", "--before", "3", "--json"]);
+    assert_eq!((objects(&rest).len(), told.as_str()), (2, "2 messages\n"));
+    let (all, told) = cli.succeeds(&["outbox", "list", "--all", "--json"]);
+    assert_eq!((objects(&all).len(), told.as_str()), (1203, "1203 messages\n"));
+    let (all, _) = cli.succeeds(&["outbox", "list", "--all"]);
+    assert_eq!(all.lines().count(), 1204, "the head once");
+}
+
+#[tokio::test]
+async fn a_search_that_runs_out_of_time_says_how_far_it_got() {
+    let cli = Cli::with_destination().await;
+    cli.sql("SELECT relevo.emit('orders', 'k', 'T', '{}') FROM generate_series(1, 10000) AS n").await;
+    let (page, told) = cli.succeeds(&["outbox", "list", "--key", "needle", "--budget", "0s"]);
+    assert_eq!(page, "");
+    assert!(told.starts_with("0 messages; the time ran out on the way back at 20"), "{told}");
+    assert!(told.contains("hint: go on with `--before 59"), "{told}");
+}
+
+#[tokio::test]
+async fn a_message_is_shown_with_its_payload() {
+    let cli = Cli::with_destination().await;
+    let json = cli.succeeds(&["emit", "orders", "o-1", "OrderPlaced", r#"{"n": [1, 2]}"#, "--header", "traceparent=x"]);
+    let id = json.0.trim_end();
+    let (shown, stderr) = cli.succeeds(&["outbox", "show", id]);
+    assert_eq!(stderr, "");
+    insta::assert_snapshot!("show", stable(&shown, &cli));
+    let (json, _) = cli.succeeds(&["outbox", "show", id, "--json"]);
+    let [message] = &objects(&json)[..] else { panic!("one line: {json}") };
+    assert_eq!(message["payload"], serde_json::json!({ "n": [1, 2] }));
+    assert_eq!(message["headers"], serde_json::json!({ "traceparent": "x" }));
+
+    cli.sql("SELECT relevo.emit_bytes('orders', 'raw', 'T', '\\x00ff0a1b', 'application/octet-stream')").await;
+    let (list, _) = cli.succeeds(&["outbox", "list", "--key", "raw", "--json"]);
+    let raw = objects(&list)[0]["id"].as_str().unwrap().to_owned();
+    assert!(cli.succeeds(&["outbox", "show", &raw]).0.contains("00000000  00 ff 0a 1b"));
+    assert_eq!(objects(&cli.succeeds(&["outbox", "show", &raw, "--json"]).0)[0]["payload_base64"], "AP8KGw==");
+    let mut exact = Command::new(env!("CARGO_BIN_EXE_relevo"));
+    exact.args(["outbox", "show", &raw, "--raw", "--database", &cli.database.url()]);
+    assert_eq!(exact.output().unwrap().stdout, [0, 0xff, 0x0a, 0x1b]);
+}
+
+#[tokio::test]
+async fn an_unknown_message_is_not_found() {
+    let cli = Cli::with_destination().await;
+    cli.emit("o-1", "1");
+    let stderr = cli.fails(4, &["outbox", "show", UNKNOWN]);
+    insta::assert_snapshot!("show_unknown", stable(&stderr, &cli));
+}
+
+#[tokio::test]
+async fn several_destinations_must_be_told_apart() {
+    let cli = Cli::with_destination().await;
+    cli.succeeds(&["destination", "add", "audit", "--shards", "1"]);
+    let id = cli.emit("o-1", "1");
+    let stderr = cli.fails(2, &["outbox", "list"]);
+    assert_eq!(
+        stderr,
+        "error: there is more than one destination\nhint: choose with `--destination`: `audit`, `main`\n"
+    );
+    let (list, _) = cli.succeeds(&["outbox", "list", "--destination", "audit", "--json"]);
+    assert_eq!(objects(&list)[0]["id"], *id);
+    let (destinations, _) = cli.succeeds(&["destination", "list"]);
+    insta::assert_snapshot!("destinations", destinations);
+    let (json, _) = cli.succeeds(&["destination", "list", "--json"]);
+    let audit = serde_json::json!({ "name": "audit", "shards": 1, "regrouping_to": null, "on": true });
+    assert_eq!(objects(&json)[0], audit);
+}
+
+#[tokio::test]
+async fn without_a_destination_the_way_to_add_one_is_told() {
+    let cli = Cli::migrated().await;
+    for args in [&["outbox", "list"][..], &["why", "k"], &["shards"], &["dead", "list"], &["verify"], &["backlog"]] {
+        let stderr = cli.fails(4, args);
+        assert!(stderr.contains("hint: add one with `relevo destination add NAME`"), "{args:?}: {stderr}");
+    }
+    assert_eq!(cli.succeeds(&["destination", "list", "--json"]).0, "");
+}

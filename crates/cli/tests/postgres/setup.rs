@@ -1,0 +1,127 @@
+//! Setting an outbox up: migrations, destinations, takeover.
+
+use super::support::{Cli, run};
+
+#[tokio::test]
+async fn migrating_twice_applies_every_version_once() {
+    let cli = Cli::new().await;
+    let (stdout, first) = cli.succeeds(&["migrate", "--schema", "shop"]);
+    assert_eq!(stdout, "");
+    for version in 1..=relevo_store_postgres::migrate::VERSION {
+        assert!(first.contains(&format!(": version {version} applied\n")), "{first}");
+    }
+    let (_, second) = cli.succeeds(&["migrate", "--schema", "shop"]);
+    assert!(second.contains("schema `shop`") && second.ends_with(": nothing to do\n"), "{second}");
+}
+
+#[tokio::test]
+async fn the_printed_script_makes_the_same_outbox() {
+    let cli = Cli::new().await;
+    let (script, _) = cli.succeeds(&["migrate", "--print"]);
+    let mut connection = cli.database.connect().await;
+    sqlx::raw_sql(sqlx::AssertSqlSafe(script)).execute(&mut connection).await.unwrap();
+    let (_, told) = cli.succeeds(&["migrate"]);
+    assert!(told.ends_with(": nothing to do\n"), "{told}");
+}
+
+#[tokio::test]
+async fn a_refused_login_is_one_error_without_the_password() {
+    // The shared server trusts every password, but not every name.
+    let url = Cli::new().await.database.url().replacen("postgres@", "nobody_we_know:sesame@", 1);
+    for args in [&["migrate"][..], &["backlog", "-d", "main"]] {
+        let (code, _, stderr) = run(&url, args, "");
+        assert_eq!(code, 1, "{stderr}");
+        assert!(stderr.starts_with("error: ") && stderr.lines().count() == 1, "{stderr}");
+        assert_eq!(stderr.matches("\"nobody_we_know\" does not exist").count(), 1, "{stderr}");
+        assert!(!stderr.contains("sesame"), "{stderr}");
+    }
+}
+
+#[tokio::test]
+async fn a_database_without_an_outbox_gives_the_hint_to_migrate() {
+    let stderr = Cli::new().await.fails(1, &["backlog", "-d", "main"]);
+    assert!(stderr.contains("schema `relevo` holds no outbox\nhint: run `relevo migrate`\n"), "{stderr}");
+}
+
+#[tokio::test]
+async fn a_destination_is_added_once() {
+    let cli = Cli::migrated().await;
+    let (_, first) = cli.succeeds(&["destination", "add", "main", "--shards", "4", "--start", "oldest"]);
+    assert!(first.contains("`main` is added, with 4 shards; it starts with the oldest message"), "{first}");
+    let (_, second) = cli.succeeds(&["destination", "add", "main"]);
+    assert_eq!(second, "destination `main` exists, nothing was changed\n");
+}
+
+#[tokio::test]
+async fn an_unknown_destination_is_told_with_the_known_ones() {
+    let cli = Cli::migrated().await;
+    cli.succeeds(&["destination", "add", "main"]);
+    for args in [
+        &["backlog", "-d", "mian"][..],
+        &["destination", "remove", "mian", "--yes"],
+        &["destination", "switch", "mian", "off"],
+        &["destination", "regroup", "mian", "4"],
+    ] {
+        assert_eq!(cli.fails(4, args), "error: destination `mian` is not known\nhint: there are `main`\n", "{args:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_backlog_is_lines_for_people_and_json_for_programs() {
+    let cli = Cli::migrated().await;
+    cli.succeeds(&["destination", "add", "main"]);
+    let emit = "SELECT relevo.emit('orders', 'order-1', 'OrderPlaced', '{}')";
+    sqlx::raw_sql(emit).execute(&mut cli.database.connect().await).await.unwrap();
+    assert_eq!(cli.succeeds(&["backlog", "-d", "main"]).0, "pending  1\nparked   0\ndead     0\n");
+    let (json, stderr) = cli.succeeds(&["backlog", "--json"]);
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    let expected = serde_json::json!({ "destination": "main", "pending": 1, "exact": true, "parked": 0, "dead": 0 });
+    assert_eq!((json, stderr.as_str()), (expected, ""));
+}
+
+#[tokio::test]
+async fn removing_asks_first() {
+    let cli = Cli::migrated().await;
+    cli.succeeds(&["destination", "add", "main"]);
+    for answer in ["n\n", "\n", ""] {
+        let (code, _, stderr) = cli.run(&["destination", "remove", "main"], answer);
+        assert_eq!(code, 1, "{stderr}");
+        assert!(stderr.starts_with("remove destination `main` at ") && stderr.contains("[y/N]"), "{stderr}");
+        assert!(stderr.contains("nothing was changed"), "{stderr}");
+    }
+    cli.succeeds(&["backlog", "-d", "main"]);
+    let (code, _, stderr) = cli.run(&["destination", "remove", "main"], "y\n");
+    assert_eq!(code, 0, "{stderr}");
+    assert!(cli.fails(4, &["backlog", "-d", "main"]).contains("`main` is not known"));
+}
+
+#[tokio::test]
+async fn switching_and_regrouping_say_what_they_did() {
+    let cli = Cli::migrated().await;
+    cli.succeeds(&["destination", "add", "main"]);
+    assert!(cli.succeeds(&["destination", "switch", "main", "off"]).1.contains("is off"));
+    assert!(cli.succeeds(&["destination", "switch", "main", "on"]).1.contains("is on"));
+    assert!(cli.succeeds(&["destination", "regroup", "main", "16"]).1.contains("will have 16 shards"));
+}
+
+#[tokio::test]
+async fn adopting_and_rebasing_ask_first() {
+    let cli = Cli::migrated().await;
+    for (command, done) in [("adopt", "is adopted"), ("rebase", "is rebased")] {
+        let refused = cli.fails(1, &[command]);
+        assert!(refused.contains("nothing was changed\nhint: `--yes`"), "{refused}");
+        assert!(cli.succeeds(&[command, "--yes"]).1.contains(done));
+    }
+}
+
+#[tokio::test]
+async fn a_dry_run_names_the_versions_and_applies_none() {
+    let cli = Cli::new().await;
+    let (versions, told) = cli.succeeds(&["migrate", "--dry-run"]);
+    assert!(versions.starts_with("1  log\n2  ticks\n"), "{versions}");
+    assert!(told.ends_with(" versions would be applied, nothing was changed\n"), "{told}");
+    assert_eq!(cli.number("SELECT count(*) FROM pg_namespace WHERE nspname = 'relevo'").await, 0);
+    cli.succeeds(&["migrate"]);
+    let (versions, told) = cli.succeeds(&["migrate", "--dry-run"]);
+    assert_eq!((versions.as_str(), told.ends_with(": nothing to do\n")), ("", true), "{told}");
+}
