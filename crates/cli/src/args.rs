@@ -1,5 +1,7 @@
 //! What can be typed.
 
+use std::path::PathBuf;
+
 use clap::{Args, Parser, Subcommand};
 use relevo_store_postgres::Schema;
 
@@ -21,7 +23,7 @@ const EXIT_CODES: &str = "Exit codes: 0 done, 1 failed, 2 wrong usage, 3 found s
 #[derive(Debug, Subcommand)]
 #[expect(clippy::large_enum_variant, reason = "there is one of them in the whole program")]
 pub(crate) enum Command {
-    /// Shows an outbox, a relay and a broker at work, all in memory; nothing to install.
+    /// Shows a shop with an outbox, a relay, a broker and a consumer at work; nothing to install.
     Dev(Dev),
     /// Carries outboxes to their destinations until it is told to stop: the daemon.
     Run(crate::run::Run),
@@ -36,17 +38,27 @@ pub(crate) enum Command {
 /// How the demo runs.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct Dev {
-    /// Messages a second; the limit is the demo's, not the relay's.
-    #[arg(long, value_name = "N", default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    /// Where it keeps its data; what is there is carried on.
+    #[arg(long, value_name = "DIRECTORY", default_value = DATA)]
+    pub(crate) data: PathBuf,
+    /// Changes of orders a second.
+    #[arg(long, value_name = "N", default_value_t = RATE, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub(crate) rate: u32,
+    /// The port of the page on loopback; 0 takes a free one.
+    #[arg(long, value_name = "N", default_value_t = PORT)]
+    pub(crate) port: u16,
     /// Ends by itself after so many seconds; 0 waits for Ctrl-C.
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) seconds: u32,
 }
 
+const DATA: &str = "relevo-data";
+const RATE: u32 = 200;
+const PORT: u16 = 7373;
+
 impl Default for Dev {
     fn default() -> Self {
-        Self { rate: 200, seconds: 0 }
+        Self { data: DATA.into(), rate: RATE, port: PORT, seconds: 0 }
     }
 }
 
@@ -109,7 +121,8 @@ mod tests {
     fn no_command_means_the_demo_with_its_defaults() {
         let Some(Command::Dev(dev)) = Cli::try_parse_from(["relevo", "dev"]).unwrap().command else { unreachable!() };
         let default = Dev::default();
-        assert_eq!((dev.rate, dev.seconds), (default.rate, default.seconds));
+        assert_eq!((dev.data, dev.rate, dev.port), (default.data, default.rate, default.port));
+        assert_eq!(dev.seconds, default.seconds);
         assert!(Cli::try_parse_from(["relevo"]).unwrap().command.is_none());
     }
 

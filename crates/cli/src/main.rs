@@ -7,7 +7,7 @@ mod ask;
 mod commands;
 mod config;
 mod database;
-mod demo;
+mod dev;
 mod exit;
 mod outbox;
 mod report;
@@ -42,7 +42,7 @@ fn run(command: Command) -> anyhow::Result<Code> {
     }
     runtime.block_on(async {
         match command {
-            Command::Dev(dev) => demo::run(&dev).await.map(|()| Code::Done),
+            Command::Dev(dev) => dev::run(&dev).await.map(|()| Code::Done),
             Command::Run(args) => run::run(args).await.map(|()| Code::Done),
             Command::Config(config) => config.run().map(|()| Code::Done),
             Command::Operator(command) => commands::run(command).await,

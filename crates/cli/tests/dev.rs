@@ -1,46 +1,198 @@
 //! The demo, run as a user runs it.
 
-use std::io::{BufRead as _, BufReader, Read as _};
-use std::process::{Child, Command, Stdio};
+use std::io::{BufRead as _, BufReader, Lines, Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 const RELEVO: &str = env!("CARGO_BIN_EXE_relevo");
+/// The end of every summary that is as it should be.
+const SOUND: &str = ": nothing lost, nothing done twice, every order in order";
+
+/// A directory of the test's own.
+struct Data(PathBuf);
+
+impl Data {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("relevo-dev-{}-{name}", std::process::id()));
+        std::fs::remove_dir_all(&path).ok();
+        Self(path)
+    }
+
+    /// The demo in this directory, on a free port.
+    fn demo(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(RELEVO);
+        command.args(["dev", "--port", "0", "--data"]).arg(&self.0).args(arguments);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    }
+}
+
+impl Drop for Data {
+    fn drop(&mut self) {
+        std::fs::remove_dir_all(&self.0).ok();
+    }
+}
+
+/// A demo that runs, and what it says.
+struct Running {
+    child: Child,
+    lines: Lines<BufReader<ChildStdout>>,
+}
+
+impl Running {
+    fn start(mut command: Command) -> Self {
+        let mut child = command.spawn().unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        Self { child, lines }
+    }
+
+    /// Reads on to the first line that has this in it.
+    fn wait_for(&mut self, text: &str) -> String {
+        let mut seen = Vec::new();
+        for line in self.lines.by_ref().map(Result::unwrap) {
+            if line.contains(text) {
+                return line;
+            }
+            seen.push(line);
+        }
+        let mut stderr = String::new();
+        self.child.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
+        panic!("it ended before it said `{text}`: {seen:#?}\n{stderr}");
+    }
+
+    fn signal(&self, name: &str) {
+        let status = Command::new("kill").args([name, &self.child.id().to_string()]).status().expect("`kill` runs");
+        assert!(status.success());
+    }
+}
 
 #[test]
 fn the_demo_ends_by_itself_and_keeps_its_promises() {
-    let output = Command::new(RELEVO).args(["dev", "--seconds", "3"]).output().unwrap();
+    let data = Data::new("ends");
+    let output = data.demo(&["--seconds", "6"]).output().unwrap();
     let stdout = String::from_utf8(output.stdout).unwrap();
-    assert_eq!(output.status.code(), Some(0), "{stdout}");
+    assert_eq!(output.status.code(), Some(0), "{stdout}\n{}", String::from_utf8_lossy(&output.stderr));
     assert!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
-    assert!(stdout.contains("in memory in this version"), "{stdout}");
-    assert!(stdout.contains("parked until it is tried again"), "{stdout}");
-    assert!(stdout.contains("a dead letter"), "{stdout}");
-    assert!(stdout.contains(" p50 "), "{stdout}");
-    assert!(stdout.ends_with("all promises held\n"), "{stdout}");
+    for said in
+        ["refused, parked", "a dead letter", "the operator redrives", "flows again", " p50 ", "repeats recognised"]
+    {
+        assert!(stdout.contains(said), "{said}: {stdout}");
+    }
+    assert!(stdout.trim_end().ends_with(SOUND), "{stdout}");
     assert!(!stdout.contains('\x1b'), "a pipe is no terminal: {stdout}");
 }
 
 #[test]
-fn without_arguments_it_is_the_demo_and_ctrl_c_ends_it_cleanly() {
-    let mut child = Command::new(RELEVO).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+fn ctrl_c_ends_it_cleanly_and_it_says_what_was_done() {
+    let data = Data::new("interrupted");
+    let mut running = Running::start(data.demo(&[]));
     // It is at work, with a key parked, when it is told to stop.
-    lines.by_ref().map(Result::unwrap).find(|line| line.contains("parked until")).expect("a key is parked");
+    running.wait_for("refused, parked");
     let told = Instant::now();
-    interrupt(&child);
-    let rest: Vec<String> = lines.map(Result::unwrap).collect();
-    assert_eq!(child.wait().unwrap().code(), Some(0), "{rest:#?}");
-    assert!(told.elapsed() < Duration::from_secs(5), "it took {:?}", told.elapsed());
-    assert!(rest.iter().any(|line| line.starts_with("interrupted: ")), "{rest:#?}");
-    assert_eq!(rest.last().map(String::as_str), Some("all promises held"), "{rest:#?}");
-    let mut stderr = String::new();
-    child.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
-    assert_eq!(stderr, "");
+    running.signal("-INT");
+    let rest: Vec<String> = running.lines.by_ref().map(Result::unwrap).collect();
+    assert_eq!(running.child.wait().unwrap().code(), Some(0), "{rest:#?}");
+    assert!(told.elapsed() < Duration::from_secs(15), "it took {:?}", told.elapsed());
+    assert!(rest.iter().any(|line| line.contains("interrupted: ")), "{rest:#?}");
+    assert!(rest.last().unwrap().ends_with(SOUND), "{rest:#?}");
+}
+
+#[test]
+fn killed_and_started_again_it_loses_nothing_and_does_nothing_twice() {
+    let data = Data::new("killed");
+    for round in 0..3 {
+        let mut running = Running::start(data.demo(&["--rate", "400"]));
+        running.wait_for("/s  effects ");
+        if round > 0 {
+            running.wait_for("/s  effects ");
+        }
+        running.signal("-KILL");
+        running.child.wait().unwrap();
+    }
+    let output = data.demo(&["--seconds", "1"]).output().unwrap();
+    let stdout = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(output.status.code(), Some(0), "{stdout}\n{}", String::from_utf8_lossy(&output.stderr));
+    assert!(stdout.contains("\nbefore   "), "{stdout}");
+    assert!(stdout.trim_end().ends_with(SOUND), "{stdout}");
+}
+
+#[test]
+fn two_at_once_share_a_directory() {
+    let data = Data::new("shared");
+    let mut first = Running::start(data.demo(&[]));
+    first.wait_for("/s  effects ");
+    let second = data.demo(&["--seconds", "2"]).output().unwrap();
+    let said = String::from_utf8(second.stdout).unwrap();
+    assert_eq!(second.status.code(), Some(0), "{said}\n{}", String::from_utf8_lossy(&second.stderr));
+    assert!(said.contains("nothing done twice, every order in order"), "{said}");
+    first.signal("-INT");
+    let rest: Vec<String> = first.lines.by_ref().map(Result::unwrap).collect();
+    assert_eq!(first.child.wait().unwrap().code(), Some(0), "{rest:#?}");
+    assert!(rest.last().unwrap().ends_with(SOUND), "{rest:#?}");
+}
+
+#[test]
+fn the_page_shows_the_flow() {
+    let data = Data::new("page");
+    let mut running = Running::start(data.demo(&[]));
+    let watch = running.wait_for("http://127.0.0.1:");
+    let host = watch.trim_start_matches("watch").trim().trim_start_matches("http://").trim_end_matches('/').to_owned();
+    running.wait_for("/s  effects ");
+    let page = get(&host, "/");
+    assert!(page.starts_with("HTTP/1.1 200") && page.contains("<title>relevo dev</title>"), "{page}");
+    assert!(page.contains("content-security-policy: default-src 'none'"), "{page}");
+    let state = get(&host, "/state");
+    assert!(state.contains("\"committed\":") && state.contains("\"orders\":[{"), "{state}");
+    running.signal("-INT");
+    drop(running.lines);
+    running.child.wait().unwrap();
+}
+
+#[test]
+fn a_taken_port_is_told_before_anything_is_written() {
+    let data = Data::new("port");
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    let output = Command::new(RELEVO).args(["dev", "--port", &port, "--data"]).arg(&data.0).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let told = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(told, format!("error: port {port} is taken\nhint: `--port 0` takes a free one\n"));
+    assert!(!data.0.exists());
+}
+
+#[test]
+fn a_directory_that_cannot_be_written_is_told_with_what_to_do() {
+    let output = Command::new(RELEVO).args(["dev", "--port", "0", "--data", "/dev/null/here"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let told = String::from_utf8(output.stderr).unwrap();
+    assert!(told.starts_with("error: directory `/dev/null/here` cannot be written"), "{told}");
+    assert!(told.contains("hint: `--data DIRECTORY` names another"), "{told}");
+}
+
+#[test]
+fn a_full_disk_is_one_clear_error_and_nothing_is_lost() {
+    let data = Data::new("full");
+    std::fs::create_dir_all(&data.0).unwrap();
+    // A small disk of the demo's own, in a namespace that goes away with it; then the same files on a larger one.
+    let script = "mount -t tmpfs -o size=3m none \"$1\" && \"$0\" dev --port 0 --data \"$1/small\" --rate 10000; code=$?; \
+        mount -o remount,size=64m \"$1\" && \"$0\" dev --port 0 --data \"$1/small\" --seconds 1 >&2; echo \"code $code\"";
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "--map-root-user", "sh", "-c", script, RELEVO]).arg(&data.0);
+    let output = command.output().expect("`unshare` runs");
+    let (stdout, stderr) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
+    assert!(stdout.contains("code 1\n"), "{stdout}\n{stderr}");
+    let told: Vec<&str> = stderr.lines().filter(|line| line.starts_with("error: ")).collect();
+    assert_eq!(told.len(), 1, "{stderr}");
+    assert!(told[0].contains("full"), "{stderr}");
+    assert!(stderr.trim_end().ends_with(SOUND), "{stderr}");
 }
 
 #[test]
 fn a_reader_that_goes_away_ends_it_quietly() {
-    let mut child = Command::new(RELEVO).args(["dev"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let data = Data::new("reader");
+    let mut child = data.demo(&[]).spawn().unwrap();
     let mut stdout = BufReader::new(child.stdout.take().unwrap());
     stdout.read_line(&mut String::new()).unwrap();
     drop(stdout);
@@ -49,7 +201,10 @@ fn a_reader_that_goes_away_ends_it_quietly() {
     assert!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
-fn interrupt(child: &Child) {
-    let status = Command::new("kill").args(["-INT", &child.id().to_string()]).status().expect("`kill` runs");
-    assert!(status.success());
+fn get(host: &str, path: &str) -> String {
+    let mut stream = TcpStream::connect(host).unwrap();
+    write!(stream, "GET {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer
 }

@@ -4,45 +4,39 @@ use std::fmt;
 use std::io::{self, IsTerminal as _, Write};
 use std::time::Duration;
 
-use super::ledger::Latency;
-use super::trouble::Waiting;
+use super::flow::Second;
 
 /// To the line's start, without wrapping lines that are too long.
 const BEGIN_LIVE: &str = "\r\x1b[?7l";
 /// Clears the rest of the line, and wraps again.
 const END_LIVE: &str = "\x1b[K\x1b[?7h";
 
-/// One second of the demo.
+/// How it stands, in one line.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Status {
-    pub(crate) since_start: Duration,
-    pub(crate) per_second: f64,
-    pub(crate) published: u64,
-    pub(crate) waiting: Waiting,
-    pub(crate) backlog: usize,
-    pub(crate) latency: Latency,
+struct Status {
+    since_start: Duration,
+    second: Second,
 }
 
 impl fmt::Display for Status {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Second { rate, latency, waiting, counts, parked_keys } = self.second;
         write!(
             f,
-            "{:>5.0} s {:>6.0}/s  published {:<7} parked keys {:<2} dead letters {:<2} backlog {:<4} p50 {} p99 {}",
+            "{:>5.0} s {rate:>6.0}/s  effects {:<8} backlog {:<5} parked keys {parked_keys:<2} dead letters {:<2} p50 {} p99 {}",
             self.since_start.as_secs_f64(),
-            self.per_second,
-            self.published,
-            self.waiting.keys,
-            self.waiting.letters,
-            self.backlog,
-            Millis(self.latency.p50),
-            Millis(self.latency.p99),
+            counts.applied,
+            waiting.pending + waiting.lag,
+            waiting.dead,
+            Millis(latency.p50),
+            Millis(latency.p99),
         )
     }
 }
 
 /// A time as people compare it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Millis(pub(crate) Duration);
+struct Millis(Duration);
 
 impl fmt::Display for Millis {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -84,7 +78,8 @@ impl<W: Write> Screen<W> {
     }
 
     /// How it stands now.
-    pub(crate) fn status(&mut self, status: Status) -> io::Result<()> {
+    pub(crate) fn status(&mut self, since_start: Duration, second: &Second) -> io::Result<()> {
+        let status = Status { since_start, second: *second };
         self.last = Some(status);
         if self.is_live {
             write!(self.out, "{BEGIN_LIVE}{status}{END_LIVE}")?;
@@ -106,21 +101,21 @@ impl<W: Write> Screen<W> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::dev::flow::{Counts, Latency, Waiting};
 
-    const STATUS: Status = Status {
-        since_start: Duration::from_secs(12),
-        per_second: 203.4,
-        published: 2411,
-        waiting: Waiting { keys: 1, letters: 0 },
-        backlog: 12,
+    const SECOND: Second = Second {
+        rate: 203.4,
         latency: Latency { p50: Duration::from_micros(2140), p99: Duration::from_millis(1051) },
+        waiting: Waiting { pending: 9, parked: 4, dead: 0, lag: 3 },
+        counts: Counts { committed: 2500, rolled_back: 120, applied: 2411, repeats: 20 },
+        parked_keys: 1,
     };
     const LINE: &str =
-        "   12 s    203/s  published 2411    parked keys 1  dead letters 0  backlog 12   p50 2.1 ms p99 1051 ms";
+        "   12 s    203/s  effects 2411     backlog 12    parked keys 1  dead letters 0  p50 2.1 ms p99 1051 ms";
 
     fn shown(is_live: bool) -> String {
         let mut screen = Screen::new(Vec::new(), is_live);
-        screen.status(STATUS).unwrap();
+        screen.status(Duration::from_secs(12), &SECOND).unwrap();
         screen.line("order-7: parked").unwrap();
         screen.end_live().unwrap();
         String::from_utf8(screen.out).unwrap()

@@ -1,0 +1,263 @@
+//! `relevo dev`: a shop with an outbox, the production relay, a durable broker and a consumer with an inbox, in one
+//! process and one directory. Kill it, start it again: nothing is lost, and nothing is done twice.
+
+mod check;
+mod data;
+mod flow;
+mod interrupts;
+mod moods;
+mod operator;
+mod page;
+mod random;
+mod screen;
+mod shipping;
+mod shop;
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use relevo_broker_embedded::{EmbeddedBroker, Membership};
+use relevo_core::{Policy, Route, Routes};
+use relevo_relay::{Config, Relay};
+use relevo_store_sqlite::Store;
+use tokio::net::TcpListener;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
+use tokio_util::sync::CancellationToken;
+
+use self::check::Check;
+use self::data::{Data, GROUP};
+use self::flow::Flow;
+use self::interrupts::Interrupts;
+use self::moods::Moods;
+use self::operator::Operator;
+use self::random::Random;
+use self::screen::Screen;
+use self::shipping::Shipping;
+use self::shop::{ORDERS, ROLLBACKS, Shop};
+use crate::args::Dev;
+
+/// How often the operator looks, and events are shown.
+const BEAT: Duration = Duration::from_millis(250);
+const STATUS_EVERY: Duration = Duration::from_secs(1);
+/// The first pause before a refused message is tried again; doubled each time.
+const RETRY_BASE: Duration = Duration::from_millis(600);
+/// Short, so that a demo that was killed is soon carried on by the next.
+const LEASE: Duration = Duration::from_secs(3);
+/// At the end, what is under way is waited for as long as something has its effect this often. Longer than any retry's
+/// pause, and than the leases of a demo that was killed.
+const STALLED: Duration = Duration::from_secs(8);
+
+/// Runs until Ctrl-C or its time is up; an error if a promise was broken.
+pub(crate) async fn run(dev: &Dev) -> Result<()> {
+    let stop = CancellationToken::new();
+    let mut watch = JoinSet::new();
+    watch.spawn(Interrupts::new()?.watch(stop.clone()));
+
+    let page = page::listen(dev.port).await?;
+    let data = Data::open(&dev.data).await?;
+    let mut demo = Demo::start(dev, data, page).await?;
+    let why = tokio::select! {
+        biased;
+        () = stop.cancelled() => "interrupted",
+        () = time_is_up(dev.seconds) => "time is up",
+        ended = demo.go_on() => { ended?; "ended by itself" }
+    };
+    demo.screen.line(format_args!("{why}: the shop closes, what is under way arrives"))?;
+    demo.carry_out().await?;
+    demo.summary().await
+}
+
+/// Waits for the end of the demo's time; for ever if it has none.
+async fn time_is_up(seconds: u32) {
+    if seconds == 0 {
+        std::future::pending::<()>().await;
+    }
+    sleep(Duration::from_secs(seconds.into())).await;
+}
+
+/// Everything that is on stage.
+struct Demo {
+    data: Data,
+    flow: Arc<Flow>,
+    broker: EmbeddedBroker,
+    operator: Operator<Store>,
+    shop: JoinSet<Result<()>>,
+    close_shop: CancellationToken,
+    /// Relay, consumer and page: none of them should end before it is told to.
+    others: JoinSet<Result<()>>,
+    stop_others: CancellationToken,
+    screen: Screen<io::Stdout>,
+    looked: Instant,
+}
+
+impl Demo {
+    async fn start(dev: &Dev, data: Data, page: TcpListener) -> Result<Self> {
+        let (changes, shipments) = data.so_far().await?;
+        let before = Check::of(&changes, &shipments);
+        let flow = Arc::new(Flow::new(data.ask(), changes, before.applied));
+        let store = Arc::new(data.store().await?);
+        let broker = data.broker().await?;
+        let address = page.local_addr()?;
+        let mut demo = Self {
+            operator: Operator::new(Arc::clone(&store), Arc::clone(&flow)),
+            flow,
+            shop: JoinSet::new(),
+            close_shop: CancellationToken::new(),
+            others: JoinSet::new(),
+            stop_others: CancellationToken::new(),
+            screen: Screen::stdout(),
+            looked: Instant::now(),
+            data,
+            broker,
+        };
+        demo.introduce(&before, &format!("http://{address}/"))?;
+        let relay =
+            Relay::new(store, Arc::new(Moods::new(demo.broker.clone(), Arc::clone(&demo.flow))), relay_config());
+        demo.others.spawn(relay_runs(relay, demo.stop_others.clone()));
+        let membership = Membership { name: "dev".to_owned(), lease: LEASE, ..Membership::default() };
+        let consumer = demo.broker.consumer(GROUP, membership).await?;
+        let shipping = Shipping {
+            consumer: Arc::new(consumer),
+            connection: demo.data.shipping().await?,
+            flow: Arc::clone(&demo.flow),
+            random: Random::new(11),
+        };
+        demo.others.spawn(shipping.run(demo.stop_others.clone()));
+        demo.others.spawn(page::serve(page, Arc::clone(&demo.flow), demo.stop_others.clone()));
+        let shop = Shop {
+            connection: demo.data.shop().await?,
+            flow: Arc::clone(&demo.flow),
+            random: Random::new(u64::from(std::process::id())),
+            period: Duration::from_secs(1) / dev.rate,
+        };
+        demo.shop.spawn(shop.run(demo.close_shop.clone()));
+        Ok(demo)
+    }
+
+    fn introduce(&mut self, before: &Check, address: &str) -> io::Result<()> {
+        self.screen.line(format_args!(
+            "relevo dev: a shop changes {ORDERS} orders; each change commits with a message in its outbox, a relay\n\
+             carries the messages to a broker, and shipping applies each once, in order for each order.\n\
+             On purpose, one transaction in {ROLLBACKS} rolls back, now and then a message is refused and its key is\n\
+             parked, now and then one is refused for good and becomes a dead letter, and shipping forgets to answer.\n\
+             \n\
+             watch    {address}\n\
+             ask      {}\n\
+             data     {}",
+            self.data.ask(),
+            self.data.shown(),
+        ))?;
+        if before.committed > 0 {
+            self.screen.line(format_args!("before   {before}"))?;
+        }
+        self.screen.line("         Ctrl-C ends it; kill -9 it if you like, and start it again\n")
+    }
+
+    /// Shows what happens; returns only if a part ends, which none should.
+    async fn go_on(&mut self) -> Result<()> {
+        let mut beat = interval(BEAT);
+        beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                biased;
+                Some(ended) = self.shop.join_next() => return ended?.context("the shop failed"),
+                Some(ended) = self.others.join_next() => return ended?,
+                _ = beat.tick() => {}
+            }
+            self.operator.decide().await?;
+            self.look().await?;
+        }
+    }
+
+    async fn look(&mut self) -> Result<()> {
+        self.operator.look(self.lag().await?).await?;
+        for event in self.flow.unshown() {
+            self.screen.line(format_args!("        {event}"))?;
+        }
+        if self.looked.elapsed() >= STATUS_EVERY {
+            self.looked = Instant::now();
+            self.screen.status(self.flow.runs_for(), &self.flow.look())?;
+        }
+        Ok(())
+    }
+
+    /// How many messages the broker keeps that shipping has not settled.
+    async fn lag(&self) -> Result<i64> {
+        let groups = self.broker.groups().await.context("the broker does not answer")?;
+        let shipping = groups.iter().filter(|group| group.name == GROUP);
+        Ok(shipping.map(|group| (group.lag + group.out + group.waiting).cast_signed()).sum())
+    }
+
+    /// The shop ends with its transaction, what is under way has its effect, and everybody leaves politely.
+    async fn carry_out(&mut self) -> Result<()> {
+        self.close_shop.cancel();
+        while let Some(ended) = self.shop.join_next().await {
+            ended?.context("the shop failed")?;
+        }
+        let (closing, _) = self.data.so_far().await?;
+        let (mut applied, mut moved) = (self.flow.counts().applied, Instant::now());
+        loop {
+            self.operator.hurry().await?;
+            self.look().await?;
+            // Another demo in the same directory may go on: only what had committed is waited for.
+            let (_, shipments) = self.data.so_far().await?;
+            if Check::of(&closing, &shipments).missing == 0 || moved.elapsed() > STALLED {
+                break;
+            }
+            tokio::select! {
+                biased;
+                Some(ended) = self.others.join_next() => { ended??; bail!("a part of the demo ended too early") }
+                () = sleep(BEAT) => {}
+            }
+            if self.flow.counts().applied != applied {
+                (applied, moved) = (self.flow.counts().applied, Instant::now());
+            }
+        }
+        self.stop_others.cancel();
+        while let Some(ended) = self.others.join_next().await {
+            ended??;
+        }
+        Ok(())
+    }
+
+    /// Tells what happened and whether the promises held; an error if one did not.
+    async fn summary(&mut self) -> Result<()> {
+        self.screen.end_live()?;
+        let (changes, shipments) = self.data.so_far().await?;
+        let check = Check::of(&changes, &shipments);
+        let counts = self.flow.counts();
+        self.screen.line(format_args!(
+            "\nthis run: {} rolled back and never seen, {} repeats recognised by the inbox",
+            counts.rolled_back, counts.repeats
+        ))?;
+        self.screen.line(format_args!("in all:   {check}"))?;
+        if !check.is_sound() {
+            bail!("a promise was broken: {check}");
+        }
+        Ok(())
+    }
+}
+
+async fn relay_runs(relay: Relay<Store, Moods<EmbeddedBroker>>, stop: CancellationToken) -> Result<()> {
+    Ok(relay.run(stop).await?)
+}
+
+fn relay_config() -> Config {
+    let route = Route {
+        name: "orders".to_owned(),
+        topic: "orders".to_owned(),
+        policy: Policy { base: RETRY_BASE, ..Policy::default() },
+        ..Route::everything()
+    };
+    Config {
+        name: "dev".to_owned(),
+        routes: Routes::new(vec![route]),
+        lease: LEASE,
+        lease_margin: LEASE / 6,
+        publish_deadline: LEASE / 2,
+        ..Config::default()
+    }
+}

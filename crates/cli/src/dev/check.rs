@@ -1,0 +1,96 @@
+//! Whether the promises held: what the shop committed, against what shipping did.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use super::shipping::Shipment;
+
+/// What was found, over everything that the data directory has seen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Check {
+    pub(crate) committed: u64,
+    pub(crate) applied: u64,
+    /// Committed, and not applied yet.
+    pub(crate) missing: u64,
+    /// Applied more often than they committed: twice, or without a commit.
+    pub(crate) surplus: u64,
+    /// Applied out of order.
+    pub(crate) surprises: u64,
+}
+
+impl Check {
+    /// Compares the two services' own tables.
+    pub(crate) fn of(changes: &BTreeMap<u32, u64>, shipments: &BTreeMap<u32, Shipment>) -> Self {
+        let mut check = Self::default();
+        for (number, committed) in changes {
+            let shipment = shipments.get(number).copied().unwrap_or_default();
+            check.committed += committed;
+            check.applied += shipment.effects;
+            check.missing += committed.saturating_sub(shipment.change);
+            // What was applied ends with a change of this number: so many effects there should be.
+            check.surplus += shipment.effects.saturating_sub(shipment.change);
+            check.surplus += shipment.change.saturating_sub(*committed);
+            check.surprises += shipment.surprises;
+        }
+        check
+    }
+
+    /// Whether nothing was done twice, without a commit, or out of order. What is missing may still come.
+    pub(crate) fn is_sound(&self) -> bool {
+        self.surplus == 0 && self.surprises == 0
+    }
+}
+
+impl fmt::Display for Check {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} changes committed, {} effects", self.committed, self.applied)?;
+        match (self.is_sound(), self.missing) {
+            (true, 0) => write!(f, ": nothing lost, nothing done twice, every order in order"),
+            (true, missing) => {
+                write!(
+                    f,
+                    ": nothing done twice, every order in order; {missing} on their way, the next start carries on"
+                )
+            }
+            (false, _) => write!(f, ": {} too many, {} out of order", self.surplus, self.surprises),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(committed: u64, change: u64, effects: u64, surprises: u64) -> Check {
+        Check::of(&BTreeMap::from([(1, committed)]), &BTreeMap::from([(1, Shipment { change, effects, surprises })]))
+    }
+
+    #[test]
+    fn as_many_effects_as_changes_are_sound() {
+        let check = check(5, 5, 5, 0);
+        assert!(check.is_sound() && check.missing == 0, "{check}");
+    }
+
+    #[test]
+    fn what_is_on_its_way_is_told_and_breaks_nothing() {
+        let check = check(5, 3, 3, 0);
+        assert!(check.is_sound(), "{check}");
+        assert_eq!(check.missing, 2);
+    }
+
+    #[test]
+    fn an_effect_that_happened_twice_is_found() {
+        assert!(!check(5, 4, 5, 1).is_sound());
+        assert!(!check(5, 5, 6, 0).is_sound());
+    }
+
+    #[test]
+    fn an_effect_of_what_rolled_back_is_found() {
+        assert!(!check(5, 6, 6, 0).is_sound());
+    }
+
+    #[test]
+    fn an_overtaken_change_is_found() {
+        assert!(!check(5, 5, 5, 1).is_sound());
+    }
+}

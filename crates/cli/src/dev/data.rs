@@ -1,0 +1,93 @@
+//! The demo's directory: three databases, as three services would have them.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, anyhow};
+use relevo_broker_embedded::{EmbeddedBroker, Group};
+use relevo_core::operate::{Operate as _, Start};
+use relevo_store_sqlite::{Config, Store, connect_options, migrate};
+use sqlx::{ConnectOptions as _, SqliteConnection};
+
+use super::shipping::Shipment;
+use super::{shipping, shop};
+
+/// The one destination of the shop's outbox.
+const DESTINATION: &str = "main";
+/// Into how many slices its relays cut the outbox.
+const SHARDS: u16 = 8;
+/// The consumer's group at the broker.
+pub(crate) const GROUP: &str = "shipping";
+
+/// Where everything is kept.
+#[derive(Debug)]
+pub(crate) struct Data {
+    directory: PathBuf,
+}
+
+impl Data {
+    /// Makes what is missing and opens the rest.
+    pub(crate) async fn open(directory: &Path) -> Result<Self> {
+        let unwritable = || {
+            let shown = directory.display();
+            anyhow!("directory `{shown}` cannot be written; hint: `--data DIRECTORY` names another")
+        };
+        std::fs::create_dir_all(directory).with_context(unwritable)?;
+        let data = Self { directory: directory.to_owned() };
+        migrate::migrate(&data.file("shop")).await.with_context(unwritable)?;
+        data.store().await?.add_destination(SHARDS, Start::Oldest).await?;
+        shop::open(&mut data.shop().await?).await?;
+        shipping::open(&mut data.shipping().await?).await?;
+        data.broker().await?.declare(&Group::new(GROUP, ["orders"])).await?;
+        Ok(data)
+    }
+
+    /// A session of the relay or the operator.
+    pub(crate) async fn store(&self) -> Result<Store> {
+        Store::open(Config::new(self.file("shop"), DESTINATION)).await.context("the outbox cannot be opened")
+    }
+
+    /// The broker.
+    pub(crate) async fn broker(&self) -> Result<EmbeddedBroker> {
+        let config = relevo_broker_embedded::Config::new(self.file("broker"));
+        EmbeddedBroker::open(config).await.context("the broker cannot be opened")
+    }
+
+    /// A connection of the shop's.
+    pub(crate) async fn shop(&self) -> Result<SqliteConnection> {
+        self.connect("shop").await
+    }
+
+    /// A connection of shipping's.
+    pub(crate) async fn shipping(&self) -> Result<SqliteConnection> {
+        self.connect("shipping").await
+    }
+
+    /// What the shop committed and what shipping did, since the directory was made. Shipping is asked first: what it
+    /// did has committed before.
+    pub(crate) async fn so_far(&self) -> Result<(BTreeMap<u32, u64>, BTreeMap<u32, Shipment>)> {
+        let shipments = shipping::shipments(&mut self.shipping().await?).await?;
+        let changes = shop::changes(&mut self.shop().await?).await?;
+        Ok((changes, shipments))
+    }
+
+    /// The command that asks the outbox from another terminal.
+    pub(crate) fn ask(&self) -> String {
+        format!("relevo outbox list --database sqlite:{}", self.file("shop").display())
+    }
+
+    /// Where it is, for people.
+    pub(crate) fn shown(&self) -> String {
+        format!("{}: shop.db (orders and outbox), broker.db, shipping.db (inbox and effects)", self.directory.display())
+    }
+
+    async fn connect(&self, name: &str) -> Result<SqliteConnection> {
+        let file = self.file(name);
+        let options = connect_options(&file).create_if_missing(true).disable_statement_logging();
+        options.connect().await.with_context(|| format!("`{}` cannot be opened", file.display()))
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.directory.join(format!("{name}.db"))
+    }
+}

@@ -1,0 +1,288 @@
+//! What is known of the flow: counts, latencies and what happens, for the screen and the page.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use relevo_core::MessageId;
+use serde_json::{Value, json};
+use tokio::time::Instant;
+
+/// How many seconds the page's chart shows.
+const RATES: usize = 120;
+/// How many events the page shows.
+const EVENTS: usize = 60;
+/// Messages whose commit is remembered for their latency; what is older says nothing about the present.
+const UNDER_WAY_MAX: usize = 100_000;
+
+/// What is wrong with a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Trouble {
+    /// Refused, and tried again.
+    Parked,
+    /// Refused for good; it waits for a person.
+    Dead,
+    /// Nothing any more.
+    Over,
+}
+
+/// How much waits, as the outbox and the broker told it last.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Waiting {
+    pub(crate) pending: i64,
+    pub(crate) parked: i64,
+    pub(crate) dead: i64,
+    pub(crate) lag: i64,
+}
+
+/// The middle and the slowest of some latencies.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Latency {
+    pub(crate) p50: Duration,
+    pub(crate) p99: Duration,
+}
+
+/// Since the demo's data was made, and in this run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Counts {
+    pub(crate) committed: u64,
+    pub(crate) rolled_back: u64,
+    pub(crate) applied: u64,
+    pub(crate) repeats: u64,
+}
+
+/// One second of the demo.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Second {
+    pub(crate) rate: f64,
+    pub(crate) latency: Latency,
+    pub(crate) waiting: Waiting,
+    pub(crate) counts: Counts,
+    pub(crate) parked_keys: usize,
+}
+
+/// Everything that the parts of the demo tell as it happens.
+#[derive(Debug)]
+pub(crate) struct Flow {
+    started: Instant,
+    /// The command that asks the outbox from another terminal.
+    ask: String,
+    told: Mutex<Told>,
+}
+
+#[derive(Debug)]
+struct Told {
+    counts: Counts,
+    waiting: Waiting,
+    changes: BTreeMap<u32, u64>,
+    under_way: HashMap<MessageId, Instant>,
+    /// From commit to effect, since the last look.
+    fresh: Vec<Duration>,
+    latency: Latency,
+    looked: Instant,
+    looked_at: u64,
+    rates: VecDeque<f64>,
+    events: VecDeque<(f64, String)>,
+    /// Events that the screen has not shown yet.
+    unshown: Vec<String>,
+    troubles: BTreeMap<String, Trouble>,
+}
+
+impl Flow {
+    pub(crate) fn new(ask: String, changes: BTreeMap<u32, u64>, applied: u64) -> Self {
+        let started = Instant::now();
+        let committed = changes.values().sum();
+        let told = Told {
+            counts: Counts { committed, applied, ..Counts::default() },
+            waiting: Waiting::default(),
+            changes,
+            under_way: HashMap::new(),
+            fresh: Vec::new(),
+            latency: Latency::default(),
+            looked: started,
+            looked_at: applied,
+            rates: VecDeque::new(),
+            events: VecDeque::new(),
+            unshown: Vec::new(),
+            troubles: BTreeMap::new(),
+        };
+        Self { started, ask, told: Mutex::new(told) }
+    }
+
+    /// A transaction is about to commit: its effect may be seen before its writer hears of it.
+    pub(crate) fn commits(&self, id: MessageId) {
+        let mut told = self.told();
+        if told.under_way.len() < UNDER_WAY_MAX {
+            told.under_way.insert(id, Instant::now());
+        }
+    }
+
+    /// A transaction has committed: an order has changed so many times.
+    pub(crate) fn committed(&self, order: u32, changes: u64) {
+        let mut told = self.told();
+        told.counts.committed += 1;
+        told.changes.insert(order, changes);
+    }
+
+    /// A transaction has rolled back.
+    pub(crate) fn rolled_back(&self) {
+        self.told().counts.rolled_back += 1;
+    }
+
+    /// An effect has committed.
+    pub(crate) fn applied(&self, id: MessageId) {
+        let mut told = self.told();
+        told.counts.applied += 1;
+        if let Some(committed) = told.under_way.remove(&id) {
+            told.fresh.push(committed.elapsed());
+        }
+    }
+
+    /// A repeat was recognised by the inbox, and did nothing.
+    pub(crate) fn repeated(&self) {
+        self.told().counts.repeats += 1;
+    }
+
+    /// A key is in trouble, or out of it.
+    pub(crate) fn trouble(&self, key: &str, trouble: Trouble) {
+        match trouble {
+            Trouble::Parked => self.event(format!("{key}: refused, parked and tried again; every other key flows")),
+            Trouble::Dead => self.event(format!("{key}: refused for good, a dead letter; the key waits for a person")),
+            Trouble::Over => self.event(format!("{key}: flows again, in order")),
+        }
+        let mut told = self.told();
+        match trouble {
+            Trouble::Over => told.troubles.remove(key),
+            Trouble::Parked | Trouble::Dead => told.troubles.insert(key.to_owned(), trouble),
+        };
+    }
+
+    /// Something happened that people should see.
+    pub(crate) fn event(&self, text: String) {
+        let mut told = self.told();
+        if told.events.len() == EVENTS {
+            told.events.pop_back();
+        }
+        told.events.push_front((self.started.elapsed().as_secs_f64(), text.clone()));
+        told.unshown.push(text);
+    }
+
+    /// How much waits.
+    pub(crate) fn waits(&self, waiting: Waiting) {
+        self.told().waiting = waiting;
+    }
+
+    /// What was counted so far.
+    pub(crate) fn counts(&self) -> Counts {
+        self.told().counts
+    }
+
+    /// How long it has been running.
+    pub(crate) fn runs_for(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    /// Events since the last call.
+    pub(crate) fn unshown(&self) -> Vec<String> {
+        std::mem::take(&mut self.told().unshown)
+    }
+
+    /// What happened since the last call, which comes about once a second.
+    pub(crate) fn look(&self) -> Second {
+        let mut told = self.told();
+        let elapsed = told.looked.elapsed().as_secs_f64().max(f64::EPSILON);
+        let applied = u32::try_from(told.counts.applied - told.looked_at).unwrap_or(u32::MAX);
+        let rate = f64::from(applied) / elapsed;
+        told.looked = Instant::now();
+        told.looked_at = told.counts.applied;
+        if told.rates.len() == RATES {
+            told.rates.pop_front();
+        }
+        told.rates.push_back(rate);
+        let mut fresh = std::mem::take(&mut told.fresh);
+        if !fresh.is_empty() {
+            told.latency = Latency::of(&mut fresh);
+        }
+        let parked_keys = told.troubles.values().filter(|trouble| **trouble == Trouble::Parked).count();
+        Second { rate, latency: told.latency, waiting: told.waiting, counts: told.counts, parked_keys }
+    }
+
+    /// Everything that the page shows.
+    pub(crate) fn page(&self) -> Value {
+        let told = self.told();
+        let orders: Vec<_> = told
+            .changes
+            .iter()
+            .map(|(number, changes)| {
+                let state = match told.troubles.get(&super::shop::key(*number)) {
+                    Some(Trouble::Parked) => "waits",
+                    Some(Trouble::Dead) => "dead",
+                    Some(Trouble::Over) | None => "",
+                };
+                json!({ "number": number, "changes": changes, "state": state })
+            })
+            .collect();
+        let events: Vec<_> =
+            told.events.iter().map(|(seconds, text)| json!({ "seconds": seconds, "text": text })).collect();
+        let Counts { committed, rolled_back, applied, repeats } = told.counts;
+        let Waiting { pending, parked, dead, lag } = told.waiting;
+        // What the consumer has not seen yet is in the broker; what it has not is in the outbox.
+        let published = i64::try_from(applied).unwrap_or(i64::MAX).saturating_add(lag);
+        json!({
+            "seconds": self.started.elapsed().as_secs_f64(), "ask": self.ask,
+            "committed": committed, "rolled_back": rolled_back, "applied": applied, "repeats": repeats,
+            "pending": pending, "parked": parked, "dead": dead, "lag": lag, "published": published,
+            "p50_ms": told.latency.p50.as_secs_f64() * 1000.0, "p99_ms": told.latency.p99.as_secs_f64() * 1000.0,
+            "rates": told.rates, "orders": orders, "events": events,
+        })
+    }
+
+    fn told(&self) -> MutexGuard<'_, Told> {
+        // Nothing panics while it is held.
+        self.told.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Latency {
+    fn of(latencies: &mut [Duration]) -> Self {
+        latencies.sort_unstable();
+        let at = |percent: usize| {
+            let rank = (latencies.len() * percent).div_ceil(100);
+            latencies.get(rank.saturating_sub(1)).copied().unwrap_or_default()
+        };
+        Self { p50: at(50), p99: at(99) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentiles_are_of_the_nearest_rank() {
+        let mut latencies: Vec<_> = (1..=200).rev().map(Duration::from_millis).collect();
+        let expected = Latency { p50: Duration::from_millis(100), p99: Duration::from_millis(198) };
+        assert_eq!(Latency::of(&mut latencies), expected);
+        assert_eq!(Latency::of(&mut []), Latency::default());
+    }
+
+    #[tokio::test]
+    async fn a_run_goes_on_counting_where_the_last_one_stopped() {
+        let flow = Flow::new(String::new(), BTreeMap::from([(1, 5), (2, 7)]), 11);
+        flow.committed(1, 6);
+        flow.applied(MessageId::v7(1, [0; 10]));
+        let counts = flow.counts();
+        assert_eq!((counts.committed, counts.applied), (13, 12));
+        assert!(flow.look().rate > 0.0);
+    }
+
+    #[tokio::test]
+    async fn the_page_shows_which_keys_are_in_trouble() {
+        let flow = Flow::new(String::new(), BTreeMap::from([(1, 5), (2, 7)]), 0);
+        flow.trouble("order-2", Trouble::Parked);
+        assert_eq!(flow.page()["orders"][1]["state"], "waits");
+        flow.trouble("order-2", Trouble::Over);
+        assert_eq!(flow.page()["orders"][1]["state"], "");
+        assert_eq!(flow.page()["events"].as_array().map(Vec::len), Some(2));
+    }
+}

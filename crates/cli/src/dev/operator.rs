@@ -1,0 +1,70 @@
+//! The person of the demo: looks at how much waits, and redrives dead letters after some thought.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Result;
+use relevo_core::MessageId;
+use relevo_core::operate::Inspect;
+use relevo_core::store::{DeadFilter, DeadLetters, Mark};
+use tokio::time::Instant;
+
+use super::flow::{Flow, Waiting};
+
+/// How long the operator thinks about a dead letter.
+const THINKS: Duration = Duration::from_secs(4);
+/// How many dead letters are looked at; there are never so many.
+const LETTERS_MAX: usize = 100;
+
+/// Who looks after the outbox.
+pub(crate) struct Operator<S> {
+    store: Arc<S>,
+    flow: Arc<Flow>,
+    /// When dead letters were first seen.
+    letters: BTreeMap<MessageId, Instant>,
+}
+
+impl<S: Inspect + DeadLetters> Operator<S> {
+    pub(crate) fn new(store: Arc<S>, flow: Arc<Flow>) -> Self {
+        Self { store, flow, letters: BTreeMap::new() }
+    }
+
+    /// Looks around; `lag` is what the broker keeps for the consumer.
+    pub(crate) async fn look(&mut self, lag: i64) -> Result<()> {
+        let backlog = self.store.backlog().await?;
+        let (pending, parked, dead) = (backlog.pending, backlog.parked, backlog.dead);
+        self.flow.waits(Waiting { pending, parked, dead, lag });
+        Ok(())
+    }
+
+    /// Redrives the dead letters that were thought about for long enough.
+    pub(crate) async fn decide(&mut self) -> Result<()> {
+        self.redrive(THINKS).await
+    }
+
+    /// Redrives every dead letter: the demo ends.
+    pub(crate) async fn hurry(&mut self) -> Result<()> {
+        self.redrive(Duration::ZERO).await
+    }
+
+    async fn redrive(&mut self, thinks: Duration) -> Result<()> {
+        let mut dead = self.store.dead(&DeadFilter::default(), LETTERS_MAX).await?;
+        dead.retain(|letter| letter.state == "dead");
+        let seen = std::mem::take(&mut self.letters);
+        let now = Instant::now();
+        for letter in dead {
+            let id = letter.message.id;
+            let since = seen.get(&id).copied().unwrap_or(now);
+            if since + thinks > now {
+                self.letters.insert(id, since);
+                continue;
+            }
+            let filter = DeadFilter { ids: vec![id], ..DeadFilter::default() };
+            let reason = "the demo's operator decided".to_owned();
+            self.store.redrive(&Mark { filter, dry_run: false, by: "demo".to_owned(), reason }).await?;
+            self.flow.event(format!("{}: the operator redrives the {}", letter.message.key, letter.message.kind));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,123 @@
+//! The sample service: orders that change their state, each change in a transaction that also emits a message.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use relevo_core::Draft;
+use serde_json::json;
+use sqlx::{Connection as _, Row as _, SqliteConnection};
+use tokio::time::{Instant, MissedTickBehavior, interval};
+use tokio_util::sync::CancellationToken;
+
+use super::flow::Flow;
+use super::moods::{GRUMPY, MOOD, POISON};
+use super::random::Random;
+
+/// How many orders there are, `order-1` first.
+pub(crate) const ORDERS: u32 = 40;
+/// One transaction in so many rolls back.
+pub(crate) const ROLLBACKS: u32 = 20;
+/// How long after the start the first order asks for trouble, and how long until the next does.
+const TROUBLE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(4));
+/// Every so many of those are refused for good.
+const POISONED: u32 = 3;
+
+const TABLE: &str = "CREATE TABLE IF NOT EXISTS shop_order (number INTEGER PRIMARY KEY, state TEXT NOT NULL, changes \
+    INTEGER NOT NULL) STRICT";
+/// The row is changed by an earlier statement than the one that emits, as it must be in any database.
+const CHANGE: &str = "UPDATE shop_order SET changes = changes + 1, state = CASE state WHEN 'placed' THEN 'paid' WHEN \
+    'paid' THEN 'shipped' ELSE 'placed' END WHERE number = ? RETURNING state, changes";
+
+/// An order's key.
+pub(crate) fn key(number: u32) -> String {
+    format!("order-{number}")
+}
+
+/// Makes the service's table and its orders if they are not there.
+pub(crate) async fn open(connection: &mut SqliteConnection) -> Result<()> {
+    let mut tx = connection.begin_with("BEGIN IMMEDIATE").await?;
+    sqlx::raw_sql(TABLE).execute(&mut *tx).await?;
+    for number in 1..=ORDERS {
+        sqlx::query("INSERT INTO shop_order VALUES (?, 'shipped', 0) ON CONFLICT DO NOTHING")
+            .bind(number)
+            .execute(&mut *tx)
+            .await?;
+    }
+    tx.commit().await?;
+    Ok(())
+}
+
+/// How often each order has changed.
+pub(crate) async fn changes(connection: &mut SqliteConnection) -> Result<BTreeMap<u32, u64>> {
+    let rows = sqlx::query("SELECT number, changes FROM shop_order").fetch_all(connection).await?;
+    rows.iter()
+        .map(|row| Ok((row.try_get(0)?, u64::try_from(row.try_get::<i64, _>(1)?).context("a count is not negative")?)))
+        .collect()
+}
+
+/// The service's one process.
+#[derive(Debug)]
+pub(crate) struct Shop {
+    pub(crate) connection: SqliteConnection,
+    pub(crate) flow: Arc<Flow>,
+    pub(crate) random: Random,
+    /// From one transaction to the next.
+    pub(crate) period: Duration,
+}
+
+impl Shop {
+    /// Changes orders until it is told to stop; a transaction is never cut in two.
+    pub(crate) async fn run(mut self, stop: CancellationToken) -> Result<()> {
+        let mut ticks = interval(self.period);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut trouble_at = Instant::now() + TROUBLE.0;
+        let mut troubles = 0;
+        loop {
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => return Ok(()),
+                _ = ticks.tick() => {}
+            }
+            let mood = (Instant::now() >= trouble_at).then(|| {
+                trouble_at = Instant::now() + TROUBLE.1;
+                troubles += 1;
+                if troubles % POISONED == 2 { POISON } else { GRUMPY }
+            });
+            self.change_an_order(mood).await?;
+        }
+    }
+
+    /// Changes an order and emits that it did, in one transaction; now and then it changes its mind.
+    async fn change_an_order(&mut self, mood: Option<&str>) -> Result<()> {
+        let number = 1 + self.random.below(ORDERS);
+        let mut tx = self.connection.begin_with("BEGIN IMMEDIATE").await.context("an order cannot be changed")?;
+        let row = sqlx::query(CHANGE).bind(number).fetch_one(&mut *tx).await.context("an order cannot be changed")?;
+        let (state, changes): (String, i64) = (row.try_get(0)?, row.try_get(1)?);
+        let changes = u64::try_from(changes).context("a count is not negative")?;
+        let payload = json!({ "order": number, "state": state, "change": changes }).to_string();
+        let mut draft = Draft::json("orders", &key(number), kind(&state), payload);
+        if let Some(mood) = mood {
+            draft.headers.insert(MOOD.to_owned(), mood.to_owned());
+        }
+        let id = relevo_store_sqlite::emit(&mut tx, draft).await?;
+        if mood.is_none() && self.random.one_in(ROLLBACKS) {
+            tx.rollback().await?;
+            self.flow.rolled_back();
+            return Ok(());
+        }
+        self.flow.commits(id);
+        tx.commit().await.context("an order cannot be changed")?;
+        self.flow.committed(number, changes);
+        Ok(())
+    }
+}
+
+fn kind(state: &str) -> &'static str {
+    match state {
+        "placed" => "OrderPlaced",
+        "paid" => "OrderPaid",
+        _ => "OrderShipped",
+    }
+}
