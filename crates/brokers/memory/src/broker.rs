@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
-use relevo_core::{Broker, Capabilities, Class, Confirms, Failure, MessageId, Outcome, Publication};
+use relevo_core::{Broker, Capabilities, Class, Confirms, Failure, Message, MessageId, Outcome, Publication};
 use tokio::sync::watch;
 
 use crate::config::Settings;
@@ -29,6 +29,8 @@ pub struct Receipt {
     pub seq: i64,
     /// The lease under which it was sent.
     pub epoch: i64,
+    /// The message itself.
+    pub message: Arc<Message>,
 }
 
 struct Inner {
@@ -181,6 +183,7 @@ impl MemoryBroker {
                 address: Arc::clone(&publication.address),
                 seq: publication.seq,
                 epoch: publication.epoch,
+                message: Arc::clone(&publication.message),
             }));
         }
         self.0.received.fetch_add(batch.len() as u64, Ordering::Relaxed);

@@ -119,15 +119,15 @@ pub async fn a_retried_message_holds_back_what_is_out_of_its_key(harness: &mut i
     assert_eq!(lost, if holds { vec![held[2].tag, held[3].tag] } else { vec![] });
     nothing(&consumer).await;
     harness.let_pass(LATER).await;
-    let head = receive(&consumer, 1).await;
-    assert_eq!(in_order(&head), [2]);
+    let first = receive(&consumer, 1).await;
+    assert_eq!(in_order(&first), [2]);
     if holds {
         // It is out again, and those behind it still wait.
         nothing(&consumer).await;
-        acknowledge(&consumer, &head).await;
+        acknowledge(&consumer, &first).await;
         assert_eq!(in_order(&receive(&consumer, 2).await), [3, 4]);
     } else {
-        acknowledge(&consumer, &head).await;
+        acknowledge(&consumer, &first).await;
         nothing(&consumer).await;
     }
 }
@@ -144,16 +144,16 @@ pub async fn a_retried_message_holds_back_what_comes_after_it(harness: &mut impl
     if consumer.capabilities().holds_key {
         nothing(&consumer).await;
         harness.let_pass(LATER).await;
-        let head = receive(&consumer, 1).await;
-        assert_eq!((number(&head[0]), head[0].count), (1, 2));
+        let first = receive(&consumer, 1).await;
+        assert_eq!((number(&first[0]), first[0].count), (1, 2));
         // It fails once more, and is then rejected: both times the others wait for it.
-        assert_eq!(settle(&consumer, &[(&head[0], later())]).await, []);
+        assert_eq!(settle(&consumer, &[(&first[0], later())]).await, []);
         nothing(&consumer).await;
         harness.let_pass(LATER).await;
-        let head = receive(&consumer, 1).await;
-        assert_eq!((number(&head[0]), head[0].count), (1, 3));
+        let first = receive(&consumer, 1).await;
+        assert_eq!((number(&first[0]), first[0].count), (1, 3));
         let reject = Answer::Reject { reason: "no".to_owned() };
-        assert_eq!(settle(&consumer, &[(&head[0], reject)]).await, []);
+        assert_eq!(settle(&consumer, &[(&first[0], reject)]).await, []);
         let rest = receive(&consumer, 2).await;
         assert_eq!(in_order(&rest), [2, 3]);
         assert!(rest.iter().all(|delivery| delivery.count == 1), "waiting counted as a delivery");

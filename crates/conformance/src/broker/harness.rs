@@ -54,8 +54,8 @@ pub trait ConsumerHarness: BrokerHarness {
     /// What is consumed with.
     type Consumer: Consumer;
 
-    /// Makes an ordered group, of at least four lanes where the broker has none of its own, that gets everything
-    /// published from now on to this address.
+    /// Makes a group, of at least four lanes where the broker has none of its own, that gets everything published from
+    /// now on to this address.
     async fn group(&self, name: &str, address: &str);
 
     /// A new consumer of a group, with at most `prefetch` deliveries of one lane out.
