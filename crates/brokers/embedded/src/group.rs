@@ -116,6 +116,7 @@ impl EmbeddedBroker {
         group.check()?;
         let mut write = self.0.link.write().await?;
         if let Some(stored) = Stored::find(write.sql(), &group.name).await? {
+            write.abandon().await?;
             return match group.difference(&stored) {
                 Some(difference) => Err(Error::Differs { name: group.name.clone(), difference }),
                 None => Ok(()),

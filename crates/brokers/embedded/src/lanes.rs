@@ -111,6 +111,7 @@ impl Shared {
             .await?;
         let rows = self.lane_rows(&mut write).await?;
         if rows.is_empty() {
+            write.abandon().await?;
             return Err(Error::NoGroup(self.group.name.clone()));
         }
         sqlx::query(

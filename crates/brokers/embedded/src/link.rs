@@ -4,8 +4,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use sqlx::pool::PoolConnection;
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteSynchronous};
-use sqlx::{Sqlite, Transaction};
+use sqlx::{Sqlite, SqliteConnection};
 use tokio::sync::{Mutex, OwnedMutexGuard};
 
 use crate::classify::Error;
@@ -24,10 +25,12 @@ pub(crate) struct Link {
     watch: SqlitePool,
 }
 
-/// A write transaction. Dropping it rolls it back.
+/// A write transaction. One that is dropped before its end is rolled back by closing its connection: after a failure
+/// nobody can tell whether SQLite has already rolled back by itself.
 pub(crate) struct Write {
-    transaction: Transaction<'static, Sqlite>,
-    // After the transaction, so that the next writer finds the file unlocked.
+    connection: PoolConnection<Sqlite>,
+    ended: bool,
+    // After the connection, so that the next writer finds the file unlocked.
     _turn: OwnedMutexGuard<()>,
 }
 
@@ -73,9 +76,11 @@ impl Link {
 
     async fn begin(&self, pool: &SqlitePool) -> Result<Write, Error> {
         let turn = Arc::clone(&self.turn).lock_owned().await;
+        // Before it begins: whoever gives up waiting for the lock must not leave it to the next one.
+        let mut write = Write { connection: pool.acquire().await?, ended: false, _turn: turn };
         // At once the writer, or a later statement could find that somebody else wrote in between.
-        let transaction = pool.begin_with("BEGIN IMMEDIATE").await?;
-        Ok(Write { transaction, _turn: turn })
+        sqlx::query("BEGIN IMMEDIATE").execute(write.sql()).await?;
+        Ok(write)
     }
 
     /// Connections for reading; one that is lent gives a consistent view only within one statement.
@@ -99,12 +104,31 @@ impl Link {
 
 impl Write {
     /// The connection, for statements of this transaction.
-    pub(crate) fn sql(&mut self) -> &mut sqlx::SqliteConnection {
-        &mut self.transaction
+    pub(crate) fn sql(&mut self) -> &mut SqliteConnection {
+        &mut self.connection
     }
 
     pub(crate) async fn commit(self) -> Result<(), Error> {
-        Ok(self.transaction.commit().await?)
+        self.end("COMMIT").await
+    }
+
+    /// Ends it where nothing went wrong and nothing is to be written.
+    pub(crate) async fn abandon(self) -> Result<(), Error> {
+        self.end("ROLLBACK").await
+    }
+
+    async fn end(mut self, how: &'static str) -> Result<(), Error> {
+        sqlx::query(how).execute(self.sql()).await?;
+        self.ended = true;
+        Ok(())
+    }
+}
+
+impl Drop for Write {
+    fn drop(&mut self) {
+        if !self.ended {
+            self.connection.close_on_drop();
+        }
     }
 }
 

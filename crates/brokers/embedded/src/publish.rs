@@ -83,6 +83,7 @@ pub(crate) async fn store(mut write: Write, rows: &[Row<'_>], config: &Config) -
     let (now, newest): (i64, i64) = (meta.get(2), meta.get(3));
     let (more, more_bytes) = weigh(rows);
     if messages + more > config.messages_max || bytes + more_bytes > config.bytes_max {
+        write.abandon().await?;
         return Err(Error::Full { messages, bytes });
     }
     let mut stored = 0;

@@ -110,14 +110,12 @@ impl EmbeddedBroker {
             messages: gone.len() as u64,
             bytes: gone.iter().map(|row| row.get::<i64, _>(0).cast_unsigned()).sum(),
         };
-        if swept.messages > 0 {
-            sqlx::query("UPDATE broker_meta SET messages = messages - ?1, bytes = bytes - ?2")
-                .bind(swept.messages.cast_signed())
-                .bind(swept.bytes.cast_signed())
-                .execute(write.sql())
-                .await?;
-            write.commit().await?;
-        }
+        sqlx::query("UPDATE broker_meta SET messages = messages - ?1, bytes = bytes - ?2")
+            .bind(swept.messages.cast_signed())
+            .bind(swept.bytes.cast_signed())
+            .execute(write.sql())
+            .await?;
+        write.commit().await?;
         // The log is in the order of time: behind a chunk with young messages there are only younger ones.
         Ok((swept, (seen == CHUNK && old == seen).then_some(last)))
     }
@@ -128,6 +126,7 @@ impl EmbeddedBroker {
         let oldest = sqlx::query(OLDEST).fetch_all(write.sql()).await?;
         let Some(last) = oldest.last().map(|row| row.get::<i64, _>("seq")) else {
             let (messages, bytes) = totals(write.sql()).await?;
+            write.abandon().await?;
             return Err(Error::Full { messages, bytes });
         };
         for group in Stored::all(write.sql()).await? {

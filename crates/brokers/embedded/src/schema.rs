@@ -18,7 +18,11 @@ pub(crate) async fn prepare(mut write: Write) -> Result<(), Error> {
     }
     let found: Option<i64> = sqlx::query_scalar("SELECT version FROM broker_meta").fetch_optional(write.sql()).await?;
     match found {
-        Some(VERSION) => Ok(()),
+        Some(VERSION) => {
+            // SQLite begins a write transaction even where it may not write; only a change tells, and now is the time.
+            sqlx::query("UPDATE broker_meta SET version = version").execute(write.sql()).await?;
+            write.commit().await
+        }
         Some(other) => Err(Error::Schema { what: format!("they are of version {other}, this program's is {VERSION}") }),
         None => Err(Error::Schema { what: "`broker_meta` is empty".to_owned() }),
     }

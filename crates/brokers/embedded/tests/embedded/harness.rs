@@ -1,7 +1,5 @@
 //! The embedded broker as the suites see it.
 
-mod directory;
-
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -13,18 +11,24 @@ use relevo_core::Raw;
 use relevo_core::message::Headers;
 use sqlx::{ConnectOptions as _, Connection as _};
 
-use self::directory::Directory;
+use crate::directory::Directory;
 
 /// Longer than any case: only [`Embedded::expire`] ends a lease.
 const LEASE: Duration = Duration::from_mins(5);
 
 pub(crate) struct Embedded {
     directory: Directory,
+    ordered: bool,
 }
 
 #[expect(clippy::unused_async, reason = "the suite awaits it: other brokers start servers")]
-pub(crate) async fn start() -> Embedded {
-    Embedded { directory: Directory::new() }
+pub(crate) async fn ordered() -> Embedded {
+    Embedded { directory: Directory::new(), ordered: true }
+}
+
+#[expect(clippy::unused_async, reason = "the suite awaits it: other brokers start servers")]
+pub(crate) async fn unordered() -> Embedded {
+    Embedded { directory: Directory::new(), ordered: false }
 }
 
 impl Embedded {
@@ -79,7 +83,7 @@ impl ConsumerHarness for Embedded {
     type Consumer = EmbeddedConsumer;
 
     async fn group(&self, name: &str, address: &str) {
-        let group = Group { lanes: 8, start: Start::Now, ..Group::new(name, [address]) };
+        let group = Group { lanes: 8, ordered: self.ordered, start: Start::Now, ..Group::new(name, [address]) };
         self.open().await.declare(&group).await.expect("a group");
     }
 

@@ -1,6 +1,0 @@
-//! The suites that every broker passes.
-
-mod harness;
-
-relevo_conformance::broker_suite!(harness::start);
-relevo_conformance::consumer_suite!(harness::start);

@@ -1,0 +1,16 @@
+//! Everything that needs a file, in one program: it links once, and what tests share stands once.
+
+#[path = "embedded/conformance.rs"]
+mod conformance;
+#[path = "embedded/directory.rs"]
+mod directory;
+#[path = "embedded/faults.rs"]
+mod faults;
+#[path = "embedded/groups.rs"]
+mod groups;
+#[path = "embedded/harness.rs"]
+mod harness;
+#[path = "embedded/killing.rs"]
+mod killing;
+#[path = "embedded/retention.rs"]
+mod retention;

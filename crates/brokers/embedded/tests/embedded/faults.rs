@@ -1,0 +1,228 @@
+//! What happens to the file, for real, and what the relay is told.
+
+use std::io::{Seek as _, SeekFrom, Write as _};
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use relevo_broker_embedded::{Config, EmbeddedBroker, Group, Membership};
+use relevo_conformance::broker::harness::{ADDRESS, numbers, publication, publish, publish_all, receive, with};
+use relevo_core::{Answer, Class, Consumer as _, Publication};
+use sqlx::{ConnectOptions as _, Connection as _, SqliteConnection};
+
+use crate::directory::Directory;
+
+fn config(directory: &Path) -> Config {
+    Config { lock_wait: Duration::from_millis(200), ..Config::new(directory.join("broker.db")) }
+}
+
+async fn open(directory: &Path) -> EmbeddedBroker {
+    EmbeddedBroker::open(config(directory)).await.expect("the file can be opened")
+}
+
+async fn kept(broker: &EmbeddedBroker) -> Vec<i64> {
+    let kept = broker.peek(ADDRESS, 0, usize::MAX).await.expect("the file can be read");
+    numbers(kept.iter().map(|message| &message.raw))
+}
+
+async fn other_connection(directory: &Path) -> SqliteConnection {
+    let options = sqlx::sqlite::SqliteConnectOptions::new().filename(directory.join("broker.db"));
+    options.connect().await.expect("the file can be opened")
+}
+
+/// A file system in memory, so small that it fills up.
+struct SmallDisk(Directory);
+
+impl SmallDisk {
+    fn new(size: &str) -> Self {
+        let directory = Directory::new();
+        mount(&["-t", "tmpfs", "-o", &format!("size={size}"), "tmpfs"], directory.path());
+        Self(directory)
+    }
+
+    fn remount(&self, options: &str) {
+        mount(&["-o", &format!("remount,{options}")], self.0.path());
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        // Lazily: connections may still be closing.
+        Command::new("umount").arg("-l").arg(self.0.path()).status().ok();
+    }
+}
+
+fn mount(arguments: &[&str], path: &Path) {
+    let status = Command::new("mount").args(arguments).arg(path).status().expect("`mount` runs");
+    assert!(status.success(), "`mount` needs the rights of root");
+}
+
+/// Publishes messages of 4 kB, ten at a time, until something fails; how many were confirmed, and what failed.
+async fn fill(broker: &EmbeddedBroker) -> (u32, Class) {
+    for batch in 0..10_000 {
+        let messages = (batch * 10..batch * 10 + 10)
+            .map(|number| with(&publication(number, "k"), |message| message.payload = vec![b'x'; 4_096].into()));
+        let outcomes = publish(broker, &messages.collect::<Vec<Publication>>()).await;
+        if let Some(class) = outcomes[0] {
+            assert!(outcomes.iter().all(|outcome| *outcome == Some(class)), "a batch is stored whole or not at all");
+            return (batch * 10, class);
+        }
+    }
+    panic!("the disk is not full");
+}
+
+#[tokio::test]
+async fn a_full_disk_is_an_outage_and_loses_nothing() {
+    let disk = SmallDisk::new("4m");
+    let broker = open(disk.0.path()).await;
+    let (confirmed, class) = fill(&broker).await;
+    assert_eq!(class, Class::Outage);
+    let expected: Vec<i64> = (0..i64::from(confirmed)).collect();
+    assert_eq!(kept(&broker).await, expected);
+    // It stays one as long as the disk is full, and ends when there is room, without anybody opening it again.
+    assert_eq!(fill(&broker).await.1, Class::Outage);
+    disk.remount("size=64m");
+    publish_all(&broker, &[publication(confirmed, "k")]).await;
+    broker.close().await;
+    assert_eq!(kept(&open(disk.0.path()).await).await, (0..=i64::from(confirmed)).collect::<Vec<_>>());
+}
+
+#[tokio::test]
+async fn a_consumer_survives_a_full_disk() {
+    let disk = SmallDisk::new("4m");
+    let broker = open(disk.0.path()).await;
+    broker.declare(&Group::new("g", ["**"])).await.expect("a group");
+    let consumer = broker.consumer("g", Membership::default()).await.expect("a consumer");
+    let (confirmed, _) = fill(&broker).await;
+    let failure = loop {
+        // What still fits in the log's last pages may pass; in the end nothing does.
+        match consumer.receive(50).await {
+            Ok(_) => {}
+            Err(failure) => break failure,
+        }
+    };
+    assert_eq!(failure.class(), Class::Outage, "{}", failure.describe());
+    disk.remount("size=64m");
+    consumer.close().await.expect("closed");
+    let consumer = broker.consumer("g", Membership { prefetch: 10_000, ..Membership::default() }).await.expect("one");
+    let held = receive(&consumer, usize::try_from(confirmed).expect("few")).await;
+    assert_eq!(numbers(held.iter().map(|delivery| &delivery.raw)), (0..i64::from(confirmed)).collect::<Vec<_>>());
+}
+
+#[tokio::test]
+async fn a_locked_file_is_an_outage_until_it_is_unlocked() {
+    let directory = Directory::new();
+    let broker = open(directory.path()).await;
+    let mut other = other_connection(directory.path()).await;
+    let lock = other.begin_with("BEGIN EXCLUSIVE").await.expect("the lock");
+    assert_eq!(publish(&broker, &[publication(1, "a")]).await, [Some(Class::Outage)]);
+    // Readers are not disturbed.
+    assert_eq!(kept(&broker).await, Vec::<i64>::new());
+    lock.rollback().await.expect("unlocked");
+    publish_all(&broker, &[publication(1, "a")]).await;
+    assert_eq!(kept(&broker).await, [1]);
+}
+
+#[tokio::test]
+async fn consumers_wait_out_a_locked_file() {
+    let directory = Directory::new();
+    let broker = open(directory.path()).await;
+    broker.declare(&Group::new("g", ["**"])).await.expect("a group");
+    let consumer = broker.consumer("g", Membership::default()).await.expect("a consumer");
+    publish_all(&broker, &[publication(1, "a"), publication(2, "b")]).await;
+    let held = receive(&consumer, 1).await;
+    let mut other = other_connection(directory.path()).await;
+    let lock = other.begin_with("BEGIN EXCLUSIVE").await.expect("the lock");
+    let failure = consumer.receive(1).await.expect_err("locked");
+    assert_eq!(failure.class(), Class::Outage);
+    let answer = [(held[0].tag, Answer::Acknowledge)];
+    assert_eq!(consumer.settle(&answer).await.expect_err("locked").class(), Class::Outage);
+    lock.rollback().await.expect("unlocked");
+    assert_eq!(consumer.settle(&answer).await.expect("settled"), []);
+    assert_eq!(receive(&consumer, 1).await.len(), 1);
+}
+
+#[tokio::test]
+async fn a_damaged_file_blocks_until_a_person_mends_it() {
+    let directory = Directory::new();
+    let broker = open(directory.path()).await;
+    let batch: Vec<Publication> = (0..2_000).map(|number| publication(number, "k")).collect();
+    publish_all(&broker, &batch).await;
+    broker.close().await;
+    let path = directory.path().join("broker.db");
+    let whole = std::fs::read(&path).expect("the file can be read");
+    // Everything but the first pages, where the tables are described.
+    let mut file = std::fs::OpenOptions::new().write(true).open(&path).expect("the file can be opened");
+    file.seek(SeekFrom::Start(4_096 * 16)).expect("it is longer");
+    file.write_all(&vec![0xa5; whole.len() - 4_096 * 16]).expect("it can be written");
+    let broker = open(directory.path()).await;
+    assert_eq!(publish(&broker, &[publication(2_000, "k")]).await, [Some(Class::Blocked)]);
+    broker.close().await;
+
+    std::fs::write(&path, &whole).expect("it can be written");
+    let broker = open(directory.path()).await;
+    publish_all(&broker, &[publication(2_000, "k")]).await;
+    assert_eq!(kept(&broker).await, (0..=2_000).collect::<Vec<_>>());
+}
+
+#[tokio::test]
+async fn a_file_that_is_no_database_is_refused() {
+    let directory = Directory::new();
+    std::fs::write(directory.path().join("broker.db"), "not a database, by far".repeat(100)).expect("written");
+    let error = EmbeddedBroker::open(config(directory.path())).await.expect_err("no database");
+    assert_eq!(error.class(), Class::Blocked);
+    assert_eq!(error.to_string(), "the broker's file is damaged; restore it from a copy");
+}
+
+#[tokio::test]
+async fn a_file_that_may_not_be_written_blocks() {
+    let directory = Directory::new();
+    open(directory.path()).await.close().await;
+    // Root may write whatever its mode forbids, but not this.
+    let path = directory.path().join("broker.db");
+    let chattr = |change: &str| Command::new("chattr").arg(change).arg(&path).status().expect("`chattr` runs");
+    assert!(chattr("+i").success());
+    let result = EmbeddedBroker::open(config(directory.path())).await;
+    assert!(chattr("-i").success());
+    let error = result.expect_err("it may not be written");
+    assert_eq!(error.class(), Class::Blocked, "{error:?}");
+}
+
+#[tokio::test]
+async fn a_disk_that_may_not_be_written_is_an_outage() {
+    let disk = SmallDisk::new("8m");
+    open(disk.0.path()).await.close().await;
+    disk.remount("ro");
+    let error = EmbeddedBroker::open(config(disk.0.path())).await.expect_err("it may not be written");
+    assert_eq!(error.class(), Class::Outage, "{error:?}");
+}
+
+#[tokio::test]
+async fn a_directory_that_is_not_there_is_an_outage() {
+    let directory = Directory::new();
+    let error = EmbeddedBroker::open(config(&directory.path().join("missing"))).await.expect_err("no directory");
+    assert_eq!(error.class(), Class::Outage, "{error:?}");
+}
+
+#[tokio::test]
+async fn tables_of_a_later_version_are_refused() {
+    let directory = Directory::new();
+    open(directory.path()).await.close().await;
+    let mut other = other_connection(directory.path()).await;
+    sqlx::query("UPDATE broker_meta SET version = 99").execute(&mut other).await.expect("updated");
+    let error = EmbeddedBroker::open(config(directory.path())).await.expect_err("a later version");
+    assert_eq!(error.class(), Class::Blocked);
+    assert_eq!(
+        error.to_string(),
+        "the broker's tables do not fit this program: they are of version 99, this program's is 1"
+    );
+}
+
+#[tokio::test]
+async fn tables_that_are_gone_block() {
+    let directory = Directory::new();
+    let broker = open(directory.path()).await;
+    let mut other = other_connection(directory.path()).await;
+    sqlx::query("DROP TABLE broker_message").execute(&mut other).await.expect("dropped");
+    assert_eq!(publish(&broker, &[publication(1, "a")]).await, [Some(Class::Blocked)]);
+}

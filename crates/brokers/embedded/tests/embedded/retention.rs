@@ -1,0 +1,167 @@
+//! What is kept, and for how long.
+
+use std::time::Duration;
+
+use relevo_broker_embedded::{Config, EmbeddedBroker, Group, Membership, Start, WhenFull, Which};
+use relevo_conformance::broker::harness::{ADDRESS, nothing, numbers, publication, publish, publish_all, receive, to};
+use relevo_core::{Answer, Class, Consumer as _, Delivery, Publication, Tag};
+
+use crate::directory::Directory;
+
+/// Nothing is kept longer than needed, unless a test says so.
+fn config(directory: &Directory) -> Config {
+    Config { keep: Duration::ZERO, ..Config::new(directory.path().join("broker.db")) }
+}
+
+async fn open(config: Config) -> EmbeddedBroker {
+    EmbeddedBroker::open(config).await.expect("the file can be opened")
+}
+
+fn batch(range: std::ops::Range<u32>) -> Vec<Publication> {
+    range.map(|number| publication(number, &format!("k-{}", number % 5))).collect()
+}
+
+fn acknowledged<'a>(deliveries: impl IntoIterator<Item = &'a Delivery>) -> Vec<(Tag, Answer)> {
+    deliveries.into_iter().map(|delivery| (delivery.tag, Answer::Acknowledge)).collect()
+}
+
+async fn kept(broker: &EmbeddedBroker) -> Vec<i64> {
+    let kept = broker.peek("**", 0, usize::MAX).await.expect("the file can be read");
+    numbers(kept.iter().map(|message| &message.raw))
+}
+
+#[tokio::test]
+async fn what_every_group_acknowledged_goes_and_the_rest_stays() {
+    let directory = Directory::new();
+    let broker = open(config(&directory)).await;
+    for group in ["one", "other"] {
+        broker.declare(&Group::new(group, [ADDRESS])).await.expect("a group");
+    }
+    publish_all(&broker, &batch(0..10)).await;
+    let one = broker.consumer("one", Membership::default()).await.expect("a consumer");
+    let held = receive(&one, 10).await;
+    one.settle(&acknowledged(&held)).await.expect("settled");
+    assert_eq!(broker.sweep().await.expect("swept").messages, 0, "the other group has seen nothing");
+    let other = broker.consumer("other", Membership::default()).await.expect("a consumer");
+    let held = receive(&other, 10).await;
+    // Every second one, so that what stays has gaps.
+    let mut held: Vec<Delivery> = held;
+    held.sort_by_key(|delivery| delivery.place);
+    other.settle(&acknowledged(held.iter().step_by(2))).await.expect("settled");
+    assert_eq!(broker.sweep().await.expect("swept").messages, 5);
+    assert_eq!(kept(&broker).await, [1, 3, 5, 7, 9]);
+    other.settle(&acknowledged(held.iter().skip(1).step_by(2))).await.expect("settled");
+    broker.sweep().await.expect("swept");
+    assert_eq!(kept(&broker).await, Vec::<i64>::new());
+    // A group that begins now is not confused by an empty log.
+    broker.declare(&Group { start: Start::Now, ..Group::new("third", [ADDRESS]) }).await.expect("a group");
+    publish_all(&broker, &batch(10..11)).await;
+    let third = broker.consumer("third", Membership::default()).await.expect("a consumer");
+    assert_eq!(receive(&third, 1).await.len(), 1);
+}
+
+#[tokio::test]
+async fn what_is_young_stays_and_its_repeats_are_recognised() {
+    let directory = Directory::new();
+    let broker = open(Config { keep: Duration::from_hours(1), ..config(&directory) }).await;
+    publish_all(&broker, &batch(0..3)).await;
+    assert_eq!(broker.sweep().await.expect("swept").messages, 0);
+    publish_all(&broker, &batch(0..3)).await;
+    assert_eq!(kept(&broker).await, [0, 1, 2]);
+    broker.close().await;
+    // Once it is gone, it is forgotten: at least once is the promise.
+    let broker = open(config(&directory)).await;
+    assert_eq!(broker.sweep().await.expect("swept").messages, 3);
+    publish_all(&broker, &batch(0..3)).await;
+    assert_eq!(kept(&broker).await, [0, 1, 2]);
+}
+
+#[tokio::test]
+async fn publishing_keeps_the_file_small_by_itself() {
+    let directory = Directory::new();
+    let broker = open(Config { messages_max: 500, ..config(&directory) }).await;
+    for start in (0..10_000).step_by(100) {
+        publish_all(&broker, &batch(start..start + 100)).await;
+    }
+    assert!(kept(&broker).await.len() <= 500);
+}
+
+#[tokio::test]
+async fn a_full_broker_asks_to_wait_until_consumers_made_room() {
+    let directory = Directory::new();
+    let broker = open(Config { messages_max: 10, ..config(&directory) }).await;
+    broker.declare(&Group::new("g", ["**"])).await.expect("a group");
+    publish_all(&broker, &batch(0..10)).await;
+    let class = Class::Throttled(Duration::from_secs(1));
+    assert_eq!(publish(&broker, &batch(10..12)).await, [Some(class), Some(class)]);
+    assert_eq!(kept(&broker).await, (0..10).collect::<Vec<_>>());
+    let consumer = broker.consumer("g", Membership::default()).await.expect("a consumer");
+    let held = receive(&consumer, 10).await;
+    consumer.settle(&acknowledged(&held[..2])).await.expect("settled");
+    publish_all(&broker, &batch(10..12)).await;
+    assert_eq!(kept(&broker).await.len(), 10);
+    // One group's lag is what holds it; removing the group is a person's decision, and ends it.
+    assert_eq!(publish(&broker, &batch(12..13)).await, [Some(class)]);
+    broker.remove("g").await.expect("removed");
+    publish_all(&broker, &batch(12..13)).await;
+}
+
+#[tokio::test]
+async fn a_limit_of_bytes_counts_headers_and_payload() {
+    let directory = Directory::new();
+    let broker = open(Config { bytes_max: 20_000, ..config(&directory) }).await;
+    broker.declare(&Group::new("g", ["**"])).await.expect("a group");
+    let mut number = 0;
+    while publish(&broker, &batch(number..number + 1)).await == [None] {
+        number += 1;
+    }
+    assert!((20..100).contains(&number), "{number} messages of a few hundred bytes fit");
+    // A repeat costs nothing, and is confirmed as long as it fits.
+    assert_eq!(kept(&broker).await.len(), number as usize);
+}
+
+#[tokio::test]
+async fn a_broker_that_may_drop_says_to_each_group_how_much() {
+    let directory = Directory::new();
+    let config = Config { messages_max: 1_000, when_full: WhenFull::DropOldest, ..config(&directory) };
+    let broker = open(config).await;
+    broker.declare(&Group::new("all", ["**"])).await.expect("a group");
+    broker.declare(&Group::new("few", ["rare"])).await.expect("a group");
+    publish_all(&broker, &[to("rare", 100_000, "k-1")]).await;
+    publish_all(&broker, &batch(0..999)).await;
+    let membership = Membership { prefetch: 2_000, ..Membership::default() };
+    let consumer = broker.consumer("all", membership).await.expect("a consumer");
+    let held = receive(&consumer, 50).await;
+    publish_all(&broker, &batch(1_000..1_100)).await;
+    let kept_now = kept(&broker).await;
+    assert!(kept_now.len() <= 1_000 && kept_now.contains(&1_099) && !kept_now.contains(&0), "{}", kept_now.len());
+    let groups = broker.groups().await.expect("groups");
+    let dropped: Vec<u64> = groups.iter().map(|group| group.dropped).collect();
+    assert_eq!(dropped, [100, 1], "of `all` and `few`");
+    // What was out and is gone can still be answered; what is left comes.
+    consumer.settle(&acknowledged(&held)).await.expect("an answer");
+    let rest = receive(&consumer, 1_000).await;
+    consumer.settle(&acknowledged(&rest)).await.expect("settled");
+    nothing(&consumer).await;
+}
+
+#[tokio::test]
+async fn a_dead_letter_keeps_its_message() {
+    let directory = Directory::new();
+    let broker = open(config(&directory)).await;
+    broker.declare(&Group::new("g", ["**"])).await.expect("a group");
+    publish_all(&broker, &batch(0..5)).await;
+    let consumer = broker.consumer("g", Membership::default()).await.expect("a consumer");
+    let mut held = receive(&consumer, 5).await;
+    held.sort_by_key(|delivery| delivery.place);
+    let mut answers = acknowledged(&held);
+    answers[2].1 = Answer::Reject { reason: "no".to_owned() };
+    consumer.settle(&answers).await.expect("settled");
+    broker.sweep().await.expect("swept");
+    assert_eq!(kept(&broker).await, [2]);
+    let dead = broker.dead("g", 10).await.expect("dead letters");
+    assert_eq!(numbers([dead[0].raw()]), [2]);
+    broker.delete_dead("g", &Which::All).await.expect("deleted");
+    broker.sweep().await.expect("swept");
+    assert_eq!(kept(&broker).await, Vec::<i64>::new());
+}
