@@ -158,7 +158,7 @@ impl Daemon {
         let waiting = self.relays.iter().filter(|seen| matches!(seen.phase(), Phase::Waiting(_))).count();
         match (self.relays.len(), waiting) {
             (all, 0) => format!("{all} relays run"),
-            (all, waiting) => format!("{} relays run, {waiting} wait for their database", all - waiting),
+            (all, waiting) => format!("{} relays run, {waiting} wait for database or broker", all - waiting),
         }
     }
 

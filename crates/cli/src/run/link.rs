@@ -4,14 +4,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
+use relevo_core::Broker;
 use relevo_core::store::StoreError;
 use relevo_relay::Relay;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
-use tracing::{info, warn};
+use tracing::{Instrument as _, error_span, info, warn};
 
 use super::seen::{Phase, Seen};
-use super::store::{self, AnyStore};
+use super::store::{self, AnyStore, Unopened};
 use crate::config::{Destination, Outbox};
 
 /// Carries one outbox to one destination until it is told to stop; its error is one that waiting does not mend.
@@ -21,47 +22,81 @@ pub(crate) async fn carry(
     seen: Arc<Seen>,
     stop: CancellationToken,
 ) -> Result<()> {
-    let result = carry_on(&outbox, &destination, &seen, stop).await;
+    // Every line that the relay writes says whose it is.
+    let span = error_span!("relay", outbox = %outbox.name, destination = %destination.name);
+    let result = carry_on(&outbox, &destination, &seen, stop).instrument(span).await;
     seen.enter(Phase::Ended);
     result.with_context(|| format!("outbox `{}`, destination `{}`", outbox.name, destination.name))
 }
 
 async fn carry_on(outbox: &Outbox, destination: &Destination, seen: &Seen, stop: CancellationToken) -> Result<()> {
-    let broker = store::broker(&destination.broker).await?;
-    let opened = tokio::select! {
+    let both = async {
+        Ok::<_, anyhow::Error>((open_broker(destination, seen).await?, open(outbox, destination, seen).await?))
+    };
+    let (broker, store) = tokio::select! {
         biased;
         () = stop.cancelled() => return Ok(()),
-        opened = open(outbox, destination, seen) => opened,
+        both = both => both?,
     };
-    let opened = opened.with_context(|| format!("the outbox at {} cannot be served", outbox.database))?;
-    let relay = Relay::new(opened, broker, destination.relay.clone());
+    let relay = Relay::new(store, broker, destination.relay.clone());
     seen.runs(relay.stats(), relay.watched(), relay.routes_handle());
-    info!(outbox = %outbox.name, destination = %destination.name, at = %outbox.database, "relay started");
+    info!(at = %outbox.database, "relay started");
     Ok(relay.run(stop).await?)
 }
 
-/// Opens the outbox as soon as its database is there.
-async fn open(outbox: &Outbox, destination: &Destination, seen: &Seen) -> Result<Arc<dyn AnyStore>> {
-    let mut pause = destination.relay.outage_min;
+/// Opens the broker as soon as it is there.
+async fn open_broker(destination: &Destination, seen: &Seen) -> Result<Arc<dyn Broker>> {
+    let mut pauses = Pauses::of(destination);
     loop {
-        seen.waits_on();
-        match prepare(outbox, destination).await {
-            Ok(Ok(store)) => return Ok(store),
-            Ok(Err(missing)) => bail!(missing),
-            Err(error) if error.is_passing() => {
-                let why = chain(&error);
-                warn!(outbox = %outbox.name, at = %outbox.database, error = %why, ?pause, "the database is away, will try again");
-                seen.enter(Phase::Waiting(why));
-                wait(pause).await;
-                pause = (pause * 2).min(destination.relay.outage_max);
+        seen.turns_on();
+        match store::broker(&destination.broker).await {
+            Ok(broker) => return Ok(broker),
+            Err(Unopened::Wrong(error)) => return Err(error),
+            Err(Unopened::Away(error)) => {
+                let error = chain(&error);
+                seen.enter(Phase::Waiting(format!("waiting for the broker: {error}")));
+                warn!(%error, "the broker is away, will try again");
+                pauses.next().await;
             }
-            Err(error) => return Err(error.into()),
         }
     }
 }
 
-async fn wait(pause: Duration) {
-    sleep(pause).await;
+/// Opens the outbox as soon as its database is there.
+async fn open(outbox: &Outbox, destination: &Destination, seen: &Seen) -> Result<Arc<dyn AnyStore>> {
+    let mut pauses = Pauses::of(destination);
+    loop {
+        seen.turns_on();
+        match prepare(outbox, destination).await {
+            Ok(Ok(store)) => return Ok(store),
+            Ok(Err(missing)) => bail!(missing),
+            Err(error) if error.is_passing() => {
+                let error = chain(&error.into());
+                seen.found_away();
+                seen.enter(Phase::Waiting(format!("waiting for the database: {error}")));
+                warn!(at = %outbox.database, %error, "the database is away, will try again");
+                pauses.next().await;
+            }
+            Err(error) => return Err(error).with_context(|| format!("the outbox at {}", outbox.database)),
+        }
+    }
+}
+
+/// Pauses that double up to a limit.
+struct Pauses {
+    next: Duration,
+    max: Duration,
+}
+
+impl Pauses {
+    fn of(destination: &Destination) -> Self {
+        Self { next: destination.relay.outage_min, max: destination.relay.outage_max }
+    }
+
+    async fn next(&mut self) {
+        sleep(self.next).await;
+        self.next = (self.next * 2).min(self.max);
+    }
 }
 
 /// The outbox with its destination, or the sentence that says how to add that.
@@ -78,22 +113,16 @@ async fn prepare(outbox: &Outbox, destination: &Destination) -> Result<Result<Ar
         )));
     }
     if store.add_destination(destination.shards, destination.start).await? {
-        info!(outbox = %outbox.name, destination = %destination.name, shards = destination.shards, "destination added");
+        info!(shards = destination.shards, "destination added");
     }
     Ok(Ok(store))
 }
 
-/// The whole chain of causes in one line.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let more = error.to_string();
-        if !text.ends_with(&more) {
-            text.push_str(": ");
-            text.push_str(&more);
-        }
-        cause = error.source();
-    }
-    text
+/// The whole chain of causes in one line; some libraries repeat a cause in the sentence of what it caused.
+fn chain(error: &anyhow::Error) -> String {
+    error.chain().fold(String::new(), |text, cause| match cause.to_string() {
+        cause if text.is_empty() => cause,
+        cause if text.ends_with(&cause) => text,
+        cause => format!("{text}: {cause}"),
+    })
 }

@@ -19,7 +19,7 @@ pub(crate) fn start(log: &Log) -> Result<()> {
     let layer = tracing_subscriber::fmt::layer().with_writer(io::stderr);
     let layer = if json {
         // The fields stand beside the message, where collectors look for them.
-        layer.json().flatten_event(true).with_current_span(false).with_span_list(false).boxed()
+        layer.json().flatten_event(true).with_current_span(true).with_span_list(false).boxed()
     } else {
         layer.with_ansi(false).boxed()
     };

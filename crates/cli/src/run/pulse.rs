@@ -61,17 +61,17 @@ mod tests {
         let mut now = Instant::now();
         let (turning, stuck) = (seen("turning"), seen("stuck"));
         let pulse = Pulse::new(vec![Arc::clone(&turning), Arc::clone(&stuck)], now);
-        stuck.waits_on();
+        stuck.turns_on();
         for _ in 0..4 {
-            turning.waits_on();
+            turning.turns_on();
             assert!(pulse.beats(now));
             now += Duration::from_secs(5);
         }
-        turning.waits_on();
+        turning.turns_on();
         assert!(!pulse.beats(now));
         let stuck_ones: Vec<_> = pulse.take(now).into_iter().filter(|(_, turns)| !turns).collect();
         assert_eq!(stuck_ones.iter().map(|(seen, _)| seen.destination.as_str()).collect::<Vec<_>>(), ["stuck"]);
-        stuck.waits_on();
+        stuck.turns_on();
         assert!(pulse.beats(now), "one that turns again is well");
     }
 }

@@ -14,7 +14,7 @@ use tokio::sync::Notify;
 pub(crate) enum Phase {
     /// Nothing is known yet.
     Starting,
-    /// The database is waited for, and why.
+    /// Something is waited for: what, and why.
     Waiting(String),
     /// The relay's loop turns.
     Running,
@@ -31,8 +31,10 @@ pub(crate) struct Seen {
     pub(crate) stuck_after: Duration,
     phase: Mutex<Phase>,
     changed: Arc<Notify>,
-    /// Turns of the loop that waits for the database.
-    waits: AtomicU64,
+    /// Turns of the loops that wait for broker and database.
+    turns: AtomicU64,
+    /// How often the database was found away by them.
+    away: AtomicU64,
     relay: OnceLock<(Arc<Stats>, Arc<Watched>)>,
     routes: Mutex<(Routes, Option<RoutesHandle>)>,
     backlog: Mutex<Option<Backlog>>,
@@ -53,7 +55,8 @@ impl Seen {
             stuck_after,
             phase: Mutex::new(Phase::Starting),
             changed,
-            waits: AtomicU64::new(0),
+            turns: AtomicU64::new(0),
+            away: AtomicU64::new(0),
             relay: OnceLock::new(),
             routes: Mutex::new((routes, None)),
             backlog: Mutex::default(),
@@ -69,9 +72,14 @@ impl Seen {
         self.changed.notify_one();
     }
 
-    /// Another attempt to reach the database begins.
-    pub(crate) fn waits_on(&self) {
-        self.waits.fetch_add(1, Ordering::Relaxed);
+    /// Another attempt to open something begins.
+    pub(crate) fn turns_on(&self) {
+        self.turns.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The database was found away.
+    pub(crate) fn found_away(&self) {
+        self.away.fetch_add(1, Ordering::Relaxed);
     }
 
     /// The relay is there.
@@ -108,19 +116,18 @@ impl Seen {
 
     /// Grows for as long as something turns here.
     pub(crate) fn turns(&self) -> u64 {
-        self.waits.load(Ordering::Relaxed) + self.relay().map_or(0, |(_, watched)| watched.steps())
+        self.turns.load(Ordering::Relaxed) + self.relay().map_or(0, |(_, watched)| watched.steps())
     }
 
     /// How often the database was found away, also before the relay was there.
     pub(crate) fn database_away(&self) -> u64 {
-        let before = self.waits.load(Ordering::Relaxed).saturating_sub(1);
-        before + self.relay().map_or(0, |(stats, _)| stats.database_away())
+        self.away.load(Ordering::Relaxed) + self.relay().map_or(0, |(stats, _)| stats.database_away())
     }
 
     /// Whether the relay does its work at the moment, and what is seen of it.
     pub(crate) fn readiness(&self) -> (bool, String) {
         match (self.phase(), self.relay()) {
-            (Phase::Waiting(why), _) => (false, format!("waiting for the database: {why}")),
+            (Phase::Waiting(what), _) => (false, what),
             (Phase::Ended, _) => (false, "ended".to_owned()),
             (Phase::Running, Some((_, watched))) if watched.is_database_away() => {
                 (false, "the database is away, will begin again".to_owned())

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use relevo_broker_embedded::EmbeddedBroker;
+use relevo_broker_embedded::{self as embedded, EmbeddedBroker};
 use relevo_core::Broker;
 use relevo_core::operate::{Inspect, Operate};
 use relevo_core::store::{Store, StoreError};
@@ -41,15 +41,32 @@ pub(crate) async fn open(outbox: &config::Outbox, destination: &str) -> Result<A
     opened.unwrap_or_else(|_| Err(StoreError::Away(format!("no answer within {OPEN_DEADLINE:?}").into())))
 }
 
-/// Opens the far side; a broker on another machine does not have to be there yet, a file does.
-pub(crate) async fn broker(broker: &config::Broker) -> anyhow::Result<Arc<dyn Broker>> {
+/// Why the far side is not open.
+pub(crate) enum Unopened {
+    /// Waiting may mend it.
+    Away(anyhow::Error),
+    /// A person must.
+    Wrong(anyhow::Error),
+}
+
+/// Opens the far side.
+pub(crate) async fn broker(broker: &config::Broker) -> Result<Arc<dyn Broker>, Unopened> {
     match broker {
         config::Broker::Embedded { path } => {
-            let opened = EmbeddedBroker::open(relevo_broker_embedded::Config::new(path)).await;
-            let opened = opened.map_err(|error| {
-                anyhow::Error::new(error).context(format!("the embedded broker `{}` cannot be opened", path.display()))
-            });
-            Ok(Arc::new(opened?))
+            let error = match EmbeddedBroker::open(embedded::Config::new(path)).await {
+                Ok(broker) => return Ok(Arc::new(broker)),
+                Err(error) => error,
+            };
+            let passing = matches!(error, embedded::Error::Locked(_) | embedded::Error::DiskFull(_));
+            let what = match &error {
+                embedded::Error::CannotOpen(_) => format!(
+                    "the embedded broker `{}`; hint: its directory must exist, and this user may write there",
+                    path.display()
+                ),
+                _ => format!("the embedded broker `{}`", path.display()),
+            };
+            let error = anyhow::Error::new(error).context(what);
+            Err(if passing { Unopened::Away(error) } else { Unopened::Wrong(error) })
         }
     }
 }

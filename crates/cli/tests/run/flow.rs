@@ -2,6 +2,9 @@
 
 use std::time::{Duration, Instant};
 
+use relevo_core::Draft;
+use sqlx::ConnectOptions as _;
+
 use crate::daemon::{Daemon, until};
 use crate::world::{BEGIN, Directory, World};
 
@@ -74,7 +77,7 @@ async fn a_second_signal_ends_it_at_once_with_130() {
     let slow = "[relay]\nlease_ms = 120000\npublish_deadline_ms = 60000\ngrace_ms = 100000\n";
     let mut daemon = world.start(slow);
     daemon.ready();
-    let lock = lock(&world).await;
+    let lock = world.lock_broker().await;
     world.emit("orders", 1).await;
     until("a message is in flight", || daemon.metric("outbox_in_flight{") == Some(1));
     daemon.signal("TERM");
@@ -84,13 +87,27 @@ async fn a_second_signal_ends_it_at_once_with_130() {
     drop(lock);
 }
 
-/// Holds the write lock of the broker's file.
-async fn lock(world: &World) -> sqlx::SqliteConnection {
-    use sqlx::ConnectOptions as _;
-    let options = sqlx::sqlite::SqliteConnectOptions::new().filename(world.directory.path().join("shop.db"));
-    let mut connection = options.connect().await.expect("the file is there");
-    sqlx::raw_sql("BEGIN IMMEDIATE").execute(&mut connection).await.expect("nobody writes");
-    connection
+/// A SQLite file as the outbox, and the broker in another.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_outbox_in_a_sqlite_file_is_carried_too() {
+    use relevo_store_sqlite as sqlite;
+    let world = World::new().await;
+    let file = world.directory.path().join("outbox.db");
+    sqlite::migrate::migrate(&file).await.unwrap();
+    let url = format!("sqlite:{}", file.display());
+    let text = format!("{BEGIN}{}", world.outbox("shop", &url, "start = \"oldest\""));
+    let mut daemon = Daemon::start(&world.directory.write("relevo.toml", &text), &[]);
+    daemon.ready();
+    let mut connection = sqlite::connect_options(&file).connect().await.unwrap();
+    let mut transaction = sqlite::begin(&mut connection).await.unwrap();
+    for number in 0..25 {
+        let draft = Draft::json("orders", &format!("key-{}", number % 3), "Happened", "{}");
+        sqlite::emit(&mut transaction, draft).await.unwrap();
+    }
+    transaction.commit().await.unwrap();
+    World::delivered(&daemon, "shop", 25);
+    daemon.stop();
+    assert_eq!(world.arrived("shop").await, vec!["orders"; 25]);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -81,5 +81,23 @@ async fn a_broker_that_cannot_be_opened_is_one_clear_error() {
     let text = text.replace("shop.db", "no/such/directory/shop.db");
     let mut daemon = Daemon::start(&world.directory.write("relevo.toml", &text), &[]);
     assert_eq!(daemon.end(), Some(1));
-    until("it says so", || daemon.log().contains("the embedded broker `"));
+    until("it says so", || daemon.log().contains("hint: its directory must exist"));
+    assert!(
+        daemon.log().contains("no/such/directory/shop.db`: the broker's file cannot be opened"),
+        "{}",
+        daemon.log()
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_broker_that_is_locked_at_the_start_is_waited_for() {
+    let world = World::new().await;
+    let lock = world.lock_broker().await;
+    let mut daemon = world.start("");
+    let line = daemon.line("the broker is away, will try again");
+    assert_eq!((&line["span"]["outbox"], &line["span"]["destination"]), (&"shop".into(), &"main".into()));
+    assert!(daemon.get("/readyz").1.contains("waiting for the broker: "));
+    drop(lock);
+    daemon.ready();
+    daemon.stop();
 }

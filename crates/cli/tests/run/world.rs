@@ -7,7 +7,8 @@ use relevo_broker_embedded::EmbeddedBroker;
 use relevo_store_postgres::{Schema, migrate};
 use relevo_testkit::PgVersion;
 use relevo_testkit::postgres::{Database, Server};
-use sqlx::Row as _;
+use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection};
+use sqlx::{ConnectOptions as _, Row as _};
 
 use crate::daemon::{Daemon, until};
 
@@ -87,6 +88,15 @@ impl World {
             "SELECT relevo.emit('{topic}', 'key-' || n % 7, 'Happened', jsonb_build_object('n', n)) FROM generate_series(1, {count}) n"
         );
         sqlx::raw_sql(sqlx::AssertSqlSafe(sql)).execute(&mut self.database.connect().await).await.expect("an outbox");
+    }
+
+    /// Holds the write lock of the broker's file, which is made if it is not there.
+    pub(crate) async fn lock_broker(&self) -> SqliteConnection {
+        let file = self.directory.path().join("shop.db");
+        let options = SqliteConnectOptions::new().filename(file).create_if_missing(true);
+        let mut connection = options.connect().await.expect("the directory can be written");
+        sqlx::raw_sql("BEGIN IMMEDIATE").execute(&mut connection).await.expect("nobody writes");
+        connection
     }
 
     pub(crate) async fn number(&self, sql: &str) -> i64 {
