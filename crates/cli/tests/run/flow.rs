@@ -13,7 +13,7 @@ async fn what_was_committed_arrives_and_what_was_rolled_back_does_not() {
     let world = World::new().await;
     world.emit("orders", 200).await;
     let rolled_back = "BEGIN; SELECT relevo.emit('ghosts', 'k', 'T', '{}'); ROLLBACK";
-    sqlx::raw_sql(rolled_back).execute(&mut world.database.connect().await).await.unwrap();
+    world.run(rolled_back).await;
     let mut daemon = world.start("");
     World::delivered(&daemon, "shop", 200);
     world.emit("invoices", 100).await;
@@ -85,6 +85,25 @@ async fn a_second_signal_ends_it_at_once_with_130() {
     daemon.signal("TERM");
     assert_eq!(daemon.end(), Some(130), "{}", daemon.log());
     drop(lock);
+}
+
+/// What a service account of production has: the relay's grants and no more.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_relay_s_grants_are_enough() {
+    let world = World::new().await;
+    let role = format!("relay_of_{}", world.database.name());
+    world.run(&format!("CREATE ROLE {role} LOGIN")).await;
+    world.run(&format!("SELECT relevo.grant_relay('{role}')")).await;
+    world.run("SELECT relevo.add_destination('main', 4, 'now')").await;
+    let url = world.database.url().replace("postgres@", &format!("{role}@"));
+    let text = format!("{BEGIN}{}", world.outbox("shop", &url, "")).replace("create = true", "create = false");
+    let mut daemon = Daemon::start(&world.directory.write("relevo.toml", &text), &[]);
+    daemon.ready();
+    world.emit("orders", 10).await;
+    World::delivered(&daemon, "shop", 10);
+    until("the backlog is sampled", || daemon.metric("outbox_backlog_gauge{") == Some(0));
+    daemon.stop();
+    world.run(&format!("DROP OWNED BY {role}; DROP ROLE {role}")).await;
 }
 
 /// A SQLite file as the outbox, and the broker in another.

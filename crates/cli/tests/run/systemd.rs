@@ -81,7 +81,7 @@ async fn the_watchdog_is_fed_while_the_relays_turn_also_without_a_database() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_start_that_fails_is_never_ready() {
     let world = World::new().await;
-    sqlx::raw_sql("DROP SCHEMA relevo CASCADE").execute(&mut world.database.connect().await).await.unwrap();
+    world.run("DROP SCHEMA relevo CASCADE").await;
     let manager = Manager::new(&world);
     let mut daemon = Daemon::start(&world.config(""), &[("NOTIFY_SOCKET", &manager.path)]);
     assert_eq!(daemon.end(), Some(1));

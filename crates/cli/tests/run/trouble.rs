@@ -69,7 +69,7 @@ async fn what_waiting_does_not_mend_ends_the_process_with_its_error() {
     let mut daemon = world.start("");
     daemon.ready();
     let off = "SELECT relevo.switch_destination('main', false)";
-    sqlx::raw_sql(off).execute(&mut world.database.connect().await).await.unwrap();
+    world.run(off).await;
     assert_eq!(daemon.end(), Some(1), "{}", daemon.log());
     until("it says why", || daemon.log().contains("error: outbox `shop`, destination `main`: the relay cannot go on"));
 }

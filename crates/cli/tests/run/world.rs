@@ -87,7 +87,12 @@ impl World {
         let sql = format!(
             "SELECT relevo.emit('{topic}', 'key-' || n % 7, 'Happened', jsonb_build_object('n', n)) FROM generate_series(1, {count}) n"
         );
-        sqlx::raw_sql(sqlx::AssertSqlSafe(sql)).execute(&mut self.database.connect().await).await.expect("an outbox");
+        self.run(&sql).await;
+    }
+
+    pub(crate) async fn run(&self, sql: &str) {
+        let mut connection = self.database.connect().await;
+        sqlx::raw_sql(sqlx::AssertSqlSafe(sql.to_owned())).execute(&mut connection).await.expect("a good statement");
     }
 
     /// Holds the write lock of the broker's file, which is made if it is not there.
