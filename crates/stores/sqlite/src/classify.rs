@@ -9,6 +9,19 @@ use sqlx::error::DatabaseError;
 
 use crate::disk;
 
+// SQLite's result codes, by its own names.
+const ERROR: i32 = 1;
+pub(crate) const BUSY: i32 = 5;
+pub(crate) const LOCKED: i32 = 6;
+const READONLY: i32 = 8;
+const READONLY_DBMOVED: i32 = 1032;
+const IOERR: i32 = 10;
+const CORRUPT: i32 = 11;
+const FULL: i32 = 13;
+const CANTOPEN: i32 = 14;
+const PROTOCOL: i32 = 15;
+const NOTADB: i32 = 26;
+
 /// What can go wrong in a call.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
@@ -111,15 +124,17 @@ impl From<sqlx::Error> for Error {
     fn from(error: sqlx::Error) -> Self {
         let Some(database) = error.as_database_error() else { return Self::Driver(error) };
         let message = database.message().to_owned();
-        match code(database) & 0xff {
-            5 | 6 => Self::Busy,
-            8 => Self::ReadOnly,
-            10 => Self::Disk(error),
-            11 => Self::Damaged(message),
-            13 => Self::Full,
-            14 => Self::Unopenable,
-            26 => Self::NoDatabase,
-            1 if message.starts_with("no such table") || message.starts_with("no such column") => {
+        let code = code(database);
+        match code & 0xff {
+            BUSY | LOCKED | PROTOCOL => Self::Busy,
+            READONLY if code == READONLY_DBMOVED => Self::Replaced,
+            READONLY => Self::ReadOnly,
+            IOERR => Self::Disk(error),
+            CORRUPT => Self::Damaged(message),
+            FULL => Self::Full,
+            CANTOPEN => Self::Unopenable,
+            NOTADB => Self::NoDatabase,
+            ERROR if message.starts_with("no such table") || message.starts_with("no such column") => {
                 Self::Schema(format!("holds no outbox ({message}); hint: run `relevo migrate`"))
             }
             _ => Self::Driver(error),

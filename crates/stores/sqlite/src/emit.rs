@@ -11,7 +11,7 @@ use sqlx::sqlite::{Sqlite, SqliteArguments, SqliteConnection, SqlitePool};
 use sqlx::{Connection as _, Transaction};
 use uuid::Uuid;
 
-use crate::classify::code;
+use crate::classify::{BUSY, LOCKED, code};
 use crate::queries::now;
 
 /// Why a message was not emitted.
@@ -162,7 +162,7 @@ fn bind<'q>(insert: Insert<'q>, id: MessageId, draft: &'q Draft) -> Insert<'q> {
 
 fn refused(error: sqlx::Error) -> EmitError {
     match error.as_database_error() {
-        Some(database) if matches!(code(database) & 0xff, 5 | 6) => EmitError::Busy(error),
+        Some(database) if matches!(code(database) & 0xff, BUSY | LOCKED) => EmitError::Busy(error),
         Some(database) if database.message().starts_with("no such table: main.relevo_") => EmitError::NotInMain,
         _ => EmitError::Database(error),
     }

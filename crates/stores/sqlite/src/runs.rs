@@ -1,8 +1,7 @@
 //! Runs: parked messages whose time has come, and what came of them.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 
-use relevo_core::slot::slot_of;
 use relevo_core::store::{Advance, Advanced, Lease, Run, Stop, Stopped};
 use serde_json::json;
 use sqlx::sqlite::{SqliteConnection, SqliteRow};
@@ -120,12 +119,8 @@ fn run(row: &SqliteRow, key: &str) -> Result<Run, Error> {
 /// Records what came of runs.
 pub(crate) async fn advance(link: &Link, destination: &str, advances: &[Advance]) -> Result<Vec<Advanced>, Error> {
     let mut session = link.begin(Durability::Power).await?;
-    let leases: Vec<Lease> = advances
-        .iter()
-        .map(|advance| (advance.lease.shard, advance.lease))
-        .collect::<BTreeMap<_, _>>()
-        .into_values()
-        .collect();
+    let leases: BTreeSet<Lease> = advances.iter().map(|advance| advance.lease).collect();
+    let leases: Vec<Lease> = leases.into_iter().collect();
     let (held, now) = queries::held(&mut session, destination, &leases).await?;
     let mut answers = Vec::with_capacity(advances.len());
     for advance in advances {
@@ -236,7 +231,6 @@ impl Step<'_> {
         let (state, next_at, address) = waiting(stopped, self.now);
         let sql = "UPDATE relevo_parked_key SET state = ?3, attempts = ?4, next_at_ms = ?5, address = ?6, dead_id = ?7, \
                    route = ?8, class = ?9, error = ?10 WHERE destination = ?1 AND key = ?2";
-        debug_assert_eq!(slot_of(&self.advance.key) % self.advance.lease.shards, self.advance.lease.shard);
         let update = sqlx::query(sql).bind(self.destination).bind(&*self.advance.key).bind(state);
         let update = update.bind(i64::from(stopped.attempts)).bind(next_at).bind(address).bind(dead_id);
         update.bind(&*stopped.route).bind(stopped.class).bind(&stopped.error).execute(connection).await?;

@@ -60,8 +60,22 @@ impl Store {
             flushed: AtomicI64::new(0),
             file,
         };
-        store.call(async { store.reading.take().await.map(super::link::Session::give_back) }).await?;
+        store.call(store.try_out()).await?;
         Ok(store)
+    }
+
+    /// Reads, and takes the write lock for a moment: a file that cannot be written is told now. An open writer is not
+    /// waited for twice.
+    async fn try_out(&self) -> Result<(), Error> {
+        self.reading.take().await?.give_back();
+        let mut session = match self.settling.begin(Durability::Process).await {
+            Ok(session) => session,
+            Err(Error::Busy) => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        // Changes nothing, and still needs a file that can be written: BEGIN alone begins to read where it is not.
+        sqlx::query("UPDATE relevo_setting SET only_row = 1 WHERE false").execute(&mut *session).await?;
+        session.commit().await
     }
 
     /// One call: within its deadline, and what failed names the file.

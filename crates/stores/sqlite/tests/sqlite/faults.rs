@@ -12,7 +12,8 @@ use uuid::Uuid;
 use crate::scratch::{Reader, Scratch, connect, draft, emit_one, ids, open, outbox, part, run, told, with_mounts};
 
 fn mount(arguments: &[&str], at: &Path) {
-    assert!(Command::new("mount").args(arguments).arg(at).status().unwrap().success(), "mount {arguments:?}");
+    let status = Command::new("mount").args(arguments).arg(at).status().expect("`mount` runs");
+    assert!(status.success(), "mount {arguments:?}");
 }
 
 #[tokio::test]
@@ -80,15 +81,12 @@ async fn a_file_that_cannot_be_written_is_told() {
     mount(&["-t", "tmpfs", "none"], directory);
     let file = directory.join("outbox.db");
     drop(outbox(&file, 1).await);
-    // The last connection takes the log away with it, on a thread of its own.
-    while directory.join("outbox.db-wal").exists() {
-        tokio::task::yield_now().await;
-    }
+    closed(&file).await;
     mount(&["-o", "remount,ro"], directory);
     let errors = [
         open(&file).await.err().expect("a refusal"),
-        migrate::migrate(&file).await.err().expect("a refusal"),
-        migrate::migrate(directory.join("new.db")).await.err().expect("a refusal"),
+        migrate::migrate(&file).await.expect_err("a refusal"),
+        migrate::migrate(directory.join("new.db")).await.expect_err("a refusal"),
     ];
     for error in errors {
         assert!(matches!(error, StoreError::Refused { .. }) && !error.is_passing(), "{error:?}");
@@ -96,6 +94,42 @@ async fn a_file_that_cannot_be_written_is_told() {
     }
     mount(&["-o", "remount,rw"], directory);
     assert!(open(&file).await.is_ok());
+    closed(&file).await;
+
+    // Only the file itself, in a directory that can be written.
+    let name = file.to_str().unwrap();
+    mount(&["--bind", name], &file);
+    mount(&["-o", "remount,ro,bind"], &file);
+    let error = open(&file).await.err().expect("a refusal");
+    assert!(matches!(error, StoreError::Refused { .. }) && !error.is_passing(), "{error:?}");
+    assert!(told(&error).contains("cannot be written; hint: "), "{}", told(&error));
+}
+
+/// `synchronous` is the writer's affair: what a relay is about to publish is flushed by the relay, once a window.
+#[tokio::test]
+async fn nothing_is_read_that_could_not_be_flushed() {
+    let scratch = Scratch::new();
+    let mut reader = Reader::start(outbox(&scratch.file(), 1).await).await;
+    let mut connection = connect(&scratch.file()).await;
+    sqlx::query("PRAGMA synchronous = OFF").execute(&mut connection).await.unwrap();
+    let emitted = [emit_one(&mut connection, draft("k")).await, emit_one(&mut connection, draft("k")).await];
+    let log = scratch.path().join("outbox.db-wal");
+    let hidden = scratch.path().join("hidden");
+    let hide = || {
+        std::fs::rename(&log, &hidden).unwrap();
+        // A link to itself cannot be opened by anybody, not even by root.
+        std::os::unix::fs::symlink(&log, &log).unwrap();
+    };
+    hide();
+    let error = reader.read().await.expect_err("no flush");
+    assert!(error.is_passing() && told(&error).contains("cannot be flushed; hint: "), "{}", told(&error));
+    std::fs::rename(&hidden, &log).unwrap();
+    let page = reader.read().await.unwrap();
+    assert_eq!(ids(&page.entries), emitted);
+    hide();
+    assert_eq!(ids(&reader.read().await.unwrap().entries), emitted, "the window is flushed already");
+    std::fs::rename(&hidden, &log).unwrap();
+    reader.settle(page.end, Vec::new()).await.unwrap();
 }
 
 #[tokio::test]
@@ -228,6 +262,14 @@ async fn refused_for_good(file: &Path, text: &str) {
     assert!(told(&error).contains(text), "{}", told(&error));
 }
 
+/// Waits until every connection is closed: the last one takes the log away with it, on a thread of its own.
+async fn closed(file: &Path) {
+    while file.with_extension("db-wal").exists() {
+        tokio::task::yield_now().await;
+    }
+}
+
 fn overwrite(file: &Path, at: u64, length: usize) {
-    OpenOptions::new().write(true).open(file).unwrap().write_all_at(&vec![0xa5; length], at).unwrap();
+    let file = OpenOptions::new().write(true).open(file).expect("a file");
+    file.write_all_at(&vec![0xa5; length], at).expect("room in it");
 }

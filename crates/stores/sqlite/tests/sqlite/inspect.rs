@@ -11,8 +11,8 @@ use crate::scratch::{Reader, Scratch, connect, draft, emit_one, outbox, run};
 
 const BUDGET: Duration = Duration::from_secs(5);
 
-fn stopped(stop: Stop) -> Option<Stopped> {
-    Some(Stopped { stop, attempts: 3, class: "transient", error: "no".to_owned(), route: "all".into() })
+fn stopped(stop: Stop) -> Stopped {
+    Stopped { stop, attempts: 3, class: "transient", error: "no".to_owned(), route: "all".into() }
 }
 
 fn park(entry: &Entry, stopped: Option<Stopped>) -> Park {
@@ -30,17 +30,17 @@ async fn every_status(scratch: &Scratch) -> Reader {
     for key in ["published", "retrying", "retrying", "held", "dead", "dead"] {
         emit_one(&mut connection, draft(key)).await;
     }
-    let page = reader.read().await.unwrap();
+    let page = reader.read().await.expect("a page");
     let entries = &page.entries;
     let pause = Duration::from_hours(1);
     let parks = vec![
-        park(&entries[1], stopped(Stop::Retry { after: pause })),
+        park(&entries[1], Some(stopped(Stop::Retry { after: pause }))),
         park(&entries[2], None),
-        park(&entries[3], stopped(Stop::Address { address: "there".into(), after: pause })),
-        park(&entries[4], stopped(Stop::DeadHold)),
+        park(&entries[3], Some(stopped(Stop::Address { address: "there".into(), after: pause }))),
+        park(&entries[4], Some(stopped(Stop::DeadHold))),
         park(&entries[5], None),
     ];
-    reader.settle(page.end, parks).await.unwrap();
+    reader.settle(page.end, parks).await.expect("a free file");
     emit_one(&mut connection, draft("pending")).await;
     let later = Timestamp::now() + pause;
     emit_one(&mut connection, Draft { deliver_at: Some(later), ..draft("scheduled") }).await;

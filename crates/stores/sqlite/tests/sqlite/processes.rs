@@ -1,7 +1,7 @@
 //! Several processes on one file, some of them killed.
 
 use std::collections::BTreeMap;
-use std::io::{BufRead as _, BufReader};
+use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::time::Duration;
@@ -15,33 +15,33 @@ const KEYS: u32 = 5;
 
 /// Writes until it is killed: a counter per key and a message with its value, together, and every third time nothing.
 async fn write(file: &Path, name: &str) {
-    let mut connection = connect_options(file).busy_timeout(Duration::from_secs(30)).connect().await.unwrap();
+    let mut connection = connect_options(file).busy_timeout(Duration::from_secs(30)).connect().await.expect("a file");
     for number in 0u32.. {
         let key = format!("k-{}", number % KEYS);
-        let mut tx = begin(&mut connection).await.unwrap();
+        let mut tx = begin(&mut connection).await.expect("a turn");
         let sql = "INSERT INTO counter (key, value) VALUES (?1, 1) \
                    ON CONFLICT (key) DO UPDATE SET value = value + 1 RETURNING value";
-        let value: i64 = sqlx::query_scalar(sql).bind(&key).fetch_one(&mut *tx).await.unwrap();
-        emit(&mut tx, Draft::json("counters", &key, name, value.to_string())).await.unwrap();
+        let value: i64 = sqlx::query_scalar(sql).bind(&key).fetch_one(&mut *tx).await.expect("a value");
+        emit(&mut tx, Draft::json("counters", &key, name, value.to_string())).await.expect("a message");
         if number % 3 == 2 {
-            tx.rollback().await.unwrap();
+            tx.rollback().await.expect("an open transaction");
         } else {
-            tx.commit().await.unwrap();
+            tx.commit().await.expect("an open transaction");
         }
-        println!("wrote");
+        writeln!(std::io::stdout(), "wrote").expect("somebody counts");
     }
 }
 
 fn start(test: &str, part: &str) -> Child {
-    this_test(test, part).stdout(Stdio::piped()).spawn().unwrap()
+    this_test(test, part).stdout(Stdio::piped()).spawn().expect("this program runs")
 }
 
 /// Waits until the child has written so often, then kills it in the middle of whatever it does.
 fn kill_after(child: &mut Child, times: usize) {
-    let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let lines = BufReader::new(child.stdout.take().expect("its output")).lines();
     assert_eq!(lines.map_while(Result::ok).filter(|line| line.ends_with("wrote")).take(times).count(), times);
-    child.kill().unwrap();
-    child.wait().unwrap();
+    child.kill().expect("a child");
+    child.wait().expect("a child");
 }
 
 #[tokio::test]
