@@ -5,6 +5,8 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result};
 
+use crate::runner::Runner;
+
 /// The top of the workspace.
 pub(crate) fn root() -> Result<PathBuf> {
     let own = std::env::var_os("CARGO_MANIFEST_DIR").context("not run by Cargo: use `cargo xtask`")?;
@@ -25,4 +27,11 @@ pub(crate) fn command(arguments: &[&str]) -> Result<Command> {
         }
     }
     Ok(command)
+}
+
+/// Builds a program for real use, and says where it is.
+pub(crate) fn release(runner: &Runner, package: &str, program: &str) -> Result<PathBuf> {
+    runner.run(&mut command(&["build", "--release", "-p", package])?)?;
+    let target = std::env::var_os("CARGO_TARGET_DIR").map_or(root()?.join("target"), PathBuf::from);
+    Ok(std::path::absolute(target)?.join("release").join(program))
 }

@@ -57,6 +57,12 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
+    /// Kills and stops relays and their database while messages flow, and says what became of the messages.
+    Torture {
+        /// Handed to the torture as they are: `--seconds N --seed S --store postgres|sqlite`.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
     /// Checks what a machine can of how the project is written.
     Tidy,
 }
@@ -84,9 +90,18 @@ fn dispatch(runner: &Runner, command: Command) -> Result<ExitCode> {
         Command::Sim { seed, seeds } => ci::sim(runner, seed, seeds)?,
         Command::Bench { arguments } => {
             install::debian(runner, &[install::POSTGRES_15])?;
+            let relevo = cargo::release(runner, "relevo-cli", "relevo")?;
             let server = postgres::Temporary::start(install::DEBIAN_15.as_ref(), postgres::Durability::Real)?;
             let mut command = cargo::command(&["run", "--release", "-p", "relevo-bench", "--"])?;
-            runner.run(command.args(arguments).env("RELEVO_TEST_POSTGRES_URL", server.url()))?;
+            command.args(arguments).env("RELEVO_TEST_POSTGRES_URL", server.url()).env("RELEVO_BENCH_BINARY", relevo);
+            runner.run(&mut command)?;
+        }
+        Command::Torture { arguments } => {
+            let servers = install::all(runner)?;
+            let relevo = cargo::release(runner, "relevo-cli", "relevo")?;
+            let environment = services::for_one_run(runner, &servers)?;
+            let mut command = cargo::command(&["run", "--release", "-p", "relevo-torture", "--", "--relevo"])?;
+            runner.run(command.arg(relevo).args(arguments).envs(environment.variables.clone()))?;
         }
         Command::Tidy => tidy::run()?,
     }

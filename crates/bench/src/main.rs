@@ -1,8 +1,9 @@
-//! The engine's benchmarks. Every line is a ratio within one run, because machines are noisy.
+//! The benchmarks of engine and daemon. Every line is a ratio within one run, because machines are noisy.
 
 #![expect(clippy::print_stdout, reason = "the table is this program's output")]
 
 mod baseline;
+mod daemon;
 mod emit;
 mod engine;
 mod fill;
@@ -16,12 +17,12 @@ use sqlx::postgres::PgConnectOptions;
 
 use crate::report::Report;
 
-/// The benchmarks of Relevo's engine.
+/// The benchmarks of Relevo.
 #[derive(Parser)]
 #[command(name = "relevo-bench")]
 struct Args {
-    /// What to measure.
-    #[arg(default_value = "engine")]
+    /// What to measure: `engine`, `daemon`, or both.
+    #[arg(default_value = "all")]
     suite: String,
     /// Only lines whose name contains this.
     #[arg(long)]
@@ -30,36 +31,40 @@ struct Args {
     #[arg(long)]
     history: bool,
     /// Where the JSON file goes.
-    #[arg(long, default_value = "bench-results/engine.json")]
+    #[arg(long, default_value = "bench-results/bench.json")]
     json: std::path::PathBuf,
 }
 
 fn main() -> anyhow::Result<()> {
     let args = Args::parse();
-    if args.suite != "engine" {
-        bail!("`{}` is not a suite; hint: `engine`", args.suite);
+    if !["all", "engine", "daemon"].contains(&args.suite.as_str()) {
+        bail!("`{}` is not a suite; hint: `engine` or `daemon`, or nothing for both", args.suite);
     }
     if let Some(url) = memory::child_of() {
         return memory::drain_as_child(&url);
     }
     let url = std::env::var("RELEVO_TEST_POSTGRES_URL")
-        .context("`RELEVO_TEST_POSTGRES_URL` is not set; hint: run `cargo xtask bench engine`")?;
+        .context("`RELEVO_TEST_POSTGRES_URL` is not set; hint: run `cargo xtask bench`")?;
     let options: PgConnectOptions = url.parse()?;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let mut report = Report::default();
-    let wanted = |name: &str| args.only.as_ref().is_none_or(|only| name.contains(only.as_str()));
+    let engine =
+        |name: &str| args.suite != "daemon" && args.only.as_ref().is_none_or(|only| name.contains(only.as_str()));
     runtime.block_on(async {
-        if wanted("emit") {
+        if engine("emit") {
             emit::measure(&options, &mut report).await?;
         }
-        if wanted("relay") {
+        if engine("relay") {
             engine::measure(&options, &mut report).await?;
         }
-        if wanted("latency") {
+        if engine("latency") {
             latency::measure(&options, &mut report).await?;
         }
-        if wanted("memory") {
+        if engine("memory") {
             memory::measure(&options, &mut report).await?;
+        }
+        if args.suite != "engine" && args.only.is_none() {
+            daemon::measure(&options, &mut report).await?;
         }
         if args.history {
             engine::measure_history(&options, &mut report).await?;

@@ -49,14 +49,14 @@ fn may_know(package: &str, dependency: &str) -> bool {
         "core" => false,
         "conformance" => ["core", "relay", "testkit"].contains(&to),
         "sim" => ["core", "relay", "flow", "inbox", "saga", "store-memory", "broker-memory"].contains(&to),
-        "bench" => to != "cli",
+        "bench" | "torture" => to != "cli",
         "cli" => !FOR_TESTS.contains(&to),
         // Adapters, the engines, and whatever comes next.
         _ => to == "core",
     }
 }
 
-const FOR_TESTS: [&str; 4] = ["conformance", "testkit", "sim", "bench"];
+const FOR_TESTS: [&str; 5] = ["conformance", "testkit", "sim", "bench", "torture"];
 
 #[cfg(test)]
 mod tests {

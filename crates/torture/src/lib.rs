@@ -1,0 +1,14 @@
+//! Torture at the level of processes: producers that commit, roll back and vanish, several `relevo run`, killed and
+//! stopped and continued, and a database that is killed too. At the end nothing is lost, nothing came that never
+//! committed, and first appearances of each key are in commit order.
+
+mod oracle;
+mod producers;
+mod random;
+mod relays;
+mod report;
+mod stage;
+
+pub use oracle::{Arrival, Change, Judgement, judge};
+pub use report::{Deeds, Report};
+pub use stage::{Plan, Victim, torture};

@@ -1,0 +1,294 @@
+//! One run: who is on stage, and what is done to them.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use relevo_broker_embedded::{EmbeddedBroker, Group, Membership};
+use relevo_core::{Answer, Consumer as _};
+use relevo_testkit::postgres::{PgVersion, Private};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep, sleep_until};
+use tokio_util::sync::CancellationToken;
+
+use crate::oracle::{Arrival, judge};
+use crate::producers::{Database, Done, Producer};
+use crate::random::Random;
+use crate::relays::Relay;
+use crate::report::{Deeds, Report};
+
+const RELAYS: usize = 3;
+const SHARDS: u16 = 8;
+/// Short, so that a relay is stopped past it several times in a run.
+const LEASE: Duration = Duration::from_secs(3);
+/// What has not arrived so long after the last deed is lost.
+const DRAINS_WITHIN: Duration = Duration::from_mins(2);
+const DESTINATION: &str = "main";
+const ORACLE: &str = "oracle";
+
+/// Which store is tortured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Victim {
+    /// A PostgreSQL server of the run's own.
+    Postgres,
+    /// A SQLite file.
+    Sqlite,
+}
+
+/// What to do.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// The binary under test.
+    pub relevo: PathBuf,
+    /// Which store.
+    pub victim: Victim,
+    /// Chooses what happens when.
+    pub seed: u64,
+    /// How long producers write.
+    pub write_for: Duration,
+}
+
+/// Carries a plan out; an error only if it could not be carried out, or a relay ended by itself.
+pub async fn torture(plan: &Plan) -> Result<Report> {
+    let directory = Scratch::new(plan)?;
+    let mut stage = Stage::set(plan, &directory.0).await?;
+    let ended = stage.play(plan).await;
+    if ended.is_err() {
+        // The logs of the relays tell why.
+        std::mem::forget(directory);
+    }
+    ended
+}
+
+/// A directory of the run's own, gone when it ends well.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new(plan: &Plan) -> Result<Self> {
+        let name = format!("relevo-torture-{}-{:?}-{}", std::process::id(), plan.victim, plan.seed);
+        let path = std::env::temp_dir().join(name);
+        std::fs::create_dir_all(&path).with_context(|| format!("`{}` cannot be made", path.display()))?;
+        Ok(Self(path))
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        std::fs::remove_dir_all(&self.0).ok();
+    }
+}
+
+/// Everything that is on stage.
+struct Stage {
+    directory: PathBuf,
+    relevo: PathBuf,
+    server: Option<Private>,
+    database: Database,
+    broker: PathBuf,
+    relays: Vec<Relay>,
+    random: Random,
+    deeds: Deeds,
+}
+
+impl Stage {
+    /// A database with an outbox, the producers' tables, and relays that run.
+    async fn set(plan: &Plan, directory: &Path) -> Result<Self> {
+        let (server, database, url) = match plan.victim {
+            Victim::Postgres => {
+                let server = Private::start(PgVersion::V15).await;
+                let options = server.options();
+                let url = server.url();
+                (Some(server), Database::Postgres(Box::new(options)), url)
+            }
+            Victim::Sqlite => {
+                let file = directory.join("outbox.db");
+                let url = format!("sqlite:{}", file.display());
+                (None, Database::Sqlite(file), url)
+            }
+        };
+        database.make_outbox(DESTINATION, SHARDS).await?;
+        database.prepare().await?;
+        let broker = directory.join("broker.db");
+        // A group that has acknowledged nothing keeps everything.
+        open_broker(&broker).await?.declare(&Group::new(ORACLE, ["**"])).await?;
+        let mut stage = Self {
+            directory: directory.to_owned(),
+            relevo: plan.relevo.clone(),
+            server,
+            database,
+            broker,
+            relays: Vec::new(),
+            random: Random::new(plan.seed),
+            deeds: Deeds::default(),
+        };
+        for number in 0..RELAYS {
+            let config = stage.config(number, &url);
+            stage.relays.push(Relay::start(&stage.relevo, number, &stage.directory, &config)?);
+        }
+        Ok(stage)
+    }
+
+    fn config(&self, number: usize, url: &str) -> String {
+        let (lease_ms, broker) = (LEASE.as_millis(), format!("{:?}", self.broker.to_string_lossy()));
+        format!(
+            "name = \"relay-{number}\"\n[admin]\nlisten = \"off\"\n\
+             [relay]\nlease_ms = {lease_ms}\nlease_margin_ms = 500\npublish_deadline_ms = 1500\n\
+             [outboxes.victim]\ndatabase = {url:?}\ncall_deadline_ms = 1500\n\
+             [outboxes.victim.destinations.{DESTINATION}]\nbroker = {{ kind = \"embedded\", path = {broker} }}\n"
+        )
+    }
+
+    async fn play(&mut self, plan: &Plan) -> Result<Report> {
+        let done = Arc::new(Done::default());
+        let stop = CancellationToken::new();
+        let mut producers = JoinSet::new();
+        let (count, pause_ms) = match plan.victim {
+            Victim::Postgres => (6, 8),
+            Victim::Sqlite => (3, 12),
+        };
+        for number in 0..count {
+            let producer = Producer {
+                name: format!("p{number}"),
+                database: self.database.clone(),
+                done: Arc::clone(&done),
+                random: self.random.fork(),
+                pause_ms,
+            };
+            producers.spawn(producer.run(stop.clone()));
+        }
+        let began = Instant::now();
+        let end = began + plan.write_for;
+        while Instant::now() < end {
+            let next = Instant::now() + Duration::from_millis(u64::from(200 + self.random.below(700)));
+            sleep_until(next.min(end)).await;
+            self.mend()?;
+            self.harm().await?;
+        }
+        stop.cancel();
+        while let Some(ended) = producers.join_next().await {
+            ended??;
+        }
+        let wrote_for = began.elapsed();
+        let drained_in = self.drain().await?;
+        for relay in &mut self.relays {
+            relay.leave().await?;
+        }
+        let committed = self.database.changes().await?;
+        let arrived = arrivals(&open_broker(&self.broker).await?).await?;
+        Ok(Report {
+            store: match plan.victim {
+                Victim::Postgres => "PostgreSQL",
+                Victim::Sqlite => "SQLite",
+            },
+            seed: plan.seed,
+            wrote_for,
+            drained_in,
+            deeds: self.deeds,
+            unhappy: [&done.rolled_back, &done.vanished, &done.unknown].map(|count| count.load(Ordering::Relaxed)),
+            judgement: judge(&committed, &arrived),
+        })
+    }
+
+    /// Continues who was stopped for long enough, and starts some of those who are gone.
+    fn mend(&mut self) -> Result<()> {
+        for relay in &mut self.relays {
+            relay.expect_alive()?;
+            relay.thaw(Instant::now())?;
+            if relay.is_gone() && self.random.one_in(2) {
+                relay.start_again(&self.relevo)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Does one harm.
+    async fn harm(&mut self) -> Result<()> {
+        let deed = self.random.below(12);
+        let awake: Vec<usize> = (0..self.relays.len()).filter(|at| self.relays[*at].is_awake()).collect();
+        if deed >= 10 {
+            if let Some(server) = &self.server {
+                server.kill9().await;
+                sleep(Duration::from_millis(self.random.below(500).into())).await;
+                server.start_again().await;
+                self.deeds.database_killed += 1;
+            }
+            return Ok(());
+        }
+        if awake.is_empty() {
+            return Ok(());
+        }
+        let chosen = awake[self.random.below(u32::try_from(awake.len())?) as usize];
+        let relay = &mut self.relays[chosen];
+        match deed {
+            0..=3 => {
+                relay.kill9().await?;
+                self.deeds.killed += 1;
+            }
+            4..=7 => {
+                relay.freeze(Instant::now() + LEASE.mul_f64(1.3))?;
+                self.deeds.frozen += 1;
+            }
+            _ => {
+                relay.leave().await?;
+                self.deeds.left += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets everybody work in peace until nothing waits; says how long that took.
+    async fn drain(&mut self) -> Result<Duration> {
+        let began = Instant::now();
+        for relay in &mut self.relays {
+            relay.thaw(began + LEASE * 2)?;
+            if relay.is_gone() {
+                relay.start_again(&self.relevo)?;
+            }
+        }
+        loop {
+            let backlog = self.database.inspect(DESTINATION).await?.backlog().await?;
+            if backlog.pending == 0 && backlog.parked == 0 {
+                return Ok(began.elapsed());
+            }
+            if began.elapsed() > DRAINS_WITHIN {
+                bail!("{} pending and {} parked messages do not arrive", backlog.pending, backlog.parked);
+            }
+            for relay in &mut self.relays {
+                relay.expect_alive()?;
+            }
+            sleep(Duration::from_millis(100)).await;
+        }
+    }
+}
+
+/// What the broker keeps, in the order in which each key's messages were taken.
+async fn arrivals(broker: &EmbeddedBroker) -> Result<Vec<Arrival>> {
+    let consumer = broker.consumer(ORACLE, Membership::default()).await?;
+    let mut arrivals = Vec::new();
+    while left(broker).await? > 0 {
+        let deliveries = consumer.receive(1000).await?;
+        let mut answers = Vec::with_capacity(deliveries.len());
+        for delivery in deliveries {
+            let message = delivery.raw.decode()?.message;
+            let token = String::from_utf8(message.payload.to_vec())?;
+            arrivals.push(Arrival { key: message.key.to_string(), token });
+            answers.push((delivery.tag, Answer::Acknowledge));
+        }
+        let gone = consumer.settle(&answers).await?;
+        ensure!(gone.is_empty(), "somebody else took deliveries from the oracle");
+    }
+    consumer.close().await?;
+    Ok(arrivals)
+}
+
+async fn open_broker(file: &Path) -> Result<EmbeddedBroker> {
+    Ok(EmbeddedBroker::open(relevo_broker_embedded::Config::new(file)).await?)
+}
+
+async fn left(broker: &EmbeddedBroker) -> Result<u64> {
+    let groups = broker.groups().await?;
+    let oracle = groups.iter().filter(|group| group.name == ORACLE);
+    Ok(oracle.map(|group| group.lag + group.out + group.waiting).sum())
+}
