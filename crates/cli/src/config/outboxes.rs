@@ -56,8 +56,9 @@ pub(super) fn resolve(reader: &mut Reader<'_>) -> Vec<Outbox> {
         let problem = Problem::new("no outbox is configured");
         reader.problems.push(problem.hint("add `[outboxes.NAME]`; `relevo.example.toml` documents every key"));
     }
-    for (key, what) in contradictions(&everywhere(reader), Duration::ZERO) {
-        reader.problem(&Path::of(&["relay", key]), Problem::new(what));
+    for (keys, what) in contradictions(&everywhere(reader), Duration::ZERO) {
+        let at = keys.iter().map(|key| Path::of(&["relay", key])).find(|at| reader.is_set(at));
+        reader.problem(&at.unwrap_or_default(), Problem::new(what));
     }
     names.into_iter().filter_map(|name| outbox(reader, &all.name(&name), name)).collect()
 }
@@ -158,10 +159,9 @@ fn tuning(reader: &mut Reader<'_>, path: &Path, call_deadline: Duration) -> rele
         }
     }
     // What `[relay]` says wrong was told once, not for every destination.
-    for (key, what) in contradictions(&relay, call_deadline).into_iter().filter(|it| !told.contains(it)) {
-        let at = here.name(key);
-        let at = if reader.settings.get(&at).is_some() { at } else { path.clone() };
-        reader.problem(&at, Problem::new(what));
+    for (keys, what) in contradictions(&relay, call_deadline).into_iter().filter(|it| !told.contains(it)) {
+        let at = keys.iter().map(|key| here.name(key)).find(|at| reader.is_set(at));
+        reader.problem(&at.unwrap_or_else(|| path.clone()), Problem::new(what));
     }
     relay
 }
@@ -177,24 +177,35 @@ fn everywhere(reader: &Reader<'_>) -> relevo_relay::Config {
     relay
 }
 
-/// Numbers that contradict each other: the key that is to be changed, and why.
-fn contradictions(relay: &relevo_relay::Config, call_deadline: Duration) -> Vec<(&'static str, &'static str)> {
-    let rules = [
+/// Keys whose numbers contradict each other.
+type Contradiction = (&'static [&'static str], &'static str);
+
+/// What contradicts what, and why.
+fn contradictions(relay: &relevo_relay::Config, call_deadline: Duration) -> Vec<Contradiction> {
+    let rules: [(bool, &[&str], &str); 6] = [
         (
             relay.publish_deadline + relay.lease_margin < relay.lease,
-            "publish_deadline_ms",
+            &["publish_deadline_ms", "lease_margin_ms", "lease_ms"],
             "`lease_ms` is not longer than `publish_deadline_ms` and `lease_margin_ms` together: a message could go \
              out after another relay took over",
         ),
-        (call_deadline < relay.lease, "lease_ms", "`lease_ms` is not longer than the outbox's `call_deadline_ms`"),
+        (call_deadline < relay.lease, &["lease_ms"], "`lease_ms` is not longer than the outbox's `call_deadline_ms`"),
         (
             3 * relay.lease_every <= relay.lease,
-            "lease_every_ms",
+            &["lease_every_ms", "lease_ms"],
             "`lease_every_ms` is more than a third of `lease_ms`: one slow answer would lose the leases",
         ),
-        (relay.idle_min <= relay.idle_max, "idle_max_ms", "`idle_max_ms` is less than `idle_min_ms`"),
-        (relay.outage_min <= relay.outage_max, "outage_max_ms", "`outage_max_ms` is less than `outage_min_ms`"),
-        (relay.batch_max <= relay.in_flight_max, "in_flight_max", "`in_flight_max` is less than `batch_max`"),
+        (relay.idle_min <= relay.idle_max, &["idle_max_ms", "idle_min_ms"], "`idle_max_ms` is less than `idle_min_ms`"),
+        (
+            relay.outage_min <= relay.outage_max,
+            &["outage_max_ms", "outage_min_ms"],
+            "`outage_max_ms` is less than `outage_min_ms`",
+        ),
+        (
+            relay.batch_max <= relay.in_flight_max,
+            &["in_flight_max", "batch_max"],
+            "`in_flight_max` is less than `batch_max`",
+        ),
     ];
-    rules.into_iter().filter(|(holds, ..)| !holds).map(|(_, key, what)| (key, what)).collect()
+    rules.into_iter().filter(|(holds, ..)| !holds).map(|(_, keys, what)| (keys, what)).collect()
 }

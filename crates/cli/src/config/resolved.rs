@@ -8,7 +8,7 @@ use tracing_subscriber::filter::Targets;
 use super::outboxes::{self, Outbox};
 use super::problem::Problem;
 use super::secret::Secret;
-use super::settings::{Path, Setting, Settings, Value};
+use super::settings::{Origin, Path, Setting, Settings, Value};
 
 /// A token that can be guessed is none.
 const TOKEN_MIN: usize = 16;
@@ -74,7 +74,13 @@ pub(super) struct Reader<'a> {
 impl Reader<'_> {
     pub(super) fn problem(&mut self, at: &Path, problem: Problem) {
         let origin = self.settings.get(at).map_or_else(|| self.settings.origin(at), |it| it.origin.clone());
-        self.problems.push(problem.at(origin));
+        // What nobody wrote has no place.
+        self.problems.push(if origin == Origin::Default { problem } else { problem.at(origin) });
+    }
+
+    /// Whether somebody set it, rather than the table.
+    pub(super) fn is_set(&self, path: &Path) -> bool {
+        self.settings.get(path).is_some_and(|setting| setting.origin != Origin::Default)
     }
 
     pub(super) fn find_text(&self, path: &Path) -> Option<String> {

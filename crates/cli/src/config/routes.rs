@@ -7,7 +7,7 @@ use relevo_core::{AfterDead, Policy, Route, Routes};
 
 use super::problem::Problem;
 use super::resolved::Reader;
-use super::settings::{Origin, Path};
+use super::settings::Path;
 
 pub(super) fn resolve(reader: &mut Reader<'_>, list: &Path) -> Routes {
     let count = reader.settings.len_of(list);
@@ -21,8 +21,8 @@ pub(super) fn resolve(reader: &mut Reader<'_>, list: &Path) -> Routes {
         if !names.insert(route.name.clone()) {
             let problem = Problem::new(format!("two routes of one destination are named `{}`", route.name));
             let at = path.name("name");
-            let is_set = reader.settings.get(&at).is_some_and(|it| it.origin != Origin::Default);
-            reader.problem(if is_set { &at } else { &path }, problem.hint("each has a `name` of its own"));
+            let at = if reader.is_set(&at) { at } else { path };
+            reader.problem(&at, problem.hint("each has a `name` of its own"));
         }
         route
     });
@@ -60,7 +60,7 @@ fn route(reader: &mut Reader<'_>, path: &Path) -> Route {
 fn policy(reader: &mut Reader<'_>, path: &Path) -> Policy {
     let linear = reader.text(&path.name("backoff")) == "linear";
     let factor = path.name("factor");
-    if linear && reader.settings.get(&factor).is_some_and(|it| it.origin != Origin::Default) {
+    if linear && reader.is_set(&factor) {
         reader.problem(&factor, Problem::new("`factor` says nothing about linear pauses"));
     }
     let backoff = if linear { Backoff::Linear } else { Backoff::Exponential { factor: reader.integer(&factor) } };

@@ -115,7 +115,7 @@ base_ms = 600000
         "`kind` is one of `embedded`, not `embeded` at relevo.toml:15; hint: did you mean `embedded`?",
         "`lease_ms` is not longer than `publish_deadline_ms` and `lease_margin_ms` together: a message could go out after \
          another relay took over at relevo.toml:6",
-        "`idle_max_ms` is less than `idle_min_ms` at default",
+        "`idle_max_ms` is less than `idle_min_ms` at relevo.toml:7",
         "the database's URL begins with none of `postgres://` and `sqlite:` at relevo.toml:9; \
          hint: `postgres://user@host:port/name` or `sqlite:PATH`",
         "outbox `empty` has no destination at relevo.toml:8; hint: add `[outboxes.empty.destinations.NAME]`",

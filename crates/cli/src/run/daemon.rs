@@ -157,8 +157,8 @@ impl Daemon {
     fn status(&self) -> String {
         let waiting = self.relays.iter().filter(|seen| matches!(seen.phase(), Phase::Waiting(_))).count();
         match (self.relays.len(), waiting) {
-            (all, 0) => format!("{all} relays run"),
-            (all, waiting) => format!("{} relays run, {waiting} wait for database or broker", all - waiting),
+            (all, 0) => format!("{all} of {all} relays run"),
+            (all, waiting) => format!("{} of {all} relays run, {waiting} wait for database or broker", all - waiting),
         }
     }
 

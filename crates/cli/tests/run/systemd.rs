@@ -47,7 +47,7 @@ async fn a_life_is_told_from_ready_to_stopping() {
     let manager = Manager::new(&world);
     let mut daemon = Daemon::start(&world.config(""), &[("NOTIFY_SOCKET", &manager.path)]);
     let ready = manager.until("READY=1").pop().unwrap();
-    assert!(ready.contains("STATUS=1 relays run\n"), "{ready}");
+    assert!(ready.contains("STATUS=1 of 1 relays run\n"), "{ready}");
     daemon.ready();
     daemon.signal("HUP");
     let reloading = manager.until("RELOADING=1").pop().unwrap();
@@ -69,7 +69,7 @@ async fn the_watchdog_is_fed_while_the_relays_turn_also_without_a_database() {
     let variables = [("NOTIFY_SOCKET", manager.path.as_str()), ("WATCHDOG_USEC", "400000")];
     let mut daemon = Daemon::start(&world.directory.write("relevo.toml", &text), &variables);
     let ready = manager.until("READY=1").pop().unwrap();
-    assert!(ready.contains("STATUS=0 relays run, 1 wait for database or broker"), "{ready}");
+    assert!(ready.contains("STATUS=0 of 1 relays run, 1 wait for database or broker"), "{ready}");
     let begun = Instant::now();
     for _ in 0..5 {
         manager.until("WATCHDOG=1");
