@@ -68,6 +68,8 @@ CREATE TABLE relevo_dead_letter (
 ) STRICT;
 CREATE INDEX relevo_dead_letter_marked_idx ON relevo_dead_letter (destination, seq)
     WHERE state IN ('redrive', 'discard');
+CREATE INDEX relevo_dead_letter_done_idx ON relevo_dead_letter (marked_at_ms)
+    WHERE state IN ('redriven', 'discarded');
 CREATE INDEX relevo_dead_letter_seq_idx ON relevo_dead_letter (destination, seq);
 
 -- When messages went out that had been parked: progress passed them earlier.

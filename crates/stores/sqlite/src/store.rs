@@ -180,16 +180,10 @@ async fn page(
     let small = i64::try_from((read.bytes / limit).max(1)).unwrap_or(i64::MAX);
     let sql = "SELECT seq, slot, id, created_at_ms, topic, key, type, content_type, headers, \
                CASE WHEN length(payload) <= ?4 THEN payload END, length(payload) FROM relevo_message \
-               WHERE seq > ?1 AND seq <= ?2 ORDER BY seq LIMIT ?3";
-    let some = "SELECT seq, slot, id, created_at_ms, topic, key, type, content_type, headers, \
-                CASE WHEN length(payload) <= ?4 THEN payload END, length(payload) FROM relevo_message \
-                WHERE seq > ?1 AND seq <= ?2 AND slot IN (SELECT value FROM json_each(?5)) ORDER BY seq LIMIT ?3";
-    let slots = queries::slots(read.leases);
-    let select = sqlx::query(if slots.is_some() { some } else { sql }).bind(queries::upto(&window)).bind(window.to);
-    let mut select = select.bind(i64::try_from(limit).unwrap_or(i64::MAX)).bind(small);
-    if let Some(slots) = slots {
-        select = select.bind(slots);
-    }
+               WHERE seq > ?1 AND seq <= ?2 AND (?5 IS NULL OR slot IN (SELECT value FROM json_each(?5))) \
+               ORDER BY seq LIMIT ?3";
+    let select = sqlx::query(sql).bind(queries::upto(&window)).bind(window.to);
+    let select = select.bind(i64::try_from(limit).unwrap_or(i64::MAX)).bind(small).bind(queries::slots(read.leases));
     let rows = select.fetch_all(&mut *connection).await?;
     let mut entries = Vec::with_capacity(rows.len());
     let mut bytes = 0;

@@ -56,9 +56,12 @@ async fn drop_messages(connection: &mut SqliteConnection) -> Result<u64, Error> 
 async fn prune(connection: &mut SqliteConnection) -> Result<u64, Error> {
     let statements = [
         concat!(
-            "DELETE FROM relevo_settled WHERE no IN (SELECT no FROM relevo_settled WHERE settled_at_ms < ",
+            "DELETE FROM relevo_settled WHERE no < coalesce(( \
+                 SELECT min(o.no) FROM (SELECT no, settled_at_ms FROM relevo_settled ORDER BY no LIMIT ?1) AS o \
+                 WHERE o.settled_at_ms >= ",
             now!(),
-            " - (SELECT retention_ms FROM relevo_setting) ORDER BY no LIMIT ?1)"
+            " - (SELECT retention_ms FROM relevo_setting)), 9223372036854775807) \
+             AND no IN (SELECT no FROM relevo_settled ORDER BY no LIMIT ?1)"
         ),
         concat!(
             "DELETE FROM relevo_parked_delivery WHERE (destination, seq) IN ( \

@@ -14,5 +14,7 @@ mod inspect;
 mod migrations;
 #[path = "sqlite/processes.rs"]
 mod processes;
+#[path = "sqlite/relay.rs"]
+mod relay;
 #[path = "sqlite/scratch.rs"]
 mod scratch;

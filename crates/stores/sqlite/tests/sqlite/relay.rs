@@ -1,0 +1,141 @@
+//! The production relay on SQLite: what is committed arrives, in order, whatever goes on beside it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use relevo_broker_memory::{Match, MemoryBroker, Rule, Settings};
+use relevo_core::operate::Inspect as _;
+use relevo_core::store::{DeadFilter, DeadLetters as _, Mark};
+use relevo_core::{Class, MessageId};
+use relevo_relay::{Config as RelayConfig, Relay, RelayError};
+use relevo_store_sqlite::{Config, Store, begin, emit};
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use crate::scratch::{MAIN, Scratch, connect, draft, outbox};
+
+/// Nothing that a test waits for takes longer.
+const DEADLINE: Duration = Duration::from_secs(30);
+
+async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
+    let deadline = Instant::now() + DEADLINE;
+    while !holds().await {
+        assert!(Instant::now() < deadline, "not within {DEADLINE:?}: {what}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+/// Relays that run until they are stopped.
+struct Running {
+    stop: CancellationToken,
+    relays: JoinSet<Result<(), RelayError>>,
+}
+
+impl Running {
+    async fn start(file: &Path, broker: &Arc<MemoryBroker>, count: usize) -> Self {
+        let stop = CancellationToken::new();
+        let mut relays = JoinSet::new();
+        for _ in 0..count {
+            let store = Arc::new(Store::open(Config::new(file, MAIN)).await.expect("a migrated file"));
+            let config = RelayConfig { due_every: Duration::from_millis(20), ..RelayConfig::default() };
+            relays.spawn(Relay::new(store, Arc::clone(broker), config).run(stop.clone()));
+        }
+        Self { stop, relays }
+    }
+
+    async fn stop(self) {
+        self.stop.cancel();
+        for ended in self.relays.join_all().await {
+            ended.expect("a relay ends well");
+        }
+    }
+}
+
+/// Commits and rolls back; gives what committed, by key, in order.
+async fn write(file: PathBuf, writer: usize, times: usize) -> BTreeMap<String, Vec<MessageId>> {
+    let mut connection = connect(&file).await;
+    let mut committed: BTreeMap<String, Vec<MessageId>> = BTreeMap::new();
+    for number in 0..times {
+        let mut tx = begin(&mut connection).await.expect("a turn");
+        let mut emitted = Vec::new();
+        for part in 0..3 {
+            let key = format!("w-{writer}-{}", (number + part) % 7);
+            emitted.push((key.clone(), emit(&mut tx, draft(&key)).await.expect("a message")));
+        }
+        if number % 4 == 3 {
+            tx.rollback().await.expect("an open transaction");
+            continue;
+        }
+        tx.commit().await.expect("an open transaction");
+        for (key, id) in emitted {
+            committed.entry(key).or_default().push(id);
+        }
+    }
+    committed
+}
+
+async fn drained(store: &Store) {
+    until("everything is settled", async || {
+        let backlog = store.backlog().await.expect("a backlog");
+        backlog.pending + backlog.parked == 0
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn what_is_committed_arrives_in_order_through_relays_that_come_and_go() {
+    let scratch = Scratch::new();
+    let store = outbox(&scratch.file(), 8).await;
+    let broker = Arc::new(MemoryBroker::new(Settings::default()));
+    let first = Running::start(&scratch.file(), &broker, 2).await;
+    let mut writers = JoinSet::new();
+    for writer in 0..3 {
+        writers.spawn(write(scratch.file(), writer, 60));
+    }
+    until("something went out", async || broker.received() > 50).await;
+    let second = Running::start(&scratch.file(), &broker, 1).await;
+    first.stop().await;
+    let committed: BTreeMap<String, Vec<MessageId>> = writers.join_all().await.into_iter().flatten().collect();
+    drained(&store).await;
+    second.stop().await;
+
+    let mut seen = BTreeSet::new();
+    let mut arrived: BTreeMap<String, Vec<MessageId>> = BTreeMap::new();
+    for receipt in broker.receipts() {
+        if seen.insert(receipt.id) {
+            arrived.entry(receipt.key.clone()).or_default().push(receipt.id);
+        }
+    }
+    assert_eq!(arrived, committed);
+    assert_eq!(store.verify(relevo_core::operate::Range::default()).await.unwrap().contradictions, [""; 0]);
+}
+
+#[tokio::test]
+async fn a_dead_letter_holds_its_key_until_it_is_redriven() {
+    let scratch = Scratch::new();
+    let store = outbox(&scratch.file(), 2).await;
+    let broker = Arc::new(MemoryBroker::new(Settings::default()));
+    broker.fail(Rule::new(Match::Key("bad".to_owned()), Class::Poison).times(1));
+    let mut connection = connect(&scratch.file()).await;
+    let mut bad = Vec::new();
+    for _ in 0..3 {
+        bad.push(crate::scratch::emit_one(&mut connection, draft("bad")).await);
+        crate::scratch::emit_one(&mut connection, draft("good")).await;
+    }
+    let relay = Running::start(&scratch.file(), &broker, 1).await;
+    until("the other key flows", async || broker.received() == 3).await;
+    until("the key waits", async || store.backlog().await.is_ok_and(|it| (it.parked, it.dead) == (2, 1))).await;
+    let mark = Mark {
+        filter: DeadFilter { key: Some("bad".to_owned()), ..DeadFilter::default() },
+        dry_run: false,
+        by: "ana".to_owned(),
+        reason: "the receiver is mended".to_owned(),
+    };
+    assert_eq!(store.redrive(&mark).await.unwrap(), 1);
+    drained(&store).await;
+    relay.stop().await;
+    let arrived: Vec<_> = broker.receipts().iter().filter(|it| &*it.key == "bad").map(|it| it.id).collect();
+    assert_eq!(arrived, bad, "before its successors");
+}
