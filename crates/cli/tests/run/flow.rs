@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use relevo_core::Draft;
 use sqlx::ConnectOptions as _;
 
-use crate::daemon::{Daemon, until};
+use crate::daemon::{DEADLINE, Daemon, until};
 use crate::world::{BEGIN, Directory, World};
 
 #[tokio::test(flavor = "multi_thread")]
@@ -157,4 +157,21 @@ fn a_wrong_configuration_is_told_whole_and_nothing_starts() {
         "{told}"
     );
     assert!(told.contains("names no database") && told.contains("has no destination"), "{told}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lines_are_text_and_as_many_as_asked_for() {
+    let world = World::new().await;
+    let variables = [("RELEVO__LOG__FORMAT", "text"), ("RELEVO_LOG", "warn,relevo_relay=info")];
+    let mut daemon = Daemon::start(&world.config(""), &variables);
+    // It says nothing when it starts, and its port is not known: its leases tell that it works.
+    let held = "SELECT count(*) FROM relevo.lease WHERE owner IS NOT NULL";
+    let end = Instant::now() + DEADLINE;
+    while world.number(held).await < 8 {
+        assert!(Instant::now() < end, "{}", daemon.log());
+    }
+    daemon.stop();
+    let last = " INFO relay{outbox=shop destination=main}: relevo_relay::relay: relay stopped";
+    until("the last line is text", || daemon.log().contains(last));
+    assert!(!daemon.log().contains("relevo starts"), "{}", daemon.log());
 }
