@@ -28,13 +28,17 @@ impl Link {
 
     /// One statement in the simple protocol: one round trip, whatever pooler is in between.
     pub(crate) async fn call(&self, sql: String) -> Result<Vec<PgRow>, Error> {
-        self.serve(async |connection| Ok(sqlx::raw_sql(AssertSqlSafe(sql)).fetch_all(connection).await?)).await
+        let statement =
+            async |connection: &mut PgConnection| Ok(sqlx::raw_sql(AssertSqlSafe(sql)).fetch_all(connection).await?);
+        self.serve(Error::keeps_connection, statement).await
     }
 
-    /// The answer of `COPY (…) TO STDOUT (FORMAT binary)`, whole.
+    /// The answer of `COPY (…) TO STDOUT (FORMAT binary)`, whole. One that the server refuses costs the connection: the
+    /// client leaves the end of the refusal unread, and would take it for the next answer.
     pub(crate) async fn copy(&self, query: String) -> Result<Bytes, Error> {
         let statement = format!("COPY ({query}) TO STDOUT (FORMAT binary)");
-        self.serve(async |connection| {
+        let refused = |_: &Error| false;
+        self.serve(refused, async |connection: &mut PgConnection| {
             let mut chunks = connection.copy_out_raw(&statement).await?;
             let mut whole = BytesMut::new();
             while let Some(chunk) = chunks.try_next().await? {
@@ -45,7 +49,11 @@ impl Link {
         .await
     }
 
-    async fn serve<T>(&self, call: impl AsyncFnOnce(&mut PgConnection) -> Result<T, Error>) -> Result<T, Error> {
+    async fn serve<T>(
+        &self,
+        keeps: impl Fn(&Error) -> bool,
+        call: impl AsyncFnOnce(&mut PgConnection) -> Result<T, Error>,
+    ) -> Result<T, Error> {
         let mut guard = self.connection.lock().await;
         // Taken out while in use: a call that is cancelled in the middle leaves no half-read connection behind.
         let taken = guard.take();
@@ -58,7 +66,7 @@ impl Link {
             Ok::<_, Error>((connection, result))
         };
         let (connection, result) = timeout(self.deadline, work).await.map_err(|_| Error::Deadline(self.deadline))??;
-        if result.as_ref().err().is_none_or(Error::keeps_connection) {
+        if result.as_ref().err().is_none_or(keeps) {
             *guard = Some(connection);
         }
         result

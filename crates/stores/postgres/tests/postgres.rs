@@ -6,6 +6,8 @@ mod conformance;
 mod e2e_support;
 #[path = "postgres/emit.rs"]
 mod emit;
+#[path = "postgres/examine.rs"]
+mod examine;
 #[path = "postgres/grants.rs"]
 mod grants;
 #[path = "postgres/harness.rs"]
@@ -42,3 +44,5 @@ mod rules_d;
 mod rules_d_restore;
 #[path = "postgres/rules_support.rs"]
 mod rules_support;
+#[path = "postgres/verify.rs"]
+mod verify;

@@ -1,0 +1,207 @@
+//! What `doctor` finds, each provoked on a real server.
+
+use crate::e2e_support::{MAIN, World, execute, store};
+use relevo_core::operate::{Finding, Inspect as _, Severity};
+use relevo_store_postgres::{Schema, Store, migrate};
+use relevo_testkit::PgVersion;
+use relevo_testkit::postgres::Private;
+
+async fn examine(store: &Store) -> Vec<Finding> {
+    store.examine().await.expect("an answer")
+}
+
+fn of<'a>(findings: &'a [Finding], subject: &str) -> Vec<&'a Finding> {
+    findings.iter().filter(|finding| finding.subject == subject).collect()
+}
+
+/// The one finding of a subject.
+fn one<'a>(findings: &'a [Finding], subject: &str) -> &'a Finding {
+    let found = of(findings, subject);
+    assert_eq!(found.len(), 1, "{subject}: {found:?}");
+    found[0]
+}
+
+async fn alone_with(settings: &[(&str, &str)]) -> World {
+    let server = Private::start_with(PgVersion::V15, settings).await;
+    let world = World { database: server.database().await, server: Some(server) };
+    migrate::migrate(&mut world.connect().await, &Schema::default()).await.expect("an empty database");
+    world.run("SELECT relevo.add_destination('main', 4, 'oldest')").await;
+    world
+}
+
+#[tokio::test]
+async fn every_supported_version_is_examined_and_everything_bad_has_a_fix() {
+    for version in PgVersion::ALL {
+        let world = World::on(version).await;
+        let findings = examine(&*world.store().await).await;
+        assert_eq!(one(&findings, "server version").seen, format!("PostgreSQL {}", version.major()));
+        assert_eq!(one(&findings, "server version").severity, Severity::Good);
+        for good in ["clock", "schema version", "identity", "grants", "partitions", "full_page_writes"] {
+            assert_eq!(one(&findings, good).severity, Severity::Good, "{findings:?}");
+        }
+        assert!(findings.iter().all(|it| it.severity < Severity::Warning || it.fix.is_some()), "{findings:?}");
+    }
+}
+
+#[tokio::test]
+async fn settings_that_lose_commits_are_dangers_and_warnings() {
+    let world =
+        alone_with(&[("fsync", "off"), ("full_page_writes", "off"), ("idle_in_transaction_session_timeout", "10min")])
+            .await;
+    world.run("CREATE ROLE hasty; ALTER ROLE hasty SET synchronous_commit = off").await;
+    world.run(&format!("ALTER DATABASE {} SET synchronous_commit = off", world.database.name())).await;
+    let findings = examine(&*world.store().await).await;
+    assert_eq!(one(&findings, "fsync").severity, Severity::Danger);
+    assert_eq!(one(&findings, "full_page_writes").severity, Severity::Danger);
+    assert_eq!(one(&findings, "idle_in_transaction_session_timeout").severity, Severity::Good);
+    let loose = of(&findings, "synchronous_commit");
+    assert!(loose.iter().all(|finding| finding.severity == Severity::Warning), "{loose:?}");
+    let told: Vec<&str> = loose.iter().map(|finding| finding.seen.as_str()).collect();
+    assert_eq!(told.len(), 3, "this session, the database and the role: {told:?}");
+    assert!(told.iter().any(|seen| seen.contains("for role `hasty`")), "{told:?}");
+    assert!(told.iter().any(|seen| seen.contains("for every role in database")), "{told:?}");
+}
+
+#[tokio::test]
+async fn whoever_holds_xmin_is_named() {
+    let world = alone_with(&[("max_prepared_transactions", "4"), ("wal_level", "logical")]).await;
+    let store = world.store().await;
+    let none = examine(&store).await;
+    for subject in ["held xmin", "prepared transactions", "replication slots"] {
+        assert_eq!(one(&none, subject).severity, Severity::Good, "{subject}");
+    }
+    // The slot first: making one waits for every open transaction.
+    world.run("SELECT pg_create_logical_replication_slot('forgotten', 'pgoutput')").await;
+    let mut holder = world.connect().await;
+    let hold = "SET application_name = 'report'; BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1";
+    execute(&mut holder, hold).await.expect("a transaction");
+    world.run("BEGIN; SELECT relevo.emit('orders', 'k', 'T', '{}'); PREPARE TRANSACTION 'it''s lost'").await;
+    // A transaction is told once it is older than a second.
+    crate::e2e_support::until("the session is told", async || {
+        of(&examine(&store).await, "held xmin").iter().any(|it| it.seen.contains("`report`, idle in transaction"))
+    })
+    .await;
+    let findings = examine(&store).await;
+    let session = of(&findings, "held xmin")[0];
+    assert!(session.fix.as_deref().is_some_and(|fix| fix.contains("pg_terminate_backend(")), "{session:?}");
+    let prepared = one(&findings, "prepared transactions");
+    assert_eq!(prepared.severity, Severity::Note);
+    assert!(prepared.seen.starts_with("`it's lost` of `postgres`"), "{prepared:?}");
+    assert!(prepared.fix.as_deref().is_some_and(|fix| fix.contains("ROLLBACK PREPARED 'it''s lost'")), "{prepared:?}");
+    let slot = one(&findings, "replication slots");
+    assert_eq!(slot.severity, Severity::Warning);
+    assert!(slot.seen.starts_with("logical slot `forgotten` is read by nobody; it holds xmin"), "{slot:?}");
+    assert!(slot.fix.as_deref().is_some_and(|fix| fix.contains("pg_drop_replication_slot('forgotten')")), "{slot:?}");
+}
+
+#[tokio::test]
+async fn a_role_is_told_what_it_lacks_and_what_it_cannot_see() {
+    let world = alone_with(&[]).await;
+    world.run("CREATE ROLE carrier LOGIN; CREATE ROLE reader LOGIN; SELECT relevo.grant_relay('carrier')").await;
+    world
+        .run("GRANT USAGE ON SCHEMA relevo TO reader; GRANT SELECT ON relevo.migration, relevo.destination TO reader")
+        .await;
+    let carrier = store(world.database.options().username("carrier"), MAIN).await;
+    let findings = examine(&carrier).await;
+    assert_eq!(one(&findings, "grants").severity, Severity::Good, "{findings:?}");
+    assert_eq!(one(&findings, "pg_monitor").severity, Severity::Note);
+    world.run("GRANT pg_monitor TO carrier").await;
+    assert!(of(&examine(&carrier).await, "pg_monitor").is_empty());
+
+    let reader = store(world.database.options().username("reader"), MAIN).await;
+    let findings = examine(&reader).await;
+    let grants = one(&findings, "grants");
+    assert_eq!(grants.severity, Severity::Warning);
+    assert!(grants.seen.contains("execute take_leases") && grants.seen.contains("select on message"), "{grants:?}");
+    assert_eq!(grants.fix.as_deref(), Some("`SELECT \"relevo\".grant_relay('reader')`, as the owner"));
+    let retention = one(&findings, "retention");
+    assert_eq!(retention.severity, Severity::Note);
+    assert!(retention.seen.starts_with("this role may not look: permission denied"), "{retention:?}");
+}
+
+#[tokio::test]
+async fn destinations_that_lag_are_told_with_who_holds_retention_back() {
+    let world = World::new().await;
+    let store = world.store().await;
+    let free = one(&examine(&store).await, "destinations").clone();
+    assert_eq!((free.severity, &*free.seen), (Severity::Warning, "`main`: 8 of 8 shards have no relay"));
+    world.run("UPDATE relevo.lease SET owner = gen_random_uuid(), until = now() + interval '1 hour'").await;
+    assert_eq!(one(&examine(&store).await, "destinations").severity, Severity::Good);
+    world.run("SELECT relevo.switch_destination('main', false)").await;
+    let off = one(&examine(&store).await, "destinations").clone();
+    assert!(off.severity == Severity::Warning && off.seen.starts_with("`main` is switched off"), "{off:?}");
+    world.run("SELECT relevo.switch_destination('main', true)").await;
+
+    assert_eq!(one(&examine(&store).await, "retention").seen, "`main` has taken everything that is kept");
+    world.emit(&["a", "b"]).await;
+    world.run("SELECT relevo.add_destination('audit', 1, 'now')").await;
+    world.run("UPDATE relevo.message SET created_at = created_at - interval '5 days'").await;
+    let findings = examine(&store).await;
+    let [main, audit] = of(&findings, "retention")[..] else { panic!("one each: {findings:?}") };
+    assert_eq!(main.severity, Severity::Note);
+    assert!(
+        main.seen.starts_with("`main` is behind by 2 rows; the oldest it may not have taken is 5 days old"),
+        "{main:?}"
+    );
+    assert!(main.seen.ends_with("retention waits for this destination"), "{main:?}");
+    assert_eq!(audit.severity, Severity::Good);
+    world.run("UPDATE relevo.message SET created_at = created_at - interval '5 days'").await;
+    assert_eq!(of(&examine(&store).await, "retention")[0].severity, Severity::Warning);
+    world.run("UPDATE relevo.setting SET holdback_rows_max = 1, gives_way = 'delivery'").await;
+    assert_eq!(of(&examine(&store).await, "retention")[0].severity, Severity::Danger);
+    world.run("INSERT INTO relevo.loss (first, past, rows) VALUES (1, 3, 2)").await;
+    let loss = one(&examine(&store).await, "losses").clone();
+    assert!(loss.severity == Severity::Danger && loss.seen.starts_with("2 rows were dropped"), "{loss:?}");
+}
+
+#[tokio::test]
+async fn no_destination_an_overflow_and_what_waits_for_a_person_are_told() {
+    let world = World::new().await;
+    world.run("SELECT setval('relevo.message_seq', 5000000)").await;
+    world.emit(&["a"]).await;
+    let store = world.store().await;
+    let overflow = one(&examine(&store).await, "partitions").clone();
+    assert!(overflow.severity == Severity::Warning && overflow.seen.contains("overflow"), "{overflow:?}");
+    world
+        .run(
+            "INSERT INTO relevo.hold (destination, address, class, error, next_at) VALUES ('main', 'wall', 'blocked', 'no', now()); \
+             INSERT INTO relevo.dead_letter (destination, id, seq, slot, created_at, topic, key, type, content_type, payload, \
+             route, class, error, attempts) SELECT 'main', id, seq, slot, created_at, topic, key, type, content_type, payload, \
+             'r', 'poison', 'no', 3 FROM relevo.message",
+        )
+        .await;
+    let findings = examine(&store).await;
+    assert_eq!(one(&findings, "held addresses").seen, "`main`: nothing passes to `wall` (no)");
+    assert_eq!(one(&findings, "dead letters").severity, Severity::Note);
+    world.run("SELECT relevo.regroup('main', 16)").await;
+    assert!(of(&examine(&store).await, "destinations").iter().any(|it| it.seen == "`main` is being regrouped"));
+    world.run("SELECT relevo.remove_destination('main')").await;
+    let none = one(&examine(&store).await, "destinations").clone();
+    assert!(none.severity == Severity::Warning && none.seen.starts_with("there are none"), "{none:?}");
+}
+
+#[tokio::test]
+async fn a_copy_a_standby_and_another_schema_version_are_told() {
+    let world = World::alone().await;
+    let standby = world.private().standby().await;
+    let options = world.database.options().port(standby.port());
+    crate::e2e_support::until("the standby has caught up", async || {
+        use sqlx::ConnectOptions as _;
+        let Ok(mut connection) = options.clone().connect().await else { return false };
+        execute(&mut connection, "SELECT 1 FROM relevo.lease").await.is_ok_and(|rows| !rows.is_empty())
+    })
+    .await;
+    let findings = examine(&*store(options, MAIN).await).await;
+    assert_eq!(one(&findings, "standby").severity, Severity::Danger);
+
+    let store = world.store().await;
+    world.run("UPDATE relevo.identity SET database_oid = 1").await;
+    let copy = one(&examine(&store).await, "identity").clone();
+    assert!(copy.severity == Severity::Danger && copy.fix.is_some_and(|fix| fix.contains("`relevo adopt`")));
+    let newest = migrate::VERSION;
+    world.run(&format!("DELETE FROM relevo.migration WHERE version = {newest}")).await;
+    let old = one(&examine(&store).await, "schema version").clone();
+    assert_eq!((old.severity, old.fix.as_deref()), (Severity::Note, Some("`relevo migrate`")));
+    world.run(&format!("INSERT INTO relevo.migration (version, name) VALUES ({}, 'later')", newest + 1)).await;
+    assert_eq!(one(&examine(&store).await, "schema version").severity, Severity::Note);
+}

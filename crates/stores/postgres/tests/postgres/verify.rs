@@ -1,0 +1,190 @@
+//! What was committed against what was settled, and each contradiction made on purpose.
+
+use std::time::Duration;
+
+use crate::e2e_support::{Running, World, config, quick_route, until};
+use relevo_broker_memory::{Match, MemoryBroker, Rule, Settings};
+use relevo_core::operate::{Inspect as _, Range, Status, Verified};
+use relevo_core::{Class, Policy, Route, Routes};
+use relevo_relay::Config;
+use relevo_store_postgres::Store;
+
+async fn verify(store: &Store) -> Verified {
+    store.verify(Range::default()).await.expect("an answer")
+}
+
+fn count(verified: &Verified, status: Status) -> u64 {
+    verified.by_status.iter().find(|(known, _)| *known == status).expect("every status is told").1
+}
+
+#[tokio::test]
+async fn what_was_committed_is_counted_by_where_it_stands() {
+    let world = World::new().await;
+    let broker = MemoryBroker::new(Settings::default());
+    let store = world.store().await;
+    assert_eq!(verify(&store).await.committed, 0);
+    world.emit_some(9000, 50).await;
+    let emitted = world.emit(&["dead", "dead", "retry", "retry"]).await;
+    broker.fail(Rule::new(Match::Id(emitted[0]), Class::Poison));
+    broker.fail(Rule::new(Match::Key("retry".to_owned()), Class::Transient));
+    let hour = Duration::from_hours(1);
+    let policy = Policy { base: hour, ceiling: hour, ..quick_route().policy };
+    let routes = Routes::new(vec![Route { policy, ..quick_route() }]);
+    let relay = Running::start(world.store().await, &broker, Config { routes, ..config() });
+    until("all of them are settled", async || {
+        let backlog = store.backlog().await.expect("a backlog");
+        (backlog.pending, backlog.parked, backlog.dead) == (0, 3, 1)
+    })
+    .await;
+    relay.stop().await;
+    // Rolled back ones are no part of it.
+    world.run("BEGIN; SELECT relevo.emit('orders', 'k', 'T', '{}'); ROLLBACK").await;
+    world.emit(&["pending"]).await;
+    let verified = verify(&store).await;
+    assert_eq!(verified.contradictions, [""; 0]);
+    assert_eq!(verified.committed, 9005);
+    assert_eq!(verified.by_status.iter().map(|(status, _)| *status).collect::<Vec<_>>(), Status::ALL);
+    for (status, expected) in [
+        (Status::Published, 9000),
+        (Status::Dead, 1),
+        (Status::Behind, 2),
+        (Status::Retrying, 1),
+        (Status::Pending, 1),
+        (Status::Discarded, 0),
+    ] {
+        assert_eq!(count(&verified, status), expected, "{status:?}");
+    }
+    let oldest = store.show(emitted[1]).await.expect("an answer").expect("it is there").listed.created_at;
+    assert_eq!(verified.oldest_unsettled, Some(oldest), "the one behind the dead letter");
+}
+
+#[tokio::test]
+async fn a_range_is_a_range_of_time() {
+    let world = World::new().await;
+    world.emit(&["a", "a"]).await;
+    world.run("UPDATE relevo.message SET created_at = created_at - interval '1 day'").await;
+    let new = world.emit(&["a"]).await[0];
+    let store = world.store().await;
+    let now = store.show(new).await.expect("an answer").expect("it is there").listed.created_at;
+    let middle = now - jiff::SignedDuration::from_hours(1);
+    let committed = async |range: Range| store.verify(range).await.expect("an answer").committed;
+    assert_eq!(committed(Range { since: Some(middle), until: None }).await, 1);
+    assert_eq!(committed(Range { since: None, until: Some(middle) }).await, 2);
+    assert_eq!(committed(Range { since: Some(now), until: Some(now) }).await, 0);
+    assert_eq!(committed(Range::default()).await, 3);
+}
+
+/// The statements run in one session in which foreign keys are not checked: that is how such rows come about.
+async fn contradicted(world: &World, sql: &str) -> Vec<String> {
+    let mut connection = world.connect().await;
+    let unchecked = format!("SET session_replication_role = replica; {sql}");
+    crate::e2e_support::execute(&mut connection, &unchecked).await.unwrap_or_else(|error| panic!("{sql}: {error}"));
+    verify(&*world.store().await).await.contradictions
+}
+
+/// A parked key, with a state and what that state needs.
+fn key(state: &str, more: &str) -> String {
+    format!(
+        "INSERT INTO relevo.parked_key (destination, key, slot, state, attempts, next_at, address, dead_id, route, class, error) \
+         VALUES ('main', 'k', 1, '{state}', 1, {more}, 'r', 'transient', 'no')"
+    )
+}
+
+const QUEUED: &str = "INSERT INTO relevo.parked_message \
+    (destination, key, seq, slot, id, created_at, topic, type, content_type, payload) \
+    SELECT 'main', key, seq, slot, id, created_at, topic, type, content_type, payload FROM relevo.message WHERE key = 'k'";
+
+#[tokio::test]
+async fn every_contradiction_is_found() {
+    let parked = |state: &str, more: &str| format!("{}; {QUEUED}", key(state, more));
+    for (sql, expected) in [
+        (QUEUED.to_owned(), "parked messages whose key is not parked: 1 (`k`)"),
+        (key("retry", "now(), NULL, NULL"), "parked keys with an empty queue: 1 (`k`)"),
+        (key("dead", "NULL, NULL, gen_random_uuid()"), "keys held by a dead letter that is not there: 1 (`k`)"),
+        (parked("address", "NULL, 'wall', NULL"), "keys that wait for an address which is not held: 1 (`k`)"),
+        (parked("retry", "NULL, NULL, NULL"), "keys that wait for no time: 1 (`k`)"),
+        (
+            "INSERT INTO relevo.tick SELECT 99, snapshot, high, late, timeline FROM relevo.tick; \
+             INSERT INTO relevo.progress (destination, shards, shard, from_tick, to_tick, place, epoch) \
+             VALUES ('main', 8, 3, 98, 99, 0, 1)"
+                .to_owned(),
+            "shards whose progress names a tick that is gone: 1 (`3`)",
+        ),
+        (
+            "INSERT INTO relevo.lease (destination, shard, epoch) VALUES ('main', 8, 0), ('main', 9, 0)".to_owned(),
+            "leases of shards that do not exist: 2 (`8`, `9`)",
+        ),
+        ("DELETE FROM relevo.lease WHERE shard = 5".to_owned(), "shards without a lease: 1 (`5`)"),
+        (
+            "DELETE FROM relevo.progress WHERE shard < 6".to_owned(),
+            "shards without progress: 6 (`0`, `1`, `2`, `3`, `4` …)",
+        ),
+    ] {
+        let world = World::new().await;
+        world.emit(&["k"]).await;
+        assert_eq!(verify(&*world.store().await).await.contradictions, [""; 0]);
+        assert_eq!(contradicted(&world, &sql).await, [expected], "{sql}");
+    }
+}
+
+#[tokio::test]
+async fn a_message_in_two_places_is_found() {
+    let world = World::new().await;
+    let id = world.emit(&["k"]).await[0];
+    let dead = "INSERT INTO relevo.dead_letter (destination, id, seq, slot, created_at, topic, key, type, content_type, payload, \
+                route, class, error, attempts) SELECT 'main', id, seq, slot, created_at, topic, key, type, content_type, \
+                payload, 'r', 'poison', 'no', 3 FROM relevo.message";
+    let sql = format!("{}; {QUEUED}; {dead}", key("retry", "now(), NULL, NULL"));
+    assert_eq!(contradicted(&world, &sql).await, [format!("messages that are parked and dead at once: 1 (`{id}`)")]);
+}
+
+#[tokio::test]
+async fn a_message_that_no_window_will_hold_is_found() {
+    let world = World::new().await;
+    let store = world.store().await;
+    world.run("SELECT relevo.make_tick()").await;
+    world.emit(&["a", "b"]).await;
+    world.run("SELECT relevo.make_tick()").await;
+    // The shards stand at a tick that has their number below its highest, and does not know their transactions.
+    world
+        .run(
+            "UPDATE relevo.tick SET snapshot = '3:3:', late = '{}' WHERE tick = (SELECT max(tick) FROM relevo.tick); \
+             INSERT INTO relevo.progress (destination, shards, shard, from_tick, to_tick, place, epoch) \
+             SELECT 'main', 8, s, t.tick, t.tick, 0, 1 FROM generate_series(0, 7) AS s, \
+             (SELECT max(tick) AS tick FROM relevo.tick) AS t",
+        )
+        .await;
+    let told = verify(&store).await.contradictions;
+    let lost = "2 messages are neither settled nor ahead of their shard: no window will hold them, such as number 1";
+    assert_eq!(told, [lost]);
+    // And the other way round: visible at the tick, with a number that it does not know.
+    world
+        .run(
+            "UPDATE relevo.tick SET snapshot = pg_current_snapshot(), high = 0 \
+             WHERE tick = (SELECT max(tick) FROM relevo.tick)",
+        )
+        .await;
+    let told = verify(&store).await.contradictions;
+    assert_eq!(told, ["2 messages count as settled although no window held them, such as number 1"]);
+}
+
+#[tokio::test]
+async fn traffic_contradicts_nothing() {
+    let world = World::new().await;
+    let broker = MemoryBroker::new(Settings::default());
+    for n in 0..4 {
+        broker.fail(Rule::new(Match::Key(format!("w0-{n}")), Class::Transient).times(2));
+    }
+    let relay = Running::start(world.store().await, &broker, config());
+    let traffic = crate::e2e_support::Traffic::start(&world, 2);
+    let store = world.store().await;
+    for _ in 0..20 {
+        assert_eq!(verify(&store).await.contradictions, [""; 0]);
+    }
+    let ledger = traffic.stop_after(&broker, 100).await;
+    world.drained().await;
+    relay.stop().await;
+    let verified = verify(&store).await;
+    assert_eq!(verified.contradictions, [""; 0]);
+    assert_eq!(verified.committed, u64::try_from(ledger.len()).expect("a count"));
+}
