@@ -104,3 +104,65 @@ pub(crate) fn build_facts() -> &'static str {
     });
     &FACTS
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use crate::args::Cli;
+
+    const PAGE: &str = include_str!("../../../docs/reference/cli.md");
+
+    /// The part of the page under a heading, up to the next one.
+    fn section(heading: &str) -> Option<&'static str> {
+        let start = PAGE.find(&format!("{heading}\n"))? + heading.len();
+        let rest = &PAGE[start..];
+        Some(rest.find("\n#").map_or(rest, |end| &rest[..end]))
+    }
+
+    /// Every command that does something, with the words that call it.
+    fn leaves(command: &clap::Command, words: &str, found: &mut Vec<(String, clap::Command)>) {
+        for sub in command.get_subcommands().filter(|sub| sub.get_name() != "help") {
+            let words = format!("{words} {}", sub.get_name());
+            if sub.has_subcommands() {
+                leaves(sub, &words, found);
+            } else {
+                found.push((words, sub.clone()));
+            }
+        }
+    }
+
+    #[test]
+    fn the_reference_has_every_command_and_every_option() {
+        let common = section("## Common options").expect("the options that commands share");
+        let mut commands = Vec::new();
+        leaves(&Cli::command(), "relevo", &mut commands);
+        assert!(commands.len() > 20, "{}", commands.len());
+        let mut missing = Vec::new();
+        for (words, command) in &commands {
+            let Some(own) = section(&format!("### `{words}`")) else {
+                missing.push(words.clone());
+                continue;
+            };
+            for long in command.get_arguments().filter_map(clap::Arg::get_long).filter(|long| *long != "help") {
+                let is_told =
+                    |text: &str| text.contains(&format!("`--{long}`")) || text.contains(&format!("`--{long} "));
+                if !is_told(own) && !is_told(common) {
+                    missing.push(format!("{words} --{long}"));
+                }
+            }
+        }
+        assert!(missing.is_empty(), "docs/reference/cli.md says nothing of: {missing:#?}");
+    }
+
+    #[test]
+    fn the_reference_names_no_command_that_is_not_there() {
+        let mut commands = Vec::new();
+        leaves(&Cli::command(), "relevo", &mut commands);
+        let headings = PAGE.lines().filter_map(|line| line.strip_prefix("### `")?.strip_suffix('`'));
+        let unknown: Vec<&str> = headings
+            .filter(|heading| *heading != "relevo --version" && !commands.iter().any(|(words, _)| words == heading))
+            .collect();
+        assert!(unknown.is_empty(), "{unknown:?}");
+    }
+}

@@ -63,6 +63,6 @@ mod tests {
             .write(&mut out, &[vec!["ñ".to_owned(), "2".to_owned()], vec!["a\u{1b}[2J".to_owned(), String::new()]])
             .unwrap();
         let text = String::from_utf8(out).unwrap();
-        assert_eq!(text, "KEY       N\nlong-key  1\nñ         2\na\\u{1b}[2J\n");
+        assert_eq!(text, "KEY       N\nlong-key  1\nñ           2\na\\u{1b}[2J\n");
     }
 }

@@ -47,8 +47,8 @@ async fn a_message_may_wait_for_its_time() {
 #[tokio::test]
 async fn many_messages_are_emitted_a_batch_a_transaction() {
     let cli = Cli::with_destination().await;
-    let lines: String =
-        (0..7).map(|n| format!("{{\"topic\":\"t\",\"key\":\"k{n}\",\"type\":\"T\",\"payload\":{n}}}\n")).collect();
+    let line = |n: u32| format!("{{\"topic\":\"t\",\"key\":\"k{n}\",\"type\":\"T\",\"payload\":{n}}}");
+    let lines = (0..7).map(line).collect::<Vec<_>>().join("\n");
     let (code, stdout, stderr) = cli.run(&["emit", "--many", "-", "--batch", "3"], &lines);
     assert_eq!((code, stderr.as_str()), (0, "7 messages emitted\n"));
     assert_eq!(stdout.lines().count(), 7, "an id for each");
