@@ -1,6 +1,6 @@
 //! Which lanes a consumer holds, and what is out of them.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use bytestring::ByteString;
 use relevo_core::Tag;
@@ -170,25 +170,37 @@ impl Shared {
         Ok(())
     }
 
-    /// Finds out what a call that was cut off has done. Whatever is out in the file, and not here, was never handed
-    /// over.
+    /// Finds out what a call that was cut off has done. What is out in the file and not here was never handed over; what
+    /// is out here and not in the file has been answered.
     pub(crate) async fn resolve_doubt(&self, state: &mut State) -> Result<(), Error> {
         let mut write = self.broker.link.write_relaxed().await?;
         let rows = self.lane_rows(&mut write).await?;
         forget_lost(state, &rows);
         let lanes: Vec<u16> = state.lanes.keys().copied().collect();
-        let known: Vec<i64> = state.outs().map(|(_, out)| out.seq).collect();
-        sqlx::query(
-            "UPDATE broker_pending AS p SET state = 0, key = (SELECT m.key FROM broker_message m WHERE m.seq = p.seq)
-             WHERE grp = ?1 AND state = 1 AND lane IN (SELECT value FROM json_each(?2))
-               AND seq NOT IN (SELECT value FROM json_each(?3))",
+        let out: Vec<i64> = sqlx::query_scalar(
+            "SELECT seq FROM broker_pending
+             WHERE grp = ?1 AND state = 1 AND lane IN (SELECT value FROM json_each(?2))",
         )
         .bind(self.group.id)
         .bind(json(&lanes))
-        .bind(json(&known))
+        .fetch_all(write.sql())
+        .await?;
+        let out: HashSet<i64> = out.into_iter().collect();
+        let unknown: Vec<i64> = out.iter().copied().filter(|seq| !state.tags.contains_key(seq)).collect();
+        sqlx::query(
+            "UPDATE broker_pending AS p SET state = 0, key = (SELECT m.key FROM broker_message m WHERE m.seq = p.seq)
+             WHERE grp = ?1 AND seq IN (SELECT value FROM json_each(?2))",
+        )
+        .bind(self.group.id)
+        .bind(json(&unknown))
         .execute(write.sql())
         .await?;
         write.commit().await?;
+        let answered: Vec<Tag> =
+            state.outs().filter(|(_, known)| !out.contains(&known.seq)).map(|(tag, _)| tag).collect();
+        for tag in answered {
+            state.take_back(tag);
+        }
         for row in rows {
             if let Some(held) = state.lanes.get_mut(&row.lane) {
                 held.cursor = held.cursor.max(row.cursor);

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use sqlx::pool::PoolConnection;
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteSynchronous};
-use sqlx::{Sqlite, SqliteConnection};
+use sqlx::{ConnectOptions as _, Sqlite, SqliteConnection};
 use tokio::sync::{Mutex, OwnedMutexGuard};
 
 use crate::classify::Error;
@@ -45,7 +45,8 @@ impl Link {
             .foreign_keys(true)
             .busy_timeout(config.lock_wait)
             .row_buffer_size(1_024)
-            .synchronous(SqliteSynchronous::Full);
+            .synchronous(SqliteSynchronous::Full)
+            .disable_statement_logging();
         let pool = |connections: u32| {
             SqlitePoolOptions::new()
                 .max_connections(connections)
@@ -59,7 +60,7 @@ impl Link {
         // Losing what these wrote in a power failure means a repeat, never a loss; a kill loses nothing.
         let relaxed = pool(1).connect_lazy_with(options.clone().synchronous(SqliteSynchronous::Normal));
         let options = options.pragma("query_only", "on");
-        let readers = pool(3).connect_lazy_with(options.clone());
+        let readers = pool(2).connect_lazy_with(options.clone());
         let watch = pool(1).connect_lazy_with(options);
         Ok(Self { turn: Arc::default(), durable, relaxed, readers, watch })
     }

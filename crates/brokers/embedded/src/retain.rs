@@ -141,6 +141,10 @@ impl EmbeddedBroker {
         for sql in [
             "DELETE FROM broker_pending WHERE seq IN (SELECT value FROM json_each(?1))",
             "DELETE FROM broker_message WHERE seq IN (SELECT value FROM json_each(?1))",
+            // What waited behind one of these waits for nobody any more.
+            "UPDATE broker_pending AS p SET state = 0 WHERE state = 3 AND ?1 IS NOT NULL AND NOT EXISTS (
+                 SELECT 1 FROM broker_pending h
+                 WHERE h.grp = p.grp AND h.lane = p.lane AND h.key = p.key AND h.due_ms IS NOT NULL)",
         ] {
             sqlx::query(sql).bind(json(&seqs)).execute(write.sql()).await?;
         }

@@ -25,6 +25,9 @@ struct Plan<'a> {
 impl Shared {
     pub(crate) async fn settle(&self, answers: &[(Tag, Answer)]) -> Result<Vec<Tag>, Error> {
         let mut state = self.state.lock().await;
+        if state.doubtful {
+            self.resolve_doubt(&mut state).await?;
+        }
         if answers.iter().all(|(tag, _)| state.out(*tag).is_none()) {
             return Ok(answers.iter().map(|(tag, _)| *tag).collect());
         }
@@ -33,8 +36,10 @@ impl Shared {
             state.lose(lane);
         }
         let plan = self.plan(&state, answers);
+        state.doubtful = true;
         self.carry_out(&mut write, &plan).await?;
         write.commit().await?;
+        state.doubtful = false;
         for tag in plan.settled.iter().chain(plan.taken_back.iter().map(|(tag, _)| tag)) {
             state.take_back(*tag);
         }

@@ -169,3 +169,53 @@ async fn a_consumer_keeps_its_lanes_while_it_works() {
     assert!(tokio::time::timeout(Duration::from_millis(1_200), other.receive(1)).await.is_err());
     assert_eq!(consumer.settle(&[(held[0].tag, Answer::Acknowledge)]).await.expect("settled"), []);
 }
+
+#[tokio::test]
+async fn a_new_file_may_be_opened_by_many_at_once() {
+    let directory = Directory::new();
+    let brokers = futures_util::future::join_all((0..12).map(|_| open(&directory))).await;
+    for (number, broker) in (0..).zip(&brokers) {
+        publish_all(broker, &[publication(number, "k")]).await;
+    }
+    assert_eq!(brokers[0].peek("**", 0, usize::MAX).await.expect("messages").len(), 12);
+}
+
+#[tokio::test]
+async fn a_retry_whose_answer_was_cut_off_holds_its_key_all_the_same() {
+    let directory = Directory::new();
+    let broker = open(&directory).await;
+    broker.declare(&Group::new("g", ["**"])).await.expect("a group");
+    let consumer = broker.consumer("g", Membership::default()).await.expect("a consumer");
+    let mut expected = 0;
+    // Cut off at every moment there is; whatever the file knows by then, every message comes, in order, to its end.
+    for polls in 0..16 {
+        let batch: Vec<Publication> = (expected..expected + 3).map(|number| publication(number, "k")).collect();
+        publish_all(&broker, &batch).await;
+        let held = receive(&consumer, 3).await;
+        let answers = [(held[0].tag, Answer::RetryLater { after: Duration::ZERO })];
+        {
+            let mut call = std::pin::pin!(consumer.settle(&answers));
+            let mut polled = 0;
+            soon(std::future::poll_fn(|context| {
+                polled += 1;
+                if polled > polls { std::task::Poll::Ready(()) } else { call.as_mut().poll(context).map(drop) }
+            }))
+            .await;
+        }
+        // Then it changes its mind; each answer is kept or lost, and what is lost comes again.
+        let mut open: Vec<_> = held.into_iter().collect();
+        let mut done = Vec::new();
+        while done.len() < 3 {
+            let answers: Vec<_> = open.iter().map(|delivery| (delivery.tag, Answer::Acknowledge)).collect();
+            let lost = soon(consumer.settle(&answers)).await.expect("settled");
+            done.extend(open.iter().filter(|delivery| !lost.contains(&delivery.tag)).map(number));
+            let status = status(&broker, "g").await;
+            if status.lag + status.out + status.waiting == 0 {
+                break;
+            }
+            open = soon(consumer.receive(3)).await.expect("deliveries");
+        }
+        assert!(done.is_sorted(), "{done:?}");
+        expected += 3;
+    }
+}
