@@ -11,8 +11,18 @@ use crate::tally::Tally;
 use crate::{cargo, install, services};
 
 /// The packages whose tests need no server.
-const QUICK: [&str; 6] =
-    ["relevo-core", "relevo-relay", "relevo-sim", "relevo-store-memory", "relevo-broker-memory", "xtask"];
+const QUICK: [&str; 10] = [
+    "relevo-core",
+    "relevo-store-memory",
+    "relevo-store-sqlite",
+    "relevo-broker-memory",
+    "relevo-broker-embedded",
+    "relevo-relay",
+    "relevo-admin",
+    "relevo-sim",
+    "relevo-torture",
+    "xtask",
+];
 
 #[derive(Args)]
 pub(crate) struct Ask {

@@ -64,7 +64,7 @@ impl Bench {
                     &mut self.connection,
                     &format!(
                         "INSERT INTO relevo.message (seq, xid, slot, id, created_at, topic, key, type, content_type, payload) \
-                         SELECT nextval('relevo.message_seq'), pg_current_xact_id(), relevo.slot_of(k), gen_random_uuid(), \
+                         SELECT nextval('relevo.message_seq'), pg_current_xact_id(), relevo.slot_of(k), relevo.new_id(), \
                          clock_timestamp(), 'orders', k, 'OrderPlaced', 'application/json', \
                          convert_to(rpad('', {PAYLOAD_BYTES}, 'x'), 'UTF8') \
                          FROM (SELECT 'k-' || (random() * {KEYS})::int AS k FROM generate_series(1, {part})) AS a"

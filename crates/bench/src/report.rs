@@ -37,6 +37,11 @@ impl Report {
         self.push(name, format!("{rate:.0}/s"), wanted, rate, target.map(|target| rate >= target), details);
     }
 
+    /// A quantity that only is told.
+    pub(crate) fn told(&mut self, name: &str, value: f64, unit: &str, details: String) {
+        self.push(name, format!("{value:.1} {unit}"), "told".to_owned(), value, None, details);
+    }
+
     /// How many targets were missed.
     pub(crate) fn missed(&self) -> usize {
         self.0.iter().filter(|line| line.met == Some(false)).count()

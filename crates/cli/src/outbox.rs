@@ -37,7 +37,7 @@ impl<T: Inspect + Operate + DeadLetters> Outbox for T {}
 #[derive(Debug)]
 pub(crate) enum Place {
     /// In a schema of a PostgreSQL database.
-    Postgres(database::Place),
+    Postgres(Box<database::Place>),
     /// In a SQLite file.
     Sqlite(PathBuf),
 }
@@ -48,7 +48,7 @@ impl Place {
         let url = database::url_of(target)?;
         Ok(match file_of(&url)? {
             Some(file) => Self::Sqlite(file),
-            None => Self::Postgres(database::Place::at(&url, target)?),
+            None => Self::Postgres(Box::new(database::Place::at(&url, target)?)),
         })
     }
 

@@ -43,22 +43,22 @@ struct Running {
 
 impl Running {
     fn start(mut command: Command) -> Self {
-        let mut child = command.spawn().unwrap();
-        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let mut child = command.spawn().expect("`relevo` runs");
+        let lines = BufReader::new(child.stdout.take().expect("it was piped")).lines();
         Self { child, lines }
     }
 
     /// Reads on to the first line that has this in it.
     fn wait_for(&mut self, text: &str) -> String {
         let mut seen = Vec::new();
-        for line in self.lines.by_ref().map(Result::unwrap) {
+        for line in self.lines.by_ref().map(|line| line.expect("output is text")) {
             if line.contains(text) {
                 return line;
             }
             seen.push(line);
         }
         let mut stderr = String::new();
-        self.child.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
+        self.child.stderr.take().expect("it was piped").read_to_string(&mut stderr).expect("stderr is text");
         panic!("it ended before it said `{text}`: {seen:#?}\n{stderr}");
     }
 
@@ -202,9 +202,9 @@ fn a_reader_that_goes_away_ends_it_quietly() {
 }
 
 fn get(host: &str, path: &str) -> String {
-    let mut stream = TcpStream::connect(host).unwrap();
-    write!(stream, "GET {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n").unwrap();
+    let mut stream = TcpStream::connect(host).expect("the page is served");
+    write!(stream, "GET {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n").expect("it listens");
     let mut answer = String::new();
-    stream.read_to_string(&mut answer).unwrap();
+    stream.read_to_string(&mut answer).expect("it answers");
     answer
 }

@@ -9,16 +9,16 @@ struct File(PathBuf);
 impl File {
     fn new(name: &str) -> Self {
         let folder = std::env::temp_dir().join(format!("relevo-cli-{name}-{}", std::process::id()));
-        std::fs::create_dir_all(&folder).unwrap();
+        std::fs::create_dir_all(&folder).expect("a directory of its own");
         Self(folder)
     }
 
     fn run(&self, args: &[&str]) -> (i32, String, String) {
         let url = format!("sqlite:{}", self.0.join("shop.db").display());
         let output = Command::new(env!("CARGO_BIN_EXE_relevo")).args(args).env("RELEVO_DATABASE_URL", url).output();
-        let output = output.unwrap();
-        let text = |bytes| String::from_utf8(bytes).unwrap();
-        (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
+        let output = output.expect("`relevo` runs");
+        let text = |bytes| String::from_utf8(bytes).expect("output is text");
+        (output.status.code().expect("it was not killed"), text(output.stdout), text(output.stderr))
     }
 
     fn succeeds(&self, args: &[&str]) -> String {
@@ -35,7 +35,7 @@ impl Drop for File {
 }
 
 fn objects(output: &str) -> Vec<serde_json::Value> {
-    output.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    output.lines().map(|line| serde_json::from_str(line).expect("a line is JSON")).collect()
 }
 
 #[test]

@@ -40,7 +40,7 @@ pub(super) async fn rebase(args: &Args) -> Result<Code> {
 
 fn in_postgres(target: &Target) -> Result<database::Place> {
     match Place::of(target)? {
-        Place::Postgres(place) => Ok(place),
+        Place::Postgres(place) => Ok(*place),
         Place::Sqlite(_) => Err(usage("a SQLite file may be copied and moved as it is; only PostgreSQL needs this")),
     }
 }
