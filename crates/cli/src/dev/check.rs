@@ -49,7 +49,7 @@ impl fmt::Display for Check {
             (true, missing) => {
                 write!(
                     f,
-                    ": nothing done twice, every order in order; {missing} on their way, the next start carries on"
+                    ": nothing done twice, every order in order; {missing} on their way, which a start carries out"
                 )
             }
             (false, _) => write!(f, ": {} too many, {} out of order", self.surplus, self.surprises),
