@@ -66,7 +66,12 @@ pub async fn a_dead_letter_keeps_the_original_bytes(h: &mut impl StoreHarness) {
         (&*letter.error, &*letter.class, letter.attempts, &*letter.state),
         ("it was refused", "poison", 3, "dead")
     );
+    assert_eq!((&*letter.route, &letter.marked), ("everything", &None));
+    assert!(letter.dead_at >= message.created_at, "{} is before {}", letter.dead_at, message.created_at);
     ok(relay.store.redrive(&mark(all())).await);
+    let marked = ok(relay.store.dead(&all(), 10).await).remove(0).marked.expect("it was marked");
+    assert_eq!((&*marked.by, &*marked.reason), ("ana", "the far side was mended"));
+    assert!(marked.at >= letter.dead_at, "{} is before {}", marked.at, letter.dead_at);
     let runs = relay.due().await;
     assert_eq!(*runs[0].messages[0].1.message, *message, "what is sent again is the same message");
 }

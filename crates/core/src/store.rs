@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytestring::ByteString;
+use jiff::Timestamp;
 use uuid::Uuid;
 
 use crate::message::{Message, MessageId};
@@ -327,8 +328,25 @@ pub struct DeadLetter {
     pub class: String,
     /// Counted attempts.
     pub attempts: u32,
+    /// The route that chose its address.
+    pub route: String,
+    /// When it was given up; if it was redriven and failed again, the last time.
+    pub dead_at: Timestamp,
     /// `dead`, `redrive` or `discard` once marked, `redriven`, `discarded`.
     pub state: String,
+    /// Who marked it last, and why.
+    pub marked: Option<Marked>,
+}
+
+/// An operator's mark on a dead letter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Marked {
+    /// When.
+    pub at: Timestamp,
+    /// Who asked.
+    pub by: String,
+    /// Why.
+    pub reason: String,
 }
 
 /// Which dead letters an operator means. Empty means all of the destination's.

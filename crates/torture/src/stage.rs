@@ -80,6 +80,17 @@ impl Drop for Scratch {
     }
 }
 
+/// What is done to them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Harm {
+    Kill,
+    Freeze,
+    Leave,
+    Database,
+}
+
+const EACH: [Harm; 4] = [Harm::Kill, Harm::Freeze, Harm::Database, Harm::Leave];
+
 /// Everything that is on stage.
 struct Stage {
     directory: PathBuf,
@@ -160,11 +171,14 @@ impl Stage {
         }
         let began = Instant::now();
         let end = began + plan.write_for;
-        while Instant::now() < end {
+        for round in 0.. {
+            if Instant::now() >= end {
+                break;
+            }
             let next = Instant::now() + Duration::from_millis(u64::from(200 + self.random.below(700)));
             sleep_until(next.min(end)).await;
             self.mend()?;
-            self.harm().await?;
+            self.harm(round).await?;
         }
         stop.cancel();
         while let Some(ended) = producers.join_next().await {
@@ -203,11 +217,15 @@ impl Stage {
         Ok(())
     }
 
-    /// Does one harm.
-    async fn harm(&mut self) -> Result<()> {
-        let deed = self.random.below(12);
-        let awake: Vec<usize> = (0..self.relays.len()).filter(|at| self.relays[*at].is_awake()).collect();
-        if deed >= 10 {
+    /// Does one harm: at first one of each kind, then whatever chance says.
+    async fn harm(&mut self, round: usize) -> Result<()> {
+        let harm = EACH.get(round).copied().unwrap_or_else(|| match self.random.below(12) {
+            0..=3 => Harm::Kill,
+            4..=7 => Harm::Freeze,
+            8..=9 => Harm::Leave,
+            _ => Harm::Database,
+        });
+        if harm == Harm::Database {
             if let Some(server) = &self.server {
                 server.kill9().await;
                 sleep(Duration::from_millis(self.random.below(500).into())).await;
@@ -216,21 +234,22 @@ impl Stage {
             }
             return Ok(());
         }
-        if awake.is_empty() {
+        let at_hand = |relay: &Relay| if harm == Harm::Kill { !relay.is_gone() } else { relay.is_awake() };
+        let possible: Vec<usize> = (0..self.relays.len()).filter(|at| at_hand(&self.relays[*at])).collect();
+        if possible.is_empty() {
             return Ok(());
         }
-        let chosen = awake[self.random.below(u32::try_from(awake.len())?) as usize];
-        let relay = &mut self.relays[chosen];
-        match deed {
-            0..=3 => {
+        let relay = &mut self.relays[possible[self.random.below(u32::try_from(possible.len())?) as usize]];
+        match harm {
+            Harm::Kill => {
                 relay.kill9().await?;
                 self.deeds.killed += 1;
             }
-            4..=7 => {
+            Harm::Freeze => {
                 relay.freeze(Instant::now() + LEASE.mul_f64(1.3))?;
                 self.deeds.frozen += 1;
             }
-            _ => {
+            Harm::Leave | Harm::Database => {
                 relay.leave().await?;
                 self.deeds.left += 1;
             }

@@ -151,6 +151,11 @@ fn object(letter: &DeadLetter, destination: &str) -> Value {
         "class": letter.class,
         "error": letter.error,
         "attempts": letter.attempts,
+        "route": letter.route,
+        "dead_at": output::time(Some(letter.dead_at)),
+        "marked_at": output::time(letter.marked.as_ref().map(|marked| marked.at)),
+        "marked_by": letter.marked.as_ref().map(|marked| &marked.by),
+        "reason": letter.marked.as_ref().map(|marked| &marked.reason),
     })
 }
 
@@ -170,14 +175,21 @@ async fn show(args: &Show) -> Result<Code> {
         output::add_content(&mut value, &letter.message);
         writeln!(out, "{value}")?;
     } else {
+        let now = Timestamp::now();
         let mut pairs = vec![
             ("id", letter.message.id.to_string()),
             ("state", format!("{} at destination `{destination}`", letter.state)),
             ("class", letter.class.clone()),
             ("error", letter.error.clone()),
             ("attempts", letter.attempts.to_string()),
+            ("route", letter.route.clone()),
+            ("dead since", moment::told(letter.dead_at, now)),
         ];
-        pairs.extend(show::envelope(&letter.message, Timestamp::now()));
+        if let Some(marked) = &letter.marked {
+            pairs.push(("marked", format!("{} by {}", moment::told(marked.at, now), marked.by)));
+            pairs.push(("reason", marked.reason.clone()));
+        }
+        pairs.extend(show::envelope(&letter.message, now));
         table::pairs(&mut out, &pairs)?;
         writeln!(out)?;
         payload::write(&mut out, &letter.message)?;

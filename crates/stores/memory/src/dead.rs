@@ -2,12 +2,13 @@
 
 use std::collections::BTreeSet;
 
+use jiff::Timestamp;
 use relevo_core::slot::shard_of;
-use relevo_core::store::{DeadFilter, DeadLetter, Entry, Mark, Stopped};
+use relevo_core::store::{DeadFilter, DeadLetter, Entry, Mark, Marked, Stopped};
 
 use crate::leases::Destination;
 use crate::parking::{Header, Key, Waiting};
-use crate::state::Micros;
+use crate::state::{Micros, timestamp};
 
 /// How far a dead letter has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,6 +41,7 @@ pub(crate) struct Letter {
     route: String,
     pub(crate) state: DeadState,
     buried: Micros,
+    marked: Option<(Micros, String, String)>,
 }
 
 impl Letter {
@@ -68,12 +70,14 @@ impl Destination {
             route: stopped.route.as_ref().to_owned(),
             state: DeadState::Dead,
             buried: now,
+            marked: None,
             entry,
         };
         self.dead.insert(letter.entry.seq, letter);
     }
 
-    pub(crate) fn dead_letters(&self, filter: &DeadFilter, limit: usize) -> Vec<DeadLetter> {
+    pub(crate) fn dead_letters(&self, filter: &DeadFilter, limit: usize, started_at: Timestamp) -> Vec<DeadLetter> {
+        let timestamp = |time| timestamp(started_at, time);
         let letters = self.dead.values().filter(|letter| letter.matches(filter)).take(limit);
         letters
             .map(|letter| DeadLetter {
@@ -81,19 +85,23 @@ impl Destination {
                 error: letter.error.clone(),
                 class: letter.class.to_owned(),
                 attempts: letter.attempts,
+                route: letter.route.clone(),
+                dead_at: timestamp(letter.buried),
                 state: letter.state.word().to_owned(),
+                marked: letter.marked.clone().map(|(at, by, reason)| Marked { at: timestamp(at), by, reason }),
             })
             .collect()
     }
 
     /// Marks what is dead and unmarked; says how many.
-    pub(crate) fn mark(&mut self, mark: &Mark, state: DeadState) -> u64 {
+    pub(crate) fn mark(&mut self, mark: &Mark, state: DeadState, now: Micros) -> u64 {
         let mut count = 0;
         for letter in self.dead.values_mut().filter(|letter| letter.state == DeadState::Dead) {
             if letter.matches(&mark.filter) {
                 count += 1;
                 if !mark.dry_run {
                     letter.state = state;
+                    letter.marked = Some((now, mark.by.clone(), mark.reason.clone()));
                 }
             }
         }

@@ -73,7 +73,9 @@ impl Outbox {
     pub fn dead(&self, destination: &str) -> Vec<DeadLetter> {
         let state = lock(self.state());
         let letters = state.destinations.get(destination);
-        letters.map(|it| it.dead_letters(&DeadFilter::default(), usize::MAX)).unwrap_or_default()
+        letters
+            .map(|it| it.dead_letters(&DeadFilter::default(), usize::MAX, state.settings.started_at))
+            .unwrap_or_default()
     }
 
     /// Where a destination's shards stand.

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use jiff::{SignedDuration, Timestamp};
 use relevo_core::MessageId;
 use relevo_core::store::StoreError;
 use tokio::time::Instant;
@@ -18,6 +19,11 @@ pub(crate) type Micros = i64;
 
 pub(crate) fn micros(time: Duration) -> Micros {
     Micros::try_from(time.as_micros()).unwrap_or(Micros::MAX)
+}
+
+/// A time of the outbox's own clock as others tell it.
+pub(crate) fn timestamp(started_at: Timestamp, time: Micros) -> Timestamp {
+    started_at.saturating_add(SignedDuration::from_micros(time)).unwrap_or(started_at)
 }
 
 /// What a database would keep in its tables.

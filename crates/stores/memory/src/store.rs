@@ -95,14 +95,20 @@ impl Upkeep for Destination {
 #[async_trait]
 impl DeadLetters for Destination {
     async fn dead(&self, filter: &DeadFilter, limit: usize) -> Result<Vec<DeadLetter>, StoreError> {
-        Ok(lock(&self.state).destination(&self.name)?.dead_letters(filter, limit))
+        let mut state = lock(&self.state);
+        let started_at = state.settings.started_at;
+        Ok(state.destination(&self.name)?.dead_letters(filter, limit, started_at))
     }
 
     async fn redrive(&self, mark: &Mark) -> Result<u64, StoreError> {
-        Ok(lock(&self.state).destination(&self.name)?.mark(mark, DeadState::Redrive))
+        let mut state = lock(&self.state);
+        let now = state.now();
+        Ok(state.destination(&self.name)?.mark(mark, DeadState::Redrive, now))
     }
 
     async fn discard(&self, mark: &Mark) -> Result<u64, StoreError> {
-        Ok(lock(&self.state).destination(&self.name)?.mark(mark, DeadState::Discard))
+        let mut state = lock(&self.state);
+        let now = state.now();
+        Ok(state.destination(&self.name)?.mark(mark, DeadState::Discard, now))
     }
 }

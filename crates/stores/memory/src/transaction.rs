@@ -4,13 +4,12 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
-use jiff::SignedDuration;
 use relevo_core::limits::LimitError;
 use relevo_core::message::Headers;
 use relevo_core::{Message, MessageId};
 
 use crate::outbox::lock;
-use crate::state::{Micros, State, micros};
+use crate::state::{Micros, State, micros, timestamp};
 
 /// A message to emit.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -198,8 +197,7 @@ impl State {
     }
 
     fn message(&mut self, draft: Draft, now: Micros) -> Message {
-        let created_at = self.settings.started_at.saturating_add(SignedDuration::from_micros(now));
-        let created_at = created_at.unwrap_or(self.settings.started_at);
+        let created_at = timestamp(self.settings.started_at, now);
         let id = draft.id.unwrap_or_else(|| {
             MessageId::v7(u64::try_from(created_at.as_millisecond()).unwrap_or_default(), self.random.bytes())
         });

@@ -7,8 +7,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use relevo_core::message::{Message, MessageId};
 use relevo_core::store::{
-    Advance, Ask, Ceiling, DeadLetter, Entry, Hold, Lease, Leased, Park, Position, Read, Run, Settled, Settlement,
-    Standing, Stop, Stopped,
+    Advance, Ask, Ceiling, DeadLetter, Entry, Hold, Lease, Leased, Marked, Park, Position, Read, Run, Settled,
+    Settlement, Standing, Stop, Stopped,
 };
 use serde_json::{Value, json};
 use sqlx::Row as _;
@@ -375,7 +375,7 @@ pub(crate) fn advance(schema: &str, destination: &str, advances: &[Advance]) -> 
 
 pub(crate) fn dead(schema: &str, destination: &str, filter: &relevo_core::store::DeadFilter, limit: usize) -> String {
     let mut sql = format!(
-        "SELECT class, error, attempts, state, id, created_at, topic, key, type, content_type, headers::text, payload \
+        "SELECT class, error, attempts, route, dead_at, state, marked_at, marked_by, reason, id, created_at, topic, key, type, content_type, headers::text, payload \
          FROM {schema}.dead_letter WHERE destination = {}",
         literal(destination)
     );
@@ -397,14 +397,21 @@ pub(crate) fn dead(schema: &str, destination: &str, filter: &relevo_core::store:
 }
 
 pub(crate) fn dead_letters(answer: Bytes) -> Result<Vec<DeadLetter>, Error> {
-    let mut rows = Rows::new(answer, 12)?;
+    let mut rows = Rows::new(answer, 17)?;
     let mut letters = Vec::new();
     while let Some(mut row) = rows.next_row()? {
         let class = row.text()?.to_string();
         let error = row.text()?.to_string();
         let attempts = u32::try_from(row.int4()?).map_err(|_| Error::Answer("attempts are negative"))?;
-        let state = row.text()?.to_string();
-        letters.push(DeadLetter { message: whole_message(&mut row)?, error, class, attempts, state });
+        let (route, dead_at) = (row.string()?, row.timestamp()?);
+        let state = row.string()?;
+        let marks = (row.optional_timestamp()?, row.optional_string()?, row.optional_string()?);
+        let marked = match marks {
+            (Some(at), Some(by), Some(reason)) => Some(Marked { at, by, reason }),
+            _ => None,
+        };
+        let message = whole_message(&mut row)?;
+        letters.push(DeadLetter { message, error, class, attempts, route, dead_at, state, marked });
     }
     Ok(letters)
 }

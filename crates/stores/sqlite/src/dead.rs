@@ -1,13 +1,13 @@
 //! Dead letters: operators mark them, the owner of their shard acts.
 
-use relevo_core::store::{DeadFilter, DeadLetter, Lease, Mark, Stopped};
+use relevo_core::store::{DeadFilter, DeadLetter, Lease, Mark, Marked, Stopped};
 use serde_json::json;
 use sqlx::sqlite::SqliteConnection;
 use uuid::Uuid;
 
 use crate::classify::Error;
 use crate::link::{Durability, Link};
-use crate::queries::{self, column, number};
+use crate::queries::{self, column, number, optional_time, time};
 
 /// Which letters a filter means: parameters 1 to 4, destination, ids, key, route.
 macro_rules! filter {
@@ -30,7 +30,7 @@ pub(crate) async fn letters(
     limit: usize,
 ) -> Result<Vec<DeadLetter>, Error> {
     let sql = concat!(
-        "SELECT class, error, attempts, state, id, created_at_ms, topic, key, type, content_type, headers, payload \
+        "SELECT class, error, attempts, state, route, dead_at_ms, marked_at_ms, marked_by, reason, id, created_at_ms, topic, key, type, content_type, headers, payload \
          FROM relevo_dead_letter WHERE ",
         filter!(),
         "ORDER BY seq LIMIT ?5"
@@ -40,12 +40,19 @@ pub(crate) async fn letters(
     let rows = select.bind(i64::try_from(limit).unwrap_or(i64::MAX)).fetch_all(&mut *session).await?;
     session.give_back();
     let letter = |row| {
+        let marked = match (optional_time(row, 6)?, column(row, 7)?, column(row, 8)?) {
+            (Some(at), Some(by), Some(reason)) => Some(Marked { at, by, reason }),
+            _ => None,
+        };
         Ok(DeadLetter {
             class: column(row, 0)?,
             error: column(row, 1)?,
             attempts: number(row, 2)?,
             state: column(row, 3)?,
-            message: queries::message(row, 4)?,
+            route: column(row, 4)?,
+            dead_at: time(row, 5)?,
+            marked,
+            message: queries::message(row, 9)?,
         })
     };
     rows.iter().map(letter).collect()
