@@ -5,7 +5,7 @@ use toml::de::{DeTable, DeValue};
 
 use super::keys::{Found, Key, Kind, NAME, find, is_list, word_of};
 use super::problem::Problem;
-use super::secret::Secret;
+use super::secret::{Secret, shown};
 use super::settings::{Origin, Path, Settings, Value};
 
 /// Reads a file's text; `name` is what people call the file.
@@ -56,9 +56,9 @@ impl Reader<'_> {
                 Found::Heading => self.heading(path, pattern, name, value, place),
                 Found::Nothing(known) => {
                     let what = if pattern.is_empty() {
-                        format!("unknown key `{name}`")
+                        format!("unknown key `{}`", shown(name))
                     } else {
-                        format!("unknown key `{name}` in `{path}`")
+                        format!("unknown key `{}` in `{path}`", shown(name))
                     };
                     self.problems.push(Problem::new(what).at(place).nearest(name, known));
                 }
@@ -76,7 +76,7 @@ impl Reader<'_> {
     ) {
         let word = word_of(pattern, name).expect("the place was found before");
         if word == NAME && !is_name(name) {
-            let what = format!("`{name}` cannot be a name");
+            let what = format!("`{}` cannot be a name", shown(name));
             let hint = "a name has 1 to 63 ASCII letters, digits, `-` and single `_` between them";
             self.problems.push(Problem::new(what).at(place).hint(hint));
             return;

@@ -10,7 +10,7 @@ use super::keys::BROKERS;
 use super::problem::Problem;
 use super::resolved::Reader;
 use super::routes;
-use super::secret::Secret;
+use super::secret::{Secret, shown};
 use super::settings::{Path, Setting, Value};
 use super::tuning::{TUNING, apply};
 
@@ -68,7 +68,7 @@ fn outbox(reader: &mut Reader<'_>, path: &Path, name: String) -> Option<Outbox> 
     let schema = reader.text(&path.name("schema"));
     let known = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-');
     if !(1..=63).contains(&schema.len()) || !schema.bytes().all(known) {
-        let problem = Problem::new(format!("`{schema}` cannot name a schema"));
+        let problem = Problem::new(format!("`{}` cannot name a schema", shown(&schema)));
         let hint = "a schema's name has 1 to 63 ASCII letters, digits, `_` and `-`";
         reader.problem(&path.name("schema"), problem.hint(hint));
     }

@@ -3,6 +3,7 @@
 use super::file::is_name;
 use super::keys::{Found, INDEX, Key, NAME, find, is_list, word_of};
 use super::problem::Problem;
+use super::secret::shown;
 use super::settings::{Origin, Path, Settings, Value};
 
 /// Two underscores part the words of a variable, so that nothing else of this name's family is taken for one.
@@ -98,7 +99,7 @@ fn chosen(path: &Path, word: &str, settings: &Settings) -> Result<String, Proble
         (Some(name), None) => Ok(name),
         (Some(one), Some(other)) => Err(Problem::new(format!("it could mean `{one}` or `{other}`"))),
         (None, _) if is_name(word) => Ok(word.to_owned()),
-        (None, _) => Err(Problem::new(format!("`{word}` cannot be a name"))),
+        (None, _) => Err(Problem::new(format!("`{}` cannot be a name", shown(word)))),
     }
 }
 
@@ -107,7 +108,7 @@ fn unknown(pattern: &[&str], word: &str) -> Problem {
         Found::Nothing(known) => known,
         Found::Key(_) | Found::Heading => Vec::new(),
     };
-    Problem::new(format!("unknown key `{word}`")).nearest(word, known)
+    Problem::new(format!("unknown key `{}`", shown(word))).nearest(word, known)
 }
 
 #[cfg(test)]

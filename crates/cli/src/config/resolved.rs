@@ -7,7 +7,7 @@ use tracing_subscriber::filter::Targets;
 
 use super::outboxes::{self, Outbox};
 use super::problem::Problem;
-use super::secret::Secret;
+use super::secret::{self, Secret};
 use super::settings::{Origin, Path, Setting, Settings, Value};
 
 /// A token that can be guessed is none.
@@ -117,14 +117,13 @@ impl Reader<'_> {
 
     /// A secret that a file or a variable holds.
     pub(super) fn secret(&mut self, file: &Path, variable: &Path) -> Option<Secret> {
-        let text = if let Some(name) = self.find_text(file) {
-            std::fs::read_to_string(&name).map_err(|error| Problem::new(format!("`{name}` cannot be read: {error}")))
+        let (at, text) = if let Some(name) = self.find_text(file) {
+            (file, of_file(&name, file))
         } else if let Some(name) = self.find_text(variable) {
-            std::env::var(&name).map_err(|_| Problem::new(format!("variable `{name}` is not set")))
+            (variable, of_variable(&name, variable))
         } else {
             return None;
         };
-        let at = if self.settings.get(file).is_some() { file } else { variable };
         let text = text.and_then(|text| match text.trim() {
             "" => Err(Problem::new(format!("what `{at}` names is empty"))),
             text => Ok(text.to_owned()),
@@ -133,13 +132,70 @@ impl Reader<'_> {
     }
 }
 
+/// What a file holds. The secret itself is easily written in the name's place, and then it is not shown.
+fn of_file(name: &str, key: &Path) -> Result<String, Problem> {
+    if name.contains("://") {
+        return Err(Problem::new(format!("what `{key}` says is no path")).hint(instead(key, "a path")));
+    }
+    std::fs::read_to_string(name)
+        .map_err(|error| Problem::new(format!("`{}` cannot be read: {error}", secret::shown(name))))
+}
+
+/// What a variable holds, with the same care.
+fn of_variable(name: &str, key: &Path) -> Result<String, Problem> {
+    let is_name = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
+        && name.bytes().next().is_some_and(|byte| !byte.is_ascii_digit());
+    if !is_name {
+        let problem = Problem::new(format!("what `{key}` says is no name of a variable"));
+        return Err(problem.hint(instead(key, "the name of a variable")));
+    }
+    std::env::var(name).map_err(|_| {
+        // A token may look like a name, but hardly like one in capitals.
+        let in_capitals = !name.bytes().any(|byte| byte.is_ascii_lowercase());
+        if in_capitals {
+            Problem::new(format!("variable `{name}` is not set"))
+        } else {
+            Problem::new(format!("the variable that `{key}` names is not set"))
+        }
+    })
+}
+
+/// Where the secret belongs that was perhaps written in place of its name.
+fn instead(key: &Path, takes: &str) -> String {
+    match key.to_string().rsplit('.').next() {
+        Some(key @ ("database_file" | "database_env")) => {
+            format!("`{key}` takes {takes}; the URL itself belongs into `database`")
+        }
+        _ => format!("it takes {takes}, and the token itself stands in no configuration"),
+    }
+}
+
+/// Levels, for everything or for one part of the program; a word that is no level would be taken for a part.
+fn is_filter(text: &str) -> bool {
+    let is_level = |word: &str| {
+        let known = ["off", "error", "warn", "info", "debug", "trace"];
+        known.iter().any(|level| level.eq_ignore_ascii_case(word.trim()))
+    };
+    let is_part = |word: &str| {
+        let known = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b':' | b'-');
+        !word.is_empty() && word.bytes().all(known)
+    };
+    text.split(',').all(|directive| match directive.split_once('=') {
+        Some((part, level)) => is_part(part.trim()) && is_level(level),
+        None => is_level(directive),
+    })
+}
+
 fn log(reader: &mut Reader<'_>) -> Log {
     let path = Path::of(&["log", "level"]);
-    let level = reader.text(&path).parse::<Targets>().unwrap_or_else(|_| {
-        let problem = Problem::new("`level` is none that is known");
-        reader.problem(&path, problem.hint("`info`, or `info,relevo_relay=debug`"));
-        Targets::new()
-    });
+    let text = reader.text(&path);
+    let level = Some(&text).filter(|text| is_filter(text)).and_then(|text| text.replace(' ', "").parse().ok());
+    if level.is_none() {
+        let problem = Problem::new(format!("`{}` is no `level` that is known", secret::shown(&text)));
+        reader
+            .problem(&path, problem.hint("`error`, `warn`, `info`, `debug` or `trace`, or `info,relevo_relay=debug`"));
+    }
+    let level = level.unwrap_or_default();
     let format = match reader.text(&Path::of(&["log", "format"])).as_str() {
         "text" => Format::Text,
         "json" => Format::Json,
@@ -166,7 +222,8 @@ fn admin(reader: &mut Reader<'_>) -> Admin {
         _ if text == "off" => None,
         Ok(address) => Some(address),
         Err(_) => {
-            let problem = Problem::new(format!("`listen` is an address and a port, or `off`, not `{text}`"));
+            let problem =
+                Problem::new(format!("`listen` is an address and a port, or `off`, not `{}`", secret::shown(&text)));
             reader.problem(&path, problem.hint("`127.0.0.1:9464`"));
             None
         }

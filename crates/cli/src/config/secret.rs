@@ -20,6 +20,11 @@ impl Secret {
     }
 }
 
+/// A text that people wrote where no secret belongs, for an error; what looks like a URL with a password is not shown.
+pub(crate) fn shown(text: &str) -> &str {
+    if text.contains("://") || text.contains('@') { HIDDEN } else { text }
+}
+
 impl fmt::Debug for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(HIDDEN)
@@ -40,5 +45,13 @@ mod tests {
     fn a_secret_is_not_shown() {
         let secret = Secret::new("sesame");
         assert_eq!((format!("{secret:?}"), secret.to_string()), (HIDDEN.to_owned(), HIDDEN.to_owned()));
+    }
+
+    #[test]
+    fn what_looks_like_a_url_is_not_shown_wherever_it_stands() {
+        assert_eq!(shown("shop"), "shop");
+        for text in ["postgres://me:sesame@db/shop", "me:sesame@db"] {
+            assert_eq!(shown(text), HIDDEN);
+        }
     }
 }

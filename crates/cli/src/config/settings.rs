@@ -5,7 +5,7 @@ use std::fmt;
 
 use super::keys::{Found, INDEX, Key, Kind, NAME, SECTIONS, find};
 use super::problem::Problem;
-use super::secret::Secret;
+use super::secret::{Secret, shown};
 
 /// One step of a [`Path`].
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -94,7 +94,7 @@ impl Value {
             }
             (Kind::Choice(words), Self::Text(text)) => {
                 if !words.contains(&text.as_str()) {
-                    let what = format!("`{}` is {}, not `{text}`", key.name, key.kind.describe());
+                    let what = format!("`{}` is {}, not `{}`", key.name, key.kind.describe(), shown(text));
                     return Err(Problem::new(what).nearest(text, words.iter().copied()));
                 }
             }

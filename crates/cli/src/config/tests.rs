@@ -127,11 +127,69 @@ base_ms = 600000
         "`factor` says nothing about linear pauses at relevo.toml:19",
         "`base_ms` is more than `ceiling_ms` at relevo.toml:20",
         "two routes of one destination are named `everything` at relevo.toml:21; hint: each has a `name` of its own",
-        "`level` is none that is known at relevo.toml:4; hint: `info`, or `info,relevo_relay=debug`",
+        "`loud=very` is no `level` that is known at relevo.toml:4; \
+         hint: `error`, `warn`, `info`, `debug` or `trace`, or `info,relevo_relay=debug`",
         "`listen` is `0.0.0.0:80`, which others can reach, and there is no token at relevo.toml:2; \
          hint: listen on `127.0.0.1`, or set `token_file` or `token_env`",
     ];
     assert_eq!(told, expected);
+}
+
+#[test]
+fn a_secret_in_place_of_its_name_is_not_shown() {
+    for (key, told) in [
+        (
+            "database_env",
+            "what `outboxes.shop.database_env` says is no name of a variable at relevo.toml:2; \
+                          hint: `database_env` takes the name of a variable; the URL itself belongs into `database`",
+        ),
+        (
+            "database_file",
+            "what `outboxes.shop.database_file` says is no path at relevo.toml:2; \
+                           hint: `database_file` takes a path; the URL itself belongs into `database`",
+        ),
+    ] {
+        assert_eq!(problems(&SMALL.replace("database =", &format!("{key} ="))), [told]);
+    }
+    for (key, value) in [("token_env", "sesame"), ("token_env", "sesame-open"), ("token_file", "https://sesame")] {
+        let told = problems(&format!("{SMALL}[admin]\n{key} = \"{value}\"\n")).join("\n");
+        assert!(told.ends_with("at relevo.toml:6") || told.contains("at relevo.toml:6; hint: "), "{told}");
+        assert!(!told.contains("sesame"), "{told}");
+    }
+    let told = problems(&SMALL.replace("database = \"postgres://me:sesame@db/shop\"", "database_env = \"NOT_SET\""));
+    assert_eq!(told, ["variable `NOT_SET` is not set at relevo.toml:2"]);
+}
+
+#[test]
+fn a_url_in_the_wrong_place_is_not_shown() {
+    let url = "postgres://me:sesame@db/shop";
+    for text in [
+        format!("{SMALL}[log]\nlevel = \"{url}\"\nformat = \"{url}\"\n[admin]\nlisten = \"{url}\"\n"),
+        format!("\"{url}\" = 1\n[outboxes.\"{url}\"]\n"),
+        SMALL.replace("database = ", "schema = "),
+    ] {
+        let told = problems(&text).join("\n");
+        assert!(!told.is_empty() && !told.contains("sesame"), "{told}");
+    }
+    let flags = [url, "postgres://me:sesame@db/shop?sslmode=disable"];
+    for problem in load(SMALL, &[], &flags).unwrap_err().iter() {
+        assert!(!problem.to_string().contains("sesame"), "{problem}");
+    }
+}
+
+#[test]
+fn a_level_that_nothing_would_be_logged_with_is_refused() {
+    for level in ["blah", "info,zork", "relevo_relay=loud", "", "info,", "=debug"] {
+        let told = problems(&format!("{SMALL}[log]\nlevel = \"{level}\"\n")).join("\n");
+        assert!(told.contains("is no `level` that is known at relevo.toml:6; hint: "), "`{level}`: {told}");
+    }
+    for level in ["info", "WARN", "info,relevo_relay=debug", "off, relevo_relay::clerk = trace"] {
+        assert_eq!(problems(&format!("{SMALL}[log]\nlevel = \"{level}\"\n")), [""; 0], "`{level}`");
+    }
+    let told = load(SMALL, &[("RELEVO_LOG", "zork")], &[]).unwrap_err();
+    assert!(
+        told.iter().all(|it| it.to_string().contains("`zork` is no `level` that is known at variable `RELEVO_LOG`"))
+    );
 }
 
 #[test]
