@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
+use relevo_core::MessageId;
 use relevo_store_postgres::Schema;
 
 /// Carries what a database transaction commits to where it must go, in order.
@@ -94,6 +95,11 @@ pub(crate) fn destination(text: &str) -> Result<String, String> {
         return Err("a destination's name is not empty and has no control characters".to_owned());
     }
     Ok(text.to_owned())
+}
+
+/// A message's id.
+pub(crate) fn message_id(text: &str) -> Result<MessageId, String> {
+    text.parse().map_err(|_| "an id is a UUID, as `5e8a1c6e-7d29-4c86-b1a9-3f0d6f2a9b10`".to_owned())
 }
 
 /// [`Schema::new`] panics where this says what is wrong.

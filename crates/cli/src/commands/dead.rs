@@ -1,5 +1,6 @@
 //! `relevo dead`
 
+mod filter;
 mod mark;
 
 use std::io::{self, Write as _};
@@ -11,6 +12,7 @@ use relevo_core::MessageId;
 use relevo_core::store::{DeadFilter, DeadLetter};
 use serde_json::{Value, json};
 
+use self::filter::Filter;
 use super::output::{self, Format};
 use super::table::{self, Table};
 use super::{moment, payload, show};
@@ -20,8 +22,10 @@ use crate::report::say;
 
 /// What a person may have to decide about; the rest is history.
 const OPEN: [&str; 3] = ["dead", "redrive", "discard"];
-/// No more are looked through for a list: their payloads come with them.
+/// No more are looked through for a list unless all are asked for: their payloads come with them.
 const LOOKED_AT_MAX: usize = 10_000;
+/// More than there can be.
+const EVERY: usize = isize::MAX.unsigned_abs();
 
 /// What to do with dead letters.
 #[derive(Debug, Subcommand)]
@@ -38,21 +42,21 @@ pub(crate) enum Command {
 
 /// Which dead letters are listed.
 #[derive(Debug, clap::Args)]
+#[command(group = clap::ArgGroup::new("chosen").multiple(true))]
 pub(crate) struct List {
     #[command(flatten)]
     which: Which,
-    /// Only those of this key.
-    #[arg(long)]
-    key: Option<String>,
-    /// Only those of this route.
-    #[arg(long)]
-    route: Option<String>,
+    #[command(flatten)]
+    filter: Filter,
     /// Those that were redriven or discarded too.
     #[arg(long)]
     history: bool,
     /// At most so many.
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     limit: u32,
+    /// All of them, however many there are.
+    #[arg(long, conflicts_with = "limit")]
+    all: bool,
     #[command(flatten)]
     format: Format,
 }
@@ -63,6 +67,7 @@ pub(crate) struct Show {
     #[command(flatten)]
     which: Which,
     /// The message's id.
+    #[arg(value_parser = crate::args::message_id)]
     id: MessageId,
     /// Writes exactly the bytes of the payload, and nothing else.
     #[arg(long, conflicts_with = "json")]
@@ -81,45 +86,67 @@ pub(super) async fn run(command: Command) -> Result<Code> {
 }
 
 async fn list(args: &List) -> Result<Code> {
+    args.filter.check()?;
     let opened = outbox::open(&args.which).await?;
-    let filter = DeadFilter { key: args.key.clone(), route: args.route.clone(), ..DeadFilter::default() };
-    let limit = usize::try_from(args.limit).unwrap_or(LOOKED_AT_MAX);
-    let (letters, more) = look(&*opened.outbox, &filter, limit, args.history).await?;
+    let seen = look(&*opened.outbox, args).await?;
     let mut out = io::BufWriter::new(io::stdout().lock());
     if args.format.json {
-        for letter in &letters {
+        for letter in &seen.letters {
             writeln!(out, "{}", object(letter, &opened.destination.name))?;
         }
-    } else if !letters.is_empty() {
+    } else if !seen.letters.is_empty() {
         let now = Timestamp::now();
-        let rows: Vec<_> = letters.iter().map(|letter| row(letter, now)).collect();
+        let rows: Vec<_> = seen.letters.iter().map(|letter| row(letter, now)).collect();
         Table::new(&["ID", "STATE", "CLASS", "ATTEMPTS", "EMITTED", "TOPIC", "KEY", "TYPE", "ERROR"])
             .write(&mut out, &rows)?;
     }
     out.flush()?;
-    let count = mark::counted(letters.len() as u64);
-    say(&if more { format!("{count}, and more\nhint: see more with `--limit`") } else { count });
+    let count = mark::counted(seen.letters.len() as u64);
+    say(&match seen.rest {
+        Rest::Nothing => count,
+        Rest::More => format!("{count}, and more\nhint: see more with `--limit`, or all with `--all`"),
+        Rest::Unseen(looked_at) => {
+            format!("{count} among the {looked_at} oldest, later ones were not looked at\nhint: `--all` looks at all")
+        }
+    });
     Ok(Code::Done)
 }
 
-/// The first letters that are wanted, and whether there are more. Finished ones are between them, and pass by.
-async fn look(
-    outbox: &dyn Outbox,
-    filter: &DeadFilter,
-    limit: usize,
-    history: bool,
-) -> Result<(Vec<DeadLetter>, bool)> {
-    let mut ask = limit + 1;
+/// What a look at the dead letters gave.
+struct Seen {
+    letters: Vec<DeadLetter>,
+    rest: Rest,
+}
+
+/// What is left beyond it.
+enum Rest {
+    /// Every letter was looked at.
+    Nothing,
+    /// At least one more is wanted.
+    More,
+    /// Only so many were looked at, and there are others.
+    Unseen(usize),
+}
+
+/// The first letters that are wanted. Others are between them, and pass by.
+async fn look(outbox: &dyn Outbox, args: &List) -> Result<Seen> {
+    let limit = if args.all { EVERY } else { usize::try_from(args.limit).unwrap_or(LOOKED_AT_MAX) };
+    let mut ask = if args.all { EVERY } else { limit + 1 };
     loop {
-        let mut letters = outbox.dead(filter, ask).await?;
+        let mut letters = outbox.dead(&args.filter.of_store(), ask).await?;
         let is_all = letters.len() < ask;
-        letters.retain(|letter| history || OPEN.contains(&letter.state.as_str()));
-        if is_all || letters.len() > limit || ask >= LOOKED_AT_MAX {
-            let more = letters.len() > limit || !is_all;
-            letters.truncate(limit);
-            return Ok((letters, more));
-        }
-        ask = (ask * 2).min(LOOKED_AT_MAX);
+        letters.retain(|letter| args.filter.admits(letter) && (args.history || OPEN.contains(&letter.state.as_str())));
+        let rest = match letters.len() {
+            wanted if wanted > limit => Rest::More,
+            _ if is_all => Rest::Nothing,
+            _ if ask >= LOOKED_AT_MAX => Rest::Unseen(ask),
+            _ => {
+                ask = (ask * 2).min(LOOKED_AT_MAX);
+                continue;
+            }
+        };
+        letters.truncate(limit);
+        return Ok(Seen { letters, rest });
     }
 }
 

@@ -40,7 +40,7 @@ pub(crate) struct Args {
     #[arg(long = "header", value_name = "NAME=VALUE", value_parser = header)]
     headers: Vec<(String, String)>,
     /// An id of your own, which is emitted once.
-    #[arg(long)]
+    #[arg(long, value_parser = crate::args::message_id)]
     id: Option<MessageId>,
     /// Not before this time: RFC 3339, or how far away, as `10m`.
     #[arg(long, value_name = "TIME", value_parser = moment::ahead)]

@@ -64,6 +64,7 @@ fn status(word: &str) -> Result<Status, String> {
 }
 
 pub(super) async fn run(args: &Args) -> Result<Code> {
+    moment::in_order(args.since, args.until)?;
     let opened = outbox::open(&args.which).await?;
     let destination = opened.destination.name;
     let mut search = Search {

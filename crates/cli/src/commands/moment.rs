@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
+use anyhow::Result;
 use jiff::{SignedDuration, Timestamp};
+
+use crate::exit::usage;
 
 /// A time in UTC and how long ago it was, or how far away it is.
 pub(super) fn told(at: Timestamp, now: Timestamp) -> String {
@@ -45,6 +48,18 @@ pub(super) fn past(text: &str) -> Result<Timestamp, String> {
 /// A time ahead: RFC 3339, or how far away, as `10m`.
 pub(super) fn ahead(text: &str) -> Result<Timestamp, String> {
     when(text, |now, duration| now + duration)
+}
+
+/// A range that ends before it begins holds nothing, which nobody means.
+pub(super) fn in_order(since: Option<Timestamp>, until: Option<Timestamp>) -> Result<()> {
+    match (since, until) {
+        (Some(since), Some(until)) if since > until => Err(usage(format!(
+            "`--since` is {} and so after `--until`, which is {}; hint: `--since 2h --until 1h` is the hour before the last",
+            exact(since),
+            exact(until)
+        ))),
+        _ => Ok(()),
+    }
 }
 
 fn when(text: &str, from_now: impl Fn(Timestamp, SignedDuration) -> Timestamp) -> Result<Timestamp, String> {

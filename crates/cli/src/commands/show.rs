@@ -18,6 +18,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     which: Which,
     /// The message's id.
+    #[arg(value_parser = crate::args::message_id)]
     id: MessageId,
     /// Writes exactly the bytes of the payload, and nothing else.
     #[arg(long, conflicts_with = "json")]

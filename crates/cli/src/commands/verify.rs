@@ -29,6 +29,7 @@ pub(crate) struct Args {
 }
 
 pub(super) async fn run(args: &Args) -> Result<Code> {
+    moment::in_order(args.since, args.until)?;
     // A long log is read in many short statements; each may take its time on a busy server.
     let opened = outbox::open_within(&args.which, REWRITE_DEADLINE).await?;
     let verified = opened.outbox.verify(Range { since: args.since, until: args.until }).await?;

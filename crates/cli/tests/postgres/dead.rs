@@ -25,7 +25,10 @@ async fn dead_letters_are_listed_and_shown() {
     insta::assert_snapshot!("dead_list", stable(&list, &cli));
     assert_eq!(told, "2 dead letters\n");
     let (one, told) = cli.succeeds(&["dead", "list", "--limit", "1", "--json"]);
-    assert_eq!((objects(&one).len(), told.as_str()), (1, "1 dead letter, and more\nhint: see more with `--limit`\n"));
+    assert_eq!(
+        (objects(&one).len(), told.as_str()),
+        (1, "1 dead letter, and more\nhint: see more with `--limit`, or all with `--all`\n")
+    );
     assert_eq!(objects(&cli.succeeds(&["dead", "list", "--key", "o-2", "--json"]).0)[0]["key"], "o-2");
     assert_eq!(cli.succeeds(&["dead", "list", "--route", "other"]).0, "");
     let (shown, _) = cli.succeeds(&["dead", "show", &first]);
@@ -78,7 +81,10 @@ async fn a_dry_run_changes_nothing_and_needs_no_reason() {
     let (_, told) = cli.succeeds(&["dead", "discard", "--all", "--dry-run"]);
     assert_eq!(told, "2 dead letters would be marked `discard`, nothing was changed\n");
     let (json, _) = cli.succeeds(&["dead", "redrive", "--key", "o-1", "--dry-run", "--json"]);
-    assert_eq!(objects(&json)[0], serde_json::json!({ "mark": "redrive", "dry_run": true, "count": 1 }));
+    assert_eq!(
+        objects(&json)[0],
+        serde_json::json!({ "mark": "redrive", "dry_run": true, "count": 1, "unmatched": [] })
+    );
     assert_eq!(marked(&cli, "dead").await, 2);
 }
 
@@ -96,7 +102,10 @@ async fn dead_letters_are_chosen_by_id_key_route_or_all() {
     assert_eq!(count(&["--route", "everything", "--key", "o-1"]), 1);
     assert_eq!(count(&["--all"]), 2);
     let (json, _) = cli.succeeds(&["dead", "discard", "--key", "o-1", "--reason", "test", "--yes", "--json"]);
-    assert_eq!(objects(&json)[0], serde_json::json!({ "mark": "discard", "dry_run": false, "count": 1 }));
+    assert_eq!(
+        objects(&json)[0],
+        serde_json::json!({ "mark": "discard", "dry_run": false, "count": 1, "unmatched": [] })
+    );
     assert_eq!((marked(&cli, "discard").await, marked(&cli, "dead").await), (1, 1));
     let by = "SELECT count(*) FROM relevo.dead_letter WHERE state = 'discard' AND marked_by <> ''";
     assert_eq!(cli.number(by).await, 1, "whoever it was");
@@ -117,4 +126,82 @@ async fn what_is_no_dead_letter_is_not_found() {
     let (_, nothing) =
         Cli::with_destination().await.succeeds(&["dead", "redrive", "--all", "--reason", "test", "--yes"]);
     assert_eq!(nothing, "0 dead letters marked `redrive`\n", "all of nothing is nothing");
+}
+
+#[tokio::test]
+async fn a_filter_looks_into_dead_letters() {
+    let (cli, first, second) = two_dead().await;
+    let invoice = cli.succeeds(&["emit", "invoices", "i-1", "InvoiceSent", "3"]).0.trim_end().to_owned();
+    cli.settle().await;
+    cli.bury(&invoice).await;
+    cli.sql(&format!(
+        "UPDATE relevo.dead_letter SET dead_at = dead_at - interval '1 hour', class = 'transient', error = 'Timed Out' \
+         WHERE id = '{second}'"
+    ))
+    .await;
+    let ids = |args: &[&str]| -> Vec<String> {
+        let list = cli.succeeds(&[&["dead", "list", "--json"], args].concat()).0;
+        objects(&list).iter().map(|letter| letter["id"].as_str().unwrap().to_owned()).collect()
+    };
+    for (args, expected) in [
+        (&["--all"][..], vec![&first, &second, &invoice]),
+        (&["--topic", "invoices"], vec![&invoice]),
+        (&["--type", "OrderPlaced"], vec![&first, &second]),
+        (&["--class", "transient"], vec![&second]),
+        (&["--error", "timed out"], vec![&second]),
+        (&["--since", "10m"], vec![&first, &invoice]),
+        (&["--until", "10m"], vec![&second]),
+        (&["--since", "10m", "--topic", "orders"], vec![&first]),
+        (&["--key", "o-1", "--class", "transient"], vec![]),
+    ] {
+        assert_eq!(ids(args).iter().collect::<Vec<_>>(), expected, "{args:?}");
+        let redrive = [&["dead", "redrive", "--dry-run", "--json"], args].concat();
+        if expected.is_empty() {
+            cli.fails(4, &redrive);
+        } else {
+            assert_eq!(objects(&cli.succeeds(&redrive).0)[0]["count"], expected.len(), "{args:?}");
+        }
+    }
+    let discard = ["dead", "discard", "--error", "SCHEMA", "--topic", "orders", "--reason", "test"];
+    let (code, _, asked) = cli.run(&discard, "y\n");
+    assert_eq!(code, 0);
+    assert!(asked.starts_with("discard 1 dead letter of destination `main`? "), "{asked}");
+    assert_eq!((marked(&cli, "discard").await, marked(&cli, "dead").await), (1, 2));
+    let (_, again) = cli.succeeds(&[&discard[..], &["--yes"]].concat());
+    assert_eq!(again, "0 dead letters marked `discard`\n");
+}
+
+#[tokio::test]
+async fn more_letters_than_one_statement_takes_are_marked_and_a_list_says_how_many_it_looked_at() {
+    let cli = Cli::with_destination().await;
+    cli.sql(
+        "INSERT INTO relevo.dead_letter (destination, id, seq, slot, created_at, topic, key, type, content_type, payload, \
+         route, class, error, attempts) SELECT 'main', gen_random_uuid(), n, 0, now(), \
+         CASE WHEN n > 10000 THEN 'late' ELSE 'early' END, 'k' || n, 'T', 'text/plain', '', 'r', 'poison', 'no', 1 \
+         FROM generate_series(1, 11500) AS n",
+    )
+    .await;
+    let (list, told) = cli.succeeds(&["dead", "list", "--topic", "late", "--json"]);
+    assert_eq!(list, "");
+    assert_eq!(
+        told,
+        "0 dead letters among the 10000 oldest, later ones were not looked at\nhint: `--all` looks at all\n"
+    );
+    let (list, told) = cli.succeeds(&["dead", "list", "--topic", "late", "--json", "--all"]);
+    assert_eq!((list.lines().count(), told.as_str()), (1500, "1500 dead letters\n"));
+    let (json, _) = cli.succeeds(&["dead", "redrive", "--topic", "late", "--reason", "test", "--yes", "--json"]);
+    assert_eq!((objects(&json)[0]["count"].as_u64(), marked(&cli, "redrive").await), (Some(1500), 1500));
+}
+
+#[tokio::test]
+async fn an_id_that_is_no_dead_letter_is_named() {
+    let (cli, first, second) = two_dead().await;
+    let redrive = ["dead", "redrive", &first, UNKNOWN, "--reason", "test", "--yes"];
+    let (_, told) = cli.succeeds(&redrive);
+    let unknown = format!("{UNKNOWN} is no such dead letter at destination `main`\n");
+    assert_eq!(told, format!("{unknown}1 dead letter marked `redrive`: the relay of their shard acts\n"));
+    let (json, told) = cli.succeeds(&["dead", "discard", &first, &second, UNKNOWN, "--dry-run", "--json"]);
+    assert_eq!(told, format!("{unknown}{first} is `redrive` already\n"));
+    let expected = serde_json::json!({ "mark": "discard", "dry_run": true, "count": 1, "unmatched": [UNKNOWN] });
+    assert_eq!(objects(&json)[0], expected);
 }
