@@ -43,12 +43,18 @@ fn route(reader: &mut Reader<'_>, path: &Path) -> Route {
             reader.problem(&path.name(name), Problem::new(format!("`{name}` is empty")));
         }
     }
+    let at = path.name("address");
+    let address = reader.text(&at);
+    if let Some(wrong) = unknown_placeholder(&address) {
+        let problem = Problem::new(format!("`{wrong}` in `address` is replaced by nothing"));
+        reader.problem(&at, problem.hint(format!("`{}` are known", PLACEHOLDERS.join("`, `"))));
+    }
     let policy = policy(reader, path);
     Route {
         name: reader.text(&path.name("name")),
         topic: reader.text(&path.name("topic")),
         kind: reader.text(&path.name("type")),
-        address: reader.text(&path.name("address")),
+        address,
         policy,
         after_dead: match reader.text(&path.name("after_dead")).as_str() {
             "continue" => AfterDead::Continue,
@@ -77,6 +83,17 @@ fn policy(reader: &mut Reader<'_>, path: &Path) -> Policy {
     policy
 }
 
+/// What the core replaces in an address.
+const PLACEHOLDERS: [&str; 3] = ["{topic}", "{type}", "{key}"];
+
+/// The first `{…}` that the core would send to the broker as it stands.
+fn unknown_placeholder(address: &str) -> Option<&str> {
+    address.match_indices('{').map(|(at, _)| &address[at..]).find_map(|rest| {
+        let known = PLACEHOLDERS.iter().any(|known| rest.starts_with(known));
+        (!known).then(|| rest.find('}').map_or(rest, |end| &rest[..=end]))
+    })
+}
+
 /// `**` stands at the end only, and stars stand alone.
 fn is_pattern(pattern: &str) -> bool {
     let words: Vec<&str> = pattern.split('.').collect();
@@ -91,7 +108,38 @@ fn is_pattern(pattern: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use relevo_core::message::{Headers, Message, MessageId};
+
     use super::*;
+
+    #[test]
+    fn a_placeholder_that_nothing_replaces_is_found() {
+        for (address, wrong) in [
+            ("shop.{topic}.{type}.{key}", None),
+            ("plain", None),
+            ("{foo}", Some("{foo}")),
+            ("a.{topic", Some("{topic")),
+            ("{key}.{Topic}.x", Some("{Topic}")),
+        ] {
+            assert_eq!(unknown_placeholder(address), wrong, "{address}");
+        }
+    }
+
+    #[test]
+    fn the_placeholders_are_the_core_s() {
+        let message = Message {
+            id: MessageId::v7(0, [0; 10]),
+            kind: "Placed".into(),
+            key: "7".into(),
+            topic: "orders".into(),
+            payload: Vec::new().into(),
+            content_type: "application/json".into(),
+            headers: Headers::new(),
+            created_at: jiff::Timestamp::UNIX_EPOCH,
+        };
+        let route = Route { address: PLACEHOLDERS.concat(), ..Route::everything() };
+        assert_eq!(&*route.address_of(&message), "ordersPlaced7");
+    }
 
     #[test]
     fn a_pattern_that_could_never_match_is_none() {
