@@ -12,6 +12,7 @@ mod random;
 mod screen;
 mod shipping;
 mod shop;
+mod trouble;
 
 use std::io;
 use std::sync::Arc;
@@ -57,17 +58,27 @@ pub(crate) async fn run(dev: &Dev) -> Result<()> {
     watch.spawn(Interrupts::new()?.watch(stop.clone()));
 
     let page = page::listen(dev.port).await?;
-    let data = Data::open(&dev.data).await?;
-    let mut demo = Demo::start(dev, data, page).await?;
-    let why = tokio::select! {
-        biased;
-        () = stop.cancelled() => "interrupted",
-        () = time_is_up(dev.seconds) => "time is up",
-        ended = demo.go_on() => { ended?; "ended by itself" }
-    };
-    demo.screen.line(format_args!("{why}: the shop closes, what is under way arrives"))?;
-    demo.carry_out().await?;
-    demo.summary().await
+    let demo = async { Demo::start(dev, Data::open(&dev.data).await?, page).await };
+    let mut demo = demo.await.map_err(trouble::advise)?;
+    let ended = demo.play(dev, stop).await.map_err(trouble::advise);
+    if ended.is_err() {
+        demo.screen.end_live()?;
+    }
+    ended
+}
+
+impl Demo {
+    async fn play(&mut self, dev: &Dev, stop: CancellationToken) -> Result<()> {
+        let why = tokio::select! {
+            biased;
+            () = stop.cancelled() => "interrupted",
+            () = time_is_up(dev.seconds) => "time is up",
+            ended = self.go_on() => { ended?; "ended by itself" }
+        };
+        self.screen.line(format_args!("{why}: the shop closes, what is under way arrives"))?;
+        self.carry_out().await?;
+        self.summary().await
+    }
 }
 
 /// Waits for the end of the demo's time; for ever if it has none.

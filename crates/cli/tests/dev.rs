@@ -151,6 +151,33 @@ fn the_page_shows_the_flow() {
 }
 
 #[test]
+fn a_message_that_is_no_orders_is_rejected_and_harms_nobody() {
+    let data = Data::new("foreign");
+    assert!(data.demo(&["--seconds", "1"]).output().unwrap().status.success());
+    let url = format!("sqlite:{}", data.0.join("shop.db").display());
+    let emit = Command::new(RELEVO).args(["emit", "orders", "order-1", "Nonsense", "{}", "--database", &url]).output();
+    assert!(emit.unwrap().status.success());
+    let output = data.demo(&["--seconds", "1"]).output().unwrap();
+    let stdout = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(output.status.code(), Some(0), "{stdout}\n{}", String::from_utf8_lossy(&output.stderr));
+    assert!(stdout.contains("shipping rejects a message that is no order's: `order` is missing"), "{stdout}");
+    assert!(stdout.trim_end().ends_with(SOUND), "{stdout}");
+}
+
+#[test]
+fn files_that_are_no_databases_are_named() {
+    for name in ["shop.db", "broker.db", "shipping.db"] {
+        let data = Data::new(name);
+        std::fs::create_dir_all(&data.0).unwrap();
+        std::fs::write(data.0.join(name), "this is no database, and long enough to look like one".repeat(50)).unwrap();
+        let output = data.demo(&["--seconds", "1"]).output().unwrap();
+        assert_eq!(output.status.code(), Some(1));
+        let told = String::from_utf8(output.stderr).unwrap();
+        assert!(told.contains(name) && told.contains("\nhint: "), "{told}");
+    }
+}
+
+#[test]
 fn a_taken_port_is_told_before_anything_is_written() {
     let data = Data::new("port");
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -186,6 +213,7 @@ fn a_full_disk_is_one_clear_error_and_nothing_is_lost() {
     let told: Vec<&str> = stderr.lines().filter(|line| line.starts_with("error: ")).collect();
     assert_eq!(told.len(), 1, "{stderr}");
     assert!(told[0].contains("full"), "{stderr}");
+    assert!(stderr.contains("\nhint: make room"), "{stderr}");
     assert!(stderr.trim_end().ends_with(SOUND), "{stderr}");
 }
 

@@ -67,8 +67,11 @@ pub async fn a_dead_letter_keeps_the_original_bytes(h: &mut impl StoreHarness) {
         ("it was refused", "poison", 3, "dead")
     );
     assert_eq!((&*letter.route, &letter.marked), ("everything", &None));
+    assert_eq!(ok(relay.store.dead(&DeadFilter { unmarked: true, ..all() }, 10).await).len(), 1);
     assert!(letter.dead_at >= message.created_at, "{} is before {}", letter.dead_at, message.created_at);
     ok(relay.store.redrive(&mark(all())).await);
+    let unmarked = DeadFilter { unmarked: true, ..all() };
+    assert!(ok(relay.store.dead(&unmarked, 10).await).is_empty());
     let marked = ok(relay.store.dead(&all(), 10).await).remove(0).marked.expect("it was marked");
     assert_eq!((&*marked.by, &*marked.reason), ("ana", "the far side was mended"));
     assert!(marked.at >= letter.dead_at, "{} is before {}", marked.at, letter.dead_at);

@@ -358,6 +358,8 @@ pub struct DeadFilter {
     pub key: Option<String>,
     /// Only this route.
     pub route: Option<String>,
+    /// Only those that wait for a person: neither marked nor finished.
+    pub unmarked: bool,
 }
 
 /// Who marks, and why; both are recorded.

@@ -45,7 +45,7 @@ impl Operator {
                 continue;
             }
             let name = Name::of(&letter.message);
-            let filter = DeadFilter { ids: vec![name.id], key: None, route: None };
+            let filter = DeadFilter { ids: vec![name.id], ..DeadFilter::default() };
             let mark = Mark { filter, dry_run: false, by: "somebody".to_owned(), reason: "a test".to_owned() };
             let clicks = [self.click(&mark, discard).await, self.click(&mark, discard).await];
             if clicks[0] == 1 {

@@ -30,9 +30,7 @@ CREATE TABLE broker_group (
     patterns   TEXT    NOT NULL,
     lanes      INTEGER NOT NULL,
     ordered    INTEGER NOT NULL,
-    created_ms INTEGER NOT NULL,
-    -- Messages that a limit dropped before the group had acknowledged them.
-    dropped    INTEGER NOT NULL DEFAULT 0
+    created_ms INTEGER NOT NULL
 ) STRICT;
 
 -- A lane of a group: how far it was handed out, and to whom it belongs.

@@ -3,16 +3,6 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// What happens to a publication when a limit is reached and every message kept is still wanted by a group.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum WhenFull {
-    /// It is refused for now (`throttled`): nothing that a group has not acknowledged is ever dropped.
-    #[default]
-    Refuse,
-    /// The oldest messages are dropped, acknowledged or not; each group counts what it lost.
-    DropOldest,
-}
-
 /// Where the broker is, and its limits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
@@ -24,12 +14,11 @@ pub struct Config {
     pub message_bytes_max: usize,
     /// How long a message is kept after every group has acknowledged it. So long a repeat of it is recognised.
     pub keep: Duration,
-    /// At most so many messages are kept.
+    /// At most so many messages are kept. Above it publishing is refused for now (`throttled`): nothing that a group has
+    /// not acknowledged is ever dropped.
     pub messages_max: u64,
     /// At most so many bytes of headers and payload are kept.
     pub bytes_max: u64,
-    /// What happens when a limit is reached.
-    pub when_full: WhenFull,
     /// How long a call waits for a file that somebody else has locked.
     pub lock_wait: Duration,
     /// How often waiting consumers look for what other processes published.
@@ -46,7 +35,6 @@ impl Config {
             keep: Duration::from_mins(10),
             messages_max: 10_000_000,
             bytes_max: 8 << 30,
-            when_full: WhenFull::default(),
             lock_wait: Duration::from_secs(5),
             poll: Duration::from_millis(40),
         }

@@ -13,7 +13,7 @@ use sqlx::sqlite::SqliteRow;
 
 use crate::classify::Error;
 use crate::consumer::Shared;
-use crate::lanes::{Out, State, json, write_cursors};
+use crate::lanes::{Held, Out, State, json, write_cursors};
 
 /// How many numbers of the log one statement looks at.
 const WINDOW: i64 = 4_096;
@@ -194,6 +194,7 @@ impl Shared {
         };
         // Whatever a cursor in the file has passed was dropped by a limit.
         let is_there = |lane: u16, seq: i64| standing.get(&lane).is_some_and(|(_, cursor)| seq > *cursor);
+        let lost: Vec<u16> = state.lanes.keys().copied().filter(|lane| !is_mine(*lane)).collect();
         let Look { mut again, mut fresh, mut behind, mut cursors, .. } = look;
         again.retain(|found| is_mine(found.lane));
         fresh.retain(|found| is_mine(found.lane) && is_there(found.lane, found.seq));
@@ -240,6 +241,9 @@ impl Shared {
                 held.cursor = *cursor;
             }
         }
+        for lane in lost {
+            state.lose(lane);
+        }
         let deliveries = again.into_iter().chain(fresh).map(|found| self.deliver(state, found)).collect();
         state.doubtful = false;
         Ok(deliveries)
@@ -254,8 +258,9 @@ impl Shared {
 
     /// How long until the next retry of these lanes.
     async fn next_due(&self, state: &State) -> Result<Option<Duration>, Error> {
-        let lanes: Vec<u16> =
-            state.lanes.iter().filter(|(_, held)| !held.paused && !held.leaving).map(|(lane, _)| *lane).collect();
+        // A lane without room gives nothing, due or not, until something of it is settled.
+        let open = |held: &Held| !held.paused && !held.leaving && held.out < self.membership.prefetch;
+        let lanes: Vec<u16> = state.lanes.iter().filter(|(_, held)| open(held)).map(|(lane, _)| *lane).collect();
         let ms: Option<i64> = sqlx::query_scalar(
             "SELECT CAST(min(due_ms) - unixepoch('subsec') * 1000 AS INTEGER) FROM broker_pending
              WHERE grp = ?1 AND state = 2 AND lane IN (SELECT value FROM json_each(?2))",

@@ -78,17 +78,16 @@ pub(crate) struct Stored {
     pub(crate) patterns: Vec<String>,
     pub(crate) lanes: u16,
     pub(crate) ordered: bool,
-    pub(crate) dropped: u64,
 }
 
 impl Stored {
     pub(crate) async fn all(reader: impl sqlx::SqliteExecutor<'_>) -> Result<Vec<Self>, Error> {
-        let rows = sqlx::query("SELECT id, name, patterns, lanes, ordered, dropped FROM broker_group ORDER BY name");
+        let rows = sqlx::query("SELECT id, name, patterns, lanes, ordered FROM broker_group ORDER BY name");
         rows.fetch_all(reader).await?.iter().map(Self::read).collect()
     }
 
     pub(crate) async fn find(reader: impl sqlx::SqliteExecutor<'_>, name: &str) -> Result<Option<Self>, Error> {
-        let row = sqlx::query("SELECT id, name, patterns, lanes, ordered, dropped FROM broker_group WHERE name = ?1");
+        let row = sqlx::query("SELECT id, name, patterns, lanes, ordered FROM broker_group WHERE name = ?1");
         row.bind(name).fetch_optional(reader).await?.as_ref().map(Self::read).transpose()
     }
 
@@ -100,7 +99,6 @@ impl Stored {
             patterns: serde_json::from_str(row.get(2)).map_err(|_| malformed())?,
             lanes: u16::try_from(row.get::<i64, _>(3)).map_err(|_| malformed())?,
             ordered: row.get(4),
-            dropped: row.get::<i64, _>(5).cast_unsigned(),
             name,
         })
     }

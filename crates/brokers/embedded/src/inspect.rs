@@ -49,8 +49,6 @@ pub struct GroupStatus {
     pub waiting: u64,
     /// Dead letters.
     pub dead: u64,
-    /// Messages that a limit dropped before the group had acknowledged them.
-    pub dropped: u64,
 }
 
 impl EmbeddedBroker {
@@ -100,7 +98,6 @@ impl EmbeddedBroker {
             patterns: group.patterns,
             lanes: group.lanes,
             ordered: group.ordered,
-            dropped: group.dropped,
         })
     }
 

@@ -41,7 +41,7 @@ mod wake;
 
 pub use broker::EmbeddedBroker;
 pub use classify::Error;
-pub use config::{Config, WhenFull};
+pub use config::Config;
 pub use consumer::{EmbeddedConsumer, Membership};
 pub use dead::{DeadLetter, Which};
 pub use group::{Group, Start};

@@ -28,16 +28,17 @@ pub(crate) struct Data {
 impl Data {
     /// Makes what is missing and opens the rest.
     pub(crate) async fn open(directory: &Path) -> Result<Self> {
-        let unwritable = || {
+        std::fs::create_dir_all(directory).with_context(|| {
             let shown = directory.display();
             anyhow!("directory `{shown}` cannot be written; hint: `--data DIRECTORY` names another")
-        };
-        std::fs::create_dir_all(directory).with_context(unwritable)?;
+        })?;
         let data = Self { directory: directory.to_owned() };
-        migrate::migrate(&data.file("shop")).await.with_context(unwritable)?;
+        migrate::migrate(&data.file("shop")).await.context("the outbox cannot be made")?;
         data.store().await?.add_destination(SHARDS, Start::Oldest).await?;
         shop::open(&mut data.shop().await?).await?;
-        shipping::open(&mut data.shipping().await?).await?;
+        let shipping = data.file("shipping");
+        let opened = shipping::open(&mut data.shipping().await?).await;
+        opened.with_context(|| format!("`{}` cannot be used", shipping.display()))?;
         data.broker().await?.declare(&Group::new(GROUP, ["orders"])).await?;
         Ok(data)
     }
@@ -49,8 +50,9 @@ impl Data {
 
     /// The broker.
     pub(crate) async fn broker(&self) -> Result<EmbeddedBroker> {
-        let config = relevo_broker_embedded::Config::new(self.file("broker"));
-        EmbeddedBroker::open(config).await.context("the broker cannot be opened")
+        let file = self.file("broker");
+        let opened = EmbeddedBroker::open(relevo_broker_embedded::Config::new(&file)).await;
+        opened.with_context(|| format!("the broker's `{}` cannot be opened", file.display()))
     }
 
     /// A connection of the shop's.

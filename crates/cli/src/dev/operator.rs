@@ -49,8 +49,8 @@ impl<S: Inspect + DeadLetters> Operator<S> {
     }
 
     async fn redrive(&mut self, thinks: Duration) -> Result<()> {
-        let mut dead = self.store.dead(&DeadFilter::default(), LETTERS_MAX).await?;
-        dead.retain(|letter| letter.state == "dead");
+        let waiting = DeadFilter { unmarked: true, ..DeadFilter::default() };
+        let dead = self.store.dead(&waiting, LETTERS_MAX).await?;
         let seen = std::mem::take(&mut self.letters);
         let now = Instant::now();
         for letter in dead {

@@ -98,11 +98,16 @@ impl<C: Consumer> Shipping<C> {
         let mut applied: Vec<MessageId> = Vec::with_capacity(deliveries.len());
         let mut tx = self.connection.begin_with("BEGIN IMMEDIATE").await?;
         for delivery in deliveries {
-            let answer = match delivery.raw.decode() {
-                Err(error) => Answer::Reject { reason: error.to_string() },
-                Ok(received) => {
-                    if apply(&mut tx, &received.message).await? {
-                        applied.push(received.message.id);
+            let read = delivery.raw.decode().map_err(|error| error.to_string());
+            let answer = match read.and_then(|received| Ok((Change::of(&received.message)?, received.message))) {
+                // Somebody else's message, such as one from the command line: it goes to the group's dead letters.
+                Err(reason) => {
+                    self.flow.event(format!("shipping rejects a message that is no order's: {reason}"));
+                    Answer::Reject { reason }
+                }
+                Ok((change, message)) => {
+                    if apply(&mut tx, &message, change).await? {
+                        applied.push(message.id);
                     } else {
                         self.flow.repeated();
                     }
@@ -124,15 +129,28 @@ impl<C: Consumer> Shipping<C> {
     }
 }
 
+/// What an order's message says.
+#[derive(Clone, Copy, Debug)]
+struct Change {
+    order: i64,
+    number: i64,
+}
+
+impl Change {
+    fn of(message: &Message) -> Result<Self, String> {
+        let payload: Value = serde_json::from_slice(&message.payload).map_err(|error| error.to_string())?;
+        let field = |name: &str| payload[name].as_i64().ok_or_else(|| format!("`{name}` is missing"));
+        Ok(Self { order: field("order")?, number: field("change")? })
+    }
+}
+
 /// Applies a message unless the inbox knows it; says whether it did.
-async fn apply(tx: &mut Transaction<'_, Sqlite>, message: &Message) -> Result<bool> {
+async fn apply(tx: &mut Transaction<'_, Sqlite>, message: &Message, change: Change) -> Result<bool> {
     let id = message.id.as_uuid().as_bytes().as_slice();
     let inbox = sqlx::query("INSERT INTO inbox VALUES (?, unixepoch()) ON CONFLICT DO NOTHING").bind(id);
     if inbox.execute(&mut **tx).await?.rows_affected() == 0 {
         return Ok(false);
     }
-    let payload: Value = serde_json::from_slice(&message.payload).context("an order's message is JSON")?;
-    let field = |name: &str| payload[name].as_i64().with_context(|| format!("an order's message has `{name}`"));
-    sqlx::query(EFFECT).bind(field("order")?).bind(field("change")?).execute(&mut **tx).await?;
+    sqlx::query(EFFECT).bind(change.order).bind(change.number).execute(&mut **tx).await?;
     Ok(true)
 }

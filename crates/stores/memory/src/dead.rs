@@ -49,6 +49,7 @@ impl Letter {
         (filter.ids.is_empty() || filter.ids.contains(&self.entry.message.id))
             && filter.key.as_deref().is_none_or(|key| key == &*self.entry.message.key)
             && filter.route.as_deref().is_none_or(|route| route == self.route)
+            && (!filter.unmarked || self.state == DeadState::Dead)
     }
 
     fn key(&self) -> Key {

@@ -393,6 +393,9 @@ pub(crate) fn dead(schema: &str, destination: &str, filter: &relevo_core::store:
     if let Some(route) = &filter.route {
         add(format!("route = {}", literal(route)));
     }
+    if filter.unmarked {
+        add("state = 'dead'".to_owned());
+    }
     format!("{sql} ORDER BY seq LIMIT {limit}")
 }
 

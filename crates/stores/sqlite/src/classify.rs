@@ -79,6 +79,15 @@ impl Error {
         Self::Answer(what.into())
     }
 
+    /// The same for a file that was open before: a process without handles, or a disk without room for the files beside
+    /// it, cannot open it again until that has passed.
+    pub(crate) fn of_open_file(self, file: &Path) -> StoreError {
+        match self {
+            Self::Unopenable => StoreError::Away(Box::new(Located { file: file.to_owned(), error: self })),
+            other => other.of_file(file),
+        }
+    }
+
     /// At the port: the error names the file.
     pub(crate) fn of_file(self, file: &Path) -> StoreError {
         let error = match self {

@@ -33,11 +33,12 @@ pub(crate) async fn letters(
         "SELECT class, error, attempts, state, route, dead_at_ms, marked_at_ms, marked_by, reason, id, created_at_ms, topic, key, type, content_type, headers, payload \
          FROM relevo_dead_letter WHERE ",
         filter!(),
-        "ORDER BY seq LIMIT ?5"
+        "AND (NOT ?6 OR state = 'dead') ORDER BY seq LIMIT ?5"
     );
     let mut session = link.take().await?;
     let select = sqlx::query(sql).bind(destination).bind(ids(filter)).bind(&filter.key).bind(&filter.route);
-    let rows = select.bind(i64::try_from(limit).unwrap_or(i64::MAX)).fetch_all(&mut *session).await?;
+    let select = select.bind(i64::try_from(limit).unwrap_or(i64::MAX)).bind(filter.unmarked);
+    let rows = select.fetch_all(&mut *session).await?;
     session.give_back();
     let letter = |row| {
         let marked = match (optional_time(row, 6)?, column(row, 7)?, column(row, 8)?) {

@@ -1,17 +1,19 @@
 //! Writing messages inside the caller's own transaction.
 
+use std::path::Path;
 use std::pin::Pin;
 
 use jiff::Timestamp;
 use relevo_core::limits::LimitError;
 use relevo_core::slot::slot_of;
+use relevo_core::store::StoreError;
 use relevo_core::{Draft, MessageId, OnRepeat};
 use sqlx::query::Query;
 use sqlx::sqlite::{Sqlite, SqliteArguments, SqliteConnection, SqlitePool};
 use sqlx::{Connection as _, Transaction};
 use uuid::Uuid;
 
-use crate::classify::{BUSY, LOCKED, code};
+use crate::classify::{BUSY, Error, LOCKED, code};
 use crate::queries::now;
 
 /// Why a message was not emitted.
@@ -114,6 +116,12 @@ pub async fn emit(tx: &mut Transaction<'_, Sqlite>, draft: Draft) -> Result<Mess
 /// Takes back a message whose time has not come, in the caller's transaction; says whether it was still waiting.
 pub async fn cancel(tx: &mut Transaction<'_, Sqlite>, id: MessageId) -> Result<bool, EmitError> {
     Outbox.cancel(tx, id).await
+}
+
+/// What a failure on the caller's own connection to this file means, and what a person can do about it: beginning and
+/// committing tell it in the driver's words only.
+pub fn explain(error: sqlx::Error, file: &Path) -> StoreError {
+    Error::from(error).of_file(file)
 }
 
 /// Takes a caller's id; false if it was taken before.

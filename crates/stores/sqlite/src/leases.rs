@@ -16,7 +16,7 @@ use crate::queries::{self, column, millis, now, number};
 /// change: an application that writes for seconds does not keep a relay from its leases.
 pub(crate) async fn lease(link: &Link, destination: &str, ask: &Ask) -> Result<Leased, Error> {
     let mut session = link.take().await?;
-    let board = load(&mut session, destination).await?;
+    let board = load(&mut session, destination, ask).await?;
     session.give_back();
     if board.is_quiet(ask) {
         return Ok(board.leased(ask));
@@ -25,7 +25,7 @@ pub(crate) async fn lease(link: &Link, destination: &str, ask: &Ask) -> Result<L
     let mut session = link.begin(Durability::Process).await?;
     give_back(&mut session, destination, ask).await?;
     regroup_step(&mut session, destination).await?;
-    let mut board = load(&mut session, destination).await?;
+    let mut board = load(&mut session, destination, ask).await?;
     board.count(ask);
     let changed = board.take(ask);
     write_leases(&mut session, destination, &changed).await?;
@@ -55,6 +55,17 @@ struct Board {
 }
 
 impl Board {
+    /// A lease that ends further ahead than leases last was given by a clock that has been set back since: its end would
+    /// not come for as long as that. It counts as expired, and one's own is written anew.
+    fn distrust_the_future(&mut self, ask: &Ask) {
+        let latest = self.now + 3 * millis(ask.lease);
+        let rows = self.rows.iter_mut().map(|row| &mut row.until);
+        let members = self.members.iter_mut().map(|(_, until)| until);
+        for until in rows.chain(members).filter(|until| **until > latest) {
+            *until = 0;
+        }
+    }
+
     /// From when on a row of this relay is not worth rewriting: two thirds of its time are left.
     fn fresh(&self, ask: &Ask) -> i64 {
         self.now + millis(ask.lease) / 3 * 2
@@ -116,7 +127,7 @@ impl Board {
 
     fn leased(&self, ask: &Ask) -> Leased {
         let mine = || self.rows.iter().filter(|row| row.owner == Some(ask.owner));
-        let lasts = mine().map(|row| row.until - self.now).min().unwrap_or(0);
+        let lasts = mine().map(|row| row.until - self.now).min().unwrap_or(0).min(millis(ask.lease));
         let lease = |row: &Row| Lease { shard: row.shard, shards: self.shards, epoch: row.epoch, owner: ask.owner };
         Leased {
             leases: mine().map(lease).collect(),
@@ -130,7 +141,7 @@ impl Board {
 }
 
 /// One statement, so that all of it is of one moment.
-async fn load(connection: &mut SqliteConnection, destination: &str) -> Result<Board, Error> {
+async fn load(connection: &mut SqliteConnection, destination: &str, ask: &Ask) -> Result<Board, Error> {
     let sql = concat!(
         "SELECT d.shards, d.enabled, d.regroup_to, d.regroup_at, ",
         now!(),
@@ -167,14 +178,16 @@ async fn load(connection: &mut SqliteConnection, destination: &str) -> Result<Bo
     let member = |value: &Value| Some((Uuid::parse_str(value[0].as_str()?).ok()?, value[1].as_i64()?));
     let hold =
         |value: &Value| Some(Hold { address: value[0].as_str()?.to_owned(), error: value[1].as_str()?.to_owned() });
-    Ok(Board {
+    let mut board = Board {
         now: column(&row, 4)?,
         shards: number(&row, 0)?,
         ceiling,
         rows: list(5)?.iter().map(read_row).collect::<Option<_>>().ok_or_else(malformed)?,
         members: list(6)?.iter().map(member).collect::<Option<_>>().ok_or_else(malformed)?,
         holds: list(7)?.iter().map(hold).collect::<Option<_>>().ok_or_else(malformed)?,
-    })
+    };
+    board.distrust_the_future(ask);
+    Ok(board)
 }
 
 async fn give_back(connection: &mut SqliteConnection, destination: &str, ask: &Ask) -> Result<(), Error> {

@@ -5,8 +5,8 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use sqlx::ConnectOptions as _;
 use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection, SqliteSynchronous};
+use sqlx::{AssertSqlSafe, ConnectOptions as _};
 use tokio::sync::{Mutex, MutexGuard};
 
 use crate::classify::Error;
@@ -27,6 +27,7 @@ pub(crate) enum Durability {
 /// A connection that serves one call at a time.
 pub(crate) struct Link {
     file: PathBuf,
+    busy_timeout: Duration,
     options: SqliteConnectOptions,
     slot: Mutex<Option<Open>>,
 }
@@ -46,7 +47,7 @@ impl Link {
             .synchronous(SqliteSynchronous::Normal)
             .row_buffer_size(ROWS_AHEAD)
             .thread_name(|number| format!("relevo-sqlite-{number}"));
-        Self { file: file.to_owned(), options, slot: Mutex::new(None) }
+        Self { file: file.to_owned(), busy_timeout, options, slot: Mutex::new(None) }
     }
 
     /// The connection, for one call. Whoever drops it without giving it back closes it, and ends a transaction that is
@@ -64,6 +65,29 @@ impl Link {
 
     /// The connection, in a transaction that has the write lock from its beginning.
     pub(crate) async fn begin(&self, durability: Durability) -> Result<Session<'_>, Error> {
+        let mut session = self.level(durability).await?;
+        sqlx::query("BEGIN IMMEDIATE").execute(&mut *session).await?;
+        Ok(session)
+    }
+
+    /// The same without waiting for another writer; nothing if there is one.
+    pub(crate) async fn begin_at_once(&self, durability: Durability) -> Result<Option<Session<'_>>, Error> {
+        let mut session = self.level(durability).await?;
+        sqlx::query("PRAGMA busy_timeout = 0").execute(&mut *session).await?;
+        let begun = sqlx::query("BEGIN IMMEDIATE").execute(&mut *session).await.map_err(Error::from);
+        let restore = format!("PRAGMA busy_timeout = {}", self.busy_timeout.as_millis());
+        sqlx::query(AssertSqlSafe(restore)).execute(&mut *session).await?;
+        match begun {
+            Ok(_) => Ok(Some(session)),
+            Err(Error::Busy) => {
+                session.give_back();
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn level(&self, durability: Durability) -> Result<Session<'_>, Error> {
         let mut session = self.take().await?;
         if session.open.durability != durability {
             let level = match durability {
@@ -73,7 +97,6 @@ impl Link {
             sqlx::query(level).execute(&mut *session).await?;
             session.open.durability = durability;
         }
-        sqlx::query("BEGIN IMMEDIATE").execute(&mut *session).await?;
         Ok(session)
     }
 

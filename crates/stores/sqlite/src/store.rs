@@ -1,7 +1,7 @@
 //! The store ports over SQLite.
 
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -35,6 +35,8 @@ pub struct Store {
     deadline: Duration,
     /// Everything up to this number is known to survive a power failure.
     flushed: AtomicI64,
+    /// It could be opened once: if it cannot be now, that may pass.
+    opened: AtomicBool,
 }
 
 impl Store {
@@ -58,9 +60,11 @@ impl Store {
             deadline: config.busy_timeout + DISK_DEADLINE,
             destination: config.destination,
             flushed: AtomicI64::new(0),
+            opened: AtomicBool::new(false),
             file,
         };
         store.call(store.try_out()).await?;
+        store.opened.store(true, Ordering::Relaxed);
         Ok(store)
     }
 
@@ -84,7 +88,7 @@ impl Store {
         result.map_err(|error| {
             // It may be another file next time.
             self.flushed.store(0, Ordering::Relaxed);
-            error.of_file(&self.file)
+            if self.opened.load(Ordering::Relaxed) { error.of_open_file(&self.file) } else { error.of_file(&self.file) }
         })
     }
 
@@ -94,12 +98,8 @@ impl Store {
         if !due {
             return Ok(newest);
         }
-        match self.enter_due().await {
-            Ok(()) => Ok(self.look().await?.0),
-            // They enter when the writer has ended; what is in the log goes on.
-            Err(Error::Busy) => Ok(newest),
-            Err(error) => Err(error),
-        }
+        // While somebody writes they wait; what is in the log goes on.
+        if self.enter_due().await? { Ok(self.look().await?.0) } else { Ok(newest) }
     }
 
     /// What an idle relay asks: two steps down two trees.
@@ -116,9 +116,10 @@ impl Store {
         Ok((column(&row, 0)?, column(&row, 1)?))
     }
 
-    /// Moves scheduled messages whose time has come into the log, in the order of their times.
-    async fn enter_due(&self) -> Result<(), Error> {
-        let mut session = self.settling.begin(Durability::Power).await?;
+    /// Moves scheduled messages whose time has come into the log, in the order of their times; false if somebody else
+    /// writes just now.
+    async fn enter_due(&self) -> Result<bool, Error> {
+        let Some(mut session) = self.settling.begin_at_once(Durability::Power).await? else { return Ok(false) };
         let now: i64 = column(&sqlx::query(concat!("SELECT ", now!())).fetch_one(&mut *session).await?, 0)?;
         for sql in [
             "INSERT INTO relevo_message (slot, id, created_at_ms, topic, key, type, content_type, headers, payload) \
@@ -129,7 +130,8 @@ impl Store {
         ] {
             sqlx::query(sql).bind(now).bind(ENTER_MAX).execute(&mut *session).await?;
         }
-        session.commit().await
+        session.commit().await?;
+        Ok(true)
     }
 
     async fn read_page(&self, read: Read<'_>) -> Result<Page, Error> {

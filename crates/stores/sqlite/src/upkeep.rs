@@ -1,7 +1,10 @@
 //! Retention: what every destination has settled and is old enough goes, in small transactions.
 
+use std::time::Duration;
+
 use relevo_core::store::Maintained;
 use sqlx::sqlite::SqliteConnection;
+use tokio::time::Instant;
 
 use crate::classify::Error;
 use crate::link::{Durability, Link};
@@ -9,15 +12,16 @@ use crate::queries::{column, now};
 
 /// How many rows one transaction deletes: applications wait for it.
 const BATCH: i64 = 2000;
-/// How many such transactions one call makes.
-const BATCHES_MAX: u32 = 50;
+/// How long one call goes on: the relay's leases are renewed by the same connection.
+const TIME_MAX: Duration = Duration::from_secs(1);
 /// Up to how many messages that are held back are counted.
 const COUNT_MAX: i64 = 10_000;
 
 /// Deletes old messages and prunes histories. A writer that does not end leaves it for the next time.
 pub(crate) async fn maintain(link: &Link) -> Result<Maintained, Error> {
     let mut maintained = Maintained::default();
-    for _ in 0..BATCHES_MAX {
+    let began = Instant::now();
+    while began.elapsed() < TIME_MAX {
         let mut session = match link.begin(Durability::Process).await {
             Ok(session) => session,
             Err(Error::Busy) => return Ok(Maintained { busy: true, ..maintained }),
@@ -38,14 +42,16 @@ pub(crate) async fn maintain(link: &Link) -> Result<Maintained, Error> {
 }
 
 /// From the lowest number on, and not beyond the first message that is young or that somebody has not settled: no scan
-/// of what stays.
+/// of what stays. A message from the future is a clock's mistake and holds nothing back.
 async fn drop_messages(connection: &mut SqliteConnection) -> Result<u64, Error> {
     let sql = concat!(
         "DELETE FROM relevo_message WHERE seq < coalesce(( \
              SELECT min(o.seq) FROM (SELECT seq, created_at_ms FROM relevo_message ORDER BY seq LIMIT ?1) AS o \
              WHERE o.created_at_ms > (SELECT ",
         now!(),
-        " - retention_ms FROM relevo_setting)), 9223372036854775807) \
+        " - retention_ms FROM relevo_setting) AND o.created_at_ms <= ",
+        now!(),
+        " + 86400000), 9223372036854775807) \
          AND seq <= coalesce((SELECT min(from_seq) FROM relevo_progress), 9223372036854775807) \
          AND seq IN (SELECT seq FROM relevo_message ORDER BY seq LIMIT ?1)"
     );
@@ -72,7 +78,8 @@ async fn prune(connection: &mut SqliteConnection) -> Result<u64, Error> {
         concat!(
             "DELETE FROM relevo_own_id WHERE id IN (SELECT id FROM relevo_own_id WHERE claimed_at_ms < ",
             now!(),
-            " - (SELECT id_retention_ms FROM relevo_setting) LIMIT ?1)"
+            " - (SELECT id_retention_ms FROM relevo_setting) \
+             AND NOT EXISTS (SELECT 1 FROM relevo_scheduled AS s WHERE s.id = relevo_own_id.id) LIMIT ?1)"
         ),
         concat!(
             "DELETE FROM relevo_dead_letter WHERE (destination, id) IN ( \

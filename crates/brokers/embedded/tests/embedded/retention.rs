@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use relevo_broker_embedded::{Config, EmbeddedBroker, Group, Membership, Start, WhenFull, Which};
-use relevo_conformance::broker::harness::{ADDRESS, nothing, numbers, publication, publish, publish_all, receive, to};
+use relevo_broker_embedded::{Config, EmbeddedBroker, Group, Membership, Start, Which};
+use relevo_conformance::broker::harness::{ADDRESS, numbers, publication, publish, publish_all, receive};
 use relevo_core::{Answer, Class, Consumer as _, Delivery, Publication, Tag};
 
 use crate::directory::Directory;
@@ -60,10 +60,17 @@ async fn what_every_group_acknowledged_goes_and_the_rest_stays() {
     assert_eq!(receive(&third, 1).await.len(), 1);
 }
 
+/// Nobody wants what is published now, as nobody did who was there before.
+async fn had_a_group(broker: &EmbeddedBroker) {
+    broker.declare(&Group::new("gone", ["**"])).await.expect("a group");
+    broker.remove("gone").await.expect("removed");
+}
+
 #[tokio::test]
 async fn what_is_young_stays_and_its_repeats_are_recognised() {
     let directory = Directory::new();
     let broker = open(Config { keep: Duration::from_hours(1), ..config(&directory) }).await;
+    had_a_group(&broker).await;
     publish_all(&broker, &batch(0..3)).await;
     assert_eq!(broker.sweep().await.expect("swept").messages, 0);
     publish_all(&broker, &batch(0..3)).await;
@@ -80,6 +87,7 @@ async fn what_is_young_stays_and_its_repeats_are_recognised() {
 async fn publishing_keeps_the_file_small_by_itself() {
     let directory = Directory::new();
     let broker = open(Config { messages_max: 500, ..config(&directory) }).await;
+    had_a_group(&broker).await;
     for start in (0..10_000).step_by(100) {
         publish_all(&broker, &batch(start..start + 100)).await;
     }
@@ -121,28 +129,17 @@ async fn a_limit_of_bytes_counts_headers_and_payload() {
 }
 
 #[tokio::test]
-async fn a_broker_that_may_drop_says_to_each_group_how_much() {
+async fn what_came_before_the_first_group_waits_for_it() {
     let directory = Directory::new();
-    let config = Config { messages_max: 1_000, when_full: WhenFull::DropOldest, ..config(&directory) };
-    let broker = open(config).await;
-    broker.declare(&Group::new("all", ["**"])).await.expect("a group");
-    broker.declare(&Group::new("few", ["rare"])).await.expect("a group");
-    publish_all(&broker, &[to("rare", 100_000, "k-1")]).await;
-    publish_all(&broker, &batch(0..999)).await;
-    let membership = Membership { prefetch: 2_000, ..Membership::default() };
-    let consumer = broker.consumer("all", membership).await.expect("a consumer");
-    let held = receive(&consumer, 50).await;
-    publish_all(&broker, &batch(1_000..1_100)).await;
-    let kept_now = kept(&broker).await;
-    assert!(kept_now.len() <= 1_000 && kept_now.contains(&1_099) && !kept_now.contains(&0), "{}", kept_now.len());
-    let groups = broker.groups().await.expect("groups");
-    let dropped: Vec<u64> = groups.iter().map(|group| group.dropped).collect();
-    assert_eq!(dropped, [100, 1], "of `all` and `few`");
-    // What was out and is gone can still be answered; what is left comes.
-    consumer.settle(&acknowledged(&held)).await.expect("an answer");
-    let rest = receive(&consumer, 1_000).await;
-    consumer.settle(&acknowledged(&rest)).await.expect("settled");
-    nothing(&consumer).await;
+    let broker = open(Config { keep: Duration::ZERO, ..config(&directory) }).await;
+    publish_all(&broker, &batch(0..5)).await;
+    assert_eq!(broker.sweep().await.expect("swept").messages, 0);
+    broker.declare(&Group { start: Start::Oldest, ..Group::new("g", ["**"]) }).await.expect("a group");
+    let consumer = broker.consumer("g", Membership::default()).await.expect("a consumer");
+    let held = receive(&consumer, 5).await;
+    consumer.settle(&acknowledged(&held)).await.expect("settled");
+    consumer.close().await.expect("closed");
+    assert_eq!(broker.sweep().await.expect("swept").messages, 5);
 }
 
 #[tokio::test]
