@@ -1,6 +1,7 @@
 //! Which lanes a consumer holds, and what is out of them.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::time::Duration;
 
 use bytestring::ByteString;
 use relevo_core::Tag;
@@ -9,6 +10,13 @@ use sqlx::Row as _;
 use crate::classify::Error;
 use crate::consumer::Shared;
 use crate::link::Write;
+
+/// Whether a lease has ended. One that ends further ahead than leases last was given by a clock that has been set back.
+macro_rules! is_over {
+    ($longest:literal) => {
+        concat!("(until_ms <= unixepoch('subsec') * 1000 OR until_ms > unixepoch('subsec') * 1000 + ", $longest, ")")
+    };
+}
 
 /// What a consumer knows of its group.
 #[derive(Debug, Default)]
@@ -105,8 +113,9 @@ impl Shared {
     pub(crate) async fn attend(&self, state: &mut State) -> Result<(), Error> {
         let mut write = self.broker.link.write_relaxed().await?;
         let (group, owner, lease) = (self.group.id, self.owner, self.lease_ms());
-        sqlx::query("DELETE FROM broker_member WHERE grp = ?1 AND until_ms <= unixepoch('subsec') * 1000")
+        sqlx::query(concat!("DELETE FROM broker_member WHERE grp = ?1 AND ", is_over!("?2")))
             .bind(group)
+            .bind(self.longest_ms())
             .execute(write.sql())
             .await?;
         let rows = self.lane_rows(&mut write).await?;
@@ -210,15 +219,24 @@ impl Shared {
         Ok(())
     }
 
+    /// No lease of this group's consumers lasts longer, as far as this one can know.
+    fn longest_ms(&self) -> i64 {
+        let longest = (self.membership.lease * 20).max(Duration::from_mins(10));
+        i64::try_from(longest.as_millis()).unwrap_or(i64::MAX / 2)
+    }
+
     /// Whether others came, left or died, so that lanes should change hands.
     pub(crate) async fn should_attend(&self, state: &State) -> Result<bool, Error> {
-        let row = sqlx::query(
-            "SELECT (SELECT count(*) FROM broker_lane WHERE grp = ?1
-                       AND (owner IS NULL OR until_ms <= unixepoch('subsec') * 1000) AND owner IS NOT ?2),
-                    (SELECT count(*) FROM broker_member WHERE grp = ?1 AND until_ms > unixepoch('subsec') * 1000)",
-        )
+        let row = sqlx::query(concat!(
+            "SELECT (SELECT count(*) FROM broker_lane WHERE grp = ?1 AND (owner IS NULL OR ",
+            is_over!("?3"),
+            ") AND owner IS NOT ?2), (SELECT count(*) FROM broker_member WHERE grp = ?1 AND NOT ",
+            is_over!("?3"),
+            ")"
+        ))
         .bind(self.group.id)
         .bind(self.owner)
+        .bind(self.longest_ms())
         .fetch_one(self.broker.link.readers())
         .await?;
         let (free, members): (i64, i64) = (row.get(0), row.get(1));
@@ -228,13 +246,14 @@ impl Shared {
     }
 
     async fn lane_rows(&self, write: &mut Write) -> Result<Vec<Row>, Error> {
-        let rows = sqlx::query(
-            "SELECT lane, epoch, cursor, owner IS ?2,
-                    owner IS NULL OR owner IS ?2 OR until_ms <= unixepoch('subsec') * 1000
-             FROM broker_lane WHERE grp = ?1 ORDER BY lane",
-        )
+        let rows = sqlx::query(concat!(
+            "SELECT lane, epoch, cursor, owner IS ?2, owner IS NULL OR owner IS ?2 OR ",
+            is_over!("?3"),
+            " FROM broker_lane WHERE grp = ?1 ORDER BY lane"
+        ))
         .bind(self.group.id)
         .bind(self.owner)
+        .bind(self.longest_ms())
         .fetch_all(write.sql())
         .await?;
         Ok(rows

@@ -26,7 +26,10 @@ const NOTADB: i32 = 26;
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
     /// Somebody else writes, for longer than we wait.
-    #[error("is locked by another connection; hint: find the transaction that stays open, and end it")]
+    #[error(
+        "is locked by another connection; hint: look for a process that keeps a write transaction open, such as an \
+         application, a `sqlite3` shell or a backup (`fuser FILE` names those that have the file open), and end it"
+    )]
     Busy,
     /// The disk, or the file's quota, is used up.
     #[error("cannot grow, the disk is full; hint: free space, nothing was lost")]
@@ -37,10 +40,13 @@ pub(crate) enum Error {
     )]
     Damaged(String),
     /// The file's first bytes are not SQLite's.
-    #[error("is no SQLite database, or its header is damaged; hint: check the path, or restore a backup")]
+    #[error("is no SQLite database, or its header is damaged; hint: name another file, or restore a backup")]
     NoDatabase,
     /// The file, its directory or its file system cannot be written.
-    #[error("cannot be written; hint: the file, its directory and the file system must be writable")]
+    #[error(
+        "cannot be written; hint: the file, its directory and the file system must be writable, for reading too: that needs \
+         the files `-wal` and `-shm` beside it"
+    )]
     ReadOnly,
     /// The file is there and cannot be opened.
     #[error("cannot be opened; hint: the user needs to read and write it and its directory")]

@@ -58,7 +58,7 @@ impl Board {
     /// A lease that ends further ahead than leases last was given by a clock that has been set back since: its end would
     /// not come for as long as that. It counts as expired, and one's own is written anew.
     fn distrust_the_future(&mut self, ask: &Ask) {
-        let latest = self.now + 3 * millis(ask.lease);
+        let latest = self.now + millis((ask.lease * 20).max(Duration::from_mins(10)));
         let rows = self.rows.iter_mut().map(|row| &mut row.until);
         let members = self.members.iter_mut().map(|(_, until)| until);
         for until in rows.chain(members).filter(|until| **until > latest) {

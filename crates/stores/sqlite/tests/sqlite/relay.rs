@@ -7,12 +7,14 @@ use std::time::{Duration, Instant};
 
 use relevo_broker_memory::{Match, MemoryBroker, Rule, Settings};
 use relevo_core::operate::Inspect as _;
-use relevo_core::store::{DeadFilter, DeadLetters as _, Mark};
+use relevo_core::store::{Ask, DeadFilter, DeadLetters as _, Leases as _, Mark};
 use relevo_core::{Class, MessageId};
 use relevo_relay::{Config as RelayConfig, Relay, RelayError};
 use relevo_store_sqlite::{Config, Store, begin, emit};
+use sqlx::AssertSqlSafe;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
 
 use crate::scratch::{MAIN, Scratch, connect, draft, outbox};
 
@@ -138,4 +140,25 @@ async fn a_dead_letter_holds_its_key_until_it_is_redriven() {
     relay.stop().await;
     let arrived: Vec<_> = broker.receipts().iter().filter(|it| &*it.key == "bad").map(|it| it.id).collect();
     assert_eq!(arrived, bad, "before its successors");
+}
+
+/// The clock was set back by an hour after a relay had died: its leases end an hour ahead.
+#[tokio::test]
+async fn leases_from_before_the_clock_was_set_back_are_taken() {
+    let scratch = Scratch::new();
+    let file = scratch.file();
+    outbox(&file, 8).await;
+    let ask = |owner| Ask { owner, name: "relay".to_owned(), lease: Duration::from_secs(10), give_back: Vec::new() };
+    let store = Store::open(Config::new(&file, MAIN)).await.expect("an outbox");
+    let dead = store.lease(ask(Uuid::from_u128(1))).await.expect("leases");
+    assert_eq!(dead.leases.len(), 8);
+    let mut connection = connect(&file).await;
+    for table in ["relevo_lease", "relevo_member"] {
+        let later = format!("UPDATE {table} SET until_ms = until_ms + 3600000");
+        sqlx::raw_sql(AssertSqlSafe(later)).execute(&mut connection).await.expect("a free file");
+    }
+    let taken = store.lease(ask(Uuid::from_u128(2))).await.expect("leases");
+    assert_eq!(taken.leases.len(), 8);
+    assert!(taken.lasts <= Duration::from_secs(10), "{:?}", taken.lasts);
+    assert!(taken.leases.iter().zip(&dead.leases).all(|(new, old)| new.epoch > old.epoch), "{taken:?}");
 }
