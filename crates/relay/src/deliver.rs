@@ -176,7 +176,9 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
             Next::WaitForDestination => {
                 if self.health.away(at, now, self.config.outage_min, self.config.outage_max) {
                     add(&self.stats.outages, 1);
-                    warn!(relay = %self.config.name, error = %failure.describe(), "the destination is away");
+                    if let Some(times) = self.outages.happened(now, self.config.outage_min) {
+                        warn!(relay = %self.config.name, error = %failure.describe(), times, "the destination is away");
+                    }
                 }
                 self.keys.ready.push_front(at);
                 return;

@@ -10,6 +10,7 @@ mod health;
 mod keys;
 mod pages;
 mod parked;
+mod quiet;
 mod random;
 mod relay;
 mod routes;

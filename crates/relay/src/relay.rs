@@ -23,6 +23,7 @@ use crate::health::Health;
 use crate::keys::{Item, Keys, Source};
 use crate::pages::{Pages, Verdict};
 use crate::parked::{Holds, ParkedKeys};
+use crate::quiet::Quiet;
 use crate::random::Random;
 use crate::routes::RoutesHandle;
 use crate::runs::Runs;
@@ -77,6 +78,8 @@ pub struct Relay<S: ?Sized, B: ?Sized> {
     pub(crate) behind: BTreeMap<ByteString, Vec<usize>>,
     pub(crate) holds: Holds,
     pub(crate) health: Health,
+    /// Outages that were logged.
+    pub(crate) outages: Quiet,
     /// Items that are sent again when their time comes.
     pub(crate) later: BTreeMap<(Instant, usize), Again>,
 
@@ -157,6 +160,7 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
             behind: BTreeMap::new(),
             holds: Holds::default(),
             health: Health::new(),
+            outages: Quiet::default(),
             later: BTreeMap::new(),
             reports: Reports::default(),
             batches: BTreeMap::new(),
