@@ -11,7 +11,7 @@ use super::moment;
 use super::output::{self, Format};
 use super::table::Table;
 use crate::exit::Code;
-use crate::outbox::{self, Which};
+use crate::outbox::{self, Outbox, Which};
 use crate::report::say;
 
 /// Messages of one page where all of them are listed.
@@ -79,16 +79,28 @@ pub(super) async fn run(args: &Args) -> Result<Code> {
     let mut page = Page { format: args.format, table: Table::new(HEAD), destination, count: 0 };
     let limit = if args.all { PAGE } else { usize::try_from(args.limit).unwrap_or(PAGE) };
     loop {
-        let found = opened.outbox.search(&search, limit, args.budget).await?;
+        let mut found = opened.outbox.search(&search, limit, args.budget).await?;
         page.write(&found.messages)?;
-        match found.next {
-            Some(next) if args.all => search.before = Some(next),
-            _ => {
-                page.end(&found);
-                return Ok(Code::Done);
+        search.before = found.next;
+        if found.next.is_none() || !args.all {
+            if found.ran_out_at.is_none() {
+                look_further(&*opened.outbox, &search, &mut found, args.budget).await?;
             }
+            page.end(&found);
+            return Ok(Code::Done);
         }
     }
+}
+
+/// The store says where there could be more; whether there is any is found out before it is said.
+async fn look_further(outbox: &dyn Outbox, search: &Search, found: &mut Found, budget: Duration) -> Result<()> {
+    if found.next.is_some() {
+        let further = outbox.search(search, 1, budget).await?;
+        if further.messages.is_empty() {
+            (found.next, found.ran_out_at) = (further.next, further.ran_out_at);
+        }
+    }
+    Ok(())
 }
 
 const HEAD: &[&str] = &["SEQ", "STATUS", "EMITTED", "", "TOPIC", "KEY", "TYPE", "ID", "ERROR"];

@@ -64,6 +64,31 @@ async fn a_list_says_how_to_go_on_and_all_goes_on_by_itself() {
 }
 
 #[tokio::test]
+async fn more_is_said_only_where_there_is_more_and_every_hint_leads_on() {
+    let cli = Cli::with_destination().await;
+    let mut expected: Vec<String> = (1..=3).map(|n| cli.emit("o-1", &n.to_string())).collect();
+    for _ in 0..2 {
+        let later = cli.succeeds(&["emit", "orders", "o-2", "T", "1", "--deliver-at", "1h"]).0;
+        expected.push(later.trim_end().to_owned());
+    }
+    expected.reverse();
+    assert_eq!(cli.succeeds(&["outbox", "list", "--limit", "5"]).1, "5 messages\n");
+    assert_eq!(cli.succeeds(&["outbox", "list", "--limit", "2", "--key", "o-2"]).1, "2 messages\n");
+    assert_eq!(cli.succeeds(&["outbox", "list", "--limit", "3", "--key", "o-1"]).1, "3 messages\n");
+    assert_eq!(cli.succeeds(&["outbox", "list", "--limit", "2", "--status", "scheduled"]).1, "2 messages\n");
+    let (mut seen, mut before) = (Vec::new(), None::<String>);
+    loop {
+        let mut args = vec!["outbox", "list", "--limit", "1", "--json"];
+        args.extend(before.iter().flat_map(|before| ["--before", before]));
+        let (page, told) = cli.succeeds(&args);
+        seen.extend(objects(&page).iter().map(|message| message["id"].as_str().unwrap().to_owned()));
+        let Some((_, hint)) = told.split_once("--before ") else { break };
+        before = Some(hint.split('`').next().unwrap().to_owned());
+    }
+    assert_eq!(seen, expected);
+}
+
+#[tokio::test]
 async fn a_search_that_runs_out_of_time_says_how_far_it_got() {
     let cli = Cli::with_destination().await;
     cli.sql("SELECT relevo.emit('orders', 'k', 'T', '{}') FROM generate_series(1, 10000) AS n").await;
