@@ -1,17 +1,18 @@
 //! `relevo verify`
 
 use std::io::{self, Write as _};
+use std::time::Duration;
 
 use anyhow::Result;
 use jiff::Timestamp;
-use relevo_core::operate::Range;
+use relevo_core::operate::{Range, Search, Status};
 use serde_json::{Map, Value, json};
 
 use super::output::{self, Format};
 use super::{moment, table};
 use crate::database::REWRITE_DEADLINE;
 use crate::exit::Code;
-use crate::outbox::{self, Which};
+use crate::outbox::{self, Outbox, Which};
 
 /// What is compared.
 #[derive(Debug, clap::Args)]
@@ -28,11 +29,18 @@ pub(crate) struct Args {
     format: Format,
 }
 
+/// Up to how many scheduled messages are counted.
+const SCHEDULED_MAX: usize = 10_000;
+
 pub(super) async fn run(args: &Args) -> Result<Code> {
     moment::in_order(args.since, args.until)?;
     // A long log is read in many short statements; each may take its time on a busy server.
     let opened = outbox::open_within(&args.which, REWRITE_DEADLINE).await?;
-    let verified = opened.outbox.verify(Range { since: args.since, until: args.until }).await?;
+    let mut verified = opened.outbox.verify(Range { since: args.since, until: args.until }).await?;
+    let scheduled = scheduled(&*opened.outbox, args).await?;
+    for (_, count) in verified.by_status.iter_mut().filter(|(status, _)| *status == Status::Scheduled) {
+        *count = scheduled;
+    }
     if args.format.json {
         let by_status: Map<String, Value> =
             verified.by_status.iter().map(|(status, count)| (status.word().to_owned(), (*count).into())).collect();
@@ -49,7 +57,11 @@ pub(super) async fn run(args: &Args) -> Result<Code> {
         let now = Timestamp::now();
         let mut pairs = vec![("committed", verified.committed.to_string())];
         let counted = verified.by_status.iter().filter(|(_, count)| *count > 0);
-        pairs.extend(counted.map(|(status, count)| (status.word(), count.to_string())));
+        pairs.extend(counted.map(|(status, count)| match status {
+            Status::Scheduled if *count == SCHEDULED_MAX as u64 => (status.word(), format!("{count} or more, apart")),
+            Status::Scheduled => (status.word(), format!("{count}, apart: not in the log yet")),
+            _ => (status.word(), count.to_string()),
+        }));
         if let Some(oldest) = verified.oldest_unsettled {
             pairs.push(("oldest that waits", moment::told(oldest, now)));
         }
@@ -63,4 +75,11 @@ pub(super) async fn run(args: &Args) -> Result<Code> {
         }
     }
     Ok(if verified.contradictions.is_empty() { Code::Done } else { Code::Found })
+}
+
+/// What waits for its time is in no log, so that nothing compares it; it is counted.
+async fn scheduled(outbox: &dyn Outbox, args: &Args) -> Result<u64> {
+    let search = Search { status: Some(Status::Scheduled), since: args.since, until: args.until, ..Search::default() };
+    // It comes before the log in a search: no time is needed for the rest.
+    Ok(outbox.search(&search, SCHEDULED_MAX, Duration::ZERO).await?.messages.len() as u64)
 }

@@ -78,6 +78,7 @@ async fn verify_counts_and_a_contradiction_is_exit_code_3() {
     cli.emit("o-1", "1");
     cli.settle().await;
     cli.emit("o-2", "2");
+    cli.succeeds(&["emit", "orders", "o-4", "T", "4", "--deliver-at", "1h"]);
     let (counts, _) = cli.succeeds(&["verify"]);
     insta::assert_snapshot!("verify", stable(&counts, &cli));
     assert!(cli.succeeds(&["verify", "--until", "1h"]).0.starts_with("committed  0\n"));
@@ -99,6 +100,7 @@ async fn verify_counts_and_a_contradiction_is_exit_code_3() {
         (verified["by_status"]["published"].as_u64(), verified["by_status"]["pending"].as_u64()),
         (Some(1), Some(1))
     );
+    assert_eq!(verified["by_status"]["scheduled"], 1, "told, and not among the committed of the log");
 }
 
 #[tokio::test]
