@@ -76,9 +76,16 @@ pub(crate) struct Target {
 /// Where in the database.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct Place {
-    /// The database schema that holds the outbox; PostgreSQL only.
-    #[arg(long, value_name = "NAME", default_value = "relevo", value_parser = schema)]
-    pub(crate) schema: Schema,
+    /// The database schema that holds the outbox, `relevo` otherwise; PostgreSQL only.
+    #[arg(long, value_name = "NAME", value_parser = schema)]
+    pub(crate) schema: Option<Schema>,
+}
+
+impl Place {
+    /// The schema that was named, or the one that is meant without a name.
+    pub(crate) fn schema(&self) -> Schema {
+        self.schema.clone().unwrap_or_default()
+    }
 }
 
 /// An answer given beforehand.
@@ -89,7 +96,15 @@ pub(crate) struct Sure {
     pub(crate) yes: bool,
 }
 
-/// A destination's name.
+/// The name of a destination to be: one that a configuration can name, too.
+pub(crate) fn new_destination(text: &str) -> Result<String, String> {
+    if crate::config::is_name(text) {
+        return Ok(text.to_owned());
+    }
+    Err("a destination's name has 1 to 63 ASCII letters, digits, `-` and single `_` between them".to_owned())
+}
+
+/// The name of a destination that may have been added by other means than this program.
 pub(crate) fn destination(text: &str) -> Result<String, String> {
     if text.is_empty() || text.contains(char::is_control) {
         return Err("a destination's name is not empty and has no control characters".to_owned());

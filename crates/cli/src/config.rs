@@ -22,6 +22,7 @@ use clap::Args;
 
 pub(crate) use command::Command;
 pub(crate) use database::Database;
+pub(crate) use file::is_name;
 pub(crate) use outboxes::{Broker, Destination, Outbox};
 pub(crate) use problem::Problems;
 pub(crate) use resolved::{Config, Format, Log};

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use relevo_store_postgres::{Config, Schema, Store};
 use sqlx::ConnectOptions as _;
 use sqlx::postgres::{PgConnectOptions, PgConnection};
@@ -10,7 +10,7 @@ use tokio::time::timeout;
 use tracing::subscriber::{NoSubscriber, with_default};
 
 use crate::args::Target;
-use crate::exit::{away, usage};
+use crate::exit::{Code, away, usage};
 
 /// The variable that names the database where `--database` does not.
 const VARIABLE: &str = "RELEVO_DATABASE_URL";
@@ -44,7 +44,7 @@ pub(crate) struct Place {
 impl Place {
     /// The schema that was named, in the database of this URL.
     pub(crate) fn at(url: &str, target: &Target) -> Result<Self> {
-        Ok(Self { connect: parse(url)?, schema: target.place.schema.clone() })
+        Ok(Self { connect: parse(url)?, schema: target.place.schema() })
     }
 
     /// Where it is, for people.
@@ -60,7 +60,7 @@ impl Place {
     pub(crate) async fn connect(&self) -> Result<PgConnection> {
         let connection = timeout(CONNECT_DEADLINE, self.connect.connect()).await;
         let connection = connection.unwrap_or_else(|_| Err(sqlx::Error::Io(std::io::ErrorKind::TimedOut.into())));
-        connection.with_context(|| format!("cannot connect to {}", self.shown()))
+        connection.map_err(|error| self.unreached(error.into(), "cannot connect to"))
     }
 
     /// The outbox, if it is of this program's version, with a destination that may exist or not.
@@ -69,7 +69,16 @@ impl Place {
             Config { schema: self.schema.clone(), call_deadline, ..Config::new(self.connect.clone(), destination) };
         let opened = timeout(CONNECT_DEADLINE, Store::open(config)).await;
         let opened = opened.map_or_else(|_| Err(away(format!("no answer within {CONNECT_DEADLINE:?}"))), |it| Ok(it?));
-        opened.with_context(|| format!("cannot open the outbox at {}", self.shown()))
+        opened.map_err(|error| self.unreached(error, "cannot open the outbox at"))
+    }
+
+    /// What was tried where, and what to look at if nobody answered.
+    fn unreached(&self, error: anyhow::Error, what: &str) -> anyhow::Error {
+        let hint = match Code::of(&error) {
+            Code::Away => "; hint: check host and port, that the server runs, and that it may be reached from here",
+            _ => "",
+        };
+        error.context(format!("{what} {}{hint}", self.shown()))
     }
 }
 
@@ -81,7 +90,13 @@ fn parse(url: &str) -> Result<PgConnectOptions> {
     }
     // The parser logs parameters that it does not know, and a misspelt password is one of them.
     let options = with_default(NoSubscriber::default(), || url.parse::<PgConnectOptions>());
-    let options = options.context("the database's URL cannot be read")?;
+    let options = options.map_err(|error| {
+        // The parser's own words for it: they name what is wrong and repeat nothing of the URL.
+        let why = std::error::Error::source(&error).map_or_else(String::new, |why| format!(": {why}"));
+        let hint =
+            "`postgres://user:password@host:port/name`, with `@`, `:` and `/` of a password as `%40`, `%3A`, `%2F`";
+        usage(format!("the database's URL cannot be read{why}; hint: {hint}"))
+    })?;
     let named = options.get_application_name().is_some();
     let options = if named { options } else { options.application_name("relevo") };
     // Statements that take long are no warning here, and are none of the reader's business.

@@ -16,6 +16,11 @@ mod run;
 use std::process::ExitCode;
 
 use clap::Parser as _;
+use tracing::Level;
+use tracing_subscriber::Layer as _;
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::SubscriberInitExt as _;
 
 use crate::args::{Cli, Command};
 use crate::exit::Code;
@@ -37,8 +42,10 @@ fn run(command: Command) -> anyhow::Result<Code> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     // The demo provokes failures on purpose and shows them itself: there, nothing is logged. The daemon is told how.
     if !matches!(command, Command::Dev(_) | Command::Run(_)) {
-        let log = tracing_subscriber::fmt().with_max_level(tracing::Level::WARN).without_time().with_ansi(false);
-        log.with_writer(std::io::stderr).init();
+        // A statement that waits for a lock either passes, or its error says so.
+        let log = Targets::new().with_default(Level::WARN).with_target("sqlx::query", Level::ERROR);
+        let lines = tracing_subscriber::fmt::layer().without_time().with_ansi(false).with_writer(std::io::stderr);
+        tracing_subscriber::registry().with(lines.with_filter(log)).init();
     }
     runtime.block_on(async {
         match command {

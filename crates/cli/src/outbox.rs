@@ -1,6 +1,6 @@
 //! An outbox of any kind, opened for people: the commands know traits, and only this file knows stores.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
@@ -9,7 +9,7 @@ use relevo_core::operate::{Destination, Inspect, Operate};
 use relevo_core::store::DeadLetters;
 use relevo_core::{Draft, MessageId};
 use relevo_store_postgres as postgres;
-use relevo_store_sqlite as sqlite;
+use relevo_store_sqlite::{self as sqlite, EmitError};
 use sqlx::postgres::PgConnection;
 use sqlx::sqlite::SqliteConnection;
 use sqlx::{ConnectOptions as _, Connection as _};
@@ -17,6 +17,9 @@ use sqlx::{ConnectOptions as _, Connection as _};
 use crate::args::Target;
 use crate::database::{self, ANSWER_DEADLINE};
 use crate::exit::{not_found, usage};
+
+/// How long a file's writer is waited for where nothing is to be written.
+const GLANCE: Duration = Duration::from_millis(500);
 
 /// Which destination of which outbox.
 #[derive(Debug, Clone, Args)]
@@ -47,6 +50,11 @@ impl Place {
     pub(crate) fn of(target: &Target) -> Result<Self> {
         let url = database::url_of(target)?;
         Ok(match file_of(&url)? {
+            Some(_) if target.place.schema.is_some() => {
+                return Err(usage(
+                    "`--schema` means nothing in a SQLite file; hint: leave it out, a file has one outbox",
+                ));
+            }
             Some(file) => Self::Sqlite(file),
             None => Self::Postgres(Box::new(database::Place::at(&url, target)?)),
         })
@@ -64,7 +72,7 @@ impl Place {
     pub(crate) async fn open(&self, destination: &str, deadline: Duration) -> Result<Box<dyn Outbox>> {
         Ok(match self {
             Self::Postgres(place) => Box::new(place.open(destination, deadline).await?),
-            Self::Sqlite(file) => Box::new(sqlite::Store::open(sqlite::Config::new(file, destination)).await?),
+            Self::Sqlite(file) => Box::new(open_file(file, destination).await?),
         })
     }
 
@@ -78,13 +86,22 @@ impl Place {
                 Writer::Postgres { connection, outbox: postgres::Outbox::in_schema(&place.schema) }
             }
             Self::Sqlite(file) => {
-                sqlite::Store::open(sqlite::Config::new(file, "")).await?;
-                let connection = sqlite::connect_options(file).connect().await;
-                let connection = connection.with_context(|| format!("cannot open {}", file.display()))?;
-                Writer::Sqlite(connection)
+                open_file(file, "").await?;
+                let connection = sqlite::connect_options(file).disable_statement_logging().connect().await;
+                let connection = connection.map_err(|error| sqlite::explain(error, file))?;
+                Writer::Sqlite { connection, file: file.clone() }
             }
         })
     }
+}
+
+/// An outbox in a file. Without a destination it is only asked a thing or two, and no writer is waited for to the end.
+async fn open_file(file: &Path, destination: &str) -> Result<sqlite::Store> {
+    let mut config = sqlite::Config::new(file, destination);
+    if destination.is_empty() {
+        config.busy_timeout = GLANCE;
+    }
+    Ok(sqlite::Store::open(config).await?)
 }
 
 /// The file of a `sqlite:` URL; `None` for any other.
@@ -147,7 +164,7 @@ pub(crate) enum Writer {
     /// Into PostgreSQL.
     Postgres { connection: PgConnection, outbox: postgres::Outbox },
     /// Into a SQLite file.
-    Sqlite(SqliteConnection),
+    Sqlite { connection: SqliteConnection, file: PathBuf },
 }
 
 /// A message that was refused, by its place among those given.
@@ -171,12 +188,17 @@ impl Writer {
                 }
                 tx.commit().await.map_err(|error| at(end)(error.into()))?;
             }
-            Self::Sqlite(connection) => {
-                let mut tx = sqlite::begin(&mut *connection).await.map_err(|error| at(0)(error.into()))?;
+            Self::Sqlite { connection, file } => {
+                let failed = |error: sqlx::Error| anyhow::Error::from(sqlite::explain(error, file));
+                let mut tx = sqlite::begin(&mut *connection).await.map_err(|error| at(0)(failed(error)))?;
                 for (n, draft) in drafts.into_iter().enumerate() {
-                    ids.push(sqlite::emit(&mut tx, draft).await.map_err(|error| at(n)(error.into()))?);
+                    let id = sqlite::emit(&mut tx, draft).await.map_err(|error| match error {
+                        EmitError::Busy(error) | EmitError::Database(error) => at(n)(failed(error)),
+                        EmitError::Limit(_) | EmitError::Repeated(_) | EmitError::NotInMain => at(n)(error.into()),
+                    });
+                    ids.push(id?);
                 }
-                tx.commit().await.map_err(|error| at(end)(error.into()))?;
+                tx.commit().await.map_err(|error| at(end)(failed(error)))?;
             }
         }
         Ok(ids)

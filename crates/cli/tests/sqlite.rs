@@ -1,7 +1,12 @@
 //! The same commands on a SQLite file.
 
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Command, Output, Stdio};
+
+use sqlx::{ConnectOptions as _, Connection as _};
+
+const RELEVO: &str = env!("CARGO_BIN_EXE_relevo");
+const LINE: &str = r#"{"topic":"orders","key":"o-1","type":"OrderPlaced","payload":1}"#;
 
 /// A file of the test's own, gone with it.
 struct File(PathBuf);
@@ -13,12 +18,35 @@ impl File {
         Self(folder)
     }
 
+    /// One with an outbox and the destination `main`.
+    fn with_destination(name: &str) -> Self {
+        let file = Self::new(name);
+        file.succeeds(&["migrate"]);
+        file.succeeds(&["destination", "add", "main", "--shards", "2", "--start", "oldest"]);
+        file
+    }
+
+    fn path(&self) -> PathBuf {
+        self.0.join("shop.db")
+    }
+
+    fn command(&self, program: &str) -> Command {
+        let mut command = Command::new(program);
+        command.env("RELEVO_DATABASE_URL", format!("sqlite:{}", self.path().display()));
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    }
+
     fn run(&self, args: &[&str]) -> (i32, String, String) {
-        let url = format!("sqlite:{}", self.0.join("shop.db").display());
-        let output = Command::new(env!("CARGO_BIN_EXE_relevo")).args(args).env("RELEVO_DATABASE_URL", url).output();
-        let output = output.expect("`relevo` runs");
-        let text = |bytes| String::from_utf8(bytes).expect("output is text");
-        (output.status.code().expect("it was not killed"), text(output.stdout), text(output.stderr))
+        told(self.command(RELEVO).args(args).output().expect("`relevo` runs"))
+    }
+
+    /// A script that may mount file systems, which nobody else sees and which go with it: `$0` is the program, `$1` the
+    /// file's directory.
+    fn with_mounts(&self, script: &str) -> (i32, String, String) {
+        let mut command = self.command("unshare");
+        command.args(["--map-root-user", "--mount", "sh", "-c", script, RELEVO]).arg(&self.0);
+        told(command.output().expect("`unshare` runs"))
     }
 
     fn succeeds(&self, args: &[&str]) -> String {
@@ -34,6 +62,20 @@ impl Drop for File {
     }
 }
 
+fn told(output: Output) -> (i32, String, String) {
+    let text = |bytes| String::from_utf8(bytes).expect("output is text");
+    (output.status.code().expect("it was not killed"), text(output.stdout), text(output.stderr))
+}
+
+/// One error that contains this, one hint or more, and nothing else.
+fn assert_one_error(stderr: &str, part: &str, hint: &str) {
+    let mut lines = stderr.lines();
+    let error = lines.next().unwrap_or_default();
+    assert!(error.starts_with("error: ") && error.contains(part), "{stderr}");
+    assert!(lines.clone().all(|line| line.starts_with("hint: ")), "{stderr}");
+    assert!(lines.any(|line| line.contains(hint)), "{stderr}");
+}
+
 fn objects(output: &str) -> Vec<serde_json::Value> {
     output.lines().map(|line| serde_json::from_str(line).expect("a line is JSON")).collect()
 }
@@ -43,6 +85,8 @@ fn every_command_that_looks_works_on_a_file() {
     let file = File::new("looks");
     let versions = file.succeeds(&["migrate", "--dry-run"]);
     assert!(versions.starts_with("1\n"), "{versions}");
+    let versions = objects(&file.succeeds(&["migrate", "--dry-run", "--json"]));
+    assert_eq!(versions[0], serde_json::json!({ "version": 1, "name": null }));
     assert!(!file.0.join("shop.db").exists(), "a dry run makes no file");
     file.succeeds(&["migrate"]);
     file.succeeds(&["destination", "add", "main", "--shards", "2", "--start", "oldest"]);
@@ -73,4 +117,114 @@ fn a_file_that_is_not_there_gives_the_hint_to_migrate() {
         assert!(matches!(code, 1 | 5) && stdout.is_empty(), "{args:?}: {code} {stderr}");
         assert!(stderr.starts_with("error: ") && stderr.contains("relevo migrate"), "{args:?}: {stderr}");
     }
+}
+
+#[tokio::test]
+async fn a_locked_file_is_one_error_that_says_whom_to_look_for() {
+    let file = File::with_destination("locked");
+    let lines = file.0.join("lines");
+    std::fs::write(&lines, LINE).unwrap();
+    let mut writer = relevo_store_sqlite::connect_options(file.path()).connect().await.unwrap();
+    let tx = relevo_store_sqlite::begin(&mut writer).await.unwrap();
+    let many = ["emit", "--many", lines.to_str().unwrap()];
+    let commands = [&["emit", "orders", "o-1", "T", "1"][..], &many, &["destination", "switch", "main", "off"]];
+    // Each waits for the lock; together they wait once.
+    let started = commands.map(|args| file.command(RELEVO).args(args).spawn().expect("`relevo` runs"));
+    let read = file.command(RELEVO).args(["outbox", "list"]).spawn().expect("`relevo` runs");
+    for (child, args) in started.into_iter().zip(commands) {
+        let (code, stdout, stderr) = told(child.wait_with_output().unwrap());
+        assert_eq!((code, stdout.as_str()), (5, ""), "{args:?}: {stderr}");
+        assert_one_error(&stderr, "shop.db` is locked by another connection", "keeps a write transaction open");
+    }
+    let read = told(read.wait_with_output().unwrap());
+    assert_eq!(read, (0, String::new(), "0 messages\n".to_owned()), "readers do not wait for writers");
+    tx.rollback().await.unwrap();
+    file.succeeds(&["emit", "orders", "o-1", "T", "1"]);
+}
+
+#[test]
+fn a_full_disk_is_one_error_and_nothing_is_written() {
+    let file = File::new("full");
+    std::fs::write(file.0.with_extension("lines"), LINE).unwrap();
+    let script = r#"mount -t tmpfs -o size=1m none "$1" && "$0" migrate && "$0" destination add main --start oldest && \
+        head -c 2000000 /dev/zero >"$1/ballast"; exec 2>&1; \
+        "$0" emit orders o-1 T 1; echo "code $?"; echo; "$0" emit --many "$1.lines"; echo "code $?"; echo; \
+        rm "$1/ballast"; "$0" emit orders o-1 T 1 --id 5e8a1c6e-7d29-4c86-b1a9-3f0d6f2a9b10; "$0" outbox list --json"#;
+    let (code, stdout, stderr) = file.with_mounts(script);
+    std::fs::remove_file(file.0.with_extension("lines")).unwrap();
+    assert_eq!(code, 0, "{stderr}");
+    let [one, many, after] = stdout.split("\n\n").collect::<Vec<_>>()[..] else { panic!("three parts: {stdout}") };
+    for part in [one, many] {
+        let told = part.strip_suffix("\ncode 5").unwrap_or_else(|| panic!("{part}"));
+        assert_one_error(told, "shop.db` cannot grow, the disk is full", "free space");
+    }
+    let mut after = after.lines();
+    assert_eq!(after.next(), Some("5e8a1c6e-7d29-4c86-b1a9-3f0d6f2a9b10"));
+    assert!(after.next().is_some_and(|line| line.contains("5e8a1c6e-7d29-4c86-b1a9-3f0d6f2a9b10")));
+    assert_eq!(after.collect::<Vec<_>>(), ["1 message"], "nothing else was written");
+}
+
+#[test]
+fn a_file_that_can_only_be_read_is_told_with_what_reading_needs() {
+    let file = File::with_destination("readonly");
+    let script = r#"mount --bind "$1" "$1" && mount -o remount,ro,bind "$1" && "$0" outbox list"#;
+    let (code, stdout, stderr) = file.with_mounts(script);
+    assert_eq!((code, stdout.as_str()), (1, ""), "{stderr}");
+    assert_one_error(&stderr, "shop.db` cannot be ", "directory");
+    let script =
+        r#"mount --bind "$1/shop.db" "$1/shop.db" && mount -o remount,ro,bind "$1/shop.db" && "$0" outbox list"#;
+    let (code, stdout, stderr) = file.with_mounts(script);
+    assert_eq!((code, stdout.as_str()), (1, ""), "{stderr}");
+    assert_one_error(&stderr, "shop.db` cannot be written", "for reading too: that needs the files `-wal` and `-shm`");
+}
+
+#[tokio::test]
+async fn a_file_that_is_no_database_or_is_damaged_is_one_error_with_advice() {
+    let file = File::with_destination("damaged");
+    // Whoever closes a file last takes its log into it, and the log with it.
+    let connection = relevo_store_sqlite::connect_options(file.path()).connect().await.unwrap();
+    connection.close().await.unwrap();
+    assert!(!file.0.join("shop.db-wal").exists());
+    let whole = std::fs::read(file.path()).unwrap();
+    for (bytes, part, hint) in [
+        (
+            "some text, and long enough to be a header".repeat(9).into_bytes(),
+            "is no SQLite database",
+            "name another file",
+        ),
+        (whole[..2 * 4096].to_vec(), "is damaged", "restore a backup"),
+    ] {
+        std::fs::write(file.path(), bytes).unwrap();
+        for args in [&["emit", "orders", "o-1", "T", "1"][..], &["outbox", "list"], &["dead", "list"], &["migrate"]] {
+            let (code, stdout, stderr) = file.run(args);
+            assert_eq!((code, stdout.as_str()), (1, ""), "{args:?}: {stderr}");
+            assert_one_error(&stderr, part, hint);
+        }
+    }
+}
+
+#[test]
+fn more_is_said_only_where_there_is_more_and_every_hint_leads_on() {
+    let file = File::with_destination("pages");
+    let mut expected = Vec::new();
+    for later in [&[][..], &[], &["--deliver-at", "1h"], &["--deliver-at", "1h"]] {
+        let id = file.succeeds(&[&["emit", "orders", "o-1", "T", "1"], later].concat());
+        expected.push(id.trim_end().to_owned());
+    }
+    expected.reverse();
+    assert_eq!(file.run(&["outbox", "list", "--limit", "4"]).2, "4 messages\n");
+    assert_eq!(file.run(&["outbox", "list", "--limit", "2", "--status", "scheduled"]).2, "2 messages\n");
+    let (mut seen, mut before) = (Vec::new(), None::<String>);
+    loop {
+        let mut args = vec!["outbox", "list", "--limit", "1", "--json"];
+        args.extend(before.iter().flat_map(|before| ["--before", before]));
+        let (code, page, told) = file.run(&args);
+        assert_eq!(code, 0, "{told}");
+        seen.extend(objects(&page).iter().map(|message| message["id"].as_str().unwrap().to_owned()));
+        let Some((_, hint)) = told.split_once("--before ") else { break };
+        before = Some(hint.split('`').next().unwrap().to_owned());
+    }
+    assert_eq!(seen, expected);
+    let verified = &objects(&file.succeeds(&["verify", "--json"]))[0];
+    assert_eq!((&verified["committed"], &verified["by_status"]["scheduled"]), (&2.into(), &2.into()));
 }

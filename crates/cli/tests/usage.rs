@@ -58,6 +58,10 @@ fn wrong_usage_is_exit_code_2() {
         &["dead", "redrive", "--all"],
         &["dead", "redrive", "--all", "--key", "o-1", "--reason", "mended"],
         &["dead", "discard", "--all", "--reason", " "],
+        &["dead", "redrive", "--all", "--topic", "orders", "--reason", "mended"],
+        &["migrate", "--json"],
+        &["destination", "add", "no spaces"],
+        &["destination", "add", "two__lines"],
         &["completions", "cobol"],
         // What clap cannot know: the URL, the payload.
         &["backlog"],
@@ -65,6 +69,15 @@ fn wrong_usage_is_exit_code_2() {
         &["backlog", "--database", "mysql://db/shop"],
         &["emit", "orders", "o-1", "OrderPlaced", "{broken", "--database", "postgres://127.0.0.1:1/shop"],
         &["emit", "", "o-1", "OrderPlaced", "{}", "--database", "postgres://127.0.0.1:1/shop"],
+        &["backlog", "--database", "postgres://me:sesame@"],
+        &["backlog", "--database", "postgres://me@db:port/shop"],
+        &["backlog", "--database", "sqlite:shop.db", "--schema", "relevo"],
+        &["migrate", "--print", "--database", "sqlite:shop.db", "--schema", "relevo"],
+        &["emit", "orders", "o-1", "T", "1", "--header", "a=1", "--header", "a=2", "--database", "sqlite:shop.db"],
+        &["outbox", "list", "--since", "1h", "--until", "2h", "--database", "sqlite:shop.db"],
+        &["dead", "list", "--since", "1h", "--until", "2h", "--database", "sqlite:shop.db"],
+        &["dead", "redrive", "--since", "1h", "--until", "2h", "--dry-run", "--database", "sqlite:shop.db"],
+        &["verify", "--since", "1h", "--until", "2h", "--database", "sqlite:shop.db"],
         &["adopt", "--yes", "--database", "sqlite:shop.db"],
     ] {
         assert_eq!(relevo(args).status.code(), Some(2), "{args:?}");
@@ -92,7 +105,39 @@ fn an_unreachable_host_is_one_error_and_no_password_is_shown() {
         assert_eq!(output.status.code(), Some(5), "{stderr}");
         assert_eq!(stderr.lines().filter(|line| line.starts_with("error: ")).count(), 1, "{stderr}");
         assert!(stderr.contains("127.0.0.1:1/shop") && stderr.contains("refused"), "{stderr}");
+        assert!(stderr.contains("\nhint: check host and port"), "{stderr}");
         assert!(!stderr.contains("sesame"), "{stderr}");
+    }
+}
+
+#[test]
+fn wrong_usage_that_only_the_program_can_tell_comes_with_a_hint() {
+    for (args, told) in [
+        (
+            &["backlog", "--database", "postgres://me:sesame@"][..],
+            "the database's URL cannot be read: empty host\nhint: ",
+        ),
+        (
+            &["backlog", "--database", "postgres://me:ses/ame@db/shop"],
+            "the database's URL cannot be read: invalid port",
+        ),
+        (
+            &["backlog", "--database", "sqlite:a.db", "--schema", "x"],
+            "`--schema` means nothing in a SQLite file\nhint: ",
+        ),
+        (
+            &["emit", "t", "k", "T", "1", "--header", "a=1", "--header", "a=2", "--database", "sqlite:a.db"],
+            "header `a` is given twice\nhint: ",
+        ),
+        (&["emit", "t", "k", "T", "1", "--id", "abc"], "an id is a UUID"),
+        (&["outbox", "show", "abc"], "an id is a UUID"),
+        (&["dead", "redrive", "abc", "--dry-run"], "an id is a UUID"),
+        (&["verify", "--since", "1h", "--until", "2h", "--database", "sqlite:a.db"], "and so after `--until`"),
+    ] {
+        let output = relevo(args);
+        let stderr = text(&output.stderr);
+        assert_eq!((output.status.code(), text(&output.stdout)), (Some(2), ""), "{args:?}: {stderr}");
+        assert!(stderr.contains(told) && !stderr.contains("sesame"), "{args:?}: {stderr}");
     }
 }
 

@@ -34,7 +34,7 @@ pub(crate) enum Command {
     Add {
         #[command(flatten)]
         target: Target,
-        #[arg(value_parser = crate::args::destination)]
+        #[arg(value_parser = crate::args::new_destination)]
         name: String,
         /// Into how many slices the outbox is cut for its relays.
         #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=SHARDS_MAX))]

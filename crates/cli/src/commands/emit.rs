@@ -77,7 +77,11 @@ pub(super) async fn run(args: &Args) -> Result<Code> {
     }
     let draft = draft(args)?;
     let mut writer = place.writer().await?;
-    let ids = writer.emit(vec![draft]).await.map_err(|refused| refused.error)?;
+    let ids = writer.emit(vec![draft]).await.map_err(|refused| match place {
+        // A transaction in a file that fails, even at its end, leaves nothing behind; over a network one cannot know.
+        Place::Sqlite(_) => refused.error.context("nothing was written"),
+        Place::Postgres(_) => refused.error,
+    })?;
     let mut out = io::stdout().lock();
     for id in ids {
         if args.format.json {
@@ -101,7 +105,11 @@ fn draft(args: &Args) -> Result<Draft> {
     }
     let mut draft =
         Draft::bytes(&typed(&args.topic), &typed(&args.key), &typed(&args.kind), payload, &args.content_type);
-    draft.headers = args.headers.iter().cloned().collect();
+    for (name, value) in &args.headers {
+        if draft.headers.insert(name.clone(), value.clone()).is_some() {
+            return Err(usage(format!("header `{name}` is given twice; hint: a message has each header once")));
+        }
+    }
     draft.id = args.id;
     draft.deliver_at = args.deliver_at;
     draft.serialize = args.serialize;

@@ -6,6 +6,7 @@ use std::path::Path;
 use anyhow::{Context as _, Result};
 use relevo_store_postgres as postgres;
 use relevo_store_sqlite as sqlite;
+use serde_json::json;
 
 use crate::args::Target;
 use crate::database::{self, ANSWER_DEADLINE};
@@ -24,33 +25,34 @@ pub(crate) struct Args {
     /// Only says which versions would be applied.
     #[arg(long)]
     dry_run: bool,
+    /// JSON for programs: one version a line.
+    #[arg(long, requires = "dry_run")]
+    json: bool,
 }
 
 pub(super) async fn run(args: &Args) -> Result<Code> {
     if args.print {
-        let script = match Place::of(&args.target) {
-            Ok(Place::Sqlite(_)) => sqlite::migrate::script(),
-            // No database need be named for it.
-            Ok(Place::Postgres(_)) | Err(_) => postgres::migrate::script(&args.target.place.schema),
+        // No database need be named for it.
+        let place = database::url_of(&args.target).ok().map(|_| Place::of(&args.target)).transpose()?;
+        let script = match place {
+            Some(Place::Sqlite(_)) => sqlite::migrate::script(),
+            Some(Place::Postgres(_)) | None => postgres::migrate::script(&args.target.place.schema()),
         };
         io::stdout().write_all(script.as_bytes())?;
         return Ok(Code::Done);
     }
     match Place::of(&args.target)? {
-        Place::Postgres(place) => in_postgres(&place, args.dry_run).await,
-        Place::Sqlite(file) => in_sqlite(&file, args.dry_run).await,
+        Place::Postgres(place) => in_postgres(&place, args).await,
+        Place::Sqlite(file) => in_sqlite(&file, args).await,
     }
 }
 
-async fn in_sqlite(file: &Path, dry_run: bool) -> Result<Code> {
+async fn in_sqlite(file: &Path, args: &Args) -> Result<Code> {
     let at = file.display();
-    if dry_run {
+    if args.dry_run {
         let pending = sqlite::migrate::pending(file).await?;
-        let mut out = io::stdout().lock();
-        for version in &pending {
-            writeln!(out, "{version}")?;
-        }
-        say(&would_apply(&at.to_string(), pending.len()));
+        let pending: Vec<_> = pending.into_iter().map(|version| (version, None)).collect();
+        would_apply(&at.to_string(), &pending, args.json)?;
         return Ok(Code::Done);
     }
     let applied = sqlite::migrate::migrate(file).await?;
@@ -61,12 +63,22 @@ async fn in_sqlite(file: &Path, dry_run: bool) -> Result<Code> {
     Ok(Code::Done)
 }
 
-fn would_apply(at: &str, count: usize) -> String {
-    match count {
+/// Writes the versions, with their names as far as they are known, and says how many there are.
+fn would_apply(at: &str, pending: &[(i32, Option<&str>)], json: bool) -> Result<()> {
+    let mut out = io::stdout().lock();
+    for (version, name) in pending {
+        match name {
+            _ if json => writeln!(out, "{}", json!({ "version": version, "name": name }))?,
+            Some(name) => writeln!(out, "{version}  {name}")?,
+            None => writeln!(out, "{version}")?,
+        }
+    }
+    say(&match pending.len() {
         0 => format!("{at}: nothing to do"),
         1 => format!("{at}: 1 version would be applied, nothing was changed"),
-        _ => format!("{at}: {count} versions would be applied, nothing was changed"),
-    }
+        count => format!("{at}: {count} versions would be applied, nothing was changed"),
+    });
+    Ok(())
 }
 
 fn told(at: &str, applied: &[i32]) {
@@ -78,17 +90,14 @@ fn told(at: &str, applied: &[i32]) {
     }
 }
 
-async fn in_postgres(place: &database::Place, dry_run: bool) -> Result<Code> {
+async fn in_postgres(place: &database::Place, args: &Args) -> Result<Code> {
     let (schema, at) = (place.schema.name().to_owned(), place.shown());
     let mut connection = place.connect().await?;
-    if dry_run {
+    if args.dry_run {
         let pending = postgres::migrate::pending(&mut connection, &place.schema).await;
         let pending = pending.with_context(|| format!("schema `{schema}` at {at} cannot be looked at"))?;
-        let mut out = io::stdout().lock();
-        for (version, name) in &pending {
-            writeln!(out, "{version}  {name}")?;
-        }
-        say(&would_apply(&format!("schema `{schema}` at {at}"), pending.len()));
+        let pending: Vec<_> = pending.into_iter().map(|(version, name)| (version, Some(name))).collect();
+        would_apply(&format!("schema `{schema}` at {at}"), &pending, args.json)?;
         return Ok(Code::Done);
     }
     let applied = postgres::migrate::migrate(&mut connection, &place.schema).await;

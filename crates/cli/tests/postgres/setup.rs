@@ -1,6 +1,6 @@
 //! Setting an outbox up: migrations, destinations, takeover.
 
-use super::support::{Cli, run};
+use super::support::{Cli, objects, run};
 
 #[tokio::test]
 async fn migrating_twice_applies_every_version_once() {
@@ -12,6 +12,18 @@ async fn migrating_twice_applies_every_version_once() {
     }
     let (_, second) = cli.succeeds(&["migrate", "--schema", "shop"]);
     assert!(second.contains("schema `shop`") && second.ends_with(": nothing to do\n"), "{second}");
+}
+
+#[tokio::test]
+async fn a_dry_run_tells_the_versions_to_people_and_programs() {
+    let cli = Cli::new().await;
+    let (versions, _) = cli.succeeds(&["migrate", "--dry-run", "--json"]);
+    let versions = objects(&versions);
+    assert_eq!(versions.len(), usize::try_from(relevo_store_postgres::migrate::VERSION).unwrap());
+    assert_eq!(versions[0]["version"], 1);
+    assert!(versions.iter().all(|version| version["name"].is_string()), "{versions:?}");
+    cli.succeeds(&["migrate"]);
+    assert_eq!(cli.succeeds(&["migrate", "--dry-run", "--json"]).0, "");
 }
 
 #[tokio::test]
