@@ -17,18 +17,18 @@ mod tuning;
 
 use std::path::PathBuf;
 
-use anyhow::{Result, anyhow};
+use anyhow::Result;
 use clap::Args;
 
 pub(crate) use command::Command;
-pub(crate) use database::Database;
+pub(crate) use database::{Database, one_spelling};
 pub(crate) use file::is_name;
 pub(crate) use outboxes::{Broker, Destination, Outbox};
-pub(crate) use problem::Problems;
+pub(crate) use problem::{Problem, Problems};
 pub(crate) use resolved::{Config, Format, Log};
 
-use self::problem::Problem;
 use self::settings::Settings;
+use crate::exit;
 use crate::report::{Told, say};
 
 /// The file that is read where no other is named.
@@ -54,6 +54,8 @@ pub(crate) struct Loaded {
     pub(crate) file: String,
     pub(crate) settings: Settings,
     pub(crate) config: Config,
+    /// What is not wrong, but hardly meant.
+    pub(crate) warnings: Vec<Problem>,
 }
 
 impl Sources {
@@ -89,28 +91,42 @@ fn read(
     flags: &[(String, String)],
 ) -> Result<Loaded, Problems> {
     let (mut settings, mut problems) = (Settings::default(), Vec::new());
+    let variables: Vec<(String, String)> = variables.collect();
+    let names: Vec<String> = variables.iter().map(|(name, _)| name.clone()).collect();
     file::read(&file, text, &mut settings, &mut problems);
     overlay::variables(variables, &mut settings, &mut problems);
     overlay::flags(flags, &mut settings, &mut problems);
     settings.fill_in();
     let config = Config::resolve(&settings, &mut problems);
-    Problems::of(Loaded { file, settings, config }, problems)
+    let warnings = overlay::strangers(names.iter().map(String::as_str), &settings);
+    if !problems.is_empty() {
+        return Err(Problems::new(problems, warnings));
+    }
+    Ok(Loaded { file, settings, config, warnings })
+}
+
+/// Tells what is hardly meant.
+fn warn(warnings: &[Problem]) {
+    for warning in warnings {
+        say(&Told::of(&warning.clone().into()).as_warning());
+    }
 }
 
 /// Tells all problems but one, which becomes the error.
 pub(crate) fn told<T>(result: Result<T, Problems>) -> Result<T> {
     result.map_err(|problems| {
+        warn(&problems.warnings);
         let count = problems.len();
         let mut all = problems.iter();
         if count == 1
             && let Some(problem) = all.next()
         {
-            return problem.clone().into();
+            return exit::usage(problem.to_string());
         }
         for problem in all {
             say(&Told::of(&problem.clone().into()).to_string());
         }
-        anyhow!("the configuration has {count} problems")
+        exit::usage(format!("the configuration has {count} problems"))
     })
 }
 

@@ -51,7 +51,7 @@ fn run(command: Command) -> anyhow::Result<Code> {
         match command {
             Command::Dev(dev) => dev::run(&dev).await.map(|()| Code::Done),
             Command::Run(args) => run::run(args).await.map(|()| Code::Done),
-            Command::Config(config) => config.run().map(|()| Code::Done),
+            Command::Config(config) => config.run(),
             Command::Operator(command) => commands::run(command).await,
         }
     })

@@ -31,6 +31,21 @@ impl Told {
         told
     }
 
+    /// The chain of causes, without any advice.
+    pub(crate) fn error(&self) -> &str {
+        &self.error
+    }
+
+    /// The advice, where there is any.
+    pub(crate) fn hint(&self) -> Option<String> {
+        (!self.hints.is_empty()).then(|| self.hints.join("; "))
+    }
+
+    /// As it is told where nothing has failed.
+    pub(crate) fn as_warning(&self) -> String {
+        self.to_string().replacen("error: ", "warning: ", 1)
+    }
+
     /// Some libraries repeat a cause in the sentence of what it caused.
     fn add(&mut self, text: &str) {
         if self.error.is_empty() {

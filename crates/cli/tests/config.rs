@@ -43,14 +43,14 @@ fn a_good_file_is_called_good() {
     let file = File::new("good", GOOD);
     let (code, stdout, stderr) = file.run(&["check"], &[]);
     assert_eq!((code, stdout.as_str()), (Some(0), ""));
-    assert_eq!(stderr, format!("`{}` is good: 1 outboxes, 1 destinations\n", file.0.display()));
+    assert_eq!(stderr, format!("`{}` is good: 1 outbox, 1 destination\n", file.0.display()));
 }
 
 #[test]
 fn every_problem_is_an_error_with_its_hint() {
     let file = File::new("bad", &GOOD.replace("database =", "databse ="));
     let (code, stdout, stderr) = file.run(&["check"], &[("RELEVO__LOG__FORMAT", "xml")]);
-    assert_eq!((code, stdout.as_str()), (Some(1), ""));
+    assert_eq!((code, stdout.as_str()), (Some(2), ""));
     let at = file.0.display();
     let expected = format!(
         "error: unknown key `databse` in `outboxes.shop` at {at}:2\nhint: did you mean `database`?\n\
@@ -66,8 +66,56 @@ fn one_problem_is_one_error() {
     let file = File::new("one", &format!("{GOOD}[relay]\nlease_sm = 1\n"));
     let (code, _, stderr) = file.run(&["check"], &[]);
     let at = file.0.display();
-    assert_eq!(code, Some(1));
+    assert_eq!(code, Some(2));
     assert_eq!(stderr, format!("error: unknown key `lease_sm` in `relay` at {at}:6\nhint: did you mean `lease_ms`?\n"));
+}
+
+#[test]
+fn a_secret_in_the_wrong_place_is_in_no_output() {
+    for key in ["database_env", "database_file", "schema"] {
+        let file = File::new(key, &GOOD.replace("database =", &format!("{key} =")));
+        for args in [&["check"][..], &["check", "--json"], &["print"], &["print", "--json"]] {
+            let (code, stdout, stderr) = file.run(args, &[]);
+            assert_eq!(code, Some(2), "{key} {args:?}");
+            assert!(!stdout.contains("sesame") && !stderr.contains("sesame"), "{key} {args:?}: {stdout}{stderr}");
+        }
+    }
+}
+
+#[test]
+fn a_variable_that_sets_nothing_is_a_warning_with_the_right_name() {
+    let file = File::new("stranger", GOOD);
+    let variables = [("RELEVO_RELAY_LEASE_MS", "20000")];
+    let told =
+        "warning: variable `RELEVO_RELAY_LEASE_MS` sets nothing\nhint: did you mean `RELEVO__RELAY__LEASE_MS`?\n";
+    let (code, _, stderr) = file.run(&["check"], &variables);
+    assert!(code == Some(0) && stderr.starts_with(told), "{stderr}");
+    let (code, _, stderr) = file.run(&["print"], &variables);
+    assert_eq!((code, stderr.as_str()), (Some(0), told));
+}
+
+#[test]
+fn programs_are_told_what_is_wrong_in_one_object_on_one_line() {
+    let good = File::new("json-good", GOOD);
+    let (code, stdout, stderr) = good.run(&["check", "--json"], &[("RELEVO_RELAY_LEASE_MS", "1")]);
+    assert_eq!((code, stderr.as_str(), stdout.lines().count()), (Some(0), "", 1));
+    let expected = serde_json::json!({
+        "ok": true, "file": good.0, "outboxes": 1, "destinations": 1, "warnings": [{
+            "problem": "variable `RELEVO_RELAY_LEASE_MS` sets nothing", "place": null,
+            "hint": "did you mean `RELEVO__RELAY__LEASE_MS`?",
+        }],
+    });
+    assert_eq!(serde_json::from_str::<Value>(&stdout).unwrap(), expected);
+    let bad = File::new("json-bad", &format!("{GOOD}[relay]\nlease_sm = 1\n[log]\nlevel = \"blah\"\n"));
+    let (code, stdout, stderr) = bad.run(&["check", "--json"], &[]);
+    assert_eq!((code, stderr.as_str(), stdout.lines().count()), (Some(2), "", 1));
+    let told: Value = serde_json::from_str(&stdout).unwrap();
+    assert_eq!((&told["ok"], told["problems"].as_array().map(Vec::len)), (&false.into(), Some(2)));
+    let first = serde_json::json!({
+        "problem": "unknown key `lease_sm` in `relay`", "place": format!("{}:6", bad.0.display()),
+        "hint": "did you mean `lease_ms`?",
+    });
+    assert_eq!(told["problems"][0], first);
 }
 
 #[test]
@@ -75,7 +123,7 @@ fn a_file_that_is_not_there_is_told() {
     let file = File::new("gone", "");
     std::fs::remove_file(&file.0).unwrap();
     let (code, _, stderr) = file.run(&["check"], &[]);
-    assert_eq!(code, Some(1));
+    assert_eq!(code, Some(2));
     assert!(stderr.contains("cannot be read: No such file or directory") && stderr.contains("\nhint: "), "{stderr}");
 }
 
@@ -106,6 +154,7 @@ fn programs_get_one_object() {
     let (code, stdout, _) = file.run(&["print", "--json"], &[("RELEVO__RELAY__LEASE_MS", "20000")]);
     assert_eq!(code, Some(0));
     assert!(!stdout.contains("sesame"));
+    assert_eq!(stdout.lines().count(), 1);
     let object: Value = serde_json::from_str(&stdout).unwrap();
     assert_eq!(object["file"], file.0.to_str().unwrap());
     let of = |key: &str| object["settings"].as_array().unwrap().iter().find(|it| it["key"] == key).unwrap();
@@ -126,4 +175,12 @@ fn the_example_that_is_written_is_good() {
     let file = File::new("example", std::str::from_utf8(&example.stdout).unwrap());
     let (code, _, stderr) = file.run(&["check"], &[]);
     assert_eq!(code, Some(0), "{stderr}");
+}
+
+#[test]
+fn the_image_is_built_with_the_workspace_s_toolchain() {
+    let toolchain = include_str!("../../../rust-toolchain.toml");
+    let version = toolchain.lines().find_map(|line| line.strip_prefix("channel = ")).unwrap().trim_matches('"');
+    let image = include_str!("../../../ops/container/Containerfile");
+    assert!(image.contains(&format!("/rust:{version}-slim-")), "rust-toolchain.toml names {version}");
 }

@@ -5,7 +5,8 @@ use std::io::{self, Write as _};
 use anyhow::Result;
 use clap::{Args, Subcommand};
 
-use super::{Sources, print, reference, told};
+use super::{Sources, print, reference, told, warn};
+use crate::exit::Code;
 use crate::report::say;
 
 /// What to do with the configuration.
@@ -26,6 +27,9 @@ pub(crate) enum Command {
 pub(crate) struct Check {
     #[command(flatten)]
     sources: Sources,
+    /// One JSON object on stdout instead of sentences on stderr.
+    #[arg(long)]
+    json: bool,
 }
 
 /// Which configuration, and how.
@@ -40,26 +44,44 @@ pub(crate) struct Print {
 
 impl Command {
     /// Does it.
-    pub(crate) fn run(&self) -> Result<()> {
+    pub(crate) fn run(&self) -> Result<Code> {
         match self {
-            Self::Check(check) => {
-                let loaded = told(check.sources.load())?;
-                let outboxes = loaded.config.outboxes.len();
-                let relays: usize = loaded.config.outboxes.iter().map(|outbox| outbox.destinations.len()).sum();
-                say(&format!("`{}` is good: {outboxes} outboxes, {relays} destinations", loaded.file));
-            }
+            Self::Check(check) => return check.run(),
             Self::Example => io::stdout().write_all(reference::example().as_bytes())?,
             Self::Reference => io::stdout().write_all(reference::page().as_bytes())?,
             Self::Print(args) => {
                 let loaded = told(args.sources.load())?;
+                warn(&loaded.warnings);
                 let mut out = io::stdout().lock();
                 if args.json {
-                    writeln!(out, "{:#}", print::json(&loaded))?;
+                    writeln!(out, "{}", print::json(&loaded))?;
                 } else {
                     print::lines(&loaded, out)?;
                 }
             }
         }
-        Ok(())
+        Ok(Code::Done)
     }
+}
+
+impl Check {
+    fn run(&self) -> Result<Code> {
+        let result = self.sources.load();
+        if self.json {
+            let code = if result.is_ok() { Code::Done } else { Code::Usage };
+            writeln!(io::stdout(), "{}", print::verdict(&self.sources, &result))?;
+            return Ok(code);
+        }
+        let loaded = told(result)?;
+        warn(&loaded.warnings);
+        let (outboxes, destinations) = loaded.config.counts();
+        let outboxes = count(outboxes, "outbox", "outboxes");
+        let destinations = count(destinations, "destination", "destinations");
+        say(&format!("`{}` is good: {outboxes}, {destinations}", loaded.file));
+        Ok(Code::Done)
+    }
+}
+
+fn count(number: usize, one: &str, many: &str) -> String {
+    format!("{number} {}", if number == 1 { one } else { many })
 }

@@ -178,10 +178,10 @@ const ADMIN: &[Key] = &[
         "token_file",
         Kind::Text,
         "\"/run/credentials/relevo/admin-token\"",
-        "A file with the token that clients send as `Authorization: Bearer …`. The probes answer without it, but do \
-         not say why.",
+        "A file with the token that clients send as `Authorization: Bearer …`, at least 16 characters. The probes answer \
+         without it, but do not say why.",
     ),
-    Key::unset("token_env", Kind::Text, "\"ADMIN_TOKEN\"", "A variable with the token."),
+    Key::unset("token_env", Kind::Text, "\"ADMIN_TOKEN\"", "The name of a variable that holds the token."),
     Key::number("backlog_every_ms", 100, "5000", "How often the backlog is sampled for the metrics."),
 ];
 
@@ -198,7 +198,12 @@ const OUTBOX: &[Key] = &[
         "\"/run/credentials/relevo/shop\"",
         "A file that holds the database's URL and nothing else.",
     ),
-    Key::unset("database_env", Kind::Text, "\"SHOP_DATABASE_URL\"", "A variable that holds the database's URL."),
+    Key::unset(
+        "database_env",
+        Kind::Text,
+        "\"SHOP_DATABASE_URL\"",
+        "The name of a variable that holds the database's URL.",
+    ),
     Key::new("schema", Kind::Text, "\"relevo\"", "The PostgreSQL schema that holds the outbox."),
     Key::number(
         "call_deadline_ms",

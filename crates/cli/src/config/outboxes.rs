@@ -1,5 +1,6 @@
 //! Outboxes and destinations, as the program uses them.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -7,6 +8,7 @@ use relevo_core::operate::Start;
 
 use super::database::Database;
 use super::keys::BROKERS;
+use super::overlay::plain;
 use super::problem::Problem;
 use super::resolved::Reader;
 use super::routes;
@@ -60,7 +62,42 @@ pub(super) fn resolve(reader: &mut Reader<'_>) -> Vec<Outbox> {
         let at = keys.iter().map(|key| Path::of(&["relay", key])).find(|at| reader.is_set(at));
         reader.problem(&at.unwrap_or_default(), Problem::new(what));
     }
-    names.into_iter().filter_map(|name| outbox(reader, &all.name(&name), name)).collect()
+    same_variables(reader, &all, &names);
+    let outboxes: Vec<Outbox> = names.into_iter().filter_map(|name| outbox(reader, &all.name(&name), name)).collect();
+    carried_twice(reader, &outboxes);
+    outboxes
+}
+
+/// Names that only differ where variables do not.
+fn same_variables(reader: &mut Reader<'_>, section: &Path, names: &[String]) {
+    let mut seen = BTreeMap::new();
+    for name in names {
+        if let Some(other) = seen.insert(plain(name), name) {
+            let problem = Problem::new(format!("`{other}` and `{name}` would be set by the same variables"));
+            reader.problem(&section.name(name), problem.hint("variables have neither lower case nor `-`: rename one"));
+        }
+    }
+}
+
+/// Two relays of one process would fight for the leases of one destination.
+fn carried_twice(reader: &mut Reader<'_>, outboxes: &[Outbox]) {
+    let mut seen = BTreeMap::new();
+    for outbox in outboxes {
+        let schema = match outbox.database {
+            Database::Postgres(_) => outbox.schema.as_str(),
+            Database::Sqlite(_) => "",
+        };
+        for destination in &outbox.destinations {
+            let name = destination.name.as_str();
+            let Some(other) = seen.insert((outbox.database.identity(), schema, name), &outbox.name) else { continue };
+            let what = format!(
+                "outboxes `{other}` and `{}` are the same database and schema, and both are carried to `{name}`",
+                outbox.name
+            );
+            let at = Path::of(&["outboxes", &outbox.name, "destinations", name]);
+            reader.problem(&at, Problem::new(what).hint("one relay carries an outbox to a destination: remove one"));
+        }
+    }
 }
 
 fn outbox(reader: &mut Reader<'_>, path: &Path, name: String) -> Option<Outbox> {
@@ -79,6 +116,7 @@ fn outbox(reader: &mut Reader<'_>, path: &Path, name: String) -> Option<Outbox> 
         let problem = Problem::new(format!("outbox `{name}` has no destination"));
         reader.problem(path, problem.hint(format!("add `[{all}.NAME]`")));
     }
+    same_variables(reader, &all, &names);
     let mut destinations = Vec::new();
     for name in names {
         destinations.extend(destination(reader, &all.name(&name), name, call_deadline));

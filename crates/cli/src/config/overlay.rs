@@ -4,13 +4,20 @@ use super::file::is_name;
 use super::keys::{Found, INDEX, Key, NAME, find, is_list, word_of};
 use super::problem::Problem;
 use super::secret::shown;
-use super::settings::{Origin, Path, Settings, Value};
+use super::settings::{Origin, Path, Settings, Step, Value};
 
 /// Two underscores part the words of a variable, so that nothing else of this name's family is taken for one.
 pub(crate) const PREFIX: &str = "RELEVO__";
 /// A short name for the variable of `log.level`.
 const LOG: &str = "RELEVO_LOG";
 const PART: &str = "__";
+/// What this program's variables begin with, and others' may, such as those that Kubernetes makes of services.
+const FAMILY: &str = "RELEVO_";
+const OUTBOXES: &str = "RELEVO_OUTBOXES_";
+/// Names that mean something without [`PREFIX`].
+const SHORT: [&str; 3] = [LOG, super::VARIABLE, "RELEVO_DATABASE_URL"];
+/// So many letters may differ before a name is another one's.
+const SLIPS: usize = 2;
 
 /// Takes every variable that begins with [`PREFIX`].
 pub(crate) fn variables(
@@ -31,6 +38,41 @@ pub(crate) fn variables(
             Err(problem) => problems.push(problem.at(origin)),
         }
     }
+}
+
+/// Variables that were probably meant for the configuration, and mean nothing.
+pub(crate) fn strangers<'a>(names: impl IntoIterator<Item = &'a str>, settings: &Settings) -> Vec<Problem> {
+    let known: Vec<String> = SHORT.iter().map(|name| (*name).to_owned()).chain(settings_variables(settings)).collect();
+    let ours = |name: &&str| name.starts_with(FAMILY) && !name.starts_with(PREFIX) && !SHORT.contains(name);
+    let strange = names.into_iter().filter(ours).filter_map(|name| {
+        // One underscore instead of two is no difference here.
+        let distance = |known: &str| strsim::damerau_levenshtein(&joined(name), &joined(known));
+        let near = known.iter().map(|known| (distance(known), known)).min();
+        let hint = match near.filter(|(distance, _)| *distance <= SLIPS) {
+            Some((_, known)) => format!("did you mean `{known}`?"),
+            None if name.starts_with(OUTBOXES) => {
+                "two underscores part the words, as in `RELEVO__OUTBOXES__SHOP__SCHEMA`".to_owned()
+            }
+            None => return None,
+        };
+        Some(Problem::new(format!("variable `{name}` sets nothing")).hint(hint))
+    });
+    strange.collect()
+}
+
+fn settings_variables(settings: &Settings) -> impl Iterator<Item = String> {
+    let possible = settings.possible().into_iter().filter(|path| !path.is_in_list());
+    possible.map(|path| {
+        let words = path.steps().iter().filter_map(|step| match step {
+            Step::Name(name) => Some(plain(name).to_ascii_uppercase()),
+            Step::Index(_) => None,
+        });
+        format!("{PREFIX}{}", words.collect::<Vec<_>>().join(PART))
+    })
+}
+
+fn joined(name: &str) -> String {
+    name.replace(PART, "_")
 }
 
 /// Takes flags of the form `outboxes.shop.schema=value`.
@@ -89,7 +131,6 @@ fn place(words: &[&str], settings: &Settings) -> Result<(Path, &'static Key), Pr
 
 /// The name in the file that a word means: a variable has no lower case and no `-`.
 fn chosen(path: &Path, word: &str, settings: &Settings) -> Result<String, Problem> {
-    let plain = |name: &str| name.to_ascii_lowercase().replace('-', "_");
     let names = settings.names(path);
     if names.iter().any(|name| name == word) {
         return Ok(word.to_owned());
@@ -101,6 +142,11 @@ fn chosen(path: &Path, word: &str, settings: &Settings) -> Result<String, Proble
         (None, _) if is_name(word) => Ok(word.to_owned()),
         (None, _) => Err(Problem::new(format!("`{}` cannot be a name", shown(word)))),
     }
+}
+
+/// A name as a variable has it, but for the case of its letters.
+pub(super) fn plain(name: &str) -> String {
+    name.to_ascii_lowercase().replace('-', "_")
 }
 
 fn unknown(pattern: &[&str], word: &str) -> Problem {
@@ -130,6 +176,25 @@ mod tests {
         let text = |name| settings.get(&Path::of(&["outboxes", name, "schema"])).map(|it| it.value.clone());
         assert_eq!(text("My-Shop"), Some(Value::Text("a".to_owned())));
         assert_eq!(text("new"), Some(Value::Text("b".to_owned())));
+    }
+
+    #[test]
+    fn a_variable_with_one_underscore_is_told_and_others_are_left_alone() {
+        let mut settings = Settings::default();
+        settings.head(Path::of(&["outboxes", "my-shop"]), Origin::Default);
+        let told = |name| strangers([name], &settings).first().map(ToString::to_string);
+        for (name, meant) in [
+            ("RELEVO_RELAY_LEASE_MS", "did you mean `RELEVO__RELAY__LEASE_MS`?"),
+            ("RELEVO_ADMIN_LISTN", "did you mean `RELEVO__ADMIN__LISTEN`?"),
+            ("RELEVO_LOGS", "did you mean `RELEVO_LOG`?"),
+            ("RELEVO_OUTBOXES_MY_SHOP_DATABASE", "did you mean `RELEVO__OUTBOXES__MY_SHOP__DATABASE`?"),
+            ("RELEVO_OUTBOXES_X", "two underscores part the words, as in `RELEVO__OUTBOXES__SHOP__SCHEMA`"),
+        ] {
+            assert_eq!(told(name), Some(format!("variable `{name}` sets nothing; hint: {meant}")));
+        }
+        for name in ["RELEVO_SERVICE_HOST", "RELEVO_PORT", "RELEVO_LOG", "RELEVO_CONFIG", "RELEVO__X", "PATH"] {
+            assert_eq!(told(name), None, "{name}");
+        }
     }
 
     #[test]

@@ -4,8 +4,9 @@ use std::io::{self, Write};
 
 use serde_json::{Value as Json, json};
 
-use super::Loaded;
+use super::problem::Problem;
 use super::settings::{Origin, Setting, Value};
+use super::{Loaded, Problems, Sources};
 
 /// One line a key, as the file would say it, with the origin behind it.
 pub(super) fn lines(loaded: &Loaded, mut out: impl Write) -> io::Result<()> {
@@ -16,6 +17,26 @@ pub(super) fn lines(loaded: &Loaded, mut out: impl Write) -> io::Result<()> {
         writeln!(out, "{line:width$}  # {origin}")?;
     }
     Ok(())
+}
+
+/// One object: whether it is good, and all that is wrong or hardly meant.
+pub(super) fn verdict(sources: &Sources, result: &Result<Loaded, Problems>) -> Json {
+    let file = sources.path().display().to_string();
+    match result {
+        Ok(loaded) => {
+            let (outboxes, destinations) = loaded.config.counts();
+            let warnings = list(loaded.warnings.iter());
+            json!({ "ok": true, "file": file, "outboxes": outboxes, "destinations": destinations, "warnings": warnings })
+        }
+        Err(problems) => {
+            let warnings = list(problems.warnings.iter());
+            json!({ "ok": false, "file": file, "problems": list(problems.iter()), "warnings": warnings })
+        }
+    }
+}
+
+fn list<'a>(problems: impl Iterator<Item = &'a Problem>) -> Json {
+    problems.map(|Problem { what, place, hint }| json!({ "problem": what, "place": place, "hint": hint })).collect()
 }
 
 /// One object: the file, and a list of `key`, `value`, `origin` with `line` or `name`.

@@ -5,9 +5,9 @@ use std::fmt;
 /// One thing that is wrong, where, and what to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Problem {
-    what: String,
-    place: Option<String>,
-    hint: Option<String>,
+    pub(crate) what: String,
+    pub(crate) place: Option<String>,
+    pub(crate) hint: Option<String>,
 }
 
 impl Problem {
@@ -51,26 +51,29 @@ impl std::error::Error for Problem {}
 
 /// Everything that is wrong with one configuration; never empty.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Problems(Vec<Problem>);
+pub(crate) struct Problems {
+    all: Vec<Problem>,
+    /// What is not wrong by itself, but may explain the rest.
+    pub(crate) warnings: Vec<Problem>,
+}
 
 impl Problems {
-    /// `Ok` if nothing is wrong.
-    pub(crate) fn of<T>(value: T, problems: Vec<Problem>) -> Result<T, Self> {
-        if problems.is_empty() { Ok(value) } else { Err(Self(problems)) }
+    pub(crate) const fn new(all: Vec<Problem>, warnings: Vec<Problem>) -> Self {
+        Self { all, warnings }
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Problem> {
-        self.0.iter()
+        self.all.iter()
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.0.len()
+        self.all.len()
     }
 }
 
 impl From<Problem> for Problems {
     fn from(problem: Problem) -> Self {
-        Self(vec![problem])
+        Self::new(vec![problem], Vec::new())
     }
 }
 

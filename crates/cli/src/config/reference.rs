@@ -11,17 +11,20 @@ flags; what comes later is stronger. [relevo.example.toml](../../relevo.example.
 This page is made from the program's own table, and a test compares the two.
 
 - **Unknown keys are errors**, in the file and among the variables, with the nearest name that is known. All problems are
-  told at once. `relevo config check` tells them without starting anything; it exits with 1 if there are any.
+  told at once. `relevo config check` tells them without starting anything, and exits with 2 if there are any, as
+  `relevo run` does. With `--json` it writes one object on one line: `ok`, `file`, `warnings`, and `problems` or the
+  numbers of `outboxes` and `destinations`; each problem has `problem`, `place` and `hint`.
 - **Variables**: `RELEVO__` and the key's path in capitals, two underscores between its parts, `-` as `_`:
-  `outboxes.my-shop.schema` is `RELEVO__OUTBOXES__MY_SHOP__SCHEMA`. Routes are set in the file only. Other variables that
-  begin with `RELEVO_` mean something else.
+  `outboxes.my-shop.schema` is `RELEVO__OUTBOXES__MY_SHOP__SCHEMA`. Names that only differ in case, `-` and `_` are
+  refused, for they would share their variables. Routes are set in the file only. Other variables that begin with
+  `RELEVO_` mean something else; one that is nearly a variable of this page is told as a warning.
 - **Flags**: `--set outboxes.my-shop.schema=billing`, as often as needed.
 - **Secrets** come from files (`…_file`) or variables (`…_env`), and are never shown: `relevo config print` has `<secret>`
   in their place. A flag is seen by everybody who can list processes: use none for a secret.
 - **SIGHUP** reads everything anew. If anything is wrong, that is logged and nothing changes. Otherwise routes are
   exchanged in relays that run; whatever else has changed is named in the log and waits for a restart.
-- `relevo config print [--json]` shows every value and where it came from; `relevo config example` writes the example
-  file, `relevo config reference` this page.
+- `relevo config print` shows every value and where it came from, with `--json` as one object on one line;
+  `relevo config example` writes the example file, `relevo config reference` this page.
 - Relative paths are relative to the working directory.
 ";
 

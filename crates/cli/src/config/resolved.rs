@@ -65,6 +65,13 @@ impl Config {
     }
 }
 
+impl Config {
+    /// How many outboxes, and how many destinations of all of them.
+    pub(super) fn counts(&self) -> (usize, usize) {
+        (self.outboxes.len(), self.outboxes.iter().map(|outbox| outbox.destinations.len()).sum())
+    }
+}
+
 /// Reads settings that were checked one by one, and collects what is wrong with them together.
 pub(super) struct Reader<'a> {
     pub(super) settings: &'a Settings,

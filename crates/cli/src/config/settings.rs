@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use super::keys::{Found, INDEX, Key, Kind, NAME, SECTIONS, find};
+use super::keys::{Found, INDEX, Key, Kind, NAME, SECTIONS, Section, find};
 use super::problem::Problem;
 use super::secret::{Secret, shown};
 
@@ -219,14 +219,30 @@ impl Settings {
         under.count()
     }
 
+    /// Every section that is there, whether anything in it is set or not.
+    fn sections(&self) -> Vec<(Path, &'static Section)> {
+        let mut paths: BTreeSet<Path> = self.headings.keys().cloned().collect();
+        paths.extend(SECTIONS.iter().filter(|it| !it.path.contains(&NAME)).map(|it| Path::of(it.path)));
+        let known = |path: &Path| {
+            let pattern = pattern_of(path);
+            SECTIONS.iter().find(|section| section.path == pattern)
+        };
+        paths.into_iter().filter_map(|path| known(&path).map(|section| (path, section))).collect()
+    }
+
+    /// Every key that could be set in the sections that are there.
+    pub(crate) fn possible(&self) -> Vec<Path> {
+        let sections = self.sections().into_iter();
+        sections.flat_map(|(path, section)| section.keys.iter().map(move |key| path.name(key.name))).collect()
+    }
+
     /// Fills in what nobody set, in every section that is there.
     pub(crate) fn fill_in(&mut self) {
-        let mut sections: Vec<Path> = self.headings.keys().cloned().collect();
-        sections.extend(SECTIONS.iter().filter(|it| !it.path.contains(&NAME)).map(|it| Path::of(it.path)));
-        for path in sections {
-            let pattern = pattern_of(&path);
-            let overrides = pattern.len() > 1 && pattern.last() == Some(&"relay");
-            let Some(section) = SECTIONS.iter().find(|it| it.path == pattern && !overrides) else { continue };
+        for (path, section) in self.sections() {
+            // What a destination's relay does not say is what `[relay]` says.
+            if section.path.len() > 1 && section.path.last() == Some(&"relay") {
+                continue;
+            }
             for key in section.keys {
                 let Some(default) = key.default else { continue };
                 let value = Value::parse(key, default.trim_matches('"')).expect("the table's defaults are good");

@@ -193,6 +193,39 @@ fn a_level_that_nothing_would_be_logged_with_is_refused() {
 }
 
 #[test]
+fn a_destination_that_is_carried_twice_is_told_without_its_url() {
+    let other = SMALL.replace("shop]", "copy]").replace("shop.", "copy.");
+    let told = problems(&format!("{SMALL}{}", other.replace("me:sesame@db/", "you:sesame@db:5432/")));
+    let expected = "outboxes `copy` and `shop` are the same database and schema, and both are carried to `main` at \
+                    relevo.toml:3; hint: one relay carries an outbox to a destination: remove one";
+    assert_eq!(told, [expected]);
+    for differs in [other.replace("/shop\"", "/bill\""), other.replace("shop\"\n", "shop\"\nschema = \"b\"\n")] {
+        assert_eq!(problems(&format!("{SMALL}{differs}")), [""; 0]);
+    }
+    // SQLite has no schemas, and a file may be spelt in many ways.
+    let (one, two) = ("sqlite:/tmp/shop.db", "sqlite:///tmp/../tmp/./shop.db\"\nschema = \"b");
+    let url = "postgres://me:sesame@db/shop";
+    assert_eq!(problems(&format!("{}{}", SMALL.replace(url, one), other.replace(url, two))), [expected]);
+}
+
+#[test]
+fn names_that_no_variable_could_tell_apart_are_refused() {
+    let named = |name: &str| SMALL.replace("outboxes.shop", &format!("outboxes.{name}")).replace("/shop", name);
+    let told = problems(&format!("{}{}", named("a-b"), named("A_b")));
+    let expected = "`A_b` and `a-b` would be set by the same variables at relevo.toml:1; \
+                    hint: variables have neither lower case nor `-`: rename one";
+    assert_eq!(told, [expected]);
+}
+
+#[test]
+fn an_address_with_a_placeholder_that_nothing_replaces_is_refused() {
+    let told = problems(&format!("{SMALL}[[outboxes.shop.destinations.main.routes]]\naddress = \"a.{{foo}}\"\n"));
+    let expected = "`{foo}` in `address` is replaced by nothing at relevo.toml:6; \
+                    hint: `{topic}`, `{type}`, `{key}` are known";
+    assert_eq!(told, [expected]);
+}
+
+#[test]
 fn an_empty_file_says_what_to_add() {
     assert_eq!(
         problems(""),

@@ -107,7 +107,7 @@ pub(crate) const ROUTE: &[Key] = &[
         "address",
         Kind::Text,
         "\"{topic}\"",
-        "Where they go at the broker; `{topic}`, `{type}` and `{key}` are replaced.",
+        "Where they go at the broker; `{topic}`, `{type}` and `{key}` are replaced; any other `{` is an error.",
     ),
     Key::of_route(
         "backoff",

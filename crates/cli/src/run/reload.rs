@@ -6,20 +6,22 @@ use std::sync::Arc;
 use tracing::{error, info, warn};
 
 use super::seen::Seen;
-use crate::config::{Loaded, Problems};
+use crate::config::{Loaded, Problem, Problems};
 
 /// Takes the routes of a good configuration; of a bad one nothing. Says whether it was good.
 pub(crate) fn reload(old: &Loaded, new: &Result<Loaded, Problems>, relays: &[Arc<Seen>]) -> bool {
     let new = match new {
         Ok(new) => new,
         Err(problems) => {
-            for problem in problems.iter() {
-                error!(%problem, "the configuration is wrong");
+            warn_of(&problems.warnings);
+            for Problem { what, place, hint } in problems.iter() {
+                error!(problem = what, place, hint, "the configuration is wrong");
             }
             error!(problems = problems.len(), "the configuration was not taken, nothing has changed");
             return false;
         }
     };
+    warn_of(&new.warnings);
     let mut exchanged = 0;
     for outbox in &new.config.outboxes {
         for destination in &outbox.destinations {
@@ -37,6 +39,13 @@ pub(crate) fn reload(old: &Loaded, new: &Result<Loaded, Problems>, relays: &[Arc
     }
     info!(exchanged, "the configuration was read anew");
     true
+}
+
+/// Logs what is not wrong with a configuration, but hardly meant.
+pub(crate) fn warn_of(warnings: &[Problem]) {
+    for Problem { what, hint, .. } in warnings {
+        warn!(problem = what, hint, "the configuration is hardly what was meant");
+    }
 }
 
 /// The keys that differ, and are read at start-up only.

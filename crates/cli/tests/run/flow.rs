@@ -146,7 +146,7 @@ fn a_wrong_configuration_is_told_whole_and_nothing_starts() {
     let directory = Directory::new();
     let file = directory.write("relevo.toml", "[relay]\nlease_sm = 1\n[outboxes.shop]\n");
     let mut daemon = Daemon::start(&file, &[]);
-    assert_eq!(daemon.end(), Some(1));
+    assert_eq!(daemon.end(), Some(2));
     until("the last line is there", || daemon.log().contains("error: the configuration has 3 problems"));
     let told = daemon.log();
     assert!(

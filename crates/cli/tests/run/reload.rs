@@ -33,6 +33,14 @@ async fn a_bad_file_changes_nothing_and_is_told_whole() {
     world.config(&format!("{ROUTE}\"new\"\nbase_sm = 1\nafter_dead = \"sometimes\"\n"));
     daemon.signal("HUP");
     assert_eq!(daemon.line(REFUSED)["problems"], 2);
+    let first = daemon.line("the configuration is wrong");
+    assert_eq!(
+        (&first["problem"], &first["hint"]),
+        (
+            &"unknown key `base_sm` in `outboxes.shop.destinations.main.routes[0]`".into(),
+            &"did you mean `base_ms`?".into(),
+        )
+    );
     let told = daemon.log();
     assert!(told.contains("did you mean `base_ms`?") && told.contains("not `sometimes`"), "{told}");
     world.emit("orders", 5).await;
@@ -46,6 +54,22 @@ async fn a_bad_file_changes_nothing_and_is_told_whole() {
     World::delivered(&daemon, "shop", 10);
     daemon.stop();
     assert_eq!(world.arrived("shop").await, [vec!["old"; 5], vec!["third"; 5]].concat());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_url_in_place_of_a_variable_s_name_is_refused_and_not_shown() {
+    let world = World::new().await;
+    let mut daemon = world.start("");
+    daemon.ready();
+    let text = std::fs::read_to_string(world.config("")).unwrap();
+    let wrong = text.replace("database = \"", "database_env = \"").replace("postgres@", "postgres:sesame@");
+    world.directory.write("relevo.toml", &wrong);
+    daemon.signal("HUP");
+    assert_eq!(daemon.line(REFUSED)["problems"], 1);
+    let line = daemon.line("the configuration is wrong");
+    assert_eq!(line["problem"], "what `outboxes.shop.database_env` says is no name of a variable");
+    daemon.stop();
+    assert!(wrong.contains("sesame") && !daemon.log().contains("sesame"), "{}", daemon.log());
 }
 
 #[tokio::test(flavor = "multi_thread")]
