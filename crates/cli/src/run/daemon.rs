@@ -14,11 +14,13 @@ use tracing::{error, info};
 use super::metrics::{Metrics, Reloads};
 use super::observe::Observer;
 use super::pulse::Pulse;
-use super::reload::reload;
+use super::reload::{self, reload};
 use super::seen::{Phase, Seen};
 use super::signals::{Asked, Signals};
+use super::store::Brokers;
 use super::{backlog, link, systemd};
 use crate::config::{Config, Loaded, Sources};
+use crate::report::Told;
 
 /// Interrupted twice, as shells count it: 128 and the number of SIGINT.
 const INTERRUPTED: i32 = 130;
@@ -48,9 +50,11 @@ impl Daemon {
             Some(address) => Some(Server::bind(address).await?),
             None => None,
         };
+        reload::warn_of(&loaded.warnings);
         info!(version = env!("CARGO_PKG_VERSION"), config = %loaded.file, name = %config.name, "relevo starts");
         let (stop, changed) = (CancellationToken::new(), Arc::new(Notify::new()));
         let (mut components, mut relays) = (JoinSet::new(), Vec::new());
+        let brokers = Arc::new(Brokers::of(config.outboxes.iter().flat_map(|outbox| &outbox.destinations)));
         for outbox in &config.outboxes {
             let shared = Arc::new(outbox.clone());
             for destination in &outbox.destinations {
@@ -70,7 +74,8 @@ impl Daemon {
                         Ok(())
                     });
                 }
-                components.spawn(link::carry(Arc::clone(&shared), destination, seen, stop.clone()));
+                let brokers = Arc::clone(&brokers);
+                components.spawn(link::carry(Arc::clone(&shared), destination, brokers, seen, stop.clone()));
             }
         }
         let (pulse, reloads) = (Arc::new(Pulse::new(relays.clone(), Instant::now())), Arc::new(Reloads::default()));
@@ -133,8 +138,9 @@ impl Daemon {
     fn ended(&mut self, ended: Result<Result<()>, JoinError>) {
         let result = ended.context("a component panicked").and_then(|result| result);
         if let Err(error) = result {
-            error!(error = %format!("{error:#}"), "a component failed: relevo ends");
-            systemd::stopping(&format!("{error:#}").replace('\n', " "));
+            let told = Told::of(&error);
+            error!(error = told.error(), hint = told.hint(), "a component failed: relevo ends");
+            systemd::stopping(&told.error().replace('\n', " "));
             // What the others say follows from the first.
             self.failure.get_or_insert(error);
             self.stop.cancel();

@@ -12,26 +12,35 @@ use tokio_util::sync::CancellationToken;
 use tracing::{Instrument as _, error_span, info, warn};
 
 use super::seen::{Phase, Seen};
-use super::store::{self, AnyStore, Unopened};
+use super::store::{self, AnyStore, Brokers, Unopened};
 use crate::config::{Destination, Outbox};
+use crate::report::Told;
 
 /// Carries one outbox to one destination until it is told to stop; its error is one that waiting does not mend.
 pub(crate) async fn carry(
     outbox: Arc<Outbox>,
     destination: Destination,
+    brokers: Arc<Brokers>,
     seen: Arc<Seen>,
     stop: CancellationToken,
 ) -> Result<()> {
     // Every line that the relay writes says whose it is.
     let span = error_span!("relay", outbox = %outbox.name, destination = %destination.name);
-    let result = carry_on(&outbox, &destination, &seen, stop).instrument(span).await;
+    let result = carry_on(&outbox, &destination, &brokers, &seen, stop).instrument(span).await;
     seen.enter(Phase::Ended);
     result.with_context(|| format!("outbox `{}`, destination `{}`", outbox.name, destination.name))
 }
 
-async fn carry_on(outbox: &Outbox, destination: &Destination, seen: &Seen, stop: CancellationToken) -> Result<()> {
+async fn carry_on(
+    outbox: &Outbox,
+    destination: &Destination,
+    brokers: &Brokers,
+    seen: &Seen,
+    stop: CancellationToken,
+) -> Result<()> {
     let both = async {
-        Ok::<_, anyhow::Error>((open_broker(destination, seen).await?, open(outbox, destination, seen).await?))
+        let broker = open_broker(destination, brokers, seen).await?;
+        Ok::<_, anyhow::Error>((broker, open(outbox, destination, seen).await?))
     };
     let (broker, store) = tokio::select! {
         biased;
@@ -45,17 +54,17 @@ async fn carry_on(outbox: &Outbox, destination: &Destination, seen: &Seen, stop:
 }
 
 /// Opens the broker as soon as it is there.
-async fn open_broker(destination: &Destination, seen: &Seen) -> Result<Arc<dyn Broker>> {
+async fn open_broker(destination: &Destination, brokers: &Brokers, seen: &Seen) -> Result<Arc<dyn Broker>> {
     let mut pauses = Pauses::of(destination);
     loop {
         seen.turns_on();
-        match store::broker(&destination.broker).await {
+        match brokers.open(&destination.broker).await {
             Ok(broker) => return Ok(broker),
             Err(Unopened::Wrong(error)) => return Err(error),
             Err(Unopened::Away(error)) => {
-                let error = chain(&error);
-                seen.enter(Phase::Waiting(format!("waiting for the broker: {error}")));
-                warn!(%error, "the broker is away, will try again");
+                let told = Told::of(&error);
+                seen.enter(Phase::Waiting(format!("waiting for the broker: {}", told.error())));
+                warn!(error = told.error(), hint = told.hint(), "the broker is away, will try again");
                 pauses.next().await;
             }
         }
@@ -71,10 +80,10 @@ async fn open(outbox: &Outbox, destination: &Destination, seen: &Seen) -> Result
             Ok(Ok(store)) => return Ok(store),
             Ok(Err(missing)) => bail!(missing),
             Err(error) if error.is_passing() => {
-                let error = chain(&error.into());
+                let told = Told::of(&error.into());
                 seen.found_away();
-                seen.enter(Phase::Waiting(format!("waiting for the database: {error}")));
-                warn!(at = %outbox.database, %error, "the database is away, will try again");
+                seen.enter(Phase::Waiting(format!("waiting for the database: {}", told.error())));
+                warn!(at = %outbox.database, error = told.error(), hint = told.hint(), "the database is away, will try again");
                 pauses.next().await;
             }
             Err(error) => return Err(error).with_context(|| format!("the outbox at {}", outbox.database)),
@@ -116,13 +125,4 @@ async fn prepare(outbox: &Outbox, destination: &Destination) -> Result<Result<Ar
         info!(shards = destination.shards, "destination added");
     }
     Ok(Ok(store))
-}
-
-/// The whole chain of causes in one line; some libraries repeat a cause in the sentence of what it caused.
-fn chain(error: &anyhow::Error) -> String {
-    error.chain().fold(String::new(), |text, cause| match cause.to_string() {
-        cause if text.is_empty() => cause,
-        cause if text.ends_with(&cause) => text,
-        cause => format!("{text}: {cause}"),
-    })
 }

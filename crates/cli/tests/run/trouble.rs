@@ -87,6 +87,45 @@ async fn a_broker_that_cannot_be_opened_is_one_clear_error() {
         "{}",
         daemon.log()
     );
+    let line = daemon.line("a component failed: relevo ends");
+    assert_eq!(line["hint"], "its directory must exist, and this user may write there");
+    assert!(!line["error"].as_str().unwrap().contains("hint"), "{line}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_broker_that_is_locked_later_is_told_as_away_and_waited_for() {
+    let world = World::new().await;
+    let mut daemon = world.start("[relay]\npublish_deadline_ms = 2000\n");
+    world.emit("orders", 1).await;
+    World::delivered(&daemon, "shop", 1);
+    let lock = world.lock_broker().await;
+    world.emit("orders", 5).await;
+    let line = daemon.line("the destination is away");
+    assert_eq!(line["level"], "WARN");
+    assert!(line["error"].as_str().unwrap().contains("the broker's file is locked by another process"), "{line}");
+    until("the probe says so", || daemon.get("/readyz").1.contains(", the destination is away"));
+    drop(lock);
+    World::delivered(&daemon, "shop", 6);
+    daemon.stop();
+    assert_eq!(world.arrived("shop").await.len(), 6);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn destinations_that_share_a_new_broker_do_not_lock_each_other_out() {
+    let world = World::new().await;
+    let text = std::fs::read_to_string(world.config("")).unwrap();
+    let section = text.split_once("[outboxes.shop.destinations.main]").unwrap().1;
+    let second = |name: &str| format!("[outboxes.shop.destinations.{name}]{}", section.replace("main", name));
+    let text = format!("{text}{}{}", second("second"), second("third").replace("/shop.db", "/./shop.db"));
+    let mut daemon = Daemon::start(&world.directory.write("relevo.toml", &text), &[]);
+    daemon.ready();
+    world.emit("orders", 10).await;
+    for destination in ["main", "second", "third"] {
+        let name = format!("outbox_published_total{{service=\"relevo\",outbox=\"shop\",destination=\"{destination}\"");
+        until("all arrived", || daemon.metric(&name) == Some(10));
+    }
+    daemon.stop();
+    assert!(!daemon.log().contains("\"WARN\""), "{}", daemon.log());
 }
 
 #[tokio::test(flavor = "multi_thread")]
