@@ -81,13 +81,17 @@ impl Failure {
         self.class
     }
 
-    /// The whole chain of causes in one line, for people.
+    /// The whole chain of causes in one line, for people, each said once.
     pub fn describe(&self) -> String {
         let mut text = self.source.to_string();
         let mut cause = self.source.source();
         while let Some(error) = cause {
-            text.push_str(": ");
-            text.push_str(&error.to_string());
+            let told = error.to_string();
+            // Some libraries repeat a cause in the sentence of what it caused.
+            if !text.ends_with(&told) {
+                text.push_str(": ");
+                text.push_str(&told);
+            }
             cause = error.source();
         }
         text
@@ -108,3 +112,25 @@ impl Error for Failure {
 
 /// What became of one publication: confirmed by the far side, or not.
 pub type Outcome = Result<(), Failure>;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An error whose sentence holds that of its cause, as some libraries have them.
+    #[derive(Debug, thiserror::Error)]
+    #[error("{what}")]
+    struct Said {
+        what: &'static str,
+        source: Option<Box<Said>>,
+    }
+
+    #[test]
+    fn a_cause_that_is_repeated_is_said_once() {
+        let cause = Said { what: "the disk is full", source: None };
+        let library = Said { what: "from the database: the disk is full", source: Some(Box::new(cause)) };
+        let ours = Said { what: "not written", source: Some(Box::new(library)) };
+        let told = Failure::new(Class::Outage, ours).describe();
+        assert_eq!(told, "not written: from the database: the disk is full");
+    }
+}
