@@ -80,7 +80,8 @@ impl Keys {
         if let Some(queue) = self.queues.get_mut(&key) {
             queue.waiting.push_back(at);
         } else {
-            self.queues.insert(key, Queue::default());
+            // A copy: the message's own key is a part of the buffer of a whole page, and a busy key's queue outlives pages.
+            self.queues.insert(ByteString::from(&*key), Queue::default());
             self.ready.push_back(at);
         }
         at
@@ -140,5 +141,51 @@ impl Keys {
 
     fn queue(&mut self, key: &ByteString) -> &mut Queue {
         self.queues.get_mut(key).expect("a key with an item in memory has a queue")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use jiff::Timestamp;
+    use relevo_core::{Message, MessageId};
+    use uuid::Uuid;
+
+    use super::*;
+
+    /// A message whose key is a part of a page's buffer, as stores give it.
+    fn item(page: &Bytes) -> Item {
+        let key = ByteString::try_from(page.slice(0..3)).expect("it is text");
+        let message = Message {
+            id: MessageId::v7(1, [0; 10]),
+            kind: "OrderPlaced".into(),
+            key,
+            topic: "orders".into(),
+            payload: page.slice(3..),
+            content_type: "text/plain".into(),
+            headers: relevo_core::message::Headers::new(),
+            created_at: Timestamp::UNIX_EPOCH,
+        };
+        Item {
+            entry: Entry { seq: 1, slot: 0, message: Arc::new(message) },
+            lease: Lease { shard: 0, shards: 1, epoch: 1, owner: Uuid::nil() },
+            route: Arc::new(Route::everything()),
+            address: "orders".into(),
+            source: Source::Page { page: 0, index: 0 },
+            attempts: 0,
+            unknowns: 0,
+            is_probe: false,
+        }
+    }
+
+    #[test]
+    fn a_busy_keys_queue_keeps_no_page_in_memory() {
+        let mut keys = Keys::default();
+        let (first, second) = (Bytes::from(vec![b'x'; 4096]), Bytes::from(vec![b'x'; 4096]));
+        let at = keys.push(item(&first));
+        keys.push(item(&second));
+        drop(keys.items.remove(at));
+        assert!(first.is_unique(), "the first page is needed by nothing");
+        assert!(!second.is_unique());
     }
 }
