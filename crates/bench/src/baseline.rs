@@ -72,7 +72,13 @@ pub(crate) async fn drain(
                 headers: Headers::new(),
                 created_at: jiff::Timestamp::UNIX_EPOCH,
             };
-            batch.push(Publication { address: "orders".into(), message: Arc::new(message), seq: 0, epoch: 0 });
+            batch.push(Publication {
+                address: "orders".into(),
+                message: Arc::new(message),
+                headers: Arc::default(),
+                seq: 0,
+                epoch: 0,
+            });
         }
         broker.publish(&batch, &reports.confirms(0)).await;
         drop(reports.take());

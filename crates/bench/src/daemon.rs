@@ -118,7 +118,13 @@ fn publication(number: u32) -> Publication {
         headers: relevo_core::message::Headers::new(),
         created_at: jiff::Timestamp::UNIX_EPOCH,
     };
-    Publication { message: Arc::new(message), address: "orders".into(), seq: number.into(), epoch: 1 }
+    Publication {
+        message: Arc::new(message),
+        address: "orders".into(),
+        headers: Arc::default(),
+        seq: number.into(),
+        epoch: 1,
+    }
 }
 
 async fn fill_sqlite(file: &Path) -> anyhow::Result<()> {

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use async_trait::async_trait;
 
 use crate::failure::Outcome;
+use crate::headers::HeaderRules;
 use crate::message::Message;
 
 /// What a broker promises; the conformance suite holds it to every promise.
@@ -24,6 +25,8 @@ pub struct Publication {
     pub message: Arc<Message>,
     /// Where to: an exchange and routing key, a subject, a topic, a URL.
     pub address: Arc<str>,
+    /// What its route changes in its headers.
+    pub headers: Arc<HeaderRules>,
     /// The message's number in the outbox: a hint for receivers, who never drop by it.
     pub seq: i64,
     /// The lease under which it is sent.

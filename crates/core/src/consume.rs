@@ -24,6 +24,9 @@ pub struct Consuming {
     /// [`Delivery::count`] is exact and survives restarts of everything. Without it, it only tells the first time
     /// from a repeat.
     pub counts: bool,
+    /// An answer that was settled survives a crash of the broker itself. Without it, a message that was answered shortly
+    /// before such a crash may come again; a crash of the consumer loses no answer either way.
+    pub keeps_answers: bool,
 }
 
 /// What a consumer can pause alone; the broker chooses the name.
@@ -196,7 +199,13 @@ mod tests {
             headers: Headers::new(),
             created_at: jiff::Timestamp::UNIX_EPOCH,
         };
-        let publication = Publication { message: Arc::new(message), address: "orders".into(), seq: 7, epoch: 3 };
+        let publication = Publication {
+            message: Arc::new(message),
+            address: "orders".into(),
+            headers: Arc::default(),
+            seq: 7,
+            epoch: 3,
+        };
         Raw::new(wire::headers(&publication, "/outbox"), publication.message.payload.clone())
     }
 

@@ -1,14 +1,16 @@
 //! The rules of Relevo and the shapes that its parts agree on.
 //!
 //! Nothing here awaits a clock, a socket or a disk: time, jitter and identifiers come in as values, decisions go out as
-//! values. The ports ([`store`], [`operate`], [`broker`], [`consume`]) are traits that the engines call and
+//! values. The ports ([`store`], [`operate`], [`broker`], [`consume`], [`administer`]) are traits that the engines call and
 //! adapters implement.
 
+pub mod administer;
 pub mod broker;
 pub mod consume;
 pub mod delivery;
 pub mod draft;
 pub mod failure;
+pub mod headers;
 pub mod limits;
 pub mod message;
 pub mod operate;
@@ -18,10 +20,12 @@ pub mod slot;
 pub mod store;
 pub mod wire;
 
+pub use administer::Administer;
 pub use broker::{Broker, Capabilities, Confirms, Publication};
 pub use consume::{Answer, Consumer, Consuming, Delivery, Lane, Raw, Tag};
 pub use draft::{Draft, OnRepeat};
 pub use failure::{Class, Failure, Outcome, Scope};
+pub use headers::HeaderRules;
 pub use limits::Limits;
 pub use message::{Message, MessageId, TraceContext};
 pub use retry::{Jitter, Next, Policy};

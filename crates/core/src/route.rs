@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::headers::HeaderRules;
 use crate::message::Message;
 use crate::retry::Policy;
 
@@ -26,6 +27,8 @@ pub struct Route {
     pub kind: String,
     /// The broker's address; `{topic}`, `{type}` and `{key}` are replaced.
     pub address: String,
+    /// What it changes in the headers.
+    pub headers: Arc<HeaderRules>,
     /// When messages are retried and given up.
     pub policy: Policy,
     /// What happens to the key of a buried message.
@@ -40,6 +43,7 @@ impl Route {
             topic: "**".to_owned(),
             kind: "**".to_owned(),
             address: "{topic}".to_owned(),
+            headers: Arc::default(),
             policy: Policy::default(),
             after_dead: AfterDead::default(),
         }

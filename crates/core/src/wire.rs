@@ -17,22 +17,40 @@ const VERSION: &str = "1.0";
 
 /// What a broker sends beside the payload, for a message from `source` (a URI that names the outbox).
 ///
-/// The writer's own headers are carried as they are; names that CloudEvents or Relevo use are theirs.
+/// The writer's own headers are carried as the route has them; names that CloudEvents or Relevo use are theirs.
 pub fn headers(publication: &Publication, source: &str) -> Headers {
-    let message = &*publication.message;
-    let mut headers = message.headers.clone();
-    let mut put = |name: &str, value: String| headers.insert(name.to_owned(), value);
-    put("ce-specversion", VERSION.to_owned());
-    put("ce-id", message.id.to_string());
-    put("ce-source", source.to_owned());
-    put("ce-type", message.kind.to_string());
-    put("ce-subject", message.topic.to_string());
-    put("ce-time", message.created_at.to_string());
-    put("ce-partitionkey", message.key.to_string());
-    put(CONTENT_TYPE, message.content_type.to_string());
-    put(SEQUENCE, publication.seq.to_string());
-    put(EPOCH, publication.epoch.to_string());
+    let mut headers = Headers::new();
+    for_each(publication, source, |name, value| {
+        headers.insert(name.to_owned(), value.to_owned());
+    });
     headers
+}
+
+/// Calls `put` with each header of [`headers`], once a name and in no particular order: for an adapter that has no use for
+/// a map.
+pub fn for_each(publication: &Publication, source: &str, mut put: impl FnMut(&str, &str)) {
+    let message = &*publication.message;
+    publication.headers.for_each(message, |name, value| {
+        if !is_reserved(name) {
+            put(name, value);
+        }
+    });
+    put("ce-specversion", VERSION);
+    put("ce-id", message.id.as_uuid().hyphenated().encode_lower(&mut uuid::Uuid::encode_buffer()));
+    put("ce-source", source);
+    put("ce-type", &message.kind);
+    put("ce-subject", &message.topic);
+    put("ce-time", &message.created_at.to_string());
+    put("ce-partitionkey", &message.key);
+    put(CONTENT_TYPE, &message.content_type);
+    put(SEQUENCE, &publication.seq.to_string());
+    put(EPOCH, &publication.epoch.to_string());
+}
+
+/// Whether a header's name is CloudEvents' or Relevo's own, so that no writer and no route can send it.
+pub fn is_reserved(name: &str) -> bool {
+    matches!(name, "ce-specversion" | "ce-id" | "ce-source" | "ce-type" | "ce-subject" | "ce-time" | "ce-partitionkey")
+        || [CONTENT_TYPE, SEQUENCE, EPOCH].contains(&name)
 }
 
 /// Why received headers are not a message of ours.
@@ -120,7 +138,9 @@ mod tests {
     proptest! {
         #[test]
         fn any_envelope_survives_a_round_trip(message in messages(), seq: i64, epoch: i64) {
-            let publication = Publication { message: Arc::new(message.clone()), address: "a".into(), seq, epoch };
+            let publication = Publication {
+                message: Arc::new(message.clone()), address: "a".into(), headers: Arc::default(), seq, epoch
+            };
             let received = receive(headers(&publication, "/outbox/a"), message.payload.clone());
             let expected = Received { message, source: "/outbox/a".to_owned(), seq: Some(seq), epoch: Some(epoch) };
             prop_assert_eq!(received, Ok(expected));

@@ -77,6 +77,7 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
                 Publication {
                     message: Arc::clone(&item.entry.message),
                     address: Arc::clone(&item.address),
+                    headers: Arc::clone(&item.route.headers),
                     seq: item.entry.seq,
                     epoch: item.lease.epoch,
                 }

@@ -89,5 +89,5 @@ fn publication(number: usize) -> Publication {
         created_at: "2026-03-01T12:00:00Z".parse().expect("a time"),
     };
     let seq = i64::try_from(number).expect("a small number");
-    Publication { message: Arc::new(message), address: "orders".into(), seq, epoch: 1 }
+    Publication { message: Arc::new(message), address: "orders".into(), headers: Arc::default(), seq, epoch: 1 }
 }

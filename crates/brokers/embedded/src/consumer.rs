@@ -171,7 +171,7 @@ impl Shared {
 #[async_trait]
 impl Consumer for EmbeddedConsumer {
     fn capabilities(&self) -> Consuming {
-        Consuming { holds_key: self.shared.group.ordered, counts: true }
+        Consuming { holds_key: self.shared.group.ordered, counts: true, keeps_answers: true }
     }
 
     async fn receive(&self, limit: usize) -> Result<Vec<Delivery>, Failure> {

@@ -18,7 +18,13 @@ fn publication(number: u8, key: &str, address: &str) -> Publication {
         headers: relevo_core::message::Headers::new(),
         created_at: jiff::Timestamp::UNIX_EPOCH,
     };
-    Publication { message: Arc::new(message), address: address.into(), seq: number.into(), epoch: 7 }
+    Publication {
+        message: Arc::new(message),
+        address: address.into(),
+        headers: Arc::default(),
+        seq: number.into(),
+        epoch: 7,
+    }
 }
 
 fn three() -> [Publication; 3] {

@@ -49,5 +49,8 @@ impl BrokerHarness for Memory {
 fn sent(receipt: Receipt) -> Raw {
     let Receipt { address, seq, epoch, message, .. } = receipt;
     let payload = message.payload.clone();
-    Raw::new(wire::headers(&Publication { message, address, seq, epoch }, "/memory"), payload)
+    Raw::new(
+        wire::headers(&Publication { message, address, headers: std::sync::Arc::default(), seq, epoch }, "/memory"),
+        payload,
+    )
 }

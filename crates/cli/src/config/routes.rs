@@ -55,6 +55,7 @@ fn route(reader: &mut Reader<'_>, path: &Path) -> Route {
         topic: reader.text(&path.name("topic")),
         kind: reader.text(&path.name("type")),
         address,
+        headers: std::sync::Arc::default(),
         policy,
         after_dead: match reader.text(&path.name("after_dead")).as_str() {
             "continue" => AfterDead::Continue,

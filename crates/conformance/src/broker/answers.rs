@@ -6,9 +6,6 @@ use relevo_core::{Answer, Consumer, Delivery, Publication, Tag};
 
 use super::harness::{ADDRESS, ConsumerHarness, nothing, number, numbers, publication, publish_all, receive, soon};
 
-/// Long enough not to pass by itself.
-const LATER: Duration = Duration::from_mins(10);
-
 fn of_key(key: &str, numbers: impl Iterator<Item = u32>) -> Vec<Publication> {
     numbers.map(|number| publication(number, key)).collect()
 }
@@ -27,22 +24,31 @@ async fn acknowledge(consumer: &impl Consumer, deliveries: &[Delivery]) {
     assert_eq!(settle(consumer, &answers).await, []);
 }
 
-fn later() -> Answer {
-    Answer::RetryLater { after: LATER }
+fn later(harness: &impl ConsumerHarness) -> Answer {
+    Answer::RetryLater { after: harness.later() }
 }
 
-/// Neither to the next consumer nor after a crash.
+/// Neither to the next consumer nor, where that is promised, after a crash of the broker.
 pub async fn what_was_acknowledged_never_comes_again(harness: &mut impl ConsumerHarness) {
     harness.group("billing", ADDRESS).await;
     publish_all(&harness.broker().await, &of_key("a", 1..=10)).await;
     let consumer = harness.consumer("billing", 100).await;
     acknowledge(&consumer, &receive(&consumer, 10).await).await;
+    let keeps = consumer.capabilities().keeps_answers;
     harness.kill(consumer).await;
-    harness.crash().await;
     let consumer = harness.consumer("billing", 100).await;
     nothing(&consumer).await;
-    publish_all(&harness.broker().await, &of_key("a", 11..=11)).await;
-    assert_eq!(in_order(&receive(&consumer, 1).await), [11]);
+    if keeps {
+        harness.kill(consumer).await;
+        harness.crash().await;
+        let consumer = harness.consumer("billing", 100).await;
+        nothing(&consumer).await;
+        publish_all(&harness.broker().await, &of_key("a", 11..=11)).await;
+        assert_eq!(in_order(&receive(&consumer, 1).await), [11]);
+    } else {
+        publish_all(&harness.broker().await, &of_key("a", 11..=11)).await;
+        assert_eq!(in_order(&receive(&consumer, 1).await), [11]);
+    }
 }
 
 /// With a count that did not forget.
@@ -81,7 +87,7 @@ pub async fn an_answer_given_twice_is_lost_the_second_time(harness: &mut impl Co
     let consumer = harness.consumer("billing", 100).await;
     let held = receive(&consumer, 2).await;
     acknowledge(&consumer, &held[..1]).await;
-    let again = settle(&consumer, &[(&held[0], later()), (&held[1], Answer::Acknowledge)]).await;
+    let again = settle(&consumer, &[(&held[0], later(harness)), (&held[1], Answer::Acknowledge)]).await;
     assert_eq!(again, [held[0].tag]);
     nothing(&consumer).await;
 }
@@ -92,9 +98,9 @@ pub async fn a_retried_message_comes_after_its_pause_and_not_before(harness: &mu
     publish_all(&harness.broker().await, &of_key("a", 1..=1)).await;
     let consumer = harness.consumer("billing", 100).await;
     let held = receive(&consumer, 1).await;
-    assert_eq!(settle(&consumer, &[(&held[0], later())]).await, []);
+    assert_eq!(settle(&consumer, &[(&held[0], later(harness))]).await, []);
     nothing(&consumer).await;
-    harness.let_pass(LATER).await;
+    harness.let_pass(harness.later()).await;
     let again = receive(&consumer, 1).await;
     assert_eq!((number(&again[0]), again[0].count), (1, 2));
     // A pause that is short passes by itself, while somebody waits.
@@ -113,12 +119,12 @@ pub async fn a_retried_message_holds_back_what_is_out_of_its_key(harness: &mut i
     let consumer = harness.consumer("billing", 100).await;
     let held = receive(&consumer, 4).await;
     acknowledge(&consumer, &held[..1]).await;
-    assert_eq!(settle(&consumer, &[(&held[1], later())]).await, []);
+    assert_eq!(settle(&consumer, &[(&held[1], later(harness))]).await, []);
     let lost = settle(&consumer, &[(&held[2], Answer::Acknowledge), (&held[3], Answer::Acknowledge)]).await;
     let holds = consumer.capabilities().holds_key;
     assert_eq!(lost, if holds { vec![held[2].tag, held[3].tag] } else { vec![] });
     nothing(&consumer).await;
-    harness.let_pass(LATER).await;
+    harness.let_pass(harness.later()).await;
     let first = receive(&consumer, 1).await;
     assert_eq!(in_order(&first), [2]);
     if holds {
@@ -139,17 +145,17 @@ pub async fn a_retried_message_holds_back_what_comes_after_it(harness: &mut impl
     publish_all(&broker, &of_key("a", 1..=1)).await;
     let consumer = harness.consumer("billing", 100).await;
     let held = receive(&consumer, 1).await;
-    assert_eq!(settle(&consumer, &[(&held[0], later())]).await, []);
+    assert_eq!(settle(&consumer, &[(&held[0], later(harness))]).await, []);
     publish_all(&broker, &of_key("a", 2..=3)).await;
     if consumer.capabilities().holds_key {
         nothing(&consumer).await;
-        harness.let_pass(LATER).await;
+        harness.let_pass(harness.later()).await;
         let first = receive(&consumer, 1).await;
         assert_eq!((number(&first[0]), first[0].count), (1, 2));
         // It fails once more, and is then rejected: both times the others wait for it.
-        assert_eq!(settle(&consumer, &[(&first[0], later())]).await, []);
+        assert_eq!(settle(&consumer, &[(&first[0], later(harness))]).await, []);
         nothing(&consumer).await;
-        harness.let_pass(LATER).await;
+        harness.let_pass(harness.later()).await;
         let first = receive(&consumer, 1).await;
         assert_eq!((number(&first[0]), first[0].count), (1, 3));
         let reject = Answer::Reject { reason: "no".to_owned() };
@@ -169,7 +175,7 @@ pub async fn a_retried_message_leaves_other_keys_alone(harness: &mut impl Consum
     publish_all(&broker, &of_key("a", 1..=1)).await;
     let consumer = harness.consumer("billing", 100).await;
     let held = receive(&consumer, 1).await;
-    assert_eq!(settle(&consumer, &[(&held[0], later())]).await, []);
+    assert_eq!(settle(&consumer, &[(&held[0], later(harness))]).await, []);
     let others: Vec<Publication> = (10..110).map(|number| publication(number, &format!("k-{number}"))).collect();
     publish_all(&broker, &others).await;
     let mut seen = in_order(&receive(&consumer, 100).await);
@@ -184,12 +190,12 @@ pub async fn a_pause_survives_the_death_of_its_consumer(harness: &mut impl Consu
     let first = harness.consumer("billing", 100).await;
     let held = receive(&first, 2).await;
     acknowledge(&first, &held[1..]).await;
-    assert_eq!(settle(&first, &[(&held[0], later())]).await, []);
+    assert_eq!(settle(&first, &[(&held[0], later(harness))]).await, []);
     harness.kill(first).await;
     harness.crash().await;
     let second = harness.consumer("billing", 100).await;
     nothing(&second).await;
-    harness.let_pass(LATER).await;
+    harness.let_pass(harness.later()).await;
     let again = receive(&second, 1).await;
     assert_eq!((number(&again[0]), again[0].count), (1, 2));
 }

@@ -74,6 +74,12 @@ pub trait ConsumerHarness: BrokerHarness {
     /// Lets time pass for retries: by waiting, by moving a clock, or by making every stored time of that kind earlier.
     async fn let_pass(&self, time: Duration);
 
+    /// A pause of a retry that does not pass by itself while a case looks whether anything comes; [`Self::let_pass`] of a
+    /// broker whose clock is its own waits for it.
+    fn later(&self) -> Duration {
+        Duration::from_mins(10)
+    }
+
     /// What a group rejected, oldest first.
     async fn dead(&self, group: &str) -> Vec<Raw>;
 }
@@ -97,7 +103,13 @@ pub fn to(address: &str, number: u32, key: &str) -> Publication {
         headers: Headers::new(),
         created_at: "2026-03-01T12:00:00.123456Z".parse().expect("a time"),
     };
-    Publication { message: Arc::new(message), address: address.into(), seq: number.into(), epoch: 7 }
+    Publication {
+        message: Arc::new(message),
+        address: address.into(),
+        headers: Arc::default(),
+        seq: number.into(),
+        epoch: 7,
+    }
 }
 
 /// The same publication with another message.
