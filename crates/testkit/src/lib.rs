@@ -4,10 +4,16 @@
 //! Everything here may panic: its callers are tests.
 
 mod account;
+mod http;
+mod marked;
+pub mod nats;
 pub mod pgbouncer;
 mod port;
 pub mod postgres;
 pub mod proxy;
+pub mod rabbitmq;
 mod scratch;
+mod unblocked;
 
+pub use nats::NatsVersion;
 pub use postgres::PgVersion;

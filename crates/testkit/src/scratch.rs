@@ -1,5 +1,6 @@
 //! A temporary directory with a server in it; both go when the owner does.
 
+use std::ffi::OsString;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -14,13 +15,24 @@ pub(crate) struct Scratch {
 impl Scratch {
     /// `pid_file` is relative to the directory; `signal` ends that server at once.
     pub(crate) fn new(account: Account, pid_file: &str, signal: &str) -> Self {
+        let scratch = Self::guarded(|path| vec![path.join(pid_file).into_os_string(), signal.into()]);
+        account.give(&scratch.path);
+        scratch
+    }
+
+    /// For servers that are known by their [mark](crate::marked), and run as the user that runs the test.
+    pub(crate) fn for_marked() -> Self {
+        Self::guarded(|_| Vec::new())
+    }
+
+    fn guarded(arguments: impl FnOnce(&Path) -> Vec<OsString>) -> Self {
         let parent = std::env::temp_dir().canonicalize().expect("there is a directory for temporary files");
         let path = parent.join(format!("relevo-test-{}", uuid::Uuid::new_v4().simple()));
         std::fs::create_dir(&path).expect("the directory for temporary files can be written");
-        account.give(&path);
         let watchdog = Command::new("sh")
             .args(["-c", include_str!("watchdog.sh"), "watchdog"])
-            .args([path.as_os_str(), path.join(pid_file).as_os_str(), signal.as_ref()])
+            .arg(&path)
+            .args(arguments(&path))
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::null())

@@ -7,6 +7,7 @@ use sqlx::postgres::PgConnectOptions;
 use super::PgVersion;
 use super::cluster::Cluster;
 use super::database::{Database, Keep};
+use crate::unblocked::unblocked;
 
 /// A server of one test's own, with `fsync` on, which the test may stop, kill and copy.
 ///
@@ -125,13 +126,5 @@ impl Private {
     async fn blocking(&self, job: impl FnOnce(&Cluster) + Send + 'static) {
         let cluster = Arc::clone(&self.cluster);
         unblocked(move || job(&cluster)).await;
-    }
-}
-
-/// Runs the job beside the runtime, so that the test's other tasks go on, and passes on its panic.
-async fn unblocked<T: Send + 'static>(job: impl FnOnce() -> T + Send + 'static) -> T {
-    match tokio::task::spawn_blocking(job).await {
-        Ok(value) => value,
-        Err(error) => std::panic::resume_unwind(error.into_panic()),
     }
 }

@@ -1,0 +1,17 @@
+//! NATS with JetStream: servers shared by all tests, and servers a test may kill.
+
+mod node;
+mod private;
+mod server;
+mod settings;
+mod version;
+
+pub use private::Private;
+pub use server::Server;
+pub use settings::Settings;
+pub use version::NatsVersion;
+
+/// A name that no other test has, for a stream, a bucket or a first token: `unique("orders")`.
+pub fn unique(name: &str) -> String {
+    format!("{name}_{}", uuid::Uuid::new_v4().simple())
+}

@@ -1,0 +1,137 @@
+//! One server and its files, in blocking calls.
+
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use super::{NatsVersion, Settings};
+use crate::scratch::Scratch;
+use crate::{http, marked, port};
+
+const DEBIAN: &str = "/usr/sbin/nats-server";
+const STARTS_MAX: usize = 10;
+const READY_DEADLINE: Duration = Duration::from_secs(30);
+const POLL: Duration = Duration::from_millis(10);
+
+pub(super) struct Node {
+    scratch: Scratch,
+    version: NatsVersion,
+    client: u16,
+    monitor: u16,
+    process: Mutex<Option<Child>>,
+}
+
+impl Node {
+    /// A new server on free ports, started.
+    pub(super) fn launch(version: NatsVersion, settings: &Settings) -> Self {
+        for _ in 0..STARTS_MAX {
+            let (client, monitor) = (port::free(), port::free());
+            let node = Self { scratch: Scratch::for_marked(), version, client, monitor, process: Mutex::new(None) };
+            let text = settings.text(&node.directory().display().to_string(), client, monitor);
+            std::fs::write(node.directory().join("nats.conf"), text).expect("the directory can be written");
+            if node.try_start() {
+                return node;
+            }
+            // Somebody else may have been quicker to a port.
+            assert!(node.log().contains("address already in use"), "NATS does not start:\n{}", node.log());
+        }
+        panic!("NATS finds no free ports");
+    }
+
+    pub(super) fn version(&self) -> NatsVersion {
+        self.version
+    }
+
+    pub(super) fn port(&self) -> u16 {
+        self.client
+    }
+
+    pub(super) fn monitor_url(&self) -> String {
+        format!("http://127.0.0.1:{}", self.monitor)
+    }
+
+    pub(super) fn log(&self) -> String {
+        std::fs::read_to_string(self.directory().join("log")).unwrap_or_default()
+    }
+
+    /// Starts it again on its ports and its files.
+    pub(super) fn start(&self) {
+        assert!(self.try_start(), "NATS does not start:\n{}", self.log());
+    }
+
+    fn try_start(&self) -> bool {
+        let log = std::fs::File::options().create(true).append(true).open(self.directory().join("log"));
+        let log = log.expect("the directory can be written");
+        let mut command = Command::new(program(self.version));
+        command.arg("-c").arg(self.directory().join("nats.conf")).current_dir(self.directory());
+        command.env(marked::VARIABLE, self.directory());
+        command.stdout(log.try_clone().expect("a file has another handle")).stderr(log);
+        // A group of its own: what interrupts the test must not end the server before the test has seen it.
+        let child = command.stdin(Stdio::null()).process_group(0).spawn().expect("`nats-server` runs");
+        *self.process.lock().expect("no holder panics") = Some(child);
+        let deadline = Instant::now() + READY_DEADLINE;
+        while Instant::now() < deadline && !self.has_ended() {
+            if http::is_well(&self.monitor_url(), "/healthz") {
+                return true;
+            }
+            std::thread::sleep(POLL);
+        }
+        false
+    }
+
+    fn has_ended(&self) -> bool {
+        let mut process = self.process.lock().expect("no holder panics");
+        process.as_mut().is_none_or(|child| child.try_wait().expect("the process is ours").is_some())
+    }
+
+    pub(super) fn kill9(&self) {
+        self.end("KILL");
+    }
+
+    pub(super) fn stop(&self) {
+        self.end("TERM");
+    }
+
+    pub(super) fn pause(&self) {
+        marked::signal(self.directory(), "STOP");
+    }
+
+    pub(super) fn resume(&self) {
+        marked::signal(self.directory(), "CONT");
+    }
+
+    fn end(&self, signal: &str) {
+        marked::signal(self.directory(), signal);
+        let child = self.process.lock().expect("no holder panics").take();
+        child.expect("the server is running").wait().expect("the process is ours");
+    }
+
+    fn directory(&self) -> &Path {
+        self.scratch.path()
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        // The watchdog would do it a moment later, but could not collect our child.
+        if let Ok(Some(mut child)) = self.process.lock().map(|mut process| process.take()) {
+            child.kill().ok();
+            child.wait().ok();
+        }
+    }
+}
+
+fn program(version: NatsVersion) -> PathBuf {
+    let variable = version.bin_variable();
+    if let Some(program) = std::env::var_os(variable) {
+        return program.into();
+    }
+    assert!(
+        version == NatsVersion::V2_9 && Path::new(DEBIAN).exists(),
+        "no program of NATS {}: run `cargo xtask test`, or `cargo xtask services up` and export what it prints, or set `{variable}`",
+        version.number()
+    );
+    DEBIAN.into()
+}

@@ -1,0 +1,12 @@
+//! RabbitMQ: a server shared by all tests, and servers a test may kill.
+
+mod node;
+mod private;
+mod server;
+mod settings;
+mod vhost;
+
+pub use private::Private;
+pub use server::Server;
+pub use settings::Settings;
+pub use vhost::Vhost;

@@ -1,0 +1,106 @@
+use std::sync::Arc;
+
+use super::node::Node;
+use super::{Settings, Vhost};
+use crate::unblocked::unblocked;
+
+/// A server of one test's own, which the test may stop, kill, pause and alarm.
+///
+/// It takes seconds to start, so tests should share one where they can, and use [`Server`](super::Server) where they do it
+/// no harm. It ends, and its files go, when the value is dropped, and also when the test panics or its process is killed.
+pub struct Private {
+    node: Arc<Node>,
+}
+
+impl Private {
+    /// Starts one with RabbitMQ's own settings: no plugins, not even the management API.
+    pub async fn start() -> Self {
+        Self::start_with(Settings::new()).await
+    }
+
+    /// Starts one with other settings.
+    pub async fn start_with(settings: Settings) -> Self {
+        let node = unblocked(move || Node::launch(&settings)).await;
+        Self { node: Arc::new(node) }
+    }
+
+    /// The URL of the virtual host `/`, as `guest`; the same after every restart.
+    pub fn amqp_url(&self) -> String {
+        format!("amqp://guest:guest@127.0.0.1:{}", self.node.ports().amqp)
+    }
+
+    /// The URL of the management API, as `guest`. Panics unless the server was started with [`Settings::management`].
+    pub fn management_url(&self) -> String {
+        self.node.management_url()
+    }
+
+    /// The port of AMQP without TLS on loopback.
+    pub fn port(&self) -> u16 {
+        self.node.ports().amqp
+    }
+
+    /// A new virtual host, which lives as long as the server's files.
+    pub async fn vhost(&self) -> Vhost {
+        let management = self.node.has_management().then(|| self.management_url());
+        let vhost = Vhost::new(&self.amqp_url(), management, false);
+        let name = vhost.name().to_owned();
+        self.blocking(move |node| {
+            node.ctl(&["add_vhost", &name]);
+            node.ctl(&["set_permissions", "-p", &name, "guest", ".*", ".*", ".*"]);
+        })
+        .await;
+        vhost
+    }
+
+    /// What the server has logged since it was made.
+    pub fn log(&self) -> String {
+        self.node.log()
+    }
+
+    /// Runs `rabbitmqctl` and returns what it printed; panics when it fails.
+    pub async fn ctl(&self, arguments: &[&str]) -> String {
+        let arguments: Vec<_> = arguments.iter().map(|argument| (*argument).to_owned()).collect();
+        let node = Arc::clone(&self.node);
+        unblocked(move || node.ctl(&arguments.iter().map(String::as_str).collect::<Vec<_>>())).await
+    }
+
+    /// Turns the memory alarm on, by a limit that the server is above already, or off.
+    pub async fn memory_alarm(&self, on: bool) {
+        self.ctl(&["set_vm_memory_high_watermark", if on { "0.0000001" } else { "0.4" }]).await;
+    }
+
+    /// Turns the disk alarm on, by a limit that no disk keeps, or off.
+    pub async fn disk_alarm(&self, on: bool) {
+        self.ctl(&["set_disk_free_limit", if on { "1000000GB" } else { "1MB" }]).await;
+    }
+
+    /// Ends every process of the server at once, as a crash would; returns when they are gone.
+    pub async fn kill9(&self) {
+        self.blocking(Node::kill9).await;
+    }
+
+    /// Ends the server in good order.
+    pub async fn stop(&self) {
+        self.blocking(Node::stop).await;
+    }
+
+    /// Starts a stopped or killed server again on the same ports and files; returns when it accepts connections.
+    pub async fn start_again(&self) {
+        self.blocking(Node::start).await;
+    }
+
+    /// Stops the server's time: it keeps its connections and answers nothing.
+    pub async fn pause(&self) {
+        self.blocking(Node::pause).await;
+    }
+
+    /// Lets a paused server go on.
+    pub async fn resume(&self) {
+        self.blocking(Node::resume).await;
+    }
+
+    async fn blocking(&self, job: impl FnOnce(&Node) + Send + 'static) {
+        let node = Arc::clone(&self.node);
+        unblocked(move || job(&node)).await;
+    }
+}

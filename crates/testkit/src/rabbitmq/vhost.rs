@@ -1,0 +1,53 @@
+use crate::http;
+
+/// A virtual host of one test's own.
+#[derive(Debug)]
+pub struct Vhost {
+    name: String,
+    server_url: String,
+    management_url: Option<String>,
+    drops: bool,
+}
+
+impl Vhost {
+    /// Only a name, not yet made.
+    pub(super) fn new(server_url: &str, management_url: Option<String>, drops: bool) -> Self {
+        let name = format!("relevo_test_{}", uuid::Uuid::new_v4().simple());
+        Self { name, server_url: server_url.trim_end_matches('/').to_owned(), management_url, drops }
+    }
+
+    /// Makes it through the management API.
+    pub(super) fn create(&self) {
+        let url = self.management_url();
+        match http::request(url, "PUT", &format!("/api/vhosts/{}", self.name), "{}") {
+            Ok((200..=299, _)) => {}
+            other => panic!(
+                "cannot make a virtual host (is the RabbitMQ that `cargo xtask services up` named still there?): {other:?}"
+            ),
+        }
+    }
+
+    /// Its name, unique on every server; it needs no escaping in a URL.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its URL.
+    pub fn amqp_url(&self) -> String {
+        format!("{}/{}", self.server_url, self.name)
+    }
+
+    /// The URL of the server's management API, without the virtual host. Panics where there is none.
+    pub fn management_url(&self) -> &str {
+        self.management_url.as_deref().expect("the server was started with the management API")
+    }
+}
+
+impl Drop for Vhost {
+    fn drop(&mut self) {
+        if self.drops {
+            // One left behind harms nobody, and a panic in drop would hide the test's own.
+            http::request(self.management_url(), "DELETE", &format!("/api/vhosts/{}", self.name), "").ok();
+        }
+    }
+}

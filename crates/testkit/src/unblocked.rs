@@ -1,0 +1,9 @@
+//! Blocking work in an async test.
+
+/// Runs the job beside the runtime, so that the test's other tasks go on, and passes on its panic.
+pub(crate) async fn unblocked<T: Send + 'static>(job: impl FnOnce() -> T + Send + 'static) -> T {
+    match tokio::task::spawn_blocking(job).await {
+        Ok(value) => value,
+        Err(error) => std::panic::resume_unwind(error.into_panic()),
+    }
+}
