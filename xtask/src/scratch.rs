@@ -1,5 +1,6 @@
 //! A temporary directory with a server in it; both go when the owner does.
 
+use std::ffi::OsString;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -7,6 +8,7 @@ use std::process::{Child, Command, Stdio};
 use anyhow::{Context as _, Result};
 
 use crate::account::Account;
+use crate::port::free_port;
 
 pub(crate) struct Scratch {
     path: PathBuf,
@@ -14,22 +16,33 @@ pub(crate) struct Scratch {
 }
 
 impl Scratch {
+    /// For a PostgreSQL.
     pub(crate) fn new(account: Account) -> Result<Self> {
+        let scratch = Self::guarded(|path| vec![path.join("data/postmaster.pid").into_os_string(), "QUIT".into()])?;
+        account.give(&scratch.path)?;
+        Ok(scratch)
+    }
+
+    /// For a server that is known by its [mark](crate::marked), and runs as whoever runs this program.
+    pub(crate) fn for_marked() -> Result<Self> {
+        Self::guarded(|_| Vec::new())
+    }
+
+    fn guarded(arguments: impl FnOnce(&Path) -> Vec<OsString>) -> Result<Self> {
         let parent = std::env::temp_dir().canonicalize().context("no directory for temporary files")?;
-        let path = parent.join(format!("relevo-xtask-{}-{}", std::process::id(), crate::postgres::free_port()?));
+        let path = parent.join(format!("relevo-xtask-{}-{}", std::process::id(), free_port()?));
         std::fs::create_dir(&path).with_context(|| format!("cannot make `{}`", path.display()))?;
         let watchdog = Command::new("sh")
             .args(["-c", include_str!("../../crates/testkit/src/watchdog.sh"), "watchdog"])
-            .args([path.as_os_str(), path.join("data/postmaster.pid").as_os_str(), "QUIT".as_ref()])
+            .arg(&path)
+            .args(arguments(&path))
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .process_group(0)
             .spawn()
             .context("cannot run `sh`")?;
-        let scratch = Self { path, watchdog };
-        account.give(&scratch.path)?;
-        Ok(scratch)
+        Ok(Self { path, watchdog })
     }
 
     pub(crate) fn path(&self) -> &Path {

@@ -1,12 +1,13 @@
-//! The servers that stay until told otherwise, for running `cargo test` by hand.
+//! The servers that stay until told otherwise, for running `cargo test` by hand, and those of one run.
 
-use anyhow::{Context as _, Result};
+use std::any::Any;
+
+use anyhow::Result;
 use clap::Subcommand;
 
-use crate::account::Account;
 use crate::install::{self, Installed};
-use crate::postgres::{self, Directory, Durability, Temporary};
 use crate::runner::Runner;
+use crate::service;
 
 #[derive(Clone, Copy, Subcommand)]
 pub(crate) enum Action {
@@ -24,31 +25,27 @@ pub(crate) fn run(runner: &Runner, action: Action) -> Result<()> {
         // Nothing is installed to end what is not there.
         Action::Down | Action::Status => Installed::expected()?,
     };
-    for (major, bin) in &installed.bins {
+    for service in service::all(&installed)? {
         runner.check()?;
-        let directory = directory(*major, bin)?;
-        let running = directory.running();
-        match (action, running) {
-            (Action::Up, Some((_, port))) => export(&url_variable(*major), &postgres::url(port)),
-            (Action::Up, None) => {
-                export(&url_variable(*major), &postgres::url(launch(&directory)?));
+        let name = service.name();
+        match (action, service.running()) {
+            (Action::Up, Some(running)) => export(service.url_variables(), running.urls),
+            (Action::Up, None) => export(service.url_variables(), service.up()?),
+            (Action::Down, running) => {
+                service.down()?;
+                if let Some(running) = running {
+                    eprintln!("{name} ended (process {})", running.process);
+                }
             }
-            (Action::Down, Some((pid, _))) => {
-                directory.stop()?;
-                clear(&directory)?;
-                eprintln!("PostgreSQL {major} ended (process {pid})");
+            (Action::Status, Some(running)) => {
+                println!("{name}: process {}, {}", running.process, running.urls.join(" "));
             }
-            (Action::Down, None) => clear(&directory)?,
-            (Action::Status, Some((pid, port))) => {
-                println!("PostgreSQL {major}: process {pid}, port {port}");
-            }
-            (Action::Status, None) => println!("PostgreSQL {major}: not running"),
+            (Action::Status, None) => println!("{name}: not running"),
         }
     }
     if matches!(action, Action::Up) {
-        for (major, bin) in &installed.bins {
-            export(&bin_variable(*major), &bin.display().to_string());
-        }
+        let (names, values) = installed.programs().into_iter().unzip();
+        export(names, values);
     }
     Ok(())
 }
@@ -56,62 +53,33 @@ pub(crate) fn run(runner: &Runner, action: Action) -> Result<()> {
 /// The variables that name servers and programs, and the servers that live as long as this value.
 pub(crate) struct Environment {
     pub(crate) variables: Vec<(String, String)>,
-    _servers: Vec<Temporary>,
+    _servers: Vec<Box<dyn Any>>,
 }
 
 /// Servers for one run: the person's own where a variable names one, then those of `services up`, else new ones.
 pub(crate) fn for_one_run(runner: &Runner, installed: &Installed) -> Result<Environment> {
-    let (mut variables, mut servers) = (Vec::new(), Vec::new());
-    for (major, bin) in &installed.bins {
+    let (mut variables, mut servers) = (installed.programs(), Vec::new());
+    for service in service::all(installed)? {
         runner.check()?;
-        variables.push((bin_variable(*major), bin.display().to_string()));
-        let variable = url_variable(*major);
-        if std::env::var_os(&variable).is_some() {
-            eprintln!("PostgreSQL {major}: the one in `{variable}`");
-        } else if let Some((_, port)) = directory(*major, bin)?.running() {
-            eprintln!("PostgreSQL {major}: the one of `services up`, port {port}");
-            variables.push((variable, postgres::url(port)));
+        let (name, names) = (service.name(), service.url_variables());
+        if names.iter().any(|variable| std::env::var_os(variable).is_some()) {
+            eprintln!("{name}: the one in `{}`", names.join("`, `"));
+        } else if let Some(running) = service.running() {
+            eprintln!("{name}: the one of `services up`, {}", running.urls.join(" "));
+            variables.extend(names.into_iter().zip(running.urls));
         } else {
-            let server = Temporary::start(bin, Durability::None)?;
-            variables.push((variable, server.url()));
+            let (server, urls) = service.temporary()?;
+            variables.extend(names.into_iter().zip(urls));
             servers.push(server);
         }
     }
+    // A program that the person named is theirs too.
+    variables.retain(|(variable, _)| std::env::var_os(variable).is_none());
     Ok(Environment { variables, _servers: servers })
 }
 
-fn directory(major: u32, bin: &std::path::Path) -> Result<Directory> {
-    let path = install::cache()?.join(format!("server-{major}"));
-    Ok(Directory { bin: bin.to_owned(), path, account: Account::for_servers()? })
-}
-
-fn launch(directory: &Directory) -> Result<u16> {
-    clear(directory)?;
-    std::fs::create_dir(&directory.path)?;
-    directory.account.give(&directory.path)?;
-    directory.init(Durability::None)?;
-    directory.start()
-}
-
-fn clear(directory: &Directory) -> Result<()> {
-    if directory.path.exists() {
-        std::fs::remove_dir_all(&directory.path)
-            .with_context(|| format!("cannot remove `{}`", directory.path.display()))?;
+fn export(names: Vec<String>, values: Vec<String>) {
+    for (name, value) in names.into_iter().zip(values) {
+        println!("export {name}='{value}'");
     }
-    Ok(())
-}
-
-fn export(name: &str, value: &str) {
-    println!("export {name}='{value}'");
-}
-
-fn url_variable(major: u32) -> String {
-    match major {
-        15 => "RELEVO_TEST_POSTGRES_URL".to_owned(),
-        _ => format!("RELEVO_TEST_POSTGRES_{major}_URL"),
-    }
-}
-
-fn bin_variable(major: u32) -> String {
-    format!("RELEVO_TEST_POSTGRES_{major}_BIN")
 }
