@@ -1,1 +1,16 @@
-//! placeholder
+//! NATS `JetStream` as a broker of Relevo.
+//!
+//! Confirmed means kept: a message counts as published when the stream has acknowledged it. What the server then does
+//! with its disk is the server's setting; see `docs/reference/nats.md`.
+
+mod classify;
+mod config;
+mod group;
+mod link;
+mod tls;
+mod topology;
+
+pub use classify::Error;
+pub use config::{Atomic, Auth, Config, Identity, Tls};
+pub use group::Group;
+pub use topology::{Discard, Retention, Storage, Stream, Topology};

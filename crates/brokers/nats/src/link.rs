@@ -1,0 +1,92 @@
+//! Connections to a server.
+
+use std::hash::{BuildHasher as _, Hasher as _, RandomState};
+use std::time::Duration;
+
+use async_nats::{Client, ConnectOptions, ServerAddr};
+
+use crate::classify::Error;
+use crate::config::{Auth, Config};
+use crate::tls;
+
+/// The longest pause between two attempts to connect.
+const PAUSE_MAX: Duration = Duration::from_secs(2);
+const PAUSE_MIN: Duration = Duration::from_millis(20);
+
+/// A connection that the library itself makes again when it breaks. The first attempt must succeed.
+pub(crate) async fn connect(config: &Config) -> Result<Client, Error> {
+    options(config)?.connect(servers(config)?).await.map_err(tls::refused)
+}
+
+/// What every connection has.
+pub(crate) fn options(config: &Config) -> Result<ConnectOptions, Error> {
+    let options = ConnectOptions::new()
+        .name("relevo")
+        .connection_timeout(config.connect_deadline)
+        .request_timeout(Some(config.ack_deadline))
+        .ping_interval(config.ping_every)
+        .reconnect_delay_callback(pause)
+        .require_tls(config.tls.required)
+        .tls_client_config(tls::client_config(&config.tls)?);
+    let options = if config.tls.first { options.tls_first() } else { options };
+    Ok(match &config.auth {
+        Auth::None => options,
+        Auth::UserPassword { user, password } => options.user_and_password(user.clone(), password.clone()),
+        Auth::Token(token) => options.token(token.clone()),
+        Auth::NKey(seed) => options.nkey(seed.trim().to_owned()),
+        Auth::Credentials(text) => {
+            options.credentials(text).map_err(|_| Error::Config("the credentials cannot be read".to_owned()))?
+        }
+    })
+}
+
+/// The servers of the configuration, checked.
+pub(crate) fn servers(config: &Config) -> Result<Vec<ServerAddr>, Error> {
+    if config.urls.is_empty() {
+        return Err(Error::Config("`urls` is empty".to_owned()));
+    }
+    config.urls.iter().map(|url| server(url)).collect()
+}
+
+fn server(url: &str) -> Result<ServerAddr, Error> {
+    let server: ServerAddr =
+        url.parse().map_err(|_| Error::Config("a URL is not like `nats://host:port`".to_owned()))?;
+    if !matches!(server.scheme(), "nats" | "tls") {
+        return Err(Error::Config(format!("a URL begins with `{}://`, not `nats://` or `tls://`", server.scheme())));
+    }
+    if server.has_user_pass() {
+        return Err(Error::Config("a URL holds a login: give it as `auth`, where nothing prints it".to_owned()));
+    }
+    Ok(server)
+}
+
+/// How long to wait before an attempt to connect: longer and longer, and never the same for two that lost it together.
+pub(crate) fn pause(attempt: usize) -> Duration {
+    let exponent = u32::try_from(attempt.saturating_sub(1)).unwrap_or(u32::MAX);
+    let most = PAUSE_MIN.saturating_mul(2_u32.saturating_pow(exponent)).min(PAUSE_MAX);
+    // A hasher's random keys are all the randomness that this needs.
+    let random = RandomState::new().build_hasher().finish() % 1_000;
+    most / 2 + (most / 2).mul_f64(f64::from(u32::try_from(random).unwrap_or_default()) / 1_000.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_grow_and_stay_below_their_limit() {
+        for attempt in 0..100 {
+            let pause = pause(attempt);
+            assert!(pause >= PAUSE_MIN / 2 && pause <= PAUSE_MAX, "{attempt}: {pause:?}");
+        }
+        assert!(pause(20) >= PAUSE_MAX / 2);
+    }
+
+    #[test]
+    fn a_url_with_a_login_or_another_scheme_is_refused_without_echo() {
+        for url in ["nats://u:hush@localhost:4222", "http://localhost", "nats://", ""] {
+            let error = server(url).expect_err(url);
+            assert!(!error.to_string().contains("hush"), "{error}");
+        }
+    }
+}
