@@ -1,0 +1,193 @@
+//! Whether a topology can be made at all, found out before the broker is asked.
+
+use std::collections::BTreeSet;
+
+use super::{ExchangeKind, QueueKind, Target, Topology};
+
+/// Names and routing keys are short strings of the protocol.
+const NAME_BYTES_MAX: usize = 255;
+/// The broker refuses longer times to live.
+const RUNG_MS_MAX: u128 = 4_294_967_295;
+
+/// Why a topology cannot be made.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Wrong {
+    /// An exchange, a queue or a policy has no name.
+    #[error("an exchange, a queue or a policy of the topology has no name")]
+    Nameless,
+    /// A name or key is too long.
+    #[error("`{0}` is longer than 255 bytes")]
+    TooLong(String),
+    /// A name begins with what the broker keeps for itself.
+    #[error("`{0}`: names that begin with `amq.` are the broker's own")]
+    Reserved(String),
+    /// Two things would have the same name, directly or as a lane, a rung or the dead letters of a queue.
+    #[error("two {what}s of the topology are called `{name}`")]
+    Twice {
+        /// What kind of thing.
+        what: &'static str,
+        /// What both are called.
+        name: String,
+    },
+    /// A queue has no lanes or too many.
+    #[error("queue `{queue}` has {lanes} lanes: 1 to 256 are possible")]
+    Lanes {
+        /// Which queue.
+        queue: String,
+        /// How many.
+        lanes: u16,
+    },
+    /// A rung is too short or too long.
+    #[error("queue `{0}`: a rung of the retry ladder lasts from 1 millisecond to 49 days")]
+    Rung(String),
+    /// A classic queue has no delivery limit.
+    #[error("queue `{0}` is classic: only quorum queues have a delivery limit")]
+    NoDeliveryLimit(String),
+    /// An exchange that does not look at routing keys cannot choose a lane.
+    #[error(
+        "binding of `{queue}` to `{exchange}`: a {kind} exchange does not look at the routing key, so every lane would get every message"
+    )]
+    NoLanes {
+        /// The queue with lanes.
+        queue: String,
+        /// The exchange.
+        exchange: String,
+        /// Its kind.
+        kind: &'static str,
+    },
+    /// The default exchange has the bindings it has.
+    #[error("binding of `{0}`: everything is bound to the default exchange by its own name, and by nothing else")]
+    DefaultExchange(String),
+}
+
+impl Topology {
+    /// Says what makes this topology impossible, if anything does.
+    pub fn check(&self) -> Result<(), Wrong> {
+        self.check_queues()?;
+        let declared = self.declared();
+        let exchanges = declared.exchanges.iter().map(|exchange| exchange.name.as_str());
+        check_names("exchange", exchanges)?;
+        check_names("queue", declared.queues.iter().map(|queue| queue.name.as_str()))?;
+        check_names("policy", declared.policies.iter().map(|policy| policy.name.as_str()))?;
+        self.check_bindings()?;
+        match declared.bindings.iter().find(|binding| binding.key.len() > NAME_BYTES_MAX) {
+            Some(binding) => Err(Wrong::TooLong(binding.key.clone())),
+            None => Ok(()),
+        }
+    }
+
+    fn check_queues(&self) -> Result<(), Wrong> {
+        for queue in &self.queues {
+            if queue.name.is_empty() {
+                return Err(Wrong::Nameless);
+            }
+            if let Some(lanes) = queue.lanes.filter(|lanes| !(1..=256).contains(lanes)) {
+                return Err(Wrong::Lanes { queue: queue.name.clone(), lanes });
+            }
+            if queue.retry.iter().any(|rung| !(1..=RUNG_MS_MAX).contains(&rung.as_millis())) {
+                return Err(Wrong::Rung(queue.name.clone()));
+            }
+            if queue.kind == QueueKind::Classic && queue.delivery_limit.is_some() {
+                return Err(Wrong::NoDeliveryLimit(queue.name.clone()));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_bindings(&self) -> Result<(), Wrong> {
+        for binding in &self.bindings {
+            let (Target::Queue(to) | Target::Exchange(to)) = &binding.to;
+            if binding.exchange.is_empty() || to.is_empty() {
+                return Err(Wrong::DefaultExchange(to.clone()));
+            }
+            let exchange = self.exchanges.iter().find(|exchange| exchange.name == binding.exchange);
+            let kind = exchange.map_or(ExchangeKind::Topic, |exchange| exchange.kind);
+            let blind = matches!(kind, ExchangeKind::Fanout | ExchangeKind::Headers);
+            let lanes = |name: &str| self.queues.iter().any(|queue| queue.name == name && queue.lanes.is_some());
+            if let Target::Queue(queue) = &binding.to
+                && blind
+                && lanes(queue)
+            {
+                let (queue, exchange) = (queue.clone(), binding.exchange.clone());
+                return Err(Wrong::NoLanes { queue, exchange, kind: kind.word() });
+            }
+        }
+        Ok(())
+    }
+}
+
+fn check_names<'a>(what: &'static str, names: impl Iterator<Item = &'a str>) -> Result<(), Wrong> {
+    let mut seen = BTreeSet::new();
+    for name in names {
+        if name.is_empty() {
+            return Err(Wrong::Nameless);
+        }
+        if name.len() > NAME_BYTES_MAX {
+            return Err(Wrong::TooLong(name.to_owned()));
+        }
+        if name.starts_with("amq.") {
+            return Err(Wrong::Reserved(name.to_owned()));
+        }
+        if !seen.insert(name) {
+            return Err(Wrong::Twice { what, name: name.to_owned() });
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::topology::{Binding, Exchange, Queue};
+
+    fn of(queues: Vec<Queue>) -> Topology {
+        Topology { queues, ..Topology::default() }
+    }
+
+    #[test]
+    fn a_plain_topology_is_possible() {
+        let topology = Topology {
+            exchanges: vec![Exchange::new("orders")],
+            queues: vec![Queue { lanes: Some(4), ..Queue::new("billing") }],
+            bindings: vec![Binding::to_queue("orders", "order.*", "billing")],
+            ..Topology::default()
+        };
+        assert_eq!(topology.check(), Ok(()));
+    }
+
+    #[test]
+    fn names_that_cannot_be_are_told() {
+        assert_eq!(of(vec![Queue::new("")]).check(), Err(Wrong::Nameless));
+        assert_eq!(of(vec![Queue::new("amq.x")]).check(), Err(Wrong::Reserved("amq.x.dead".to_owned())));
+        let long = "q".repeat(255);
+        assert_eq!(of(vec![Queue::new(&long)]).check(), Err(Wrong::TooLong(format!("{long}.dead"))));
+        let twice = Wrong::Twice { what: "queue", name: "a.dead".to_owned() };
+        assert_eq!(of(vec![Queue::new("a"), Queue::new("a.dead")]).check(), Err(twice));
+        let bound = Topology { bindings: vec![Binding::to_queue("", "a", "a")], ..Topology::default() };
+        assert_eq!(bound.check(), Err(Wrong::DefaultExchange("a".to_owned())));
+    }
+
+    #[test]
+    fn lanes_rungs_and_limits_have_bounds() {
+        let none = Queue { lanes: Some(0), ..Queue::new("a") };
+        assert_eq!(of(vec![none]).check(), Err(Wrong::Lanes { queue: "a".to_owned(), lanes: 0 }));
+        let short = Queue { retry: vec![Duration::from_micros(1)], ..Queue::new("a") };
+        assert_eq!(of(vec![short]).check(), Err(Wrong::Rung("a".to_owned())));
+        let classic = Queue { kind: QueueKind::Classic, delivery_limit: Some(1), ..Queue::new("a") };
+        assert_eq!(of(vec![classic]).check(), Err(Wrong::NoDeliveryLimit("a".to_owned())));
+    }
+
+    #[test]
+    fn lanes_need_an_exchange_that_looks_at_routing_keys() {
+        let topology = Topology {
+            exchanges: vec![Exchange { kind: ExchangeKind::Fanout, ..Exchange::new("all") }],
+            queues: vec![Queue { lanes: Some(2), ..Queue::new("billing") }],
+            bindings: vec![Binding::to_queue("all", "", "billing")],
+            ..Topology::default()
+        };
+        let wrong = Wrong::NoLanes { queue: "billing".to_owned(), exchange: "all".to_owned(), kind: "fanout" };
+        assert_eq!(topology.check(), Err(wrong));
+    }
+}
