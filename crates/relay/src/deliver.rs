@@ -165,6 +165,7 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
         let item = &mut self.keys.items[at];
         let attempt = item.attempts + 1;
         let class = failure.class();
+        self.stats.failed(class);
         let message_id = item.entry.message.id;
         let outcome = Err(failure);
         let next = item.route.policy.next(attempt, &outcome, jitter);

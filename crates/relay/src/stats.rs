@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use relevo_core::Class;
+
 macro_rules! stats {
     ($($(#[doc = $doc:literal])+ $name:ident,)+) => {
         /// Counters of one relay; each only grows.
@@ -39,10 +41,37 @@ stats! {
     leases_lost,
     /// Times that the database was found away.
     database_away,
+    /// Outcomes of class `outage`.
+    outage_outcomes,
+    /// Outcomes of class `unknown`.
+    unknown_outcomes,
+    /// Outcomes of class `throttled`.
+    throttled_outcomes,
+    /// Outcomes of class `transient`.
+    transient_outcomes,
+    /// Outcomes of class `poison`.
+    poison_outcomes,
+    /// Outcomes of class `blocked`.
+    blocked_outcomes,
     /// Pages that were read with messages in them.
     pages,
     /// Settlements that were recorded.
     settlements,
+}
+
+impl Stats {
+    /// A message came back with a failure of this class.
+    pub(crate) fn failed(&self, class: Class) {
+        let counter = match class {
+            Class::Outage => &self.outage_outcomes,
+            Class::Unknown => &self.unknown_outcomes,
+            Class::Throttled(_) => &self.throttled_outcomes,
+            Class::Transient => &self.transient_outcomes,
+            Class::Poison => &self.poison_outcomes,
+            Class::Blocked => &self.blocked_outcomes,
+        };
+        add(counter, 1);
+    }
 }
 
 pub(crate) fn add(counter: &AtomicU64, count: usize) {

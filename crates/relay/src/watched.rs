@@ -1,6 +1,10 @@
 //! How a relay is doing now, for whoever must tell a stuck one from one that waits.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 /// The present of one relay; its [`Stats`](crate::Stats) are its past.
 #[derive(Debug, Default)]
@@ -8,7 +12,7 @@ pub struct Watched {
     steps: AtomicU64,
     leases: AtomicU64,
     in_flight: AtomicU64,
-    destination_away: AtomicBool,
+    destination_away_since: Mutex<Option<Instant>>,
     has_leased: AtomicBool,
     database_away: AtomicBool,
 }
@@ -32,7 +36,12 @@ impl Watched {
 
     /// Whether the destination could not be reached when it was last tried.
     pub fn is_destination_away(&self) -> bool {
-        self.destination_away.load(Ordering::Relaxed)
+        self.lock_away_since().is_some()
+    }
+
+    /// For how long the destination has been away; `None` while it is there.
+    pub fn destination_away_for(&self) -> Option<Duration> {
+        self.lock_away_since().map(|since| since.elapsed())
     }
 
     /// Whether the database could not be reached when it was last tried.
@@ -49,7 +58,13 @@ impl Watched {
         self.steps.fetch_add(1, Ordering::Relaxed);
         self.leases.store(leases as u64, Ordering::Relaxed);
         self.in_flight.store(in_flight as u64, Ordering::Relaxed);
-        self.destination_away.store(!destination_up, Ordering::Relaxed);
+        let mut since = self.lock_away_since();
+        *since = if destination_up { None } else { since.or_else(|| Some(Instant::now())) };
+    }
+
+    fn lock_away_since(&self) -> MutexGuard<'_, Option<Instant>> {
+        // Nothing panics while it is held, and the value is whole after each change.
+        self.destination_away_since.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn database_is(&self, there: bool) {
@@ -58,5 +73,26 @@ impl Watched {
 
     pub(crate) fn has_leased(&self) {
         self.has_leased.store(true, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn an_outage_lasts_from_its_first_step_to_the_first_good_one() {
+        let watched = Watched::default();
+        watched.step(1, 0, true);
+        assert_eq!(watched.destination_away_for(), None);
+        watched.step(1, 0, false);
+        tokio::time::advance(Duration::from_secs(3)).await;
+        watched.step(1, 0, false);
+        assert_eq!(
+            (watched.destination_away_for(), watched.is_destination_away()),
+            (Some(Duration::from_secs(3)), true)
+        );
+        watched.step(1, 0, true);
+        assert_eq!((watched.destination_away_for(), watched.is_destination_away()), (None, false));
     }
 }
