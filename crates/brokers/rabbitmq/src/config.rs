@@ -1,0 +1,248 @@
+//! Where the broker is, who we are there, and our limits.
+
+use std::fmt;
+use std::time::Duration;
+
+use lapin::uri::{AMQPScheme, AMQPUri, SASLMechanism};
+
+use crate::classify::Error;
+use crate::topology::Topology;
+
+/// Where the broker is, who we are there, and our limits.
+#[derive(Clone, PartialEq)]
+pub struct Config {
+    /// `amqp[s]://user:password@host:port/vhost`, tried in turn: the nodes of a cluster. Without a virtual host it is `/`.
+    pub urls: Vec<String>,
+    /// Instead of the user in the URLs.
+    pub user: Option<String>,
+    /// Instead of the password in the URLs.
+    pub password: Option<String>,
+    /// For URLs that begin with `amqps`.
+    pub tls: Tls,
+    /// The exchange of addresses that name none; empty for the default exchange, where the routing key names a queue.
+    pub exchange: String,
+    /// What `ce-source` says of messages that are published here: a URI that names the outbox.
+    pub source: String,
+    /// Appends the key's lane, of so many, to the routing key as a last word: `orders` becomes `orders.3`.
+    pub lanes: Option<u16>,
+    /// How often each side shows that it lives; a silent broker is noticed after twice the time. Whole seconds.
+    pub heartbeat: Duration,
+    /// No attempt to connect takes longer.
+    pub connect_deadline: Duration,
+    /// No message waits longer for its confirm. Shorter than the relay's publish deadline.
+    pub confirm_deadline: Duration,
+    /// Channels of each exchange; a key always uses the same.
+    pub channels: usize,
+    /// Unconfirmed messages of a channel.
+    pub in_flight_max: usize,
+    /// The largest payload. The broker has a limit of its own, `max_message_size`.
+    pub message_bytes_max: usize,
+    /// `http[s]://user:password@host:15672`, for policies and for what only the management API tells.
+    pub management_url: Option<String>,
+    /// What is to be at the broker.
+    pub topology: Topology,
+}
+
+/// How the broker and we know each other over TLS.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Tls {
+    /// Certificates in PEM: who is trusted to vouch for the broker. Without them the public authorities are.
+    pub ca: Option<String>,
+    /// Our own certificate, for a broker that asks for one.
+    pub identity: Option<Identity>,
+    /// The certificate takes the place of user and password (SASL EXTERNAL).
+    pub external: bool,
+}
+
+/// A certificate and its key.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Identity {
+    /// The certificate and what vouches for it, in PEM.
+    pub cert_chain: String,
+    /// Its private key, in PEM.
+    pub key: String,
+}
+
+impl fmt::Debug for Identity {
+    /// Shows no key.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Identity").finish_non_exhaustive()
+    }
+}
+
+impl Config {
+    /// The defaults, for this URL.
+    pub fn new(url: impl Into<String>) -> Self {
+        Self {
+            urls: vec![url.into()],
+            user: None,
+            password: None,
+            tls: Tls::default(),
+            exchange: String::new(),
+            source: "/relevo".to_owned(),
+            lanes: None,
+            heartbeat: Duration::from_secs(5),
+            connect_deadline: Duration::from_secs(5),
+            confirm_deadline: Duration::from_secs(4),
+            channels: 1,
+            in_flight_max: 5_000,
+            message_bytes_max: 16 << 20,
+            management_url: None,
+            topology: Topology::default(),
+        }
+    }
+
+    /// Whether it can be used at all; the first thing that is wrong.
+    pub fn check(&self) -> Result<(), Error> {
+        let wrong = |what: &str| Err(Error::Config(what.to_owned()));
+        self.endpoints()?;
+        if self.exchange.len() > NAME_BYTES_MAX {
+            return wrong("`exchange` is longer than 255 bytes");
+        }
+        if self.heartbeat < Duration::from_secs(1) || self.heartbeat > Duration::from_mins(10) {
+            return wrong("`heartbeat` is not between 1 s and 10 min");
+        }
+        if self.connect_deadline.is_zero() || self.confirm_deadline.is_zero() {
+            return wrong("a deadline is zero");
+        }
+        if self.channels == 0 || self.channels > CHANNELS_MAX {
+            return wrong("`channels` is not between 1 and 64");
+        }
+        if self.in_flight_max == 0 || self.message_bytes_max == 0 {
+            return wrong("a limit is zero");
+        }
+        if self.lanes == Some(0) {
+            return wrong("`lanes` is zero");
+        }
+        if self.tls.external && self.tls.identity.is_none() {
+            return wrong("`external` needs a client certificate");
+        }
+        Ok(())
+    }
+
+    /// The URLs as the client library has them, completed by the other settings.
+    pub(crate) fn endpoints(&self) -> Result<Vec<AMQPUri>, Error> {
+        if self.urls.is_empty() {
+            return Err(Error::Config("there is no URL".to_owned()));
+        }
+        self.urls.iter().map(|url| self.endpoint(url)).collect()
+    }
+
+    fn endpoint(&self, url: &str) -> Result<AMQPUri, Error> {
+        let mut uri: AMQPUri = url
+            .parse()
+            .map_err(|why| Error::Config(format!("the URL `{}` cannot be read: {why}", without_secret(url))))?;
+        // The library reads no address of IPv6 and would go to `localhost` instead.
+        if let Some(host) = ipv6(url) {
+            host.clone_into(&mut uri.authority.host);
+        }
+        // `host/` is meant as `host`, though the standard reads it as a virtual host without a name.
+        if uri.vhost.is_empty() {
+            "/".clone_into(&mut uri.vhost);
+        }
+        if let Some(user) = &self.user {
+            uri.authority.userinfo.username.clone_from(user);
+        }
+        if let Some(password) = &self.password {
+            uri.authority.userinfo.password.clone_from(password);
+        }
+        let heartbeat = self.heartbeat.as_secs().max(1);
+        uri.query.heartbeat.get_or_insert(u16::try_from(heartbeat).unwrap_or(u16::MAX));
+        if self.tls.external {
+            if uri.scheme == AMQPScheme::AMQP {
+                return Err(Error::Config("a certificate can take the password's place only over `amqps`".to_owned()));
+            }
+            uri.query.auth_mechanism = Some(SASLMechanism::External);
+        }
+        Ok(uri)
+    }
+}
+
+/// Names and routing keys are short strings of the protocol.
+pub(crate) const NAME_BYTES_MAX: usize = 255;
+const CHANNELS_MAX: usize = 64;
+
+fn ipv6(url: &str) -> Option<&str> {
+    let (_, rest) = url.split_once("://")?;
+    let authority = rest.split(['/', '?']).next()?;
+    let host = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
+    host.strip_prefix('[')?.split_once(']').map(|(host, _)| host)
+}
+
+/// A URL as it may be shown.
+fn without_secret(url: &str) -> String {
+    match (url.split_once("://"), url.rsplit_once('@')) {
+        (Some((scheme, _)), Some((_, host))) => format!("{scheme}://***@{host}"),
+        _ => url.to_owned(),
+    }
+}
+
+impl fmt::Debug for Config {
+    /// Shows no secret.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let urls: Vec<String> = self.urls.iter().map(|url| without_secret(url)).collect();
+        f.debug_struct("Config")
+            .field("urls", &urls)
+            .field("user", &self.user)
+            .field("tls", &self.tls)
+            .field("exchange", &self.exchange)
+            .field("source", &self.source)
+            .field("lanes", &self.lanes)
+            .field("heartbeat", &self.heartbeat)
+            .field("connect_deadline", &self.connect_deadline)
+            .field("confirm_deadline", &self.confirm_deadline)
+            .field("channels", &self.channels)
+            .field("in_flight_max", &self.in_flight_max)
+            .field("message_bytes_max", &self.message_bytes_max)
+            .field("management_url", &self.management_url.as_deref().map(without_secret))
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn debug_output_shows_no_secret() {
+        let mut config = Config::new("amqp://user:swordfish@host:5672/v");
+        config.password = Some("swordfish".to_owned());
+        config.management_url = Some("http://user:swordfish@host:15672".to_owned());
+        config.tls.identity = Some(Identity { cert_chain: String::new(), key: "swordfish".to_owned() });
+        let shown = format!("{config:?}");
+        assert!(shown.contains("host:5672") && !shown.contains("swordfish"), "{shown}");
+    }
+
+    #[test]
+    fn a_url_that_cannot_be_read_is_told_without_its_password() {
+        let error = Config::new("http://user:swordfish@host").check().expect_err("no AMQP");
+        assert!(!error.to_string().contains("swordfish"), "{error}");
+    }
+
+    #[test]
+    fn urls_are_completed_by_the_other_settings() {
+        let config = Config { user: Some("u".into()), password: Some("p".into()), ..Config::new("amqp://[::1]:5673/") };
+        let endpoint = config.endpoints().expect("a URL").remove(0);
+        assert_eq!((endpoint.authority.host.as_str(), endpoint.authority.port), ("::1", 5673));
+        assert_eq!((endpoint.vhost.as_str(), endpoint.query.heartbeat), ("/", Some(5)));
+        let user = endpoint.authority.userinfo;
+        assert_eq!((user.username.as_str(), user.password.as_str()), ("u", "p"));
+    }
+
+    #[test]
+    fn what_cannot_work_is_refused_at_once() {
+        let base = || Config::new("amqp://localhost");
+        let external = Tls { external: true, ..Tls::default() };
+        for config in [
+            Config { urls: vec![], ..base() },
+            Config { channels: 0, ..base() },
+            Config { lanes: Some(0), ..base() },
+            Config { heartbeat: Duration::ZERO, ..base() },
+            Config { exchange: "x".repeat(256), ..base() },
+            Config { tls: external, ..base() },
+        ] {
+            assert!(config.check().is_err(), "{config:?}");
+        }
+        assert!(base().check().is_ok());
+    }
+}

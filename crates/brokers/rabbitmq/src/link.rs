@@ -1,0 +1,188 @@
+//! How a connection is made.
+
+use std::io;
+use std::net::{Shutdown, TcpStream};
+use std::os::fd::AsFd as _;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use lapin::protocol::{AMQPErrorKind, AMQPHardError, AMQPSoftError};
+use lapin::tcp::{AsyncTcpStream, RustlsConnector, RustlsConnectorConfig};
+use lapin::uri::{AMQPScheme, AMQPUri};
+use lapin::{Connection, ConnectionProperties, ErrorKind};
+use rustls::{AlertDescription, CertificateError};
+use rustls_pki_types::pem::PemObject as _;
+use rustls_pki_types::{CertificateDer, PrivateKeyDer};
+use tokio::time::timeout;
+
+use crate::classify::Error;
+use crate::config::{Config, Tls};
+
+/// A new connection to the first of the URLs that answers. `name` is what the broker's own tools call it.
+///
+/// It never recovers by itself: whoever holds it notices its end and asks for another. Every URL has
+/// [`Config::connect_deadline`] of its own.
+pub(crate) async fn connect(config: &Config, name: &str) -> Result<Connection, Error> {
+    let connector = connector(&config.tls)?;
+    let mut last = Error::Config("there is no URL".to_owned());
+    for endpoint in config.endpoints()? {
+        match attempt(config, &connector, endpoint, name).await {
+            Ok(connection) => return Ok(connection),
+            // What a person must mend at one node says more than that another one is down.
+            Err(Error::NotConnected(_) | Error::Silent(_)) if last.needs_a_person() => {}
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+impl Error {
+    /// Whether an attempt to connect failed for a reason that waiting does not mend.
+    fn needs_a_person(&self) -> bool {
+        !matches!(self, Self::NotConnected(_) | Self::Silent(_) | Self::Config(_))
+    }
+}
+
+async fn attempt(
+    config: &Config,
+    connector: &RustlsConnector,
+    endpoint: AMQPUri,
+    name: &str,
+) -> Result<Connection, Error> {
+    let socket = Socket::default();
+    let properties = ConnectionProperties::default().with_connection_name(name.into());
+    let runtime = lapin::runtime::default_runtime().map_err(Error::NotConnected)?;
+    let (deadline, seat, tls) = (config.connect_deadline, socket.clone(), connector.clone());
+    let connection = Connection::connector(
+        endpoint.clone(),
+        runtime,
+        async move |uri: AMQPUri, runtime| {
+            // The library waits here on a thread of its own that nothing else can end.
+            let stream = timeout(deadline, async {
+                let address = (uri.authority.host.as_str(), uri.authority.port);
+                let stream =
+                    AsyncTcpStream::connect(&runtime, tokio::net::lookup_host(address).await?.collect::<Vec<_>>());
+                let stream = stream.await?;
+                if let AsyncTcpStream::Plain(plain) = &stream {
+                    seat.take(plain.get_ref().as_fd().try_clone_to_owned()?.into());
+                }
+                match uri.scheme {
+                    AMQPScheme::AMQP => Ok(stream),
+                    AMQPScheme::AMQPS => stream.into_rustls(&tls, &uri.authority.host).await,
+                }
+            });
+            Ok(stream.await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))?)
+        },
+        properties,
+    );
+    match timeout(config.connect_deadline, connection).await {
+        Ok(Ok(connection)) => Ok(connection),
+        Ok(Err(error)) => Err(refused(error, &endpoint)),
+        Err(_) => {
+            // A server that accepts and says nothing would keep the library's thread for ever.
+            socket.cut();
+            Err(Error::Silent(config.connect_deadline))
+        }
+    }
+}
+
+/// A second handle of the socket under a connection.
+#[derive(Clone, Default)]
+struct Socket(Arc<Mutex<Option<TcpStream>>>);
+
+impl Socket {
+    fn take(&self, stream: TcpStream) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(stream);
+    }
+
+    fn cut(&self) {
+        if let Some(stream) = &*self.0.lock().unwrap_or_else(PoisonError::into_inner) {
+            // It may be closed already: then there is nothing left to do.
+            stream.shutdown(Shutdown::Both).ok();
+        }
+    }
+}
+
+fn connector(tls: &Tls) -> Result<RustlsConnector, Error> {
+    let wrong = |what: &str, why: &dyn std::fmt::Display| Error::Config(format!("{what} cannot be read: {why}"));
+    let certificates = |pem: &str| CertificateDer::pem_slice_iter(pem.as_bytes()).collect::<Result<Vec<_>, _>>();
+    let trust = match &tls.ca {
+        Some(pem) => RustlsConnectorConfig::default()
+            .with_parsable_certificates(certificates(pem).map_err(|why| wrong("the CA certificate", &why))?),
+        None => RustlsConnectorConfig::new_with_webpki_root_certs(),
+    };
+    match &tls.identity {
+        Some(identity) => {
+            let chain = certificates(&identity.cert_chain).map_err(|why| wrong("the client certificate", &why))?;
+            let key = PrivateKeyDer::from_pem_slice(identity.key.as_bytes())
+                .map_err(|why| wrong("the key of the client certificate", &why))?;
+            trust.connector_with_single_cert(chain, key)
+        }
+        None => trust.connector_with_no_client_auth(),
+    }
+    .map_err(|why| wrong("the certificates", &why))
+}
+
+/// Why no connection came about.
+fn refused(error: lapin::Error, endpoint: &AMQPUri) -> Error {
+    match error.kind() {
+        ErrorKind::ProtocolError(said) => match said.kind() {
+            AMQPErrorKind::Soft(AMQPSoftError::ACCESSREFUSED) => {
+                Error::Login { user: endpoint.authority.userinfo.username.clone() }
+            }
+            AMQPErrorKind::Hard(AMQPHardError::NOTALLOWED) => {
+                Error::Vhost { vhost: endpoint.vhost.clone(), why: said.get_message().to_string() }
+            }
+            _ => Error::NotConnected(error),
+        },
+        ErrorKind::IOError(io) => of_tls(io).unwrap_or(Error::NotConnected(error)),
+        ErrorKind::InvalidProtocolVersion(_) | ErrorKind::ParsingError(_) => Error::Handshake(error.to_string()),
+        _ => Error::NotConnected(error),
+    }
+}
+
+/// What TLS said, if it was TLS.
+fn of_tls(io: &io::Error) -> Option<Error> {
+    let mut cause: Option<&(dyn std::error::Error + 'static)> = io.get_ref().map(|inner| inner as _);
+    while let Some(error) = cause {
+        if let Some(tls) = error.downcast_ref::<rustls::Error>() {
+            return Some(told_by_tls(tls));
+        }
+        cause = error.source();
+    }
+    None
+}
+
+fn told_by_tls(error: &rustls::Error) -> Error {
+    match error {
+        rustls::Error::InvalidCertificate(why) => Error::ServerCertificate(match why {
+            CertificateError::Expired | CertificateError::ExpiredContext { .. } => "is expired".to_owned(),
+            CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => {
+                "is not valid yet".to_owned()
+            }
+            CertificateError::UnknownIssuer => "is from an authority that is not trusted".to_owned(),
+            CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => {
+                "is for another name".to_owned()
+            }
+            CertificateError::Revoked => "is revoked".to_owned(),
+            other => format!("is not accepted: {other}"),
+        }),
+        rustls::Error::AlertReceived(alert) => match alert {
+            AlertDescription::CertificateRequired => Error::ClientCertificate("wants a client certificate".to_owned()),
+            AlertDescription::CertificateExpired => {
+                Error::ClientCertificate("refuses the client certificate: it is expired".to_owned())
+            }
+            AlertDescription::UnknownCA => Error::ClientCertificate(
+                "refuses the client certificate: it is from an authority that it does not trust".to_owned(),
+            ),
+            AlertDescription::BadCertificate
+            | AlertDescription::UnsupportedCertificate
+            | AlertDescription::CertificateRevoked
+            | AlertDescription::CertificateUnknown => {
+                Error::ClientCertificate(format!("refuses the client certificate: {alert:?}"))
+            }
+            other => Error::Handshake(format!("it ended TLS with {other:?}")),
+        },
+        rustls::Error::InvalidMessage(_) => Error::Handshake("it does not speak TLS there".to_owned()),
+        other => Error::Handshake(other.to_string()),
+    }
+}
