@@ -1,22 +1,205 @@
-//! What of a group its consumers must know.
+//! A group of consumers, and what it is made of at the server.
 
 use std::time::Duration;
+
+use async_nats::jetstream::consumer::{AckPolicy, DeliverPolicy, ReplayPolicy, pull};
+use async_nats::jetstream::stream;
+use relevo_core::slot::SLOTS;
+
+use crate::classify::Error;
+
+/// The bucket in which consumers lease their lanes and keep what became of each message that is out.
+pub(crate) const BUCKET: &str = "relevo-lanes";
+/// A lane's record lists what is out of it; so many fit into a message of any server.
+const ACK_PENDING_MAX: usize = 10_000;
+/// Longer than any name that the server takes as part of a file's name.
+const NAME_BYTES_MAX: usize = 200;
 
 /// A group of consumers that share a stream's messages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Group {
-    /// Its name; the durable consumers are called by it.
+    /// Its name; the durable consumers are called by it: `name-0`, `name-1` … with lanes, `name` without.
     pub name: String,
     /// The stream that it reads.
     pub stream: String,
-    /// Which subjects of the stream, without the lane's word; none for all.
+    /// Which subjects of the stream, without the lane's word; none for all. More than one needs a server from 2.10 on.
     pub subjects: Vec<String>,
     /// The number of lanes that publishers append to the subject.
     pub lanes: Option<u16>,
-    /// How long the server waits for an answer before it delivers again.
+    /// How long the server waits for a sign of life before it delivers a message again.
     pub ack_wait: Duration,
-    /// At most so many deliveries of a lane are out.
+    /// At most so many messages of a lane are on their way: out, waiting for a retry, or held back behind one that does.
+    /// More than a consumer's prefetch, at most 10 000.
     pub max_ack_pending: usize,
-    /// After so many deliveries the server gives a message up.
+    /// After so many deliveries the server itself gives a message up. Relevo's consumers need no such limit and do not
+    /// depend on it: whoever handles a message decides when it is rejected.
     pub max_deliver: Option<u32>,
+}
+
+impl Group {
+    /// A group without lanes of everything in a stream that matches one of these subjects.
+    pub fn new<S: Into<String>>(
+        name: impl Into<String>,
+        stream: impl Into<String>,
+        subjects: impl IntoIterator<Item = S>,
+    ) -> Self {
+        Self {
+            name: name.into(),
+            stream: stream.into(),
+            subjects: subjects.into_iter().map(Into::into).collect(),
+            lanes: None,
+            ack_wait: Duration::from_secs(30),
+            max_ack_pending: 1_000,
+            max_deliver: None,
+        }
+    }
+
+    /// The stream of what it rejected.
+    pub fn dead_stream(&self) -> String {
+        format!("{}-dead", self.name)
+    }
+
+    /// The subject of what it rejected.
+    pub fn dead_subject(&self) -> String {
+        format!("relevo.dead.{}", self.name)
+    }
+
+    /// Whether it can be at all.
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        let malformed = |why: &str| Err(Error::Config(format!("the group `{}` {why}", self.name)));
+        if !is_name(&self.name) || !is_name(&self.stream) {
+            return malformed("and its stream need names of letters, digits, `-` and `_`, at most 200");
+        }
+        if self.lanes.is_some_and(|lanes| !(1..=SLOTS).contains(&lanes)) {
+            return malformed("needs 1 to 256 lanes, or none");
+        }
+        if self.lanes.is_some() && (self.subjects.is_empty() || self.subjects.iter().any(|one| one.ends_with('>'))) {
+            return malformed("has lanes, so it needs subjects that do not end in `>`: the lane is the last word");
+        }
+        if self.subjects.iter().any(|one| !is_filter(one)) {
+            return malformed("has a subject that is none");
+        }
+        if !(1..=ACK_PENDING_MAX).contains(&self.max_ack_pending) {
+            return malformed("needs a `max_ack_pending` of 1 to 10000");
+        }
+        if self.ack_wait < Duration::from_secs(1) {
+            return malformed("needs an `ack_wait` of at least one second");
+        }
+        Ok(())
+    }
+
+    /// How many lanes it has: one where it has none.
+    pub(crate) fn lane_count(&self) -> u16 {
+        self.lanes.unwrap_or(1)
+    }
+
+    /// The name of a lane's durable consumer.
+    pub(crate) fn durable(&self, lane: u16) -> String {
+        if self.lanes.is_some() { format!("{}-{lane}", self.name) } else { self.name.clone() }
+    }
+
+    /// The subjects that a lane's consumer reads; none for all.
+    pub(crate) fn filters(&self, lane: u16) -> Vec<String> {
+        let lane_word = |subject: &String| match self.lanes {
+            Some(_) => format!("{subject}.{lane}"),
+            None => subject.clone(),
+        };
+        self.subjects.iter().map(lane_word).collect()
+    }
+
+    /// The durable consumer of a lane as it is to be.
+    pub(crate) fn consumer_config(&self, lane: u16) -> pull::Config {
+        let filters = self.filters(lane);
+        let (filter_subject, filter_subjects) = match <[String; 1]>::try_from(filters) {
+            Ok([one]) => (one, Vec::new()),
+            Err(filters) => (String::new(), filters),
+        };
+        pull::Config {
+            durable_name: Some(self.durable(lane)),
+            deliver_policy: DeliverPolicy::All,
+            ack_policy: AckPolicy::Explicit,
+            ack_wait: self.ack_wait,
+            max_deliver: self.max_deliver.map_or(-1, i64::from),
+            filter_subject,
+            filter_subjects,
+            replay_policy: ReplayPolicy::Instant,
+            max_ack_pending: i64::try_from(self.max_ack_pending).unwrap_or(i64::MAX),
+            ..pull::Config::default()
+        }
+    }
+
+    /// The stream of dead letters as it is to be: it drops nothing, and knows a letter that is written twice.
+    pub(crate) fn dead_stream_config(&self, replicas: usize) -> stream::Config {
+        stream::Config {
+            name: self.dead_stream(),
+            subjects: vec![self.dead_subject()],
+            storage: stream::StorageType::File,
+            num_replicas: replicas,
+            discard: stream::DiscardPolicy::New,
+            duplicate_window: Duration::from_mins(10),
+            ..stream::Config::default()
+        }
+    }
+}
+
+/// Names become parts of subjects and of files.
+fn is_name(name: &str) -> bool {
+    let fits = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
+    !name.is_empty() && name.len() <= NAME_BYTES_MAX && name.bytes().all(fits)
+}
+
+fn is_filter(subject: &str) -> bool {
+    let words: Vec<&str> = subject.split('.').collect();
+    let is_word = |word: &&str| !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_graphic());
+    let is_wild = |word: &str| word.contains(['*', '>']);
+    let last = words.len() - 1;
+    words.iter().all(is_word)
+        && words.iter().enumerate().all(|(at, word)| !is_wild(word) || *word == "*" || (*word == ">" && at == last))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lanes_are_durable_consumers_of_their_own_with_the_lane_as_the_last_word() {
+        let group = Group { lanes: Some(4), ..Group::new("billing", "ORDERS", ["orders", "invoices.*"]) };
+        assert_eq!(group.durable(3), "billing-3");
+        assert_eq!(group.filters(3), ["orders.3", "invoices.*.3"]);
+        assert_eq!(group.consumer_config(3).filter_subjects, ["orders.3", "invoices.*.3"]);
+    }
+
+    #[test]
+    fn without_lanes_a_group_is_one_consumer_of_its_name() {
+        let group = Group::new("billing", "ORDERS", ["orders"]);
+        assert_eq!((group.lane_count(), group.durable(0)), (1, "billing".to_owned()));
+        let config = group.consumer_config(0);
+        // One subject goes into the field that every server knows.
+        assert_eq!((config.filter_subject.as_str(), config.filter_subjects.len()), ("orders", 0));
+        assert_eq!(config.ack_policy, AckPolicy::Explicit);
+    }
+
+    #[test]
+    fn what_can_never_be_is_refused() {
+        let good = Group { lanes: Some(4), ..Group::new("billing", "ORDERS", ["orders.*"]) };
+        good.check().expect("a good one");
+        Group::new("billing", "ORDERS", ["orders.>"]).check().expect("without lanes any rest can be read");
+        let bad = [
+            Group { name: "a.b".to_owned(), ..good.clone() },
+            Group { name: "x".repeat(201), ..good.clone() },
+            Group { stream: String::new(), ..good.clone() },
+            Group { subjects: vec!["orders.>".to_owned()], ..good.clone() },
+            Group { subjects: vec!["a..b".to_owned()], ..good.clone() },
+            Group { subjects: vec!["a b".to_owned()], ..good.clone() },
+            Group { subjects: vec!["a.b*".to_owned()], ..good.clone() },
+            Group { subjects: Vec::new(), ..good.clone() },
+            Group { lanes: Some(0), ..good.clone() },
+            Group { lanes: Some(257), ..good.clone() },
+            Group { max_ack_pending: 0, ..good.clone() },
+            Group { ack_wait: Duration::from_millis(999), ..good },
+        ];
+        for group in bad {
+            assert_eq!(group.check().expect_err("a bad one").class(), relevo_core::Class::Blocked, "{group:?}");
+        }
+    }
 }
