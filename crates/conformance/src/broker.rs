@@ -1,16 +1,19 @@
 //! The suites that every broker runs.
 //!
-//! A broker's `tests/conformance.rs` has a harness and a line, two where it can be consumed from:
+//! A broker's `tests/conformance.rs` has a harness and a line, two where it can be consumed from, three where it is a
+//! server that can be harmed:
 //!
 //! ```text
 //! mod harness; // a broker of its own for each case: impl BrokerHarness, impl ConsumerHarness
 //! relevo_conformance::broker_suite!(harness::start);
 //! relevo_conformance::consumer_suite!(harness::start);
+//! relevo_conformance::broker_fault_suite!(harness::start);
 //! ```
 
 pub mod answers;
 pub mod contents;
 pub mod deliveries;
+pub mod faults;
 pub mod groups;
 pub mod harness;
 pub mod publishing;
@@ -36,6 +39,25 @@ macro_rules! broker_suite {
             contents::every_attribute_and_header_arrives,
             contents::large_headers_arrive,
             contents::keys_and_headers_may_be_any_text,
+        }
+    };
+}
+
+/// Makes one test of every fault of a real server. `$start` names an async function without arguments that gives a
+/// `FaultHarness`.
+#[macro_export]
+macro_rules! broker_fault_suite {
+    ($start:path) => {
+        $crate::broker_cases! { $start;
+            faults::a_server_that_is_stopped_and_continued_loses_nothing,
+            faults::a_server_that_is_killed_and_restarted_loses_nothing,
+            faults::a_connection_cut_in_the_middle_of_a_batch_loses_nothing,
+            faults::an_unreachable_server_is_an_outage,
+            faults::a_confirm_that_is_lost_is_unknown_and_the_repeat_is_the_same,
+            faults::a_slow_way_to_the_server_loses_nothing,
+            faults::a_full_queue_or_stream_throttles_and_loses_nothing,
+            faults::a_server_short_of_memory_loses_nothing,
+            faults::a_server_short_of_disk_loses_nothing,
         }
     };
 }
