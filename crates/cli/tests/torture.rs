@@ -1,12 +1,13 @@
-//! Thirty seconds of torture, half of them for each store; `cargo xtask torture` goes on for as long as one likes.
+//! A quarter of a minute of torture for each store and each broker; `cargo xtask torture` goes on for as long as one
+//! likes.
 
 use std::time::Duration;
 
-use relevo_torture::{Plan, Victim, torture};
+use relevo_torture::{Far, Plan, Victim, torture};
 
-async fn survives(victim: Victim) {
+async fn survives(victim: Victim, far: Far) {
     let relevo = env!("CARGO_BIN_EXE_relevo").into();
-    let plan = Plan { relevo, victim, seed: 1, write_for: Duration::from_secs(15) };
+    let plan = Plan { relevo, victim, far, seed: 1, write_for: Duration::from_secs(15), messages: 0, faults: 0 };
     let report = torture(&plan).await.unwrap_or_else(|error| panic!("{error:#}"));
     assert!(report.judgement.is_sound(), "{report}");
     assert!(report.judgement.committed > 200, "there was something to lose: {report}");
@@ -16,10 +17,10 @@ async fn survives(victim: Victim) {
 
 #[tokio::test]
 async fn postgres_loses_and_inverts_nothing_under_torture() {
-    survives(Victim::Postgres).await;
+    survives(Victim::Postgres, Far::Embedded).await;
 }
 
 #[tokio::test]
 async fn sqlite_loses_and_inverts_nothing_under_torture() {
-    survives(Victim::Sqlite).await;
+    survives(Victim::Sqlite, Far::Embedded).await;
 }

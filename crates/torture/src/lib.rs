@@ -1,7 +1,8 @@
 //! Torture at the level of processes: producers that commit, roll back and vanish, several `relevo run`, killed and
-//! stopped and continued, and a database that is killed too. At the end nothing is lost, nothing came that never
+//! stopped and continued, a database that is killed too, and a broker that is killed, stopped and cut off. At the end nothing is lost, nothing came that never
 //! committed, and first appearances of each key are in commit order.
 
+mod far;
 mod oracle;
 mod producers;
 mod random;
@@ -9,6 +10,7 @@ mod relays;
 mod report;
 mod stage;
 
+pub use far::Far;
 pub use oracle::{Arrival, Change, Judgement, judge};
 pub use report::{Deeds, Report};
 pub use stage::{Plan, Victim, torture};

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use clap::Parser;
-use relevo_torture::{Plan, Victim, torture};
+use relevo_torture::{Far, Plan, Victim, torture};
 
-/// Kills and stops relays and their database while messages flow, and says what became of the messages.
+/// Kills and stops relays, their database and their broker while messages flow, and says what became of the messages.
 #[derive(Debug, Parser)]
 struct Arguments {
     /// The binary under test.
@@ -23,22 +23,39 @@ struct Arguments {
     /// Only this store: `postgres` or `sqlite`.
     #[arg(long)]
     store: Option<String>,
+    /// Which broker: `embedded`, `rabbitmq` or `nats`; the two servers with PostgreSQL only.
+    #[arg(long, default_value = "embedded")]
+    broker: String,
+    /// Write at least until so many messages are committed, and without a pause.
+    #[arg(long, default_value_t = 0)]
+    messages: u64,
+    /// Write at least until so many harms are done.
+    #[arg(long, default_value_t = 0)]
+    faults: u32,
 }
 
 #[tokio::main]
 async fn main() -> Result<()> {
     let arguments = Arguments::parse();
+    let far = match arguments.broker.as_str() {
+        "embedded" => Far::Embedded,
+        "rabbitmq" => Far::RabbitMq,
+        "nats" => Far::Nats,
+        other => bail!("broker `{other}` is not known; hint: `embedded`, `rabbitmq` or `nats`"),
+    };
     let victims = match arguments.store.as_deref() {
+        None if far != Far::Embedded => vec![Victim::Postgres],
         None => vec![Victim::Postgres, Victim::Sqlite],
         Some("postgres") => vec![Victim::Postgres],
         Some("sqlite") => vec![Victim::Sqlite],
         Some(other) => bail!("store `{other}` is not known; hint: `postgres` or `sqlite`"),
     };
     let seconds = arguments.seconds.div_ceil(victims.len() as u64);
+    let Arguments { seed, messages, faults, .. } = arguments;
     let mut broken = 0;
     for victim in victims {
         let (relevo, write_for) = (arguments.relevo.clone(), Duration::from_secs(seconds));
-        let report = torture(&Plan { relevo, victim, seed: arguments.seed, write_for }).await?;
+        let report = torture(&Plan { relevo, victim, far, seed, write_for, messages, faults }).await?;
         write!(std::io::stdout(), "{report}")?;
         broken += u32::from(!report.judgement.is_sound());
     }

@@ -16,6 +16,20 @@ pub struct Deeds {
     pub left: u32,
     /// Times that the database was killed with -9.
     pub database_killed: u32,
+    /// Times that the broker was killed with -9.
+    pub broker_killed: u32,
+    /// Times that the broker was stopped for longer than a publish may take.
+    pub broker_frozen: u32,
+    /// Times that all connections to the broker were cut.
+    pub connections_cut: u32,
+}
+
+impl Deeds {
+    /// All of them together.
+    pub fn all(&self) -> u32 {
+        let Self { killed, frozen, left, database_killed, broker_killed, broker_frozen, connections_cut } = self;
+        killed + frozen + left + database_killed + broker_killed + broker_frozen + connections_cut
+    }
 }
 
 /// A whole run.
@@ -23,6 +37,8 @@ pub struct Deeds {
 pub struct Report {
     /// Which store.
     pub store: &'static str,
+    /// Which broker.
+    pub broker: &'static str,
     /// What chose everything.
     pub seed: u64,
     /// How long producers wrote.
@@ -39,13 +55,21 @@ pub struct Report {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { store, seed, wrote_for, drained_in, deeds, unhappy: [rolled_back, vanished, unknown], judgement } =
-            self;
-        writeln!(f, "torture of {store}, seed {seed}: {wrote_for:.0?} of writing, {drained_in:.1?} until all arrived")?;
+        let Self { store, broker, seed, wrote_for, drained_in, deeds, unhappy, judgement } = self;
+        let [rolled_back, vanished, unknown] = unhappy;
+        writeln!(
+            f,
+            "torture of {store} to {broker}, seed {seed}: {wrote_for:.0?} of writing, {drained_in:.1?} until all arrived"
+        )?;
         writeln!(
             f,
             "  done      {} relays killed, {} stopped past their lease, {} asked to leave, database killed {} times",
             deeds.killed, deeds.frozen, deeds.left, deeds.database_killed
+        )?;
+        writeln!(
+            f,
+            "            broker killed {} times, stopped {} times, all connections to it cut {} times",
+            deeds.broker_killed, deeds.broker_frozen, deeds.connections_cut
         )?;
         writeln!(
             f,

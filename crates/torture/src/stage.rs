@@ -5,15 +5,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail, ensure};
-use relevo_broker_embedded::{EmbeddedBroker, Group, Membership};
-use relevo_core::{Answer, Consumer as _};
+use anyhow::{Context as _, Result, bail};
 use relevo_testkit::postgres::{PgVersion, Private};
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
-use crate::oracle::{Arrival, judge};
+use crate::far::{Blow, Broker, Far};
+use crate::oracle::judge;
 use crate::producers::{Database, Done, Producer};
 use crate::random::Random;
 use crate::relays::Relay;
@@ -23,10 +22,10 @@ const RELAYS: usize = 3;
 const SHARDS: u16 = 8;
 /// Short, so that a relay is stopped past it several times in a run.
 const LEASE: Duration = Duration::from_secs(3);
+const PUBLISH_DEADLINE: Duration = Duration::from_millis(1500);
 /// What has not arrived so long after the last deed is lost.
 const DRAINS_WITHIN: Duration = Duration::from_mins(2);
 const DESTINATION: &str = "main";
-const ORACLE: &str = "oracle";
 
 /// Which store is tortured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,10 +43,16 @@ pub struct Plan {
     pub relevo: PathBuf,
     /// Which store.
     pub victim: Victim,
+    /// Which broker.
+    pub far: Far,
     /// Chooses what happens when.
     pub seed: u64,
-    /// How long producers write.
+    /// How long producers write at least.
     pub write_for: Duration,
+    /// And until so many messages are committed; more than none makes the producers write without a pause.
+    pub messages: u64,
+    /// And until so many harms are done.
+    pub faults: u32,
 }
 
 /// Carries a plan out; an error only if it could not be carried out, or a relay ended by itself.
@@ -67,7 +72,7 @@ struct Scratch(PathBuf);
 
 impl Scratch {
     fn new(plan: &Plan) -> Result<Self> {
-        let name = format!("relevo-torture-{}-{:?}-{}", std::process::id(), plan.victim, plan.seed);
+        let name = format!("relevo-torture-{}-{:?}-{:?}-{}", std::process::id(), plan.victim, plan.far, plan.seed);
         let path = std::env::temp_dir().join(name);
         std::fs::create_dir_all(&path).with_context(|| format!("`{}` cannot be made", path.display()))?;
         Ok(Self(path))
@@ -87,9 +92,18 @@ enum Harm {
     Freeze,
     Leave,
     Database,
+    Broker(Blow),
 }
 
-const EACH: [Harm; 4] = [Harm::Kill, Harm::Freeze, Harm::Database, Harm::Leave];
+const EACH: [Harm; 7] = [
+    Harm::Kill,
+    Harm::Broker(Blow::Cut),
+    Harm::Freeze,
+    Harm::Broker(Blow::Kill),
+    Harm::Database,
+    Harm::Broker(Blow::Freeze),
+    Harm::Leave,
+];
 
 /// Everything that is on stage.
 struct Stage {
@@ -97,7 +111,7 @@ struct Stage {
     relevo: PathBuf,
     server: Option<Private>,
     database: Database,
-    broker: PathBuf,
+    broker: Broker,
     relays: Vec<Relay>,
     random: Random,
     deeds: Deeds,
@@ -121,9 +135,7 @@ impl Stage {
         };
         database.make_outbox(DESTINATION, SHARDS).await?;
         database.prepare().await?;
-        let broker = directory.join("broker.db");
-        // A group that has acknowledged nothing keeps everything.
-        open_broker(&broker).await?.declare(&Group::new(ORACLE, ["**"])).await?;
+        let broker = Broker::start(plan.far, directory).await?;
         let mut stage = Self {
             directory: directory.to_owned(),
             relevo: plan.relevo.clone(),
@@ -142,12 +154,12 @@ impl Stage {
     }
 
     fn config(&self, number: usize, url: &str) -> String {
-        let (lease_ms, broker) = (LEASE.as_millis(), format!("{:?}", self.broker.to_string_lossy()));
+        let (lease_ms, deadline_ms) = (LEASE.as_millis(), PUBLISH_DEADLINE.as_millis());
+        let destination = self.broker.config(DESTINATION);
         format!(
             "name = \"relay-{number}\"\n[admin]\nlisten = \"off\"\n\
-             [relay]\nlease_ms = {lease_ms}\nlease_margin_ms = 500\npublish_deadline_ms = 1500\n\
-             [outboxes.victim]\ndatabase = {url:?}\ncall_deadline_ms = 1500\n\
-             [outboxes.victim.destinations.{DESTINATION}]\nbroker = {{ kind = \"embedded\", path = {broker} }}\n"
+             [relay]\nlease_ms = {lease_ms}\nlease_margin_ms = 500\npublish_deadline_ms = {deadline_ms}\n\
+             [outboxes.victim]\ndatabase = {url:?}\ncall_deadline_ms = 1500\n{destination}"
         )
     }
 
@@ -159,6 +171,7 @@ impl Stage {
             Victim::Postgres => (6, 8),
             Victim::Sqlite => (3, 12),
         };
+        let pause_ms = if plan.messages > 0 { 0 } else { pause_ms };
         for number in 0..count {
             let producer = Producer {
                 name: format!("p{number}"),
@@ -172,11 +185,11 @@ impl Stage {
         let began = Instant::now();
         let end = began + plan.write_for;
         for round in 0.. {
-            if Instant::now() >= end {
+            let enough = done.committed.load(Ordering::Relaxed) >= plan.messages && self.deeds.all() >= plan.faults;
+            if Instant::now() >= end && enough {
                 break;
             }
-            let next = Instant::now() + Duration::from_millis(u64::from(200 + self.random.below(700)));
-            sleep_until(next.min(end)).await;
+            sleep(Duration::from_millis(u64::from(200 + self.random.below(700)))).await;
             self.mend()?;
             self.harm(round).await?;
         }
@@ -190,12 +203,13 @@ impl Stage {
             relay.leave().await?;
         }
         let committed = self.database.changes().await?;
-        let arrived = arrivals(&open_broker(&self.broker).await?).await?;
+        let arrived = self.broker.arrivals().await?;
         Ok(Report {
             store: match plan.victim {
                 Victim::Postgres => "PostgreSQL",
                 Victim::Sqlite => "SQLite",
             },
+            broker: plan.far.name(),
             seed: plan.seed,
             wrote_for,
             drained_in,
@@ -219,21 +233,43 @@ impl Stage {
 
     /// Does one harm: at first one of each kind, then whatever chance says.
     async fn harm(&mut self, round: usize) -> Result<()> {
-        let harm = EACH.get(round).copied().unwrap_or_else(|| match self.random.below(12) {
+        let harm = EACH.get(round).copied().unwrap_or_else(|| match self.random.below(18) {
             0..=3 => Harm::Kill,
             4..=7 => Harm::Freeze,
             8..=9 => Harm::Leave,
-            _ => Harm::Database,
+            10..=11 => Harm::Database,
+            12..=15 => Harm::Broker(Blow::Cut),
+            16 => Harm::Broker(Blow::Freeze),
+            _ => Harm::Broker(Blow::Kill),
         });
-        if harm == Harm::Database {
-            if let Some(server) = &self.server {
-                server.kill9().await;
-                sleep(Duration::from_millis(self.random.below(500).into())).await;
-                server.start_again().await;
-                self.deeds.database_killed += 1;
-            }
-            return Ok(());
+        match harm {
+            Harm::Database => self.harm_database().await,
+            Harm::Broker(blow) => self.harm_broker(blow).await,
+            Harm::Kill | Harm::Freeze | Harm::Leave => return self.harm_relay(harm).await,
         }
+        Ok(())
+    }
+
+    async fn harm_database(&mut self) {
+        let Some(server) = &self.server else { return };
+        server.kill9().await;
+        sleep(Duration::from_millis(self.random.below(500).into())).await;
+        server.start_again().await;
+        self.deeds.database_killed += 1;
+    }
+
+    async fn harm_broker(&mut self, blow: Blow) {
+        if !self.broker.blow(blow, PUBLISH_DEADLINE.mul_f64(1.5), &mut self.random).await {
+            return;
+        }
+        match blow {
+            Blow::Kill => self.deeds.broker_killed += 1,
+            Blow::Freeze => self.deeds.broker_frozen += 1,
+            Blow::Cut => self.deeds.connections_cut += 1,
+        }
+    }
+
+    async fn harm_relay(&mut self, harm: Harm) -> Result<()> {
         let at_hand = |relay: &Relay| if harm == Harm::Kill { !relay.is_gone() } else { relay.is_awake() };
         let possible: Vec<usize> = (0..self.relays.len()).filter(|at| at_hand(&self.relays[*at])).collect();
         if possible.is_empty() {
@@ -249,7 +285,7 @@ impl Stage {
                 relay.freeze(Instant::now() + LEASE.mul_f64(1.3))?;
                 self.deeds.frozen += 1;
             }
-            Harm::Leave | Harm::Database => {
+            Harm::Leave | Harm::Database | Harm::Broker(_) => {
                 relay.leave().await?;
                 self.deeds.left += 1;
             }
@@ -280,34 +316,4 @@ impl Stage {
             sleep(Duration::from_millis(100)).await;
         }
     }
-}
-
-/// What the broker keeps, in the order in which each key's messages were taken.
-async fn arrivals(broker: &EmbeddedBroker) -> Result<Vec<Arrival>> {
-    let consumer = broker.consumer(ORACLE, Membership::default()).await?;
-    let mut arrivals = Vec::new();
-    while left(broker).await? > 0 {
-        let deliveries = consumer.receive(1000).await?;
-        let mut answers = Vec::with_capacity(deliveries.len());
-        for delivery in deliveries {
-            let message = delivery.raw.decode()?.message;
-            let token = String::from_utf8(message.payload.to_vec())?;
-            arrivals.push(Arrival { key: message.key.to_string(), token });
-            answers.push((delivery.tag, Answer::Acknowledge));
-        }
-        let gone = consumer.settle(&answers).await?;
-        ensure!(gone.is_empty(), "somebody else took deliveries from the oracle");
-    }
-    consumer.close().await?;
-    Ok(arrivals)
-}
-
-async fn open_broker(file: &Path) -> Result<EmbeddedBroker> {
-    Ok(EmbeddedBroker::open(relevo_broker_embedded::Config::new(file)).await?)
-}
-
-async fn left(broker: &EmbeddedBroker) -> Result<u64> {
-    let groups = broker.groups().await?;
-    let oracle = groups.iter().filter(|group| group.name == ORACLE);
-    Ok(oracle.map(|group| group.lag + group.out + group.waiting).sum())
 }

@@ -1,0 +1,53 @@
+//! The embedded broker.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Result, ensure};
+use relevo_broker_embedded::{Config, EmbeddedBroker, Group, Membership};
+use relevo_core::{Answer, Consumer as _};
+
+use crate::oracle::Arrival;
+
+const ORACLE: &str = "oracle";
+
+/// A file.
+pub(crate) struct Embedded(PathBuf);
+
+impl Embedded {
+    pub(super) async fn start(directory: &Path) -> Result<Self> {
+        let file = directory.join("broker.db");
+        // A group that has acknowledged nothing keeps everything.
+        EmbeddedBroker::open(Config::new(&file)).await?.declare(&Group::new(ORACLE, ["**"])).await?;
+        Ok(Self(file))
+    }
+
+    pub(super) fn config(&self, destination: &str) -> String {
+        let path = format!("{:?}", self.0.to_string_lossy());
+        format!("[outboxes.victim.destinations.{destination}]\nbroker = {{ kind = \"embedded\", path = {path} }}\n")
+    }
+
+    pub(super) async fn arrivals(&self) -> Result<Vec<Arrival>> {
+        let broker = EmbeddedBroker::open(Config::new(&self.0)).await?;
+        let consumer = broker.consumer(ORACLE, Membership::default()).await?;
+        let mut arrivals = Vec::new();
+        while left(&broker).await? > 0 {
+            let deliveries = consumer.receive(1000).await?;
+            let mut answers = Vec::with_capacity(deliveries.len());
+            for delivery in deliveries {
+                let message = delivery.raw.decode()?.message;
+                arrivals.push(super::arrival(Some(message.key.to_string()), &message.payload)?);
+                answers.push((delivery.tag, Answer::Acknowledge));
+            }
+            let gone = consumer.settle(&answers).await?;
+            ensure!(gone.is_empty(), "somebody else took deliveries from the oracle");
+        }
+        consumer.close().await?;
+        Ok(arrivals)
+    }
+}
+
+async fn left(broker: &EmbeddedBroker) -> Result<u64> {
+    let groups = broker.groups().await?;
+    let oracle = groups.iter().filter(|group| group.name == ORACLE);
+    Ok(oracle.map(|group| group.lag + group.out + group.waiting).sum())
+}

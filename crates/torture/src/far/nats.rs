@@ -1,0 +1,65 @@
+//! NATS JetStream, read with its client library alone: the oracle does not trust our own adapter.
+
+use anyhow::{Context as _, Result};
+use async_nats::jetstream::{self, consumer, stream};
+use futures_util::StreamExt as _;
+use relevo_testkit::nats::{NatsVersion, Private, Settings};
+use relevo_testkit::proxy::CutProxy;
+
+use crate::oracle::Arrival;
+
+const STREAM: &str = "torture";
+
+/// A server, and the proxy through which the relays reach it.
+pub(crate) struct Nats {
+    pub(super) server: Private,
+    pub(super) proxy: CutProxy,
+}
+
+impl Nats {
+    pub(super) async fn start() -> Result<Self> {
+        let server = Private::start(NatsVersion::V2_15, Settings::new()).await;
+        let proxy = CutProxy::start(([127, 0, 0, 1], server.port()).into()).await;
+        let broker = Self { server, proxy };
+        let config = stream::Config {
+            name: STREAM.to_owned(),
+            subjects: vec!["torture.>".to_owned()],
+            storage: stream::StorageType::File,
+            discard: stream::DiscardPolicy::New,
+            duplicate_window: std::time::Duration::from_mins(10),
+            ..stream::Config::default()
+        };
+        broker.jetstream().await?.create_stream(config).await?;
+        Ok(broker)
+    }
+
+    pub(super) fn config(&self, destination: &str) -> String {
+        let url = format!("nats://{}", self.proxy.addr());
+        format!(
+            "[outboxes.victim.destinations.{destination}]\n\
+             [outboxes.victim.destinations.{destination}.broker]\nkind = \"nats\"\nurls = [{url:?}]\n\
+             stream = \"{STREAM}\"\nack_deadline_ms = 1000\n\
+             [[outboxes.victim.destinations.{destination}.routes]]\naddress = \"torture.{{topic}}\"\n"
+        )
+    }
+
+    pub(super) async fn arrivals(&self) -> Result<Vec<Arrival>> {
+        let jetstream = self.jetstream().await?;
+        let stream = jetstream.get_stream(STREAM).await?;
+        let count = usize::try_from(stream.get_info().await?.state.messages)?;
+        let config = consumer::pull::Config { ack_policy: consumer::AckPolicy::None, ..Default::default() };
+        let mut messages = stream.create_consumer(config).await?.messages().await?;
+        let mut arrivals = Vec::with_capacity(count);
+        while arrivals.len() < count {
+            let message = messages.next().await.context("the oracle's consumer ended")??;
+            let headers = message.headers.as_ref();
+            let key = headers.and_then(|headers| headers.get("ce-partitionkey")).map(ToString::to_string);
+            arrivals.push(super::arrival(key, &message.payload)?);
+        }
+        Ok(arrivals)
+    }
+
+    async fn jetstream(&self) -> Result<jetstream::Context> {
+        Ok(jetstream::new(async_nats::connect(self.server.url()).await?))
+    }
+}
