@@ -4,6 +4,7 @@
 //! Everything here may panic: its callers are tests.
 
 mod account;
+pub mod certs;
 mod http;
 mod marked;
 pub mod nats;

@@ -1,0 +1,149 @@
+//! Certificates for servers and clients of one test.
+
+use std::path::{Path, PathBuf};
+
+use rcgen::{
+    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair,
+    KeyUsagePurpose, date_time_ymd,
+};
+
+use crate::scratch::Scratch;
+
+/// The common name of every client certificate.
+pub const CLIENT_NAME: &str = "relevo-client";
+
+/// Who shows a certificate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Holder {
+    /// A server on `127.0.0.1` and `localhost`.
+    Server,
+    /// A client, by the name [`CLIENT_NAME`].
+    Client,
+}
+
+/// What is wrong with a certificate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// Nothing.
+    None,
+    /// It ran out years ago.
+    Expired,
+    /// An authority signed it that nobody trusts.
+    Foreign,
+}
+
+/// An authority and what it signed, as PEM files in a directory that goes with the value.
+pub struct Certs {
+    scratch: Scratch,
+}
+
+/// A certificate and its key, as PEM files.
+#[derive(Clone, Debug)]
+pub struct Pair {
+    /// The certificate.
+    pub cert: PathBuf,
+    /// Its private key, PKCS 8.
+    pub key: PathBuf,
+}
+
+impl Certs {
+    /// Makes a new authority, and a certificate of every kind.
+    #[expect(clippy::new_without_default, reason = "it makes files, which no default should")]
+    pub fn new() -> Self {
+        let certs = Self { scratch: Scratch::for_marked() };
+        let (own, foreign) = (authority("Relevo test authority"), authority("A stranger's authority"));
+        std::fs::write(certs.ca(), own.pem()).expect("the directory can be written");
+        std::fs::write(certs.foreign_ca(), foreign.pem()).expect("the directory can be written");
+        for holder in [Holder::Server, Holder::Client] {
+            for fault in [Fault::None, Fault::Expired, Fault::Foreign] {
+                let issuer = if fault == Fault::Foreign { &foreign } else { &own };
+                issue(&certs.pair(holder, fault), holder, fault, issuer);
+            }
+        }
+        certs
+    }
+
+    /// The certificate of the authority that is to be trusted.
+    pub fn ca(&self) -> PathBuf {
+        self.scratch.path().join("ca.pem")
+    }
+
+    /// The certificate of the authority behind [`Fault::Foreign`].
+    pub fn foreign_ca(&self) -> PathBuf {
+        self.scratch.path().join("foreign-ca.pem")
+    }
+
+    /// A server's certificate without fault.
+    pub fn server(&self) -> Pair {
+        self.pair(Holder::Server, Fault::None)
+    }
+
+    /// A client's certificate without fault.
+    pub fn client(&self) -> Pair {
+        self.pair(Holder::Client, Fault::None)
+    }
+
+    /// Any of the certificates.
+    pub fn pair(&self, holder: Holder, fault: Fault) -> Pair {
+        let name = match (holder, fault) {
+            (Holder::Server, Fault::None) => "server",
+            (Holder::Server, Fault::Expired) => "expired-server",
+            (Holder::Server, Fault::Foreign) => "foreign-server",
+            (Holder::Client, Fault::None) => "client",
+            (Holder::Client, Fault::Expired) => "expired-client",
+            (Holder::Client, Fault::Foreign) => "foreign-client",
+        };
+        let file = |end: &str| self.scratch.path().join(format!("{name}{end}"));
+        Pair { cert: file(".pem"), key: file("-key.pem") }
+    }
+}
+
+impl Pair {
+    /// The certificate's text.
+    pub fn cert_pem(&self) -> String {
+        read(&self.cert)
+    }
+
+    /// The key's text.
+    pub fn key_pem(&self) -> String {
+        read(&self.key)
+    }
+}
+
+pub(crate) fn read(file: &Path) -> String {
+    std::fs::read_to_string(file).expect("the files are there as long as their `Certs`")
+}
+
+fn authority(name: &str) -> CertifiedIssuer<'static, KeyPair> {
+    let mut params = CertificateParams::default();
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+    params.distinguished_name.push(DnType::CommonName, name);
+    let key = KeyPair::generate().expect("there is randomness");
+    CertifiedIssuer::self_signed(params, key).expect("the parameters are sound")
+}
+
+fn issue(pair: &Pair, holder: Holder, fault: Fault, issuer: &CertifiedIssuer<'static, KeyPair>) {
+    let mut params = CertificateParams::default();
+    let name = match holder {
+        Holder::Server => {
+            let names = CertificateParams::new(["localhost".to_owned(), "127.0.0.1".to_owned()]);
+            params.subject_alt_names = names.expect("the names are sound").subject_alt_names;
+            params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+            "localhost"
+        }
+        Holder::Client => {
+            params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+            CLIENT_NAME
+        }
+    };
+    params.distinguished_name.push(DnType::CommonName, name);
+    if fault == Fault::Expired {
+        params.not_before = date_time_ymd(2020, 1, 1);
+        params.not_after = date_time_ymd(2021, 1, 1);
+    }
+    let key = KeyPair::generate().expect("there is randomness");
+    let cert = params.signed_by(&key, issuer).expect("the parameters are sound");
+    std::fs::write(&pair.cert, cert.pem()).expect("the directory can be written");
+    std::fs::write(&pair.key, key.serialize_pem()).expect("the directory can be written");
+}
