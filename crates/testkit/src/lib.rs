@@ -14,7 +14,9 @@ pub mod postgres;
 pub mod proxy;
 pub mod rabbitmq;
 mod scratch;
+mod tls;
 mod unblocked;
 
 pub use nats::NatsVersion;
 pub use postgres::PgVersion;
+pub use tls::ClientCertificate;

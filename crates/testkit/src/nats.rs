@@ -1,11 +1,13 @@
 //! NATS with JetStream: servers shared by all tests, and servers a test may kill.
 
+mod cluster;
 mod node;
 mod private;
 mod server;
 mod settings;
 mod version;
 
+pub use cluster::Cluster;
 pub use private::Private;
 pub use server::Server;
 pub use settings::Settings;

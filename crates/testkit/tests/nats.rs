@@ -1,16 +1,171 @@
 //! The testkit's own promises about NATS.
 
-use relevo_testkit::NatsVersion;
-use relevo_testkit::nats::{Private, Settings};
+use std::time::Duration;
+
+use async_nats::jetstream::{self, stream};
+use async_nats::{ConnectOptions, ServerInfo};
+use relevo_testkit::certs::{Certs, Fault, Holder};
+use relevo_testkit::nats::{Cluster, Private, Server, Settings, unique};
+use relevo_testkit::{ClientCertificate, NatsVersion};
+
+async fn info(url: &str) -> ServerInfo {
+    async_nats::connect(url).await.expect("the server accepts clients").server_info()
+}
+
+/// A client that gives up a request as soon as nobody can be there to answer.
+async fn jetstream(url: impl async_nats::ToServerAddrs) -> jetstream::Context {
+    jetstream::new(async_nats::connect(url).await.expect("the server accepts clients"))
+}
+
+async fn make(context: &jetstream::Context, name: &str, replicas: usize) {
+    let config = stream::Config {
+        name: name.to_owned(),
+        subjects: vec![format!("{name}.>")],
+        num_replicas: replicas,
+        ..stream::Config::default()
+    };
+    context.create_stream(config).await.expect("the stream is new");
+}
+
+async fn publish(context: &jetstream::Context, name: &str) {
+    let sent = context.publish(format!("{name}.a"), "x".into()).await.expect("the message goes out");
+    sent.await.expect("the server keeps it");
+}
+
+async fn kept(context: &jetstream::Context, name: &str) -> u64 {
+    context.get_stream(name).await.expect("the stream is there").cached_info().state.messages
+}
 
 #[tokio::test]
-async fn a_private_server_starts_stops_and_dies() {
+async fn every_shared_version_is_the_one_asked_for() {
     for version in NatsVersion::ALL {
-        let server = Private::start(version, Settings::new().jetstream("max_file_store: 10MB")).await;
-        server.kill9().await;
-        server.start_again().await;
-        server.stop().await;
-        server.start_again().await;
-        assert!(server.log().contains("Server is ready"));
+        let server = Server::shared(version);
+        let found = info(server.url()).await;
+        assert!(found.version.starts_with(&format!("{}.", version.number())), "{} is no {version:?}", found.version);
+        assert!(found.jetstream);
     }
+}
+
+#[tokio::test]
+async fn a_server_killed_or_stopped_comes_back_with_what_it_kept() {
+    for version in NatsVersion::ALL {
+        let server = Private::start(version, Settings::new()).await;
+        let name = unique("kept");
+        let context = jetstream(server.url()).await;
+        make(&context, &name, 1).await;
+        publish(&context, &name).await;
+
+        server.kill9().await;
+        async_nats::connect(server.url()).await.unwrap_err();
+        server.start_again().await;
+        assert_eq!(kept(&jetstream(server.url()).await, &name).await, 1);
+
+        server.stop().await;
+        async_nats::connect(server.url()).await.unwrap_err();
+        server.start_again().await;
+        assert_eq!(kept(&jetstream(server.url()).await, &name).await, 1);
+    }
+}
+
+#[tokio::test]
+async fn a_paused_server_answers_when_it_goes_on() {
+    let server = Private::start(NatsVersion::V2_15, Settings::new()).await;
+    let client = async_nats::connect(server.url()).await.unwrap();
+    client.flush().await.unwrap();
+
+    server.pause().await;
+    let mut asked = client.subscribe("a").await.unwrap();
+    client.publish("a", "x".into()).await.unwrap();
+    let answer = async { futures_util::StreamExt::next(&mut asked).await };
+    // Nothing can be waited for when nothing must come; a slow machine can only make this pass too easily.
+    tokio::time::timeout(Duration::from_millis(200), answer).await.unwrap_err();
+    server.resume().await;
+    let message = futures_util::StreamExt::next(&mut asked).await;
+    assert!(message.is_some());
+}
+
+#[tokio::test]
+async fn settings_reach_the_server() {
+    let settings = Settings::new().config("max_payload: 1000").jetstream("sync_interval: always").user("me", "secret");
+    let server = Private::start(NatsVersion::V2_15, settings).await;
+    async_nats::connect(server.url()).await.unwrap_err();
+    let options = ConnectOptions::with_user_and_password("me".to_owned(), "secret".to_owned());
+    let client = options.connect(server.url()).await.unwrap();
+    assert_eq!(client.server_info().max_payload, 1000);
+
+    let server = Private::start(NatsVersion::V2_9, Settings::new().token("word")).await;
+    async_nats::connect(server.url()).await.unwrap_err();
+    ConnectOptions::with_token("word".to_owned()).connect(server.url()).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_key_opens_a_server_that_knows_it() {
+    // The pair in NATS's own documentation.
+    let (seed, public) = (
+        "SUACSSL3UAHUDXKFSNVUZRF5UHPMWZ6BFDTJ7M6USDXIEDNPPQYYYCU3VY",
+        "UDXU4RCSJNZOIQHZNWXHXORDPRTGNJAHAHFRGZNEEJCPQTT2M7NLCNF4",
+    );
+    let server = Private::start(NatsVersion::V2_15, Settings::new().nkey(public)).await;
+    async_nats::connect(server.url()).await.unwrap_err();
+    ConnectOptions::with_nkey(seed.to_owned()).connect(server.url()).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_server_with_tls_refuses_whoever_shows_no_good_certificate() {
+    let certs = Certs::new();
+    let settings = Settings::new().tls(&certs, ClientCertificate::Required);
+    let server = Private::start(NatsVersion::V2_15, settings).await;
+    let options = || ConnectOptions::new().add_root_certificates(certs.ca());
+
+    options().connect(server.tls_url()).await.unwrap_err();
+    for fault in [Fault::Expired, Fault::Foreign] {
+        let bad = certs.pair(Holder::Client, fault);
+        options().add_client_certificate(bad.cert, bad.key).connect(server.tls_url()).await.unwrap_err();
+    }
+    let good = certs.client();
+    options().add_client_certificate(good.cert, good.key).connect(server.tls_url()).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_careful_client_refuses_a_server_with_a_bad_certificate() {
+    let certs = Certs::new();
+    for (fault, welcome) in [(Fault::None, true), (Fault::Expired, false), (Fault::Foreign, false)] {
+        let settings = Settings::new().faulty_tls(&certs, fault, ClientCertificate::NotAsked);
+        let server = Private::start(NatsVersion::V2_9, settings).await;
+        let connected = ConnectOptions::new().add_root_certificates(certs.ca()).connect(server.tls_url()).await;
+        assert_eq!(connected.is_ok(), welcome, "{fault:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_cluster_of_three_outlives_any_one_of_them() {
+    let cluster = Cluster::of_three().await;
+    let name = unique("replicated");
+    let context = jetstream(cluster.nodes()[0].url()).await;
+    make(&context, &name, 3).await;
+    publish(&context, &name).await;
+
+    for node in cluster.nodes() {
+        node.kill9().await;
+        let others: Vec<_> = cluster.urls().into_iter().filter(|url| *url != node.url()).collect();
+        let context = jetstream(others).await;
+        let deadline = tokio::time::Instant::now() + Duration::from_secs(30);
+        // The others may have to agree on a leader first.
+        while context.get_stream(&name).await.is_err() {
+            assert!(tokio::time::Instant::now() < deadline, "the stream is gone");
+        }
+        node.start_again().await;
+        cluster.healthy().await;
+    }
+    assert_eq!(kept(&jetstream(cluster.nodes()[0].url()).await, &name).await, 1);
+}
+
+#[tokio::test]
+async fn a_dropped_server_leaves_nothing() {
+    let server = Private::start(NatsVersion::V2_15, Settings::new()).await;
+    let (directory, url) = (server.directory(), server.url());
+    assert!(directory.exists());
+    drop(server);
+    assert!(!directory.exists());
+    async_nats::connect(url).await.unwrap_err();
 }

@@ -13,31 +13,57 @@ use crate::{http, marked, port};
 const DEBIAN: &str = "/usr/sbin/nats-server";
 const STARTS_MAX: usize = 10;
 const READY_DEADLINE: Duration = Duration::from_secs(30);
+/// Answered when JetStream has recovered all it keeps, and in a cluster has found the others.
+pub(super) const HEALTHY: &str = "/healthz";
+/// Answered as soon as JetStream runs.
+pub(super) const RUNNING: &str = "/healthz?js-enabled-only=true";
 const POLL: Duration = Duration::from_millis(10);
 
 pub(super) struct Node {
     scratch: Scratch,
     version: NatsVersion,
-    client: u16,
-    monitor: u16,
+    ports: Ports,
+    /// What must be answered before a start has succeeded.
+    ready: &'static str,
     process: Mutex<Option<Child>>,
+}
+
+#[derive(Clone, Copy)]
+pub(super) struct Ports {
+    pub(super) client: u16,
+    pub(super) monitor: u16,
+}
+
+impl Ports {
+    pub(super) fn free() -> Self {
+        Self { client: port::free(), monitor: port::free() }
+    }
 }
 
 impl Node {
     /// A new server on free ports, started.
     pub(super) fn launch(version: NatsVersion, settings: &Settings) -> Self {
         for _ in 0..STARTS_MAX {
-            let (client, monitor) = (port::free(), port::free());
-            let node = Self { scratch: Scratch::for_marked(), version, client, monitor, process: Mutex::new(None) };
-            let text = settings.text(&node.directory().display().to_string(), client, monitor);
-            std::fs::write(node.directory().join("nats.conf"), text).expect("the directory can be written");
+            let node = Self::create(version, settings, HEALTHY);
             if node.try_start() {
                 return node;
             }
             // Somebody else may have been quicker to a port.
-            assert!(node.log().contains("address already in use"), "NATS does not start:\n{}", node.log());
+            assert!(node.lost_a_port(), "NATS does not start:\n{}", node.log());
         }
         panic!("NATS finds no free ports");
+    }
+
+    /// A new server on free ports, not started.
+    pub(super) fn create(version: NatsVersion, settings: &Settings, ready: &'static str) -> Self {
+        let ports = Ports::free();
+        let node = Self { scratch: Scratch::for_marked(), version, ports, ready, process: Mutex::new(None) };
+        settings.write(node.directory(), ports);
+        node
+    }
+
+    pub(super) fn lost_a_port(&self) -> bool {
+        self.log().contains("address already in use")
     }
 
     pub(super) fn version(&self) -> NatsVersion {
@@ -45,11 +71,11 @@ impl Node {
     }
 
     pub(super) fn port(&self) -> u16 {
-        self.client
+        self.ports.client
     }
 
     pub(super) fn monitor_url(&self) -> String {
-        format!("http://127.0.0.1:{}", self.monitor)
+        format!("http://127.0.0.1:{}", self.ports.monitor)
     }
 
     pub(super) fn log(&self) -> String {
@@ -61,7 +87,12 @@ impl Node {
         assert!(self.try_start(), "NATS does not start:\n{}", self.log());
     }
 
-    fn try_start(&self) -> bool {
+    pub(super) fn try_start(&self) -> bool {
+        self.spawn();
+        self.becomes(self.ready)
+    }
+
+    fn spawn(&self) {
         let log = std::fs::File::options().create(true).append(true).open(self.directory().join("log"));
         let log = log.expect("the directory can be written");
         let mut command = Command::new(program(self.version));
@@ -71,9 +102,13 @@ impl Node {
         // A group of its own: what interrupts the test must not end the server before the test has seen it.
         let child = command.stdin(Stdio::null()).process_group(0).spawn().expect("`nats-server` runs");
         *self.process.lock().expect("no holder panics") = Some(child);
+    }
+
+    /// Waits until the monitor answers this well; `false` when the server ended, or nothing came of it in time.
+    pub(super) fn becomes(&self, path: &str) -> bool {
         let deadline = Instant::now() + READY_DEADLINE;
         while Instant::now() < deadline && !self.has_ended() {
-            if http::is_well(&self.monitor_url(), "/healthz") {
+            if http::is_well(&self.monitor_url(), path) {
                 return true;
             }
             std::thread::sleep(POLL);
@@ -108,7 +143,7 @@ impl Node {
         child.expect("the server is running").wait().expect("the process is ours");
     }
 
-    fn directory(&self) -> &Path {
+    pub(super) fn directory(&self) -> &Path {
         self.scratch.path()
     }
 }

@@ -1,6 +1,7 @@
+use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::node::Node;
+use super::node::{HEALTHY, Node};
 use super::{NatsVersion, Settings};
 use crate::unblocked::unblocked;
 
@@ -14,7 +15,10 @@ pub struct Private {
 impl Private {
     /// Starts one.
     pub async fn start(version: NatsVersion, settings: Settings) -> Self {
-        let node = unblocked(move || Node::launch(version, &settings)).await;
+        Self::of(unblocked(move || Node::launch(version, &settings)).await)
+    }
+
+    pub(super) fn of(node: Node) -> Self {
         Self { node: Arc::new(node) }
     }
 
@@ -33,9 +37,19 @@ impl Private {
         format!("nats://127.0.0.1:{}", self.node.port())
     }
 
+    /// The URL for clients that speak TLS, without a login.
+    pub fn tls_url(&self) -> String {
+        format!("tls://localhost:{}", self.node.port())
+    }
+
     /// The URL of its monitor, which asks for no login: `{}/healthz`, `{}/jsz?streams=1`.
     pub fn monitor_url(&self) -> String {
         self.node.monitor_url()
+    }
+
+    /// Where its files are.
+    pub fn directory(&self) -> PathBuf {
+        self.node.directory().to_owned()
     }
 
     /// What the server has logged since it was made.
@@ -53,7 +67,8 @@ impl Private {
         self.blocking(Node::stop).await;
     }
 
-    /// Starts a stopped or killed server again on the same ports and files; returns when it is healthy.
+    /// Starts a stopped or killed server again on the same ports and files; returns when it is healthy, and in
+    /// a cluster already when it runs.
     pub async fn start_again(&self) {
         self.blocking(Node::start).await;
     }
@@ -66,6 +81,11 @@ impl Private {
     /// Lets a paused server go on.
     pub async fn resume(&self) {
         self.blocking(Node::resume).await;
+    }
+
+    /// Waits until JetStream is healthy, which a node of a cluster is only once it has found the others.
+    pub async fn healthy(&self) {
+        self.blocking(|node| assert!(node.becomes(HEALTHY), "NATS does not become healthy:\n{}", node.log())).await;
     }
 
     async fn blocking(&self, job: impl FnOnce(&Node) + Send + 'static) {

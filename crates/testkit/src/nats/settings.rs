@@ -1,8 +1,15 @@
+use std::path::Path;
+
+use super::node::Ports;
+use crate::certs::{Certs, Fault};
+use crate::tls::{ClientCertificate, Tls};
+
 /// What a private server has beyond NATS's own settings and JetStream.
 #[derive(Clone, Debug, Default)]
 pub struct Settings {
     lines: Vec<String>,
     jetstream: Vec<String>,
+    tls: Option<Tls>,
 }
 
 impl Settings {
@@ -43,12 +50,38 @@ impl Settings {
         self.config(&format!("authorization {{ users: [ {{ nkey: {public_key} }} ] }}"))
     }
 
-    pub(super) fn text(&self, directory: &str, client: u16, monitor: u16) -> String {
-        format!(
-            "server_name: relevo_{client}\nlisten: 127.0.0.1:{client}\nhttp: 127.0.0.1:{monitor}\n\
-             jetstream {{\n  store_dir: \"{directory}/data\"\n  {}\n}}\n{}\n",
-            self.jetstream.join("\n  "),
-            self.lines.join("\n"),
-        )
+    /// Clients must speak TLS.
+    #[must_use]
+    pub fn tls(self, certs: &Certs, client: ClientCertificate) -> Self {
+        self.faulty_tls(certs, Fault::None, client)
+    }
+
+    /// Clients must speak TLS, to a server whose certificate a careful one refuses.
+    #[must_use]
+    pub fn faulty_tls(mut self, certs: &Certs, fault: Fault, client: ClientCertificate) -> Self {
+        self.tls = Some(Tls::new(certs, fault, client));
+        self
+    }
+
+    /// Writes `nats.conf`.
+    pub(super) fn write(&self, directory: &Path, ports: Ports) {
+        let shown = directory.display();
+        let mut blocks = vec![
+            format!("server_name: relevo_{}", ports.client),
+            format!("listen: 127.0.0.1:{}", ports.client),
+            format!("http: 127.0.0.1:{}", ports.monitor),
+            format!("jetstream {{\n  store_dir: \"{shown}/data\"\n  {}\n}}", self.jetstream.join("\n  ")),
+        ];
+        if let Some(tls) = &self.tls {
+            tls.write(directory);
+            blocks.push(format!(
+                "tls {{\n  cert_file: \"{shown}/cert.pem\"\n  key_file: \"{shown}/key.pem\"\n  \
+                 ca_file: \"{shown}/ca.pem\"\n  verify: {}\n}}",
+                tls.client == ClientCertificate::Required
+            ));
+        }
+        blocks.extend_from_slice(&self.lines);
+        let text = blocks.join("\n") + "\n";
+        std::fs::write(directory.join("nats.conf"), text).expect("the directory can be written");
     }
 }

@@ -21,6 +21,7 @@ const POLL: Duration = Duration::from_millis(20);
 
 pub(super) struct Node {
     scratch: Scratch,
+    name: &'static str,
     settings: Settings,
     ports: Ports,
     process: Mutex<Option<Child>>,
@@ -30,22 +31,34 @@ pub(super) struct Node {
 pub(super) struct Ports {
     pub(super) amqp: u16,
     pub(super) management: u16,
+    pub(super) tls: u16,
     between_nodes: u16,
     epmd: u16,
 }
 
 impl Node {
-    /// A new node on free ports, started.
+    /// A new node on free ports, started, with an epmd of its own.
     pub(super) fn launch(settings: &Settings) -> Self {
+        let node = Self::launch_as("relevo@localhost", None, settings);
+        node.add_users();
+        node
+    }
+
+    /// A new node on free ports, started, without its users; with the epmd on this port, or else one of its own.
+    pub(super) fn launch_as(name: &'static str, epmd: Option<u16>, settings: &Settings) -> Self {
         for _ in 0..STARTS_MAX {
-            let ports =
-                Ports { amqp: port::free(), management: port::free(), between_nodes: port::free(), epmd: port::free() };
-            let node =
-                Self { scratch: Scratch::for_marked(), settings: settings.clone(), ports, process: Mutex::new(None) };
-            node.settings.write(node.directory(), ports.amqp, ports.management);
+            let ports = Ports {
+                amqp: port::free(),
+                management: port::free(),
+                tls: port::free(),
+                between_nodes: port::free(),
+                epmd: epmd.unwrap_or_else(port::free),
+            };
+            let (scratch, process) = (Scratch::for_marked(), Mutex::new(None));
+            let node = Self { scratch, name, settings: settings.clone(), ports, process };
+            node.settings.write(node.directory(), ports);
             write_cookie(node.directory());
             if node.try_start() {
-                node.add_users();
                 return node;
             }
             // Somebody else may have been quicker to a port.
@@ -62,8 +75,8 @@ impl Node {
         self.ports
     }
 
-    pub(super) fn has_management(&self) -> bool {
-        self.settings.has_management()
+    pub(super) fn settings(&self) -> &Settings {
+        &self.settings
     }
 
     /// Starts it again on its ports and its files.
@@ -74,7 +87,7 @@ impl Node {
     /// What it has logged, and what it said before it had a log.
     pub(super) fn log(&self) -> String {
         let read = |name: &str| std::fs::read_to_string(self.directory().join(name)).unwrap_or_default();
-        format!("{}{}", read("output"), read("log/relevo@localhost.log"))
+        format!("{}{}", read("output"), read(&format!("log/{}.log", self.name)))
     }
 
     fn try_start(&self) -> bool {
@@ -100,11 +113,12 @@ impl Node {
     }
 
     fn is_ready(&self) -> bool {
-        greets(self.ports.amqp) && (!self.has_management() || http::is_well(&self.management_url(), "/api/overview"))
+        greets(self.ports.amqp)
+            && (!self.settings.has_management() || http::is_well(&self.management_url(), "/api/overview"))
     }
 
     pub(super) fn management_url(&self) -> String {
-        assert!(self.has_management(), "this server was started without `Settings::management`");
+        assert!(self.settings.has_management(), "this server was started without `Settings::management`");
         format!("http://guest:guest@127.0.0.1:{}", self.ports.management)
     }
 
@@ -113,12 +127,26 @@ impl Node {
         process.as_mut().is_none_or(|child| child.try_wait().expect("the process is ours").is_some())
     }
 
-    fn add_users(&self) {
+    pub(super) fn add_users(&self) {
         for (name, password) in &self.settings.users {
             self.ctl(&["add_user", name, password]);
             self.ctl(&["set_user_tags", name, "administrator"]);
             self.ctl(&["set_permissions", name, ".*", ".*", ".*"]);
         }
+    }
+
+    /// A new virtual host, in which `guest` may do everything.
+    pub(super) fn add_vhost(&self, name: &str) {
+        // One call, since each starts an Erlang.
+        let all = "<<\".*\">>";
+        self.ctl(&[
+            "eval",
+            &format!(
+                "ok = rabbit_vhost:add(<<\"{name}\">>, <<\"guest\">>), \
+                 rabbit_auth_backend_internal:set_permissions(\
+                 <<\"guest\">>, <<\"{name}\">>, {all}, {all}, {all}, <<\"guest\">>)."
+            ),
+        ]);
     }
 
     /// Runs `rabbitmqctl` to its end: its output.
@@ -178,7 +206,7 @@ impl Node {
             program.display()
         );
         let mut command = Command::new("sh");
-        command.args(["-c", include_str!("node.sh"), "node"]).arg(self.directory()).arg("relevo@localhost");
+        command.args(["-c", include_str!("node.sh"), "node"]).arg(self.directory()).arg(self.name);
         command.args([self.ports.between_nodes, self.ports.epmd].map(|port| port.to_string())).arg(program);
         command.current_dir(self.directory());
         command

@@ -1,7 +1,7 @@
 # Runs a program of RabbitMQ for the node in a directory, whatever is installed or running beside it.
 #
 # $1: the directory, with `rabbitmq.conf`, `plugins` and `.erlang.cookie`. $2: the node's name. $3: the port between
-# nodes. $4: the port of its epmd, not shared with any other server. The rest: the program and its arguments.
+# nodes. $4: the port of its epmd, which only nodes of its own cluster share. The rest: the program and its arguments.
 export HOME="$1" RABBITMQ_NODENAME="$2" RABBITMQ_DIST_PORT="$3" ERL_EPMD_PORT="$4" ERL_EPMD_ADDRESS=127.0.0.1
 export RELEVO_SERVER_DIRECTORY="$1" RABBITMQ_CONF_ENV_FILE="$1/none" RABBITMQ_CONFIG_FILE="$1/rabbitmq"
 export RABBITMQ_ADVANCED_CONFIG_FILE="$1/none" RABBITMQ_ENABLED_PLUGINS_FILE="$1/plugins" RABBITMQ_PID_FILE="$1/pid"
@@ -13,4 +13,6 @@ export RABBITMQ_CTL_DIST_PORT_MIN=35672 RABBITMQ_CTL_DIST_PORT_MAX=36672
 shift 4
 # A server outlives its starter; a pipe or a lock that it inherited would stay open as long.
 exec 3>&- 4>&- 5>&- 6>&- 7>&- 8>&- 9>&-
+# Without it the server starts a whole Erlang first only to start this.
+epmd -daemon
 exec "$@"

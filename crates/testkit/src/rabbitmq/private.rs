@@ -1,3 +1,4 @@
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::node::Node;
@@ -20,7 +21,10 @@ impl Private {
 
     /// Starts one with other settings.
     pub async fn start_with(settings: Settings) -> Self {
-        let node = unblocked(move || Node::launch(&settings)).await;
+        Self::of(unblocked(move || Node::launch(&settings)).await)
+    }
+
+    pub(super) fn of(node: Node) -> Self {
         Self { node: Arc::new(node) }
     }
 
@@ -34,6 +38,12 @@ impl Private {
         self.node.management_url()
     }
 
+    /// The URL with TLS, as `guest`. Panics unless the server was started with [`Settings::tls`].
+    pub fn amqps_url(&self) -> String {
+        assert!(self.node.settings().has_tls(), "this server was started without `Settings::tls`");
+        format!("amqps://guest:guest@localhost:{}", self.node.ports().tls)
+    }
+
     /// The port of AMQP without TLS on loopback.
     pub fn port(&self) -> u16 {
         self.node.ports().amqp
@@ -41,15 +51,16 @@ impl Private {
 
     /// A new virtual host, which lives as long as the server's files.
     pub async fn vhost(&self) -> Vhost {
-        let management = self.node.has_management().then(|| self.management_url());
+        let management = self.node.settings().has_management().then(|| self.management_url());
         let vhost = Vhost::new(&self.amqp_url(), management, false);
         let name = vhost.name().to_owned();
-        self.blocking(move |node| {
-            node.ctl(&["add_vhost", &name]);
-            node.ctl(&["set_permissions", "-p", &name, "guest", ".*", ".*", ".*"]);
-        })
-        .await;
+        self.blocking(move |node| node.add_vhost(&name)).await;
         vhost
+    }
+
+    /// Where its files are.
+    pub fn directory(&self) -> PathBuf {
+        self.node.directory().to_owned()
     }
 
     /// What the server has logged since it was made.

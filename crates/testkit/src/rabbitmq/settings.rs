@@ -1,5 +1,8 @@
-use std::fmt::Write as _;
 use std::path::Path;
+
+use super::node::Ports;
+use crate::certs::{Certs, Fault};
+use crate::tls::{ClientCertificate, Tls};
 
 /// What a private server has beyond RabbitMQ's own settings.
 #[derive(Clone, Debug, Default)]
@@ -7,6 +10,7 @@ pub struct Settings {
     lines: Vec<String>,
     pub(super) plugins: Vec<String>,
     pub(super) users: Vec<(String, String)>,
+    tls: Option<Tls>,
 }
 
 impl Settings {
@@ -42,20 +46,46 @@ impl Settings {
         self
     }
 
+    /// With TLS, on a port beside the plain one.
+    #[must_use]
+    pub fn tls(self, certs: &Certs, client: ClientCertificate) -> Self {
+        self.faulty_tls(certs, Fault::None, client)
+    }
+
+    /// With TLS and a certificate that a careful client refuses.
+    #[must_use]
+    pub fn faulty_tls(mut self, certs: &Certs, fault: Fault, client: ClientCertificate) -> Self {
+        self.tls = Some(Tls::new(certs, fault, client));
+        self
+    }
+
+    pub(super) fn has_tls(&self) -> bool {
+        self.tls.is_some()
+    }
+
     pub(super) fn has_management(&self) -> bool {
         self.plugins.iter().any(|plugin| plugin == "rabbitmq_management")
     }
 
     /// Writes the files that `node.sh` names.
-    pub(super) fn write(&self, directory: &Path, amqp: u16, management: u16) {
-        let mut text = format!("listeners.tcp.1 = 127.0.0.1:{amqp}\nloopback_users = none\n");
+    pub(super) fn write(&self, directory: &Path, ports: Ports) {
+        let mut lines = vec![format!("listeners.tcp.1 = 127.0.0.1:{}", ports.amqp), "loopback_users = none".to_owned()];
         if self.has_management() {
-            writeln!(text, "management.tcp.ip = 127.0.0.1\nmanagement.tcp.port = {management}")
-                .expect("a string takes all");
+            lines.push("management.tcp.ip = 127.0.0.1".to_owned());
+            lines.push(format!("management.tcp.port = {}", ports.management));
         }
-        for line in &self.lines {
-            writeln!(text, "{line}").expect("a string takes all");
+        if let Some(tls) = &self.tls {
+            tls.write(directory);
+            lines.push(format!("listeners.ssl.1 = 127.0.0.1:{}", ports.tls));
+            for (option, file) in [("cacertfile", "ca.pem"), ("certfile", "cert.pem"), ("keyfile", "key.pem")] {
+                lines.push(format!("ssl_options.{option} = {}", directory.join(file).display()));
+            }
+            let required = tls.client == ClientCertificate::Required;
+            lines.push(format!("ssl_options.verify = {}", if required { "verify_peer" } else { "verify_none" }));
+            lines.push(format!("ssl_options.fail_if_no_peer_cert = {required}"));
         }
+        lines.extend_from_slice(&self.lines);
+        let text = lines.iter().fold(String::new(), |text, line| text + line + "\n");
         let plugins = format!("[{}].\n", self.plugins.join(","));
         for (name, content) in [("rabbitmq.conf", text), ("plugins", plugins)] {
             std::fs::write(directory.join(name), content).expect("the directory can be written");

@@ -1,0 +1,64 @@
+use super::node::{Node, RUNNING};
+use super::{NatsVersion, Private, Settings};
+use crate::port;
+use crate::unblocked::unblocked;
+
+const STARTS_MAX: usize = 5;
+
+/// Three servers of the newest version that are one JetStream, each of which can be killed, paused and started again.
+pub struct Cluster {
+    nodes: [Private; 3],
+}
+
+impl Cluster {
+    /// Starts one with NATS's own settings.
+    pub async fn of_three() -> Self {
+        Self::of_three_with(Settings::new()).await
+    }
+
+    /// Starts one with other settings, the same for all nodes.
+    pub async fn of_three_with(settings: Settings) -> Self {
+        let nodes = unblocked(move || launch(&settings)).await;
+        let cluster = Self { nodes: nodes.map(Private::of) };
+        cluster.healthy().await;
+        cluster
+    }
+
+    /// The nodes. One that starts again is waited for only until it runs: see [`Cluster::healthy`].
+    pub fn nodes(&self) -> &[Private; 3] {
+        &self.nodes
+    }
+
+    /// The URL of each node.
+    pub fn urls(&self) -> [String; 3] {
+        self.nodes.each_ref().map(Private::url)
+    }
+
+    /// Waits until all three are healthy: they have a leader, and each has caught up.
+    pub async fn healthy(&self) {
+        for node in &self.nodes {
+            node.healthy().await;
+        }
+    }
+}
+
+fn launch(settings: &Settings) -> [Node; 3] {
+    for _ in 0..STARTS_MAX {
+        let ports = [port::free(), port::free(), port::free()];
+        let routes = ports.map(|port| format!("nats://127.0.0.1:{port}")).join(", ");
+        let nodes = ports.map(|port| {
+            let block = format!("cluster {{ name: relevo, listen: \"127.0.0.1:{port}\", routes: [{routes}] }}");
+            Node::create(NatsVersion::V2_15, &settings.clone().config(&block), RUNNING)
+        });
+        let started = nodes.each_ref().map(Node::try_start);
+        if started == [true; 3] {
+            return nodes;
+        }
+        // Somebody else may have been quicker to a port.
+        let failed = nodes.iter().zip(started).filter(|(_, started)| !started);
+        for (node, _) in failed {
+            assert!(node.lost_a_port(), "NATS does not start:\n{}", node.log());
+        }
+    }
+    panic!("NATS finds no free ports");
+}
