@@ -1,4 +1,4 @@
-//! The far side: takes, refuses, forgets to answer, and gets messages late.
+//! The far side: takes, refuses, forgets to answer, and gets messages late, also such as it said it would never get.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
@@ -48,6 +48,13 @@ struct Plan {
     vanished: bool,
     unanswered: bool,
     cut: bool,
+}
+
+impl Plan {
+    /// A client library says that it is not connected, keeps the message, and sends it when it is again.
+    fn is_ghost(&self, deadline: Duration) -> bool {
+        self.there > deadline && self.there.as_millis().is_multiple_of(2)
+    }
 }
 
 impl FarSide {
@@ -155,6 +162,10 @@ impl Connection {
                     drop(answers.send((index, outcome)).await);
                     continue;
                 }
+                if plan.is_ghost(far_side.scenario.config.publish_deadline) {
+                    failed = true;
+                    drop(answers.send((index, Err(Failure::new(Class::Outage, "not connected")))).await);
+                }
                 sleep(plan.there).await;
                 if plan.vanished {
                     far_side.history.record(Event::Vanished(Name::of(&publication.message)));
@@ -164,6 +175,9 @@ impl Connection {
                     cuts.send_modify(|count| *count += 1);
                     return;
                 };
+                if failed {
+                    continue;
+                }
                 failed = outcome.is_err();
                 sleep(plan.back).await;
                 if plan.cut {
