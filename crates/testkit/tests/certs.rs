@@ -1,18 +1,36 @@
 //! The testkit's own promises about certificates; what servers make of them is in `nats.rs` and `rabbitmq.rs`.
 
-use std::process::Command;
+use std::sync::Arc;
 
 use relevo_testkit::certs::{Certs, Fault, Holder};
+use rustls::RootCertStore;
+use rustls::client::WebPkiServerVerifier;
+use rustls::client::danger::ServerCertVerifier as _;
+use rustls::crypto::ring;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::server::WebPkiClientVerifier;
 
-/// Whether OpenSSL, which did not make it, trusts the certificate for this purpose.
+/// Whether rustls, which did not make it, trusts the certificate.
 fn is_trusted(certs: &Certs, holder: Holder, fault: Fault) -> bool {
-    let purpose = match holder {
-        Holder::Server => "sslserver",
-        Holder::Client => "sslclient",
-    };
-    let mut openssl = Command::new("openssl");
-    openssl.args(["verify", "-purpose", purpose, "-CAfile"]).arg(certs.ca()).arg(certs.pair(holder, fault).cert);
-    openssl.output().expect("`openssl` is installed").status.success()
+    let read = |path| CertificateDer::from_pem_file(path).expect("the file holds a certificate");
+    let mut roots = RootCertStore::empty();
+    roots.add(read(certs.ca())).expect("it is an authority's");
+    let (roots, provider) = (Arc::new(roots), Arc::new(ring::default_provider()));
+    let shown = read(certs.pair(holder, fault).cert);
+    match holder {
+        Holder::Server => {
+            let verifier = WebPkiServerVerifier::builder_with_provider(roots, provider).build().expect("it has a root");
+            ["127.0.0.1", "localhost"].into_iter().all(|name| {
+                let name = ServerName::try_from(name).expect("a name");
+                verifier.verify_server_cert(&shown, &[], &name, &[], UnixTime::now()).is_ok()
+            })
+        }
+        Holder::Client => {
+            let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider).build().expect("it has a root");
+            verifier.verify_client_cert(&shown, &[], UnixTime::now()).is_ok()
+        }
+    }
 }
 
 #[test]
