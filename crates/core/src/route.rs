@@ -85,6 +85,11 @@ impl Routes {
         Self(routes.into_iter().map(Arc::new).collect())
     }
 
+    /// The routes, in the order in which they are tried.
+    pub fn iter(&self) -> impl Iterator<Item = &Route> {
+        self.0.iter().map(|route| &**route)
+    }
+
     /// The first route that matches; a message without one is not for this destination.
     pub fn find(&self, message: &Message) -> Option<&Arc<Route>> {
         self.0.iter().find(|route| route.matches(message))
