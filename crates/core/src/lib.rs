@@ -18,6 +18,7 @@ pub mod retry;
 pub mod route;
 pub mod slot;
 pub mod store;
+pub mod template;
 pub mod wire;
 
 pub use administer::Administer;

@@ -1,0 +1,189 @@
+//! Whether an address of a route could be one that a broker's pattern takes, before any message is there.
+
+use std::collections::BTreeSet;
+
+/// A route's address as the configuration has it: `{topic}`, `{type}` and `{key}` stand for any text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Template(Vec<Piece>);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Piece {
+    Char(char),
+    Any,
+}
+
+/// One word of a broker's pattern; words stand between dots.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Word<'a> {
+    /// This word.
+    Is(&'a str),
+    /// Any one word.
+    One,
+    /// Any number of words, or none.
+    Any,
+    /// Any number of words, at least one.
+    Some,
+}
+
+/// A pattern, character by character, over words that each end with a dot.
+#[derive(Clone, Copy)]
+enum Atom {
+    Char(char),
+    /// The inside of any word.
+    Inside,
+    /// Whole words.
+    Words,
+}
+
+impl Template {
+    /// The template of an address.
+    pub fn new(address: &str) -> Self {
+        let mut pieces = Vec::new();
+        let mut rest = address;
+        while let Some(first) = rest.chars().next() {
+            let placeholder = ["{topic}", "{type}", "{key}"].into_iter().find(|name| rest.starts_with(name));
+            pieces.push(placeholder.map_or(Piece::Char(first), |_| Piece::Any));
+            rest = &rest[placeholder.map_or(first.len_utf8(), str::len)..];
+        }
+        Self(pieces)
+    }
+
+    /// Whether it has no placeholders.
+    pub fn is_fixed(&self) -> bool {
+        !self.0.contains(&Piece::Any)
+    }
+
+    /// Whether one of its texts is this one.
+    pub fn could_be(&self, text: &str) -> bool {
+        let atoms: Vec<Atom> = text.chars().chain(text.chars().next().map(|_| '.')).map(Atom::Char).collect();
+        self.meets(&atoms)
+    }
+
+    /// Whether one of its texts consists of such words. A text of no characters has no words.
+    pub fn could_match(&self, words: &[Word<'_>]) -> bool {
+        let mut atoms = Vec::new();
+        for word in words {
+            match word {
+                Word::Is(text) => {
+                    atoms.extend(text.chars().map(Atom::Char));
+                    atoms.push(Atom::Char('.'));
+                }
+                Word::One => atoms.extend([Atom::Inside, Atom::Char('.')]),
+                Word::Any => atoms.push(Atom::Words),
+                Word::Some => atoms.extend([Atom::Inside, Atom::Char('.'), Atom::Words]),
+            }
+        }
+        self.meets(&atoms)
+    }
+
+    /// Walks through pattern and template at once: each place is one in both, and whether a word of the pattern is begun.
+    fn meets(&self, atoms: &[Atom]) -> bool {
+        let mut pieces = self.0.clone();
+        if !pieces.is_empty() {
+            pieces.push(Piece::Char('.'));
+        }
+        let mut seen = BTreeSet::new();
+        let mut places = vec![(0, false, 0)];
+        while let Some((at, begun, piece)) = places.pop() {
+            if !seen.insert((at, begun, piece)) {
+                continue;
+            }
+            let (atom, tip) = (atoms.get(at).copied(), pieces.get(piece).copied());
+            if atom.is_none() && tip.is_none() {
+                return true;
+            }
+            if tip == Some(Piece::Any) {
+                places.push((at, begun, piece + 1));
+            }
+            match atom {
+                Some(Atom::Inside) => places.push((at + 1, false, piece)),
+                Some(Atom::Words) if !begun => places.push((at + 1, false, piece)),
+                _ => {}
+            }
+            match (atom, tip) {
+                (Some(Atom::Char(a)), Some(Piece::Char(b))) if a == b => places.push((at + 1, false, piece + 1)),
+                (Some(Atom::Char(_)), Some(Piece::Any)) => places.push((at + 1, false, piece)),
+                (Some(Atom::Inside), Some(Piece::Char(b))) if b != '.' => places.push((at, false, piece + 1)),
+                (Some(Atom::Words), Some(Piece::Char(b))) => places.push((at, b != '.', piece + 1)),
+                (Some(Atom::Words), Some(Piece::Any)) => places.extend([(at, false, piece), (at, true, piece)]),
+                _ => {}
+            }
+        }
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(pattern: &str) -> Vec<Word<'_>> {
+        let word = |word| match word {
+            "*" => Word::One,
+            "#" => Word::Any,
+            ">" => Word::Some,
+            text => Word::Is(text),
+        };
+        if pattern.is_empty() { Vec::new() } else { pattern.split('.').map(word).collect() }
+    }
+
+    #[test]
+    fn fixed_addresses_match_as_at_a_broker() {
+        let table = [
+            ("a.b", "a.b", true),
+            ("a.b", "a.*", true),
+            ("a.b", "a.c", false),
+            ("a.b", "a", false),
+            ("a", "a.b", false),
+            ("a", "a.#", true),
+            ("a.b.c", "a.#", true),
+            ("a.b.c", "#.c", true),
+            ("a.b.c", "a.#.c", true),
+            ("a.c", "a.#.c", true),
+            ("ab.c", "a.#.c", false),
+            ("ab", "a.#", false),
+            ("a", "a.>", false),
+            ("a.b.c", "a.>", true),
+            ("", "", true),
+            ("", "#", true),
+            ("", "*", false),
+            ("a", "", false),
+            ("a.b", "*", false),
+        ];
+        for (address, pattern, wanted) in table {
+            assert_eq!(Template::new(address).could_match(&words(pattern)), wanted, "{address} {pattern}");
+        }
+    }
+
+    #[test]
+    fn placeholders_stand_for_any_text() {
+        let table = [
+            ("{topic}", "a.b.c", true),
+            ("{topic}", "*", true),
+            ("{topic}", "#", true),
+            ("orders.{type}", "orders.*", true),
+            ("orders.{type}", "orders.paid.eu", true),
+            ("orders.{type}", "invoices.*", false),
+            ("orders.{type}", "orders", false),
+            ("o{type}", "orders.#", true),
+            ("{topic}.3", "orders.*.3", true),
+            ("{topic}.3", "orders.*.4", false),
+            ("{topic}.eu.{key}", "*.eu.#", true),
+            ("{topic}.eu.{key}", "*.us", false),
+            ("{topics}", "a", false),
+        ];
+        for (address, pattern, wanted) in table {
+            assert_eq!(Template::new(address).could_match(&words(pattern)), wanted, "{address} {pattern}");
+        }
+    }
+
+    #[test]
+    fn whole_texts_are_compared_dots_and_all() {
+        assert!(Template::new("a.b").could_be("a.b"));
+        assert!(!Template::new("a.b").could_be("a.bc"));
+        assert!(Template::new("{topic}.0").could_be("orders.eu.0"));
+        assert!(!Template::new("{topic}.0").could_be("orders.1"));
+        assert!(Template::new("").could_be("") && !Template::new("").could_be("a"));
+        assert!(Template::new("a").is_fixed() && !Template::new("{key}").is_fixed());
+    }
+}
