@@ -1,5 +1,6 @@
 //! What can go wrong, and what each means to the relay or the inbox.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_nats::ConnectError;
@@ -17,15 +18,15 @@ pub enum Error {
     /// The first connection has not been made yet. Nothing was sent.
     #[error("not connected to NATS yet")]
     Connecting,
-    /// The connection was given up by [`close`](crate::NatsBroker::close). Nothing was sent.
-    #[error("the connection to NATS is closed")]
-    Closed,
     /// No server can be reached. Nothing was sent.
     #[error("no NATS server can be reached")]
     Unreachable(#[source] ConnectError),
     /// The connection broke, and there is no new one yet. Nothing was sent.
     #[error("the connection to NATS is lost")]
     Disconnected,
+    /// The connection takes nothing any more. The message was not sent.
+    #[error("the connection to NATS took nothing for {} ms", .0.as_millis())]
+    Stalled(Duration),
     /// The server does not know us.
     #[error("NATS refuses the login: user, password, token, key or their rights are wrong")]
     LoginRefused(#[source] ConnectError),
@@ -70,8 +71,8 @@ pub enum Error {
     #[error("the headers are larger than JetStream stores: {0}")]
     HeadersTooLarge(String),
     /// No stream listens to the subject. Nothing was stored.
-    #[error("no stream listens to `{0}`")]
-    NoStream(String),
+    #[error("no stream listens to the subject")]
+    NoStream,
     /// Another stream than the expected one listens to the subject. Nothing was stored.
     #[error("the subject belongs to another stream than the expected one: {0}")]
     WrongStream(String),
@@ -104,9 +105,29 @@ pub enum Error {
     /// No acknowledgement came in time. It may have been stored.
     #[error("NATS did not acknowledge within {} ms", .0.as_millis())]
     Unconfirmed(Duration),
+    /// The server is still busy with the same message, sent earlier. It may have been stored.
+    #[error("NATS has not finished with the same message, sent earlier: {0}")]
+    InProcess(String),
     /// The acknowledgement cannot be read. It may have been stored.
-    #[error("the acknowledgement cannot be read")]
-    Acknowledgement(#[source] serde_json::Error),
+    #[error("the acknowledgement cannot be read: {0}")]
+    Acknowledgement(String),
+    /// There is no usable connection; all messages that wait have this one reason.
+    #[error(transparent)]
+    Away(Arc<Error>),
+    /// The server has no such group: a durable consumer or what its consumers share is missing.
+    #[error("the group `{0}` is not at the server, or not whole")]
+    NoGroup(String),
+    /// Something at the server is not as it was asked for, or the server ignored a part of it.
+    #[error("{what} differs from what was asked for: {difference}")]
+    Differs {
+        /// What it is.
+        what: String,
+        /// What it has, and what was asked for.
+        difference: String,
+    },
+    /// What a lane's consumers share cannot be read: somebody else wrote it, or a newer version did.
+    #[error("the record of the lane `{0}` cannot be read")]
+    Record(String),
     /// A call of the JetStream API failed. It may have been carried out.
     #[error("{what} failed")]
     Api {
@@ -126,7 +147,7 @@ impl Error {
     pub fn class(&self) -> Class {
         match self {
             // Each passes by itself; nothing was sent or stored.
-            Self::Connecting | Self::Closed | Self::Unreachable(_) | Self::Disconnected => Class::Outage,
+            Self::Connecting | Self::Unreachable(_) | Self::Disconnected | Self::Stalled(_) => Class::Outage,
             // A person must act, and waiting mends nothing.
             Self::Config(_)
             | Self::LoginRefused(_)
@@ -136,10 +157,13 @@ impl Error {
             | Self::NotPermitted(_)
             | Self::InboxNotPermitted(_)
             | Self::Subject { .. }
-            | Self::NoStream(_)
+            | Self::NoStream
             | Self::WrongStream(_)
             | Self::Sealed(_)
-            | Self::NotEnabled(_) => Class::Blocked,
+            | Self::NotEnabled(_)
+            | Self::NoGroup(_)
+            | Self::Differs { .. }
+            | Self::Record(_) => Class::Blocked,
             Self::HeaderName(_) | Self::TooLarge { .. } | Self::TooLargeForStream(_) | Self::HeadersTooLarge(_) => {
                 Class::Poison
             }
@@ -147,10 +171,56 @@ impl Error {
             Self::Full(_) | Self::NoRoom(_) | Self::Unavailable(_) => Class::Throttled(FULL_PAUSE),
             // The server answered, and stored nothing.
             Self::Refused { .. } => Class::Transient,
-            Self::Lost | Self::Unconfirmed(_) | Self::Acknowledgement(_) | Self::Api { .. } => Class::Unknown,
+            Self::Lost | Self::Unconfirmed(_) | Self::InProcess(_) | Self::Acknowledgement(_) | Self::Api { .. } => {
+                Class::Unknown
+            }
+            Self::Away(reason) => reason.class(),
         }
     }
 }
+
+/// Which of our errors JetStream's answer to a publish is, by its code. In none of them was the message stored.
+pub(crate) fn answered(code: u64, description: String) -> Error {
+    // https://github.com/nats-io/nats-server/blob/main/server/errors.json
+    match code {
+        MESSAGE_EXCEEDS_MAXIMUM => Error::TooLargeForStream(description),
+        HEADER_EXCEEDS_MAXIMUM => Error::HeadersTooLarge(description),
+        STREAM_NOT_MATCH | STREAM_NOT_FOUND => Error::WrongStream(description),
+        STREAM_SEALED => Error::Sealed(description),
+        NOT_ENABLED | NOT_ENABLED_FOR_ACCOUNT | NO_LIMITS => Error::NotEnabled(description),
+        STORE_FAILED => Error::Full(description),
+        ACCOUNT_RESOURCES | INSUFFICIENT_RESOURCES | MEMORY_RESOURCES | STORAGE_RESOURCES | STREAM_LIMITS => {
+            Error::NoRoom(description)
+        }
+        NOT_AVAILABLE | NOT_LEADER | NO_PEERS | STREAM_OFFLINE | STREAM_OFFLINE_REASON | TOO_MANY_REQUESTS => {
+            Error::Unavailable(description)
+        }
+        DUPLICATE_IN_PROCESS => Error::InProcess(description),
+        _ => Error::Refused { code, description },
+    }
+}
+
+const ACCOUNT_RESOURCES: u64 = 10_002;
+const NO_PEERS: u64 = 10_005;
+const NOT_AVAILABLE: u64 = 10_008;
+const NOT_LEADER: u64 = 10_009;
+const INSUFFICIENT_RESOURCES: u64 = 10_023;
+const MEMORY_RESOURCES: u64 = 10_028;
+const NOT_ENABLED_FOR_ACCOUNT: u64 = 10_039;
+const STORAGE_RESOURCES: u64 = 10_047;
+const STREAM_LIMITS: u64 = 10_053;
+const MESSAGE_EXCEEDS_MAXIMUM: u64 = 10_054;
+const STREAM_NOT_FOUND: u64 = 10_059;
+const STREAM_NOT_MATCH: u64 = 10_060;
+const NOT_ENABLED: u64 = 10_076;
+const STORE_FAILED: u64 = 10_077;
+const HEADER_EXCEEDS_MAXIMUM: u64 = 10_097;
+const STREAM_SEALED: u64 = 10_109;
+const STREAM_OFFLINE: u64 = 10_118;
+const NO_LIMITS: u64 = 10_120;
+const DUPLICATE_IN_PROCESS: u64 = 10_158;
+const TOO_MANY_REQUESTS: u64 = 10_167;
+const STREAM_OFFLINE_REASON: u64 = 10_194;
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {

@@ -72,7 +72,7 @@ pub enum Auth {
     },
     /// A token that all clients share.
     Token(String),
-    /// The seed of an NKey: the server knows only its public half.
+    /// The seed of an `NKey`: the server knows only its public half.
     NKey(String),
     /// The text of a credentials file: a JWT and the seed that goes with it.
     Credentials(String),

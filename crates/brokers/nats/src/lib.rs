@@ -3,14 +3,20 @@
 //! Confirmed means kept: a message counts as published when the stream has acknowledged it. What the server then does
 //! with its disk is the server's setting; see `docs/reference/nats.md`.
 
+mod broker;
 mod classify;
 mod config;
 mod group;
+mod headers;
 mod link;
+mod publish;
+mod subject;
 mod tls;
 mod topology;
 
+pub use broker::NatsBroker;
 pub use classify::Error;
 pub use config::{Atomic, Auth, Config, Identity, Tls};
 pub use group::Group;
+pub use headers::decode_headers;
 pub use topology::{Discard, Retention, Storage, Stream, Topology};

@@ -51,6 +51,9 @@ pub(crate) fn servers(config: &Config) -> Result<Vec<ServerAddr>, Error> {
 fn server(url: &str) -> Result<ServerAddr, Error> {
     let server: ServerAddr =
         url.parse().map_err(|_| Error::Config("a URL is not like `nats://host:port`".to_owned()))?;
+    if server.host().is_empty() {
+        return Err(Error::Config("a URL names no host".to_owned()));
+    }
     if !matches!(server.scheme(), "nats" | "tls") {
         return Err(Error::Config(format!("a URL begins with `{}://`, not `nats://` or `tls://`", server.scheme())));
     }

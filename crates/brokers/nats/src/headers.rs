@@ -1,0 +1,197 @@
+//! Headers as NATS carries them, in both directions.
+//!
+//! A value in NATS is trimmed and ends at a line break, so not every text can stand there. `CloudEvents` attributes are
+//! percent-encoded as their binding for NATS asks. Of the other headers only those are encoded that would not survive,
+//! and their names stand in one more header, so that a receiver knows which.
+
+use std::borrow::Cow;
+
+use async_nats::header::{HeaderMap, HeaderName, HeaderValue};
+use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, utf8_percent_encode};
+use relevo_core::message::Headers;
+use relevo_core::wire::{CONTENT_TYPE, EPOCH, SEQUENCE};
+
+use crate::classify::Error;
+
+/// Names the headers, separated by spaces, whose values are percent-encoded beside those of `CloudEvents`.
+pub(crate) const ENCODED: &str = "relevo-encoded";
+
+/// What the binding asks to be encoded, besides everything that is not ASCII.
+const TEXT: &AsciiSet = &CONTROLS.add(b' ').add(b'"').add(b'%');
+
+/// Collects the headers of one message.
+#[derive(Debug, Default)]
+pub(crate) struct Outgoing {
+    map: HeaderMap,
+    bytes: usize,
+    encoded: String,
+    refused: Option<Error>,
+}
+
+impl Outgoing {
+    /// Adds a header of the message.
+    pub(crate) fn put(&mut self, name: &str, value: &str) {
+        let own = || name.parse().ok().filter(|_| is_free(name));
+        let Some(header) = well_known(name).or_else(own) else {
+            self.refused = Some(Error::HeaderName(name.to_owned()));
+            return;
+        };
+        if !is_attribute(name) && survives(value) {
+            self.insert(header, Cow::Borrowed(value));
+            return;
+        }
+        if !is_attribute(name) {
+            self.encoded.push_str(if self.encoded.is_empty() { "" } else { " " });
+            self.encoded.push_str(name);
+        }
+        self.insert(header, utf8_percent_encode(value, TEXT).into());
+    }
+
+    /// Adds one of the server's own, whose value needs no encoding.
+    pub(crate) fn control(&mut self, name: HeaderName, value: Cow<'_, str>) {
+        self.insert(name, value);
+    }
+
+    /// Names what is encoded; the headers and how many bytes they are on the wire.
+    pub(crate) fn finish(mut self) -> Result<(HeaderMap, usize), Error> {
+        if let Some(error) = self.refused {
+            return Err(error);
+        }
+        if !self.encoded.is_empty() {
+            let names = std::mem::take(&mut self.encoded);
+            self.insert(HeaderName::from_static(ENCODED), names.into());
+        }
+        // The version before them and the empty line behind them.
+        Ok((self.map, self.bytes + "NATS/1.0\r\n\r\n".len()))
+    }
+
+    fn insert(&mut self, name: HeaderName, value: Cow<'_, str>) {
+        let text: &str = name.as_ref();
+        self.bytes += text.len() + value.len() + ": \r\n".len();
+        // Neither panics: the name was parsed, and no value that holds a line break comes here unencoded.
+        self.map.insert(name, HeaderValue::from(value.into_owned()));
+    }
+}
+
+/// Reads the headers of a message back, for those who consume with the client library alone: encoded values are decoded,
+/// and what only the server and the encoding use is left out.
+pub fn decode_headers(map: &HeaderMap) -> Headers {
+    let named = map.get_last(HeaderName::from_static(ENCODED)).map_or("", HeaderValue::as_str);
+    let mut headers = Headers::new();
+    for (name, values) in map.iter() {
+        let name: &str = name.as_ref();
+        let Some(value) = values.last().filter(|_| is_free(name)) else { continue };
+        let encoded = is_attribute(name) || named.split(' ').any(|encoded| encoded == name);
+        let value = if encoded { decoded(value.as_str()) } else { value.as_str().into() };
+        headers.insert(name.to_owned(), value.into_owned());
+    }
+    headers
+}
+
+fn decoded(text: &str) -> Cow<'_, str> {
+    // What was never encoded, by a sender who knows nothing of the binding, stays as it is.
+    percent_decode_str(text).decode_utf8().unwrap_or(Cow::Borrowed(text))
+}
+
+/// Whether a header is an attribute of `CloudEvents`, whose value is always encoded.
+fn is_attribute(name: &str) -> bool {
+    name.starts_with("ce-")
+}
+
+/// Whether a writer may use this name. The server acts on its own: one of them empties the stream.
+fn is_free(name: &str) -> bool {
+    let server = name.get(..5).is_some_and(|start| start.eq_ignore_ascii_case("nats-"));
+    !server && !name.is_empty() && name != ENCODED
+}
+
+fn survives(value: &str) -> bool {
+    value.trim().len() == value.len() && !value.contains(char::is_control)
+}
+
+/// The names that every message has, without an allocation.
+fn well_known(name: &str) -> Option<HeaderName> {
+    const NAMES: [&str; 10] = [
+        "ce-specversion",
+        "ce-id",
+        "ce-source",
+        "ce-type",
+        "ce-subject",
+        "ce-time",
+        "ce-partitionkey",
+        CONTENT_TYPE,
+        SEQUENCE,
+        EPOCH,
+    ];
+    NAMES.into_iter().find(|known| *known == name).map(HeaderName::from_static)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn sent(headers: &Headers) -> Result<HeaderMap, Error> {
+        let mut outgoing = Outgoing::default();
+        for (name, value) in headers {
+            outgoing.put(name, value);
+        }
+        Ok(outgoing.finish()?.0)
+    }
+
+    fn one(name: &str, value: &str) -> Headers {
+        Headers::from([(name.to_owned(), value.to_owned())])
+    }
+
+    #[test]
+    fn attributes_are_encoded_as_the_binding_asks() {
+        let map = sent(&one("ce-partitionkey", "50% \"ñ\"")).expect("a legal name");
+        assert_eq!(map.get("ce-partitionkey").map(HeaderValue::as_str), Some("50%25%20%22%C3%B1%22"));
+    }
+
+    #[test]
+    fn what_survives_is_sent_as_it_is() {
+        let map = sent(&one("x-text", "50% \"ñ\"")).expect("a legal name");
+        assert_eq!(map.get("x-text").map(HeaderValue::as_str), Some("50% \"ñ\""));
+        assert_eq!(map.get(ENCODED), None);
+    }
+
+    #[test]
+    fn what_would_not_survive_is_encoded_and_named() {
+        let map = sent(&one("x-text", " two\r\nlines")).expect("a legal name");
+        assert_eq!(map.get("x-text").map(HeaderValue::as_str), Some("%20two%0D%0Alines"));
+        assert_eq!(map.get(ENCODED).map(HeaderValue::as_str), Some("x-text"));
+    }
+
+    #[test]
+    fn names_that_cannot_be_sent_or_that_the_server_acts_on_are_refused() {
+        for name in ["", "a b", "a:b", "ñ", "a\r\nb", "Nats-Rollup", "nats-msg-id", "NATS-TTL", ENCODED] {
+            assert!(matches!(sent(&one(name, "v")), Err(Error::HeaderName(_))), "{name}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_value_survives_the_wire(
+            headers in prop::collection::btree_map("(ce-|x-)?[!-9;-~]{1,8}", any::<String>(), 0..6)
+        ) {
+            prop_assume!(headers.keys().all(|name| is_free(name)));
+            let mut outgoing = Outgoing::default();
+            for (name, value) in &headers {
+                outgoing.put(name, value);
+            }
+            let (map, bytes) = outgoing.finish().expect("legal names");
+            // As a client reads them: each line's value trimmed.
+            let mut read = HeaderMap::new();
+            let mut length = "NATS/1.0\r\n\r\n".len();
+            for (name, values) in map.iter() {
+                let value = values[0].as_str();
+                prop_assert!(!value.contains(['\r', '\n']));
+                length += format!("{name}: {value}\r\n").len();
+                read.insert(name.clone(), value.trim());
+            }
+            prop_assert_eq!(length, bytes);
+            prop_assert_eq!(decode_headers(&read), headers);
+        }
+    }
+}

@@ -1,0 +1,287 @@
+//! What waits for its acknowledgement on one connection.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use async_nats::Subject;
+use relevo_core::{Confirms, Outcome};
+use slab::Slab;
+use tokio::sync::{Notify, Semaphore, watch};
+
+use crate::classify::Error;
+
+/// One call of `publish`, whose messages wait.
+#[derive(Debug)]
+pub(crate) struct Flight {
+    confirms: Confirms,
+    /// Messages without an outcome, and one more while the call is still sending.
+    left: AtomicUsize,
+    landed: Notify,
+}
+
+impl Flight {
+    pub(crate) fn new(confirms: &Confirms) -> Arc<Self> {
+        Arc::new(Self { confirms: confirms.clone(), left: AtomicUsize::new(1), landed: Notify::new() })
+    }
+
+    /// Ready when every message has an outcome. Called once, after the last was sent.
+    pub(crate) async fn landed(&self) {
+        self.leave(1);
+        self.landed.notified().await;
+    }
+
+    fn leave(&self, count: usize) {
+        if self.left.fetch_sub(count, Ordering::AcqRel) == count {
+            self.landed.notify_one();
+        }
+    }
+}
+
+/// A message that waits.
+#[derive(Debug)]
+struct Waiting {
+    flight: Arc<Flight>,
+    index: usize,
+    /// Tells the users of one place apart: an acknowledgement may come after its deadline.
+    turn: u64,
+    subject: Subject,
+    deadline: Instant,
+}
+
+/// Everything of one connection that waits for an acknowledgement, at most so much as there is room.
+#[derive(Debug)]
+pub(crate) struct Acks {
+    room: Semaphore,
+    table: Mutex<Table>,
+    within: Duration,
+    lost: watch::Sender<bool>,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    waiting: Slab<Waiting>,
+    turn: u64,
+    closed: bool,
+}
+
+/// Places in the table; a token is a place and the turn in which it was used.
+const PLACES_BITS: u32 = 16;
+/// The most that can wait on one connection.
+pub(crate) const IN_FLIGHT_MAX: usize = 1 << PLACES_BITS;
+
+impl Acks {
+    pub(crate) fn new(in_flight_max: usize, within: Duration) -> Self {
+        Self { room: Semaphore::new(in_flight_max), table: Mutex::default(), within, lost: watch::Sender::new(false) }
+    }
+
+    /// Waits for room for one message; an error when the connection is lost.
+    pub(crate) async fn room(&self) -> Result<(), Error> {
+        let permit = self.room.acquire().await.map_err(|_| Error::Disconnected)?;
+        // It is given back when the message has its outcome.
+        permit.forget();
+        Ok(())
+    }
+
+    /// Registers a message for which there is room. The token comes back with its acknowledgement; an error when the
+    /// connection is lost.
+    pub(crate) fn expect(&self, flight: &Arc<Flight>, index: usize, subject: &Subject) -> Result<u64, Error> {
+        let deadline = Instant::now() + self.within;
+        let mut table = self.lock();
+        if table.closed {
+            return Err(Error::Disconnected);
+        }
+        table.turn += 1;
+        let turn = table.turn;
+        flight.left.fetch_add(1, Ordering::AcqRel);
+        let waiting = Waiting { flight: Arc::clone(flight), index, turn, subject: subject.clone(), deadline };
+        let place = table.waiting.insert(waiting) as u64;
+        Ok(turn << PLACES_BITS | place)
+    }
+
+    /// The message of this token was not sent after all, and the caller reports it; unless it has its outcome already.
+    pub(crate) fn forget(&self, token: u64) -> bool {
+        let Some(waiting) = self.lock().take(token) else { return false };
+        waiting.flight.leave(1);
+        self.room.add_permits(1);
+        true
+    }
+
+    /// Ready when the connection is lost.
+    pub(crate) async fn lost(&self) {
+        // The sender lives as long as `self`.
+        self.lost.subscribe().wait_for(|lost| *lost).await.ok();
+    }
+
+    /// Settles what acknowledgements say; tokens that nobody waits for any more are ignored.
+    pub(crate) fn settle(&self, answers: impl IntoIterator<Item = (u64, Result<(), Error>)>) {
+        let mut table = self.lock();
+        let mut settled = Settled::default();
+        for (token, answer) in answers {
+            if let Some(waiting) = table.take(token) {
+                settled.push(waiting, answer.map_err(Into::into));
+            }
+        }
+        self.report(settled);
+    }
+
+    /// Settles what has waited too long.
+    pub(crate) fn expire(&self, now: Instant) {
+        let within = self.within;
+        self.settle_where(|waiting| waiting.deadline <= now, |_| Error::Unconfirmed(within));
+    }
+
+    /// Settles what waits for this subject, where the server permits us nothing.
+    pub(crate) fn deny(&self, subject: &str) {
+        self.settle_where(|waiting| &*waiting.subject == subject, |_| Error::NotPermitted(subject.to_owned()));
+    }
+
+    /// The connection is lost: whatever waits may have arrived, and nothing can be added.
+    pub(crate) fn lose(&self) {
+        self.lock().closed = true;
+        self.room.close();
+        self.lost.send_replace(true);
+        self.settle_where(|_| true, |_| Error::Lost);
+    }
+
+    /// Nobody waits for this call any more.
+    pub(crate) fn abandon(&self, flight: &Arc<Flight>) {
+        let mut table = self.lock();
+        let before = table.waiting.len();
+        table.waiting.retain(|_, waiting| !Arc::ptr_eq(&waiting.flight, flight));
+        self.room.add_permits(before - table.waiting.len());
+    }
+
+    fn settle_where(&self, which: impl Fn(&Waiting) -> bool, why: impl Fn(&Waiting) -> Error) {
+        let mut table = self.lock();
+        let places: Vec<usize> =
+            table.waiting.iter().filter(|(_, waiting)| which(waiting)).map(|(place, _)| place).collect();
+        let mut settled = Settled::default();
+        for place in places {
+            let waiting = table.waiting.remove(place);
+            let error = why(&waiting);
+            settled.push(waiting, Err(error.into()));
+        }
+        self.report(settled);
+    }
+
+    /// Called with the table locked, so that a call that was given up hears nothing any more.
+    fn report(&self, settled: Settled) {
+        self.room.add_permits(settled.count);
+        for (flight, outcomes) in settled.runs {
+            let count = outcomes.len();
+            flight.confirms.report_all(outcomes);
+            flight.leave(count);
+        }
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Table> {
+        // Nothing panics while it is held.
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Table {
+    fn take(&mut self, token: u64) -> Option<Waiting> {
+        let place = usize::try_from(token % IN_FLIGHT_MAX as u64).ok()?;
+        let turn = token >> PLACES_BITS;
+        self.waiting.get(place).is_some_and(|waiting| waiting.turn == turn).then(|| self.waiting.remove(place))
+    }
+}
+
+/// Outcomes of one call.
+type Run = (Arc<Flight>, Vec<(usize, Outcome)>);
+
+/// Outcomes, those of one call together: acknowledgements mostly come in the order of sending.
+#[derive(Default)]
+struct Settled {
+    runs: Vec<Run>,
+    count: usize,
+}
+
+impl Settled {
+    fn push(&mut self, waiting: Waiting, outcome: Outcome) {
+        self.count += 1;
+        match self.runs.last_mut() {
+            Some((flight, outcomes)) if Arc::ptr_eq(flight, &waiting.flight) => {
+                outcomes.push((waiting.index, outcome));
+            }
+            _ => self.runs.push((waiting.flight, vec![(waiting.index, outcome)])),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use relevo_core::Class;
+    use relevo_core::broker::Reports;
+
+    use super::*;
+
+    fn acks() -> Acks {
+        Acks::new(2, Duration::from_secs(4))
+    }
+
+    fn classes(reports: &Reports) -> Vec<(usize, Option<Class>)> {
+        reports
+            .take()
+            .into_iter()
+            .map(|(_, index, outcome)| (index, outcome.err().map(|error| error.class())))
+            .collect()
+    }
+
+    #[tokio::test]
+    async fn an_acknowledgement_that_comes_too_late_is_nobodys() {
+        let (acks, reports) = (acks(), Reports::default());
+        let flight = Flight::new(&reports.confirms(1));
+        acks.room().await.expect("room");
+        let first = acks.expect(&flight, 0, &"a".into()).expect("registered");
+        acks.expire(Instant::now() + Duration::from_secs(5));
+        assert_eq!(classes(&reports), [(0, Some(Class::Unknown))]);
+        acks.room().await.expect("room");
+        let second = acks.expect(&flight, 1, &"a".into()).expect("registered");
+        assert_eq!(first % IN_FLIGHT_MAX as u64, second % IN_FLIGHT_MAX as u64, "the place is used again");
+        acks.settle([(first, Ok(()))]);
+        assert_eq!(classes(&reports), []);
+        acks.settle([(second, Ok(()))]);
+        assert_eq!(classes(&reports), [(1, None)]);
+        flight.landed().await;
+    }
+
+    #[tokio::test]
+    async fn a_call_that_was_given_up_hears_nothing_and_leaves_room() {
+        let (acks, reports) = (acks(), Reports::default());
+        let flight = Flight::new(&reports.confirms(1));
+        for index in 0..2 {
+            acks.room().await.expect("room");
+            acks.expect(&flight, index, &"a".into()).expect("registered");
+        }
+        acks.abandon(&flight);
+        acks.room().await.expect("room again");
+        acks.lose();
+        assert_eq!(classes(&reports), []);
+    }
+
+    #[tokio::test]
+    async fn a_lost_connection_settles_what_waits_and_takes_nothing_more() {
+        let (acks, reports) = (acks(), Reports::default());
+        let flight = Flight::new(&reports.confirms(1));
+        acks.room().await.expect("room");
+        acks.expect(&flight, 0, &"a".into()).expect("registered");
+        acks.lose();
+        assert_eq!(classes(&reports), [(0, Some(Class::Unknown))]);
+        assert!(acks.room().await.is_err());
+        assert!(acks.expect(&flight, 1, &"a".into()).is_err());
+        flight.landed().await;
+    }
+
+    #[tokio::test]
+    async fn a_denied_subject_leaves_the_others_waiting() {
+        let (acks, reports) = (acks(), Reports::default());
+        let flight = Flight::new(&reports.confirms(1));
+        acks.expect(&flight, 0, &"a".into()).expect("registered");
+        acks.expect(&flight, 1, &"b".into()).expect("registered");
+        acks.deny("b");
+        assert_eq!(classes(&reports), [(1, Some(Class::Blocked))]);
+    }
+}

@@ -1,0 +1,48 @@
+//! A message as it goes over the wire.
+
+use std::borrow::Cow;
+use std::fmt::Write as _;
+
+use async_nats::header::{NATS_EXPECTED_STREAM, NATS_MESSAGE_ID};
+use async_nats::{HeaderMap, Subject};
+use bytes::Bytes;
+use relevo_core::{Publication, wire};
+
+use crate::classify::Error;
+use crate::config::Config;
+use crate::headers::Outgoing;
+use crate::subject;
+
+/// A message as it goes over the wire.
+#[derive(Debug)]
+pub(crate) struct Encoded {
+    pub(crate) subject: Subject,
+    pub(crate) headers: HeaderMap,
+    pub(crate) payload: Bytes,
+}
+
+/// Encodes a publication, or says why it can never be sent. `bytes_max` is what server and configuration allow.
+pub(crate) fn encode(publication: &Publication, config: &Config, bytes_max: usize) -> Result<Encoded, Error> {
+    let message = &publication.message;
+    let subject = subject::subject(&publication.address, &message.key, config.lanes)?;
+    let mut headers = Outgoing::default();
+    wire::for_each(publication, &config.source, |name, value| headers.put(name, value));
+    headers.control(NATS_MESSAGE_ID, message_id(publication).into());
+    if let Some(stream) = &config.stream {
+        headers.control(NATS_EXPECTED_STREAM, Cow::Borrowed(stream));
+    }
+    let (headers, header_bytes) = headers.finish()?;
+    let bytes = header_bytes + message.payload.len();
+    if bytes > bytes_max {
+        return Err(Error::TooLarge { bytes, max: bytes_max });
+    }
+    Ok(Encoded { subject: subject.into(), headers, payload: message.payload.clone() })
+}
+
+/// By what the server knows a repeat: the id and the address, because a stream may hold the same message for several.
+/// The lane is left out, so that another number of lanes makes no new messages.
+pub(crate) fn message_id(publication: &Publication) -> String {
+    let mut id = String::with_capacity(37 + publication.address.len());
+    write!(id, "{}/{}", publication.message.id, publication.address).expect("a string takes any text");
+    id
+}

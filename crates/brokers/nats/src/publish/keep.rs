@@ -1,0 +1,69 @@
+//! Keeps one connection for publishing: makes it, and makes it again when it is lost.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_nats::ServerAddr;
+use tokio::sync::watch;
+use tracing::{info, warn};
+
+use super::session::{Session, State};
+use crate::classify::Error;
+use crate::config::Config;
+use crate::link;
+
+/// At most so many servers are remembered beside those of the configuration.
+const DISCOVERED_MAX: usize = 64;
+
+/// Runs until it is dropped.
+pub(crate) async fn keep(config: Config, configured: Vec<ServerAddr>, state: watch::Sender<State>) {
+    let mut servers = configured.clone();
+    let mut failures = 0;
+    loop {
+        let server = servers[failures % servers.len()].clone();
+        let why = match Session::open(&config, &server).await {
+            Ok((session, ears)) => {
+                info!(server = server.host(), port = server.port(), "connected to NATS");
+                failures = 0;
+                servers = known(&configured, &session);
+                let session = Arc::new(session);
+                state.send_replace(State::Up(Arc::clone(&session)));
+                session.run(ears).await
+            }
+            Err(error) => error,
+        };
+        if failures == 0 {
+            warn!(server = server.host(), port = server.port(), error = %told(&why), "no connection to NATS, trying again");
+        }
+        failures += 1;
+        state.send_replace(State::Down(Arc::new(why)));
+        tokio::time::sleep(pause(failures, servers.len())).await;
+    }
+}
+
+/// Every server is tried once before the first long pause.
+fn pause(failures: usize, servers: usize) -> Duration {
+    link::pause(failures / servers + 1)
+}
+
+/// The servers of the configuration, and those that the cluster names.
+fn known(configured: &[ServerAddr], session: &Session) -> Vec<ServerAddr> {
+    let mut servers = configured.to_vec();
+    for url in session.client.server_info().connect_urls.iter().take(DISCOVERED_MAX) {
+        match url.parse::<ServerAddr>() {
+            Ok(server) if !servers.contains(&server) => servers.push(server),
+            _ => {}
+        }
+    }
+    servers
+}
+
+fn told(error: &Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = std::error::Error::source(error);
+    while let Some(source) = cause {
+        text = format!("{text}: {source}");
+        cause = source.source();
+    }
+    text
+}

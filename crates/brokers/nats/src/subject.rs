@@ -1,0 +1,83 @@
+//! From addresses to subjects.
+
+use std::fmt::Write as _;
+
+use relevo_core::slot::{shard_of, slot_of};
+
+use crate::classify::Error;
+
+/// The server drops a connection that sends a longer line, which holds the subject, the inbox for the acknowledgement
+/// and two numbers: its `max_control_line` is 4 096 bytes unless somebody changed it.
+const BYTES_MAX: usize = 3_900;
+
+/// The subject of an address, and the lane's word behind it where there are lanes.
+pub(crate) fn subject(address: &str, key: &str, lanes: Option<u16>) -> Result<String, Error> {
+    let wrong = |why| Err(Error::Subject { address: shortened(address), why });
+    if address.len() > BYTES_MAX {
+        return wrong("it is longer than a line of the protocol");
+    }
+    if address.contains(|char: char| char.is_whitespace() || char.is_control()) {
+        return wrong("it holds white space or a control character");
+    }
+    if address.split('.').any(str::is_empty) {
+        return wrong("a word between its dots is empty");
+    }
+    if address.split('.').any(|word| word == "*" || word == ">") {
+        return wrong("it holds a wildcard, which only receivers may use");
+    }
+    if ["$JS", "$SYS"].contains(&address.split('.').next().unwrap_or_default()) {
+        return wrong("it is the server's own");
+    }
+    let mut subject = String::with_capacity(address.len() + 4);
+    subject.push_str(address);
+    if let Some(lanes) = lanes {
+        write!(subject, ".{}", lane(key, lanes)).expect("a string takes any text");
+    }
+    Ok(subject)
+}
+
+/// The lane of a key among so many.
+pub(crate) fn lane(key: &str, lanes: u16) -> u16 {
+    shard_of(slot_of(key), lanes)
+}
+
+fn shortened(address: &str) -> String {
+    if address.chars().nth(100).is_some() {
+        address.chars().take(100).chain(['…']).collect()
+    } else {
+        address.to_owned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use relevo_core::Class;
+
+    use super::*;
+
+    #[test]
+    fn addresses_that_are_no_subjects_are_blocked_before_they_are_sent() {
+        let long = "a".repeat(4_000);
+        for address in
+            ["", ".", "a..b", ".a", "a.", "a b", "a\tb", "a\r\nb", "*", "a.>", "a.*.b", "$JS.API.INFO", "$SYS.x", &long]
+        {
+            let error = subject(address, "k", None).expect_err(address);
+            assert_eq!(error.class(), Class::Blocked);
+            assert!(error.to_string().len() < 300, "{error}");
+        }
+    }
+
+    #[test]
+    fn what_only_looks_like_a_wildcard_is_a_subject() {
+        for address in ["a", "a.b-c_d.E", "a*b", "a.b>", "ñ.鍵", "$KV.bucket.key"] {
+            assert_eq!(subject(address, "k", None).expect("a subject"), address);
+        }
+    }
+
+    #[test]
+    fn the_lane_of_the_key_is_the_last_word() {
+        // The same slots as everywhere in Relevo: 92 and 43.
+        assert_eq!(subject("orders", "o-1", Some(4)).expect("a subject"), "orders.0");
+        assert_eq!(subject("orders", "o-2", Some(4)).expect("a subject"), "orders.3");
+    }
+}

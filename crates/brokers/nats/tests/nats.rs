@@ -1,0 +1,6 @@
+//! Everything that needs a server, in one program: it links once, and what tests share stands once.
+
+#[path = "nats/conformance.rs"]
+mod conformance;
+#[path = "nats/harness.rs"]
+mod harness;
