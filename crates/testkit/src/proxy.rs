@@ -1,15 +1,24 @@
-//! A TCP proxy that a test can cut, block and freeze.
+//! A TCP proxy that a test can cut, block, freeze, stall, slow down and cut in mid-stream.
+
+mod lane;
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use lane::{Lane, Pace};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-const CHUNK_BYTES: usize = 16 * 1024;
+/// Which way bytes go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// What clients say.
+    ToServer,
+    /// What the server says.
+    ToClient,
+}
 
 /// A proxy on loopback in front of an address; it ends, with its connections, when it is dropped.
 pub struct CutProxy {
@@ -22,7 +31,8 @@ struct Shared {
     /// The connections of now hold receivers; `true` tells them to end. A cut replaces it.
     alive: Mutex<watch::Sender<bool>>,
     blocked: watch::Sender<bool>,
-    frozen: watch::Sender<bool>,
+    to_server: Lane,
+    to_client: Lane,
 }
 
 impl CutProxy {
@@ -33,7 +43,8 @@ impl CutProxy {
         let shared = Arc::new(Shared {
             alive: Mutex::new(watch::Sender::new(false)),
             blocked: watch::Sender::new(false),
-            frozen: watch::Sender::new(false),
+            to_server: Lane::default(),
+            to_client: Lane::default(),
         });
         let mut accepting = JoinSet::new();
         accepting.spawn(accept(listener, upstream, Arc::clone(&shared)));
@@ -47,12 +58,7 @@ impl CutProxy {
 
     /// Drops all current connections, on both sides; returns when they are gone. New ones are welcome.
     pub async fn cut(&self) {
-        let old = {
-            let mut alive = self.shared.alive.lock().expect("no holder panics");
-            std::mem::replace(&mut *alive, watch::Sender::new(false))
-        };
-        old.send_replace(true);
-        old.closed().await;
+        self.shared.cut().closed().await;
     }
 
     /// Cuts, and from now on closes every new connection at once.
@@ -68,12 +74,79 @@ impl CutProxy {
 
     /// Keeps connections, and accepts new ones, but forwards nothing until [`CutProxy::thaw`].
     pub fn freeze(&self) {
-        self.shared.frozen.send_replace(true);
+        self.stall(Direction::ToServer);
+        self.stall(Direction::ToClient);
     }
 
-    /// Forwards what was held back, and goes on.
+    /// Forwards what was held back, either way, and goes on.
     pub fn thaw(&self) {
-        self.shared.frozen.send_replace(false);
+        self.flow(Direction::ToServer);
+        self.flow(Direction::ToClient);
+    }
+
+    /// Holds back one direction, while the other goes on: until [`CutProxy::flow`], or for ever after a cut.
+    ///
+    /// To lose the confirmation of a message that the server stored: stall [`Direction::ToClient`], publish, wait
+    /// [until it is held](CutProxy::until_held), and cut.
+    pub fn stall(&self, direction: Direction) {
+        self.shared.lane(direction).stall();
+    }
+
+    /// Forwards what a stall held back, and goes on.
+    pub fn flow(&self, direction: Direction) {
+        self.shared.lane(direction).flow();
+    }
+
+    /// Waits until a stalled direction has something to hold back, which came after the last stall began.
+    pub async fn until_held(&self, direction: Direction) {
+        self.shared.lane(direction).until_held().await;
+    }
+
+    /// Holds every chunk for so long, in both directions, from now on; zero for no longer.
+    ///
+    /// Chunks wait one after the other, as behind a slow machine, not side by side, as on a long line.
+    pub fn delay(&self, each: Duration) {
+        self.each_pace(|pace| pace.delay = each);
+    }
+
+    /// Lets through at most so many bytes a second, in each direction of each connection, from now on.
+    pub fn throttle(&self, bytes_per_second: u32) {
+        assert!(bytes_per_second > 0, "nothing at all is a stall");
+        self.each_pace(|pace| pace.bytes_per_second = Some(bytes_per_second));
+    }
+
+    /// Takes a throttle away.
+    pub fn unthrottle(&self) {
+        self.each_pace(|pace| pace.bytes_per_second = None);
+    }
+
+    /// Lets exactly so many more bytes through in one direction, of all connections together, then cuts once.
+    pub fn cut_after(&self, direction: Direction, bytes: u64) {
+        self.shared.lane(direction).limit(bytes);
+    }
+
+    fn each_pace(&self, change: impl Fn(&mut Pace)) {
+        self.shared.to_server.change_pace(&change);
+        self.shared.to_client.change_pace(&change);
+    }
+}
+
+impl Shared {
+    fn lane(&self, direction: Direction) -> &Lane {
+        match direction {
+            Direction::ToServer => &self.to_server,
+            Direction::ToClient => &self.to_client,
+        }
+    }
+
+    /// Tells the connections of now to end; the value is closed when they have.
+    fn cut(&self) -> watch::Sender<bool> {
+        let old = {
+            let mut alive = self.alive.lock().expect("no holder panics");
+            std::mem::replace(&mut *alive, watch::Sender::new(false))
+        };
+        old.send_replace(true);
+        old
     }
 }
 
@@ -86,7 +159,7 @@ async fn accept(listener: TcpListener, upstream: SocketAddr, shared: Arc<Shared>
                 let ended = shared.alive.lock().expect("no holder panics").subscribe();
                 // Looked at after subscribing: a block in between then cuts it.
                 if !*shared.blocked.borrow() {
-                    connections.spawn(carry(client, upstream, ended, shared.frozen.subscribe()));
+                    connections.spawn(carry(client, upstream, ended, Arc::clone(&shared)));
                 }
             }
             Some(_) = connections.join_next() => {}
@@ -94,42 +167,24 @@ async fn accept(listener: TcpListener, upstream: SocketAddr, shared: Arc<Shared>
     }
 }
 
-async fn carry(
-    client: TcpStream,
-    upstream: SocketAddr,
-    mut ended: watch::Receiver<bool>,
-    frozen: watch::Receiver<bool>,
-) {
-    let both_ways = async move {
+async fn carry(client: TcpStream, upstream: SocketAddr, mut ended: watch::Receiver<bool>, shared: Arc<Shared>) {
+    let both_ways = async {
         let server = TcpStream::connect(upstream).await?;
         // A delay of small packets would be the proxy's, not the network's.
         client.set_nodelay(true)?;
         server.set_nodelay(true)?;
         let (from_client, to_client) = client.into_split();
         let (from_server, to_server) = server.into_split();
-        tokio::try_join!(pump(from_client, to_server, frozen.clone()), pump(from_server, to_client, frozen))
+        let cut = || drop(shared.cut());
+        tokio::try_join!(
+            shared.to_server.pump(from_client, to_server, cut),
+            shared.to_client.pump(from_server, to_client, cut)
+        )
     };
     tokio::select! {
+        // First: of what is ready at a cut, nothing more may pass.
+        biased;
         _ = ended.wait_for(|ended| *ended) => {}
         _ = both_ways => {}
-    }
-}
-
-async fn pump(
-    mut from: OwnedReadHalf,
-    mut to: OwnedWriteHalf,
-    mut frozen: watch::Receiver<bool>,
-) -> std::io::Result<()> {
-    let mut chunk = vec![0; CHUNK_BYTES];
-    loop {
-        let length = from.read(&mut chunk).await?;
-        // A sender that is gone means the proxy is going too, and this task with it.
-        if frozen.wait_for(|frozen| !frozen).await.is_err() {
-            return Ok(());
-        }
-        if length == 0 {
-            return to.shutdown().await;
-        }
-        to.write_all(&chunk[..length]).await?;
     }
 }

@@ -1,8 +1,8 @@
 //! The proxy's promises, against an echo.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use relevo_testkit::proxy::CutProxy;
+use relevo_testkit::proxy::{CutProxy, Direction};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
@@ -67,4 +67,130 @@ async fn a_frozen_connection_answers_when_thawed() {
     let mut late = [0; 4];
     client.read_exact(&mut late).await.unwrap();
     assert_eq!(late, *b"ping");
+}
+
+async fn connect(proxy: &CutProxy) -> TcpStream {
+    TcpStream::connect(proxy.addr()).await.expect("the proxy accepts")
+}
+
+/// Whatever arrives until the connection ends, one way or the other.
+async fn rest(client: &mut TcpStream) -> Vec<u8> {
+    let mut all = Vec::new();
+    let mut chunk = [0; 1024];
+    while let Ok(length @ 1..) = client.read(&mut chunk).await {
+        all.extend_from_slice(&chunk[..length]);
+    }
+    all
+}
+
+/// A server whose only connection the test holds itself.
+async fn server() -> (TcpListener, CutProxy) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback has a free port");
+    let proxy = CutProxy::start(listener.local_addr().expect("it is bound")).await;
+    (listener, proxy)
+}
+
+#[tokio::test]
+async fn an_answer_can_be_lost_after_the_server_heard_the_question() {
+    let (listener, proxy) = server().await;
+    let mut client = connect(&proxy).await;
+    let (mut server, _) = listener.accept().await.unwrap();
+
+    proxy.stall(Direction::ToClient);
+    client.write_all(b"question").await.unwrap();
+    let mut heard = [0; 8];
+    server.read_exact(&mut heard).await.unwrap();
+    assert_eq!(heard, *b"question");
+    server.write_all(b"answer").await.unwrap();
+    proxy.until_held(Direction::ToClient).await;
+    proxy.cut().await;
+    assert_eq!(rest(&mut client).await, b"");
+}
+
+#[tokio::test]
+async fn a_stalled_direction_gives_what_it_held_when_it_flows() {
+    let (listener, proxy) = server().await;
+    let mut client = connect(&proxy).await;
+    let (mut server, _) = listener.accept().await.unwrap();
+
+    proxy.stall(Direction::ToServer);
+    client.write_all(b"held").await.unwrap();
+    proxy.until_held(Direction::ToServer).await;
+    server.write_all(b"free").await.unwrap();
+    let mut text = [0; 4];
+    client.read_exact(&mut text).await.unwrap();
+    assert_eq!(text, *b"free");
+
+    proxy.flow(Direction::ToServer);
+    server.read_exact(&mut text).await.unwrap();
+    assert_eq!(text, *b"held");
+}
+
+#[tokio::test]
+async fn a_delay_holds_each_way_until_it_is_taken_away() {
+    const DELAY: Duration = Duration::from_millis(80);
+    let mut tasks = JoinSet::new();
+    let proxy = echo(&mut tasks).await;
+    let mut client = connect(&proxy).await;
+
+    proxy.delay(DELAY);
+    let begun = Instant::now();
+    assert!(answers(&mut client).await);
+    assert!(begun.elapsed() >= 2 * DELAY, "{:?}", begun.elapsed());
+
+    proxy.delay(Duration::from_hours(1));
+    proxy.delay(Duration::ZERO);
+    assert!(tokio::time::timeout(Duration::from_secs(30), answers(&mut client)).await.unwrap());
+}
+
+#[tokio::test]
+async fn a_throttle_lets_only_so_many_bytes_through_in_a_second() {
+    let (listener, proxy) = server().await;
+    let mut client = connect(&proxy).await;
+    let (mut server, _) = listener.accept().await.unwrap();
+
+    proxy.throttle(10_000);
+    let begun = Instant::now();
+    client.write_all(&[7; 5_000]).await.unwrap();
+    let mut heard = vec![0; 5_000];
+    server.read_exact(&mut heard).await.unwrap();
+    assert!(begun.elapsed() >= Duration::from_millis(450), "{:?}", begun.elapsed());
+
+    proxy.unthrottle();
+    let mut heard = vec![0; 5_000_000];
+    let sent = async { client.write_all(&vec![7; 5_000_000]).await.unwrap() };
+    let both = async { tokio::join!(sent, server.read_exact(&mut heard)) };
+    // At the old rate it would take minutes.
+    tokio::time::timeout(Duration::from_mins(1), both).await.unwrap().1.unwrap();
+}
+
+#[tokio::test]
+async fn a_connection_can_be_cut_at_a_byte() {
+    for direction in [Direction::ToServer, Direction::ToClient] {
+        let (listener, proxy) = server().await;
+        let client = connect(&proxy).await;
+        let (server, _) = listener.accept().await.unwrap();
+        let (mut says, mut hears) = match direction {
+            Direction::ToServer => (client, server),
+            Direction::ToClient => (server, client),
+        };
+
+        proxy.cut_after(direction, 6);
+        says.write_all(b"1234").await.unwrap();
+        let mut first = [0; 4];
+        hears.read_exact(&mut first).await.unwrap();
+        says.write_all(b"56789").await.unwrap();
+        assert_eq!(rest(&mut hears).await, b"56");
+        assert_eq!(rest(&mut says).await, b"");
+
+        // Only once: the next connection lives.
+        let mut client = connect(&proxy).await;
+        let (mut server, _) = listener.accept().await.unwrap();
+        client.write_all(b"a longer text").await.unwrap();
+        server.write_all(b"a longer text").await.unwrap();
+        let (mut at_server, mut at_client) = ([0; 13], [0; 13]);
+        server.read_exact(&mut at_server).await.unwrap();
+        client.read_exact(&mut at_client).await.unwrap();
+        assert_eq!((at_server, at_client), (*b"a longer text", *b"a longer text"));
+    }
 }
