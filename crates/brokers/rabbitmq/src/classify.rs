@@ -70,9 +70,18 @@ pub enum Error {
     /// A queue is full and refuses more.
     #[error("RabbitMQ refused the message: a queue is full or not available")]
     Full,
+    /// The server takes messages more slowly than they come. Nothing was sent.
+    #[error("the message could not be sent within {} ms: RabbitMQ is slower than what is sent to it", .0.as_millis())]
+    Slow(Duration),
     /// So many exchanges are in use that there is no channel for another.
     #[error("more than {0} exchanges are in use")]
     Exchanges(usize),
+    /// The management API cannot be reached, or does not answer in time.
+    #[error("the management API of RabbitMQ cannot be reached: {0}")]
+    ManagementAway(String),
+    /// The management API refuses what we ask, or is none.
+    #[error("the management API of RabbitMQ refuses it: {0}")]
+    Management(String),
     /// The message can never be sent.
     #[error("the message is {bytes} bytes, more than the {max} that are allowed")]
     TooLarge {
@@ -90,6 +99,9 @@ pub enum Error {
     /// It was sent, and then the connection or the channel broke.
     #[error("the connection broke before RabbitMQ confirmed the message; it may have arrived")]
     Broken(#[source] lapin::Error),
+    /// Answers were sent, or about to be, and the lane was lost or the broker fell silent.
+    #[error("RabbitMQ did not show that it knows the answers; they may have been kept")]
+    Unsettled,
 }
 
 /// How long a full queue asks the relay to wait.
@@ -100,7 +112,9 @@ impl Error {
     pub fn class(&self) -> Class {
         match self {
             // Nothing was sent, and it passes by itself.
-            Self::NotConnected(_) | Self::Silent(_) | Self::Alarm(_) | Self::Closed => Class::Outage,
+            Self::NotConnected(_) | Self::Silent(_) | Self::Alarm(_) | Self::Closed | Self::ManagementAway(_) => {
+                Class::Outage
+            }
             // A person must act, and waiting mends nothing.
             Self::Config(_)
             | Self::Login { .. }
@@ -113,12 +127,13 @@ impl Error {
             | Self::Differs(_)
             | Self::Unroutable { .. }
             | Self::Address(_)
+            | Self::Management(_)
             | Self::Exchanges(_) => Class::Blocked,
             // Consumers make room without anybody's help.
-            Self::Full => Class::Throttled(FULL_PAUSE),
+            Self::Full | Self::Slow(_) => Class::Throttled(FULL_PAUSE),
             Self::TooLarge { .. } | Self::Headers(_) => Class::Poison,
             // It may have arrived: same id again, never a new one.
-            Self::Unconfirmed(_) | Self::Broken(_) => Class::Unknown,
+            Self::Unconfirmed(_) | Self::Broken(_) | Self::Unsettled => Class::Unknown,
         }
     }
 

@@ -1,11 +1,16 @@
 //! Relevo's adapter for RabbitMQ: publishing with confirms, consuming, topology, and what the broker's settings promise.
 
+mod address;
+mod backoff;
+mod broker;
 mod classify;
 mod config;
-#[allow(dead_code, reason = "the broker and the consumer come next")]
+mod keeper;
 mod link;
+mod publish;
 mod topology;
 
+pub use broker::RabbitBroker;
 pub use classify::Error;
 pub use config::{Config, Identity, Tls};
 pub use topology::{Binding, Exchange, ExchangeKind, Policy, Queue, QueueKind, Target, Topology, Wrong};

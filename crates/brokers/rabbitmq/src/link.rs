@@ -21,12 +21,20 @@ use crate::config::{Config, Tls};
 ///
 /// It never recovers by itself: whoever holds it notices its end and asks for another. Every URL has
 /// [`Config::connect_deadline`] of its own.
+#[allow(dead_code, reason = "consumers and administration come next")]
 pub(crate) async fn connect(config: &Config, name: &str) -> Result<Connection, Error> {
+    connect_from(config, name, 0).await.map(|(connection, _)| connection)
+}
+
+/// Like [`connect`], beginning with another URL than the first; says which one answered.
+pub(crate) async fn connect_from(config: &Config, name: &str, first: usize) -> Result<(Connection, usize), Error> {
     let connector = connector(&config.tls)?;
+    let endpoints = config.endpoints()?;
     let mut last = Error::Config("there is no URL".to_owned());
-    for endpoint in config.endpoints()? {
-        match attempt(config, &connector, endpoint, name).await {
-            Ok(connection) => return Ok(connection),
+    for step in 0..endpoints.len() {
+        let node = (first + step) % endpoints.len();
+        match attempt(config, &connector, endpoints[node].clone(), name).await {
+            Ok(connection) => return Ok((connection, node)),
             // What a person must mend at one node says more than that another one is down.
             Err(Error::NotConnected(_) | Error::Silent(_)) if last.needs_a_person() => {}
             Err(error) => last = error,

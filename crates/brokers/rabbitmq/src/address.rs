@@ -1,0 +1,69 @@
+//! How an address names an exchange and a routing key.
+
+use relevo_core::slot::{shard_of, slot_of};
+
+use crate::classify::Error;
+use crate::config::{Config, NAME_BYTES_MAX};
+use crate::topology::lane_key;
+
+/// The exchange of an address, and its routing key: what stands before and after the first slash. Without one it is a
+/// routing key of the exchange that the configuration names.
+pub(crate) fn split<'a>(address: &'a str, config: &'a Config) -> (&'a str, &'a str) {
+    address.split_once('/').unwrap_or((&config.exchange, address))
+}
+
+/// Where a message of this key goes; the routing key has its lane as a last word, if there are lanes.
+pub(crate) fn target<'a>(address: &'a str, key: &str, config: &'a Config) -> Result<(&'a str, String), Error> {
+    let (exchange, routing_key) = split(address, config);
+    let routing_key = match config.lanes {
+        Some(lanes) => lane_key(routing_key, shard_of(slot_of(key), lanes)),
+        None => routing_key.to_owned(),
+    };
+    if exchange.len() > NAME_BYTES_MAX {
+        return Err(Error::Address("its exchange is longer than 255 bytes"));
+    }
+    if routing_key.len() > NAME_BYTES_MAX {
+        return Err(Error::Address("its routing key is longer than 255 bytes"));
+    }
+    Ok((exchange, routing_key))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config() -> Config {
+        Config { exchange: "events".to_owned(), ..Config::new("amqp://localhost") }
+    }
+
+    #[test]
+    fn the_first_slash_ends_the_exchange() {
+        let config = config();
+        for (address, exchange, key) in [
+            ("orders", "events", "orders"),
+            ("audit/orders.eu", "audit", "orders.eu"),
+            ("audit/", "audit", ""),
+            ("/orders", "", "orders"),
+            ("audit/a/b", "audit", "a/b"),
+            ("", "events", ""),
+        ] {
+            assert_eq!(split(address, &config), (exchange, key), "{address}");
+        }
+    }
+
+    #[test]
+    fn a_lane_is_the_last_word() {
+        let config = Config { lanes: Some(8), ..config() };
+        // The slot of `o-1` is 92.
+        assert_eq!(target("orders", "o-1", &config).expect("an address"), ("events", "orders.4".to_owned()));
+    }
+
+    #[test]
+    fn names_that_are_too_long_are_refused() {
+        let config = config();
+        let long = "x".repeat(256);
+        assert!(matches!(target(&long, "k", &config), Err(Error::Address(_))));
+        assert!(matches!(target(&format!("{long}/a"), "k", &config), Err(Error::Address(_))));
+        assert!(target(&"x".repeat(255), "k", &config).is_ok());
+    }
+}

@@ -1,0 +1,173 @@
+//! The broker's end for publishers.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use async_trait::async_trait;
+use lapin::types::ShortString;
+use relevo_core::slot::slot_of;
+use relevo_core::{Broker, Capabilities, Confirms, Publication};
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+
+use crate::classify::Error;
+use crate::config::Config;
+use crate::keeper::{self, State};
+use crate::publish::{Call, Item, Owner, Parcel, Ticket, tell_all};
+
+/// So many exchanges have channels at most.
+const EXCHANGES_MAX: usize = 256;
+/// Batches that wait for a channel's task; it takes them at once unless it is full.
+const JOBS_MAX: usize = 16;
+/// The largest frame that an ordinary server agrees to, until it has said so.
+const FRAME_BYTES: usize = 131_072;
+
+/// RabbitMQ, to publish to. Cheap to clone: clones share the connection.
+///
+/// It connects by itself, and again after every failure; meanwhile messages are reported as an outage. Dropping the last
+/// clone ends everything at once, [`close`](Self::close) says good-bye.
+#[derive(Clone)]
+pub struct RabbitBroker(Arc<Inner>);
+
+struct Inner {
+    config: Arc<Config>,
+    state: watch::Receiver<State>,
+    closing: watch::Sender<bool>,
+    exchanges: Mutex<Exchanges>,
+}
+
+struct Exchanges {
+    owners: HashMap<String, Vec<mpsc::Sender<Vec<Item>>>>,
+    tasks: JoinSet<()>,
+}
+
+impl RabbitBroker {
+    /// Begins to connect. A broker that is away is no error.
+    #[expect(clippy::unused_async, reason = "tasks are started, which needs a runtime")]
+    pub async fn open(config: Config) -> Result<Self, Error> {
+        config.check()?;
+        let config = Arc::new(config);
+        let (sender, state) = watch::channel(State::Connecting);
+        let (closing, closes) = watch::channel(false);
+        let mut tasks = JoinSet::new();
+        tasks.spawn(keeper::keep(Arc::clone(&config), sender, closes));
+        let exchanges = Mutex::new(Exchanges { owners: HashMap::new(), tasks });
+        Ok(Self(Arc::new(Inner { config, state, closing, exchanges })))
+    }
+
+    /// Closes the connection. What is in flight may have arrived; calls that follow report an outage.
+    pub async fn close(&self) {
+        self.0.closing.send_replace(true);
+        let mut state = self.0.state.clone();
+        // The sender goes with the task that would have said so.
+        state.wait_for(|state| matches!(state, State::Closed)).await.ok();
+    }
+
+    /// The channels of an exchange, made at its first use.
+    fn owners(&self, exchange: &str) -> Result<Vec<mpsc::Sender<Vec<Item>>>, Error> {
+        let Inner { config, state, exchanges, .. } = &*self.0;
+        // Nothing panics while it is held.
+        let mut exchanges = exchanges.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(owners) = exchanges.owners.get(exchange) {
+            return Ok(owners.clone());
+        }
+        if exchanges.owners.len() == EXCHANGES_MAX {
+            return Err(Error::Exchanges(EXCHANGES_MAX));
+        }
+        let name =
+            ShortString::try_new(exchange).map_err(|_| Error::Address("its exchange is longer than 255 bytes"))?;
+        let owners: Vec<_> = (0..config.channels)
+            .map(|_| {
+                let (sender, jobs) = mpsc::channel(JOBS_MAX);
+                let owner = Owner::new(Arc::clone(config), name.clone(), state.clone(), jobs);
+                exchanges.tasks.spawn(owner.run());
+                sender
+            })
+            .collect();
+        exchanges.owners.insert(exchange.to_owned(), owners.clone());
+        Ok(owners)
+    }
+
+    fn frame_bytes(&self) -> usize {
+        match &*self.0.state.borrow() {
+            State::Up(line) => line.connection.configuration().frame_max() as usize,
+            State::Connecting | State::Down(_) | State::Closed => FRAME_BYTES,
+        }
+    }
+
+    /// Sorts a batch by exchange and channel; what can never be sent is told at once.
+    fn sort<'a>(&'a self, batch: &'a [Publication], call: &Arc<Call>) -> Vec<Share<'a>> {
+        let config = &self.0.config;
+        let frame_bytes = self.frame_bytes();
+        let mut shares: Vec<Share<'a>> = Vec::new();
+        let mut told = Vec::new();
+        for (index, publication) in batch.iter().enumerate() {
+            let ticket = Ticket { call: Arc::clone(call), index };
+            match Parcel::of(publication, config, frame_bytes) {
+                Err(why) => told.push((ticket, Err(why))),
+                Ok((exchange, parcel)) => {
+                    let channel = match config.channels {
+                        1 => 0,
+                        channels => usize::from(slot_of(&publication.message.key)) % channels,
+                    };
+                    let item = Item { ticket, parcel };
+                    match shares.iter_mut().find(|share| share.exchange == exchange && share.channel == channel) {
+                        Some(share) => share.items.push(item),
+                        None => shares.push(Share { exchange, channel, items: vec![item] }),
+                    }
+                }
+            }
+        }
+        tell_all(told);
+        shares
+    }
+
+    async fn hand_over(&self, share: Share<'_>) {
+        let all = |items: Vec<Item>, why: &Error| {
+            tell_all(items.into_iter().map(|item| (item.ticket, Err(why.clone()))).collect());
+        };
+        match self.owners(share.exchange) {
+            Err(why) => all(share.items, &why),
+            Ok(owners) => {
+                if let Err(mpsc::error::SendError(items)) = owners[share.channel].send(share.items).await {
+                    all(items, &Error::Closed);
+                }
+            }
+        }
+    }
+}
+
+/// What of a batch goes through one channel.
+struct Share<'a> {
+    exchange: &'a str,
+    channel: usize,
+    items: Vec<Item>,
+}
+
+#[async_trait]
+impl Broker for RabbitBroker {
+    fn capabilities(&self) -> Capabilities {
+        // A message that is refused does not hold back the next one on its channel.
+        Capabilities { fences_order: false, message_bytes_max: self.0.config.message_bytes_max }
+    }
+
+    async fn publish(&self, batch: &[Publication], confirms: &Confirms) {
+        if batch.is_empty() {
+            return;
+        }
+        let call = Call::new(confirms, batch.len());
+        call.finished_after(async {
+            for share in self.sort(batch, &call) {
+                self.hand_over(share).await;
+            }
+        })
+        .await;
+    }
+}
+
+impl fmt::Debug for RabbitBroker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("RabbitBroker").field(&self.0.config).finish()
+    }
+}

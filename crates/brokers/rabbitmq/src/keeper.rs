@@ -1,0 +1,135 @@
+//! Keeps one connection for publishing: makes it, notices its end, makes another.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use futures_util::StreamExt as _;
+use lapin::{Connection, ConnectionState, ErrorKind, Event};
+use tokio::sync::watch;
+use tokio::time::{Instant, interval, sleep, timeout};
+use tracing::{info, warn};
+
+use crate::backoff::Backoff;
+use crate::classify::Error;
+use crate::config::Config;
+use crate::link;
+
+/// A connection that stood for so long was a good one: after it, the first attempt comes quickly.
+const STOOD: Duration = Duration::from_secs(10);
+/// How often a connection is looked at beside what it tells by itself.
+const LOOK: Duration = Duration::from_secs(1);
+/// The server needs no longer for a good-bye.
+const GOOD_BYE: Duration = Duration::from_secs(2);
+
+/// How it stands with the connection.
+#[derive(Clone)]
+pub(crate) enum State {
+    /// The first attempt is under way.
+    Connecting,
+    /// It stands.
+    Up(Line),
+    /// It does not, and this is why.
+    Down(Error),
+    /// It was closed on our side and does not come back.
+    Closed,
+}
+
+/// A connection that stands.
+#[derive(Clone)]
+pub(crate) struct Line {
+    pub(crate) connection: Arc<Connection>,
+    /// No other connection has it.
+    pub(crate) number: u64,
+    /// Why the server takes no messages for now.
+    pub(crate) alarm: Option<Arc<str>>,
+}
+
+static NUMBER: AtomicU64 = AtomicU64::new(1);
+
+/// Keeps the connection until `closing` says so.
+pub(crate) async fn keep(config: Arc<Config>, state: watch::Sender<State>, mut closing: watch::Receiver<bool>) {
+    let mut backoff = Backoff::default();
+    let mut first = 0;
+    loop {
+        let attempt = link::connect_from(&config, "relevo publisher", first);
+        let attempt = tokio::select! {
+            biased;
+            () = closed(&mut closing) => break,
+            attempt = attempt => attempt,
+        };
+        match attempt {
+            Ok((connection, node)) => {
+                let since = Instant::now();
+                let line = Line {
+                    connection: Arc::new(connection),
+                    number: NUMBER.fetch_add(1, Ordering::Relaxed),
+                    alarm: None,
+                };
+                info!("connected to RabbitMQ for publishing");
+                state.send_replace(State::Up(line.clone()));
+                let Some(error) = stand(&line, &state, &mut closing).await else { break };
+                warn!(error = %error, "the connection to RabbitMQ ended, will connect again");
+                state.send_replace(State::Down(Error::NotConnected(error)));
+                // The next of the nodes: this one has just failed.
+                first = node + 1;
+                if since.elapsed() > STOOD {
+                    backoff = Backoff::default();
+                }
+            }
+            Err(error) => {
+                tell(&state, &error);
+                state.send_replace(State::Down(error));
+                first = 0;
+            }
+        }
+        tokio::select! {
+            biased;
+            () = closed(&mut closing) => break,
+            () = sleep(backoff.next()) => {}
+        }
+    }
+    state.send_replace(State::Closed);
+}
+
+/// Returns when it is to be closed; also when nobody is left who could say so.
+async fn closed(closing: &mut watch::Receiver<bool>) {
+    closing.wait_for(|closing| *closing).await.ok();
+}
+
+/// Logs what changed, not every attempt.
+fn tell(state: &watch::Sender<State>, error: &Error) {
+    if !matches!(&*state.borrow(), State::Down(last) if last.class() == error.class()) {
+        warn!(error = %error, "RabbitMQ cannot be connected to, will try again");
+    }
+}
+
+/// Watches a connection to its end: why it ended, or `None` when it was closed on our side.
+async fn stand(line: &Line, state: &watch::Sender<State>, closing: &mut watch::Receiver<bool>) -> Option<lapin::Error> {
+    let mut events = Box::pin(line.connection.events_listener());
+    let mut look = interval(LOOK);
+    loop {
+        let event = tokio::select! {
+            biased;
+            () = closed(closing) => {
+                timeout(GOOD_BYE, line.connection.close(200, "closed".into())).await.ok();
+                return None;
+            }
+            event = events.next() => event,
+            _ = look.tick() => Some(Event::Connected),
+        };
+        match event {
+            Some(Event::Error(error)) => return Some(error),
+            Some(Event::ConnectionBlocked(reason)) => {
+                warn!(%reason, "RabbitMQ has raised an alarm and takes no messages");
+                state.send_replace(State::Up(Line { alarm: Some(reason.into()), ..line.clone() }));
+            }
+            Some(Event::ConnectionUnblocked) => {
+                info!("RabbitMQ takes messages again");
+                state.send_replace(State::Up(line.clone()));
+            }
+            Some(_) if line.connection.status().connected() => {}
+            Some(_) | None => return Some(ErrorKind::InvalidConnectionState(ConnectionState::Closed).into()),
+        }
+    }
+}

@@ -1,0 +1,243 @@
+//! The task that owns a channel of one exchange.
+//!
+//! Each exchange has channels of its own: what the server refuses by closing a channel, an exchange that is missing or not
+//! permitted, stays with that exchange.
+
+mod call;
+mod flight;
+mod parcel;
+mod returns;
+mod wakes;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use lapin::options::ConfirmSelectOptions;
+use lapin::types::ShortString;
+use lapin::{Channel, ConnectionState, ErrorKind};
+use tokio::sync::{mpsc, watch};
+use tokio::time::{MissedTickBehavior, interval, timeout};
+
+use call::Told;
+pub(crate) use call::{Call, Item, Ticket, tell_all};
+use flight::Flight;
+pub(crate) use parcel::Parcel;
+
+use crate::classify::Error;
+use crate::config::Config;
+use crate::keeper::{Line, State};
+
+/// Deadlines are looked at so often.
+const TICK: Duration = Duration::from_millis(50);
+/// A channel that gets no answers for so long is replaced.
+const MUTE_MAX: Duration = Duration::from_secs(30);
+
+/// The task that owns one channel of one exchange.
+pub(crate) struct Owner {
+    config: Arc<Config>,
+    exchange: ShortString,
+    state: watch::Receiver<State>,
+    jobs: mpsc::Receiver<Vec<Item>>,
+    backlog: VecDeque<Item>,
+    flight: Option<(u64, Flight)>,
+    /// Since when the last channel had got no answers.
+    mute: Option<Instant>,
+}
+
+impl Owner {
+    pub(crate) fn new(
+        config: Arc<Config>,
+        exchange: ShortString,
+        state: watch::Receiver<State>,
+        jobs: mpsc::Receiver<Vec<Item>>,
+    ) -> Self {
+        Self { config, exchange, state, jobs, backlog: VecDeque::new(), flight: None, mute: None }
+    }
+
+    /// Runs until nobody can send it anything any more.
+    pub(crate) async fn run(mut self) {
+        let mut tick = interval(TICK);
+        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            self.step().await;
+            let idle = self.backlog.is_empty() && self.flight.as_ref().is_none_or(|(_, flight)| flight.live() == 0);
+            let room = self.backlog.len() < self.config.in_flight_max;
+            let wakes = self.flight.as_ref().map(|(_, flight)| flight.wakes());
+            let woken = async {
+                match wakes {
+                    Some(wakes) => wakes.ready().await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                biased;
+                changed = self.state.changed() => if changed.is_err() { return },
+                () = woken => {}
+                job = self.jobs.recv(), if room => match job {
+                    Some(items) => self.backlog.extend(items),
+                    None => return,
+                },
+                _ = tick.tick(), if !idle => {}
+            }
+        }
+    }
+
+    /// Takes what came, gives up what is late, sends what can be sent.
+    async fn step(&mut self) {
+        while self.backlog.len() < self.config.in_flight_max {
+            // Confirms must not keep new messages waiting.
+            match self.jobs.try_recv() {
+                Ok(items) => self.backlog.extend(items),
+                Err(_) => break,
+            }
+        }
+        let mut told = Vec::new();
+        self.settle(&mut told);
+        self.give_up_late(&mut told);
+        // Nobody waits for the outcomes while a channel is opened.
+        tell_all(std::mem::take(&mut told));
+        self.fill(&mut told).await;
+        tell_all(told);
+    }
+
+    fn settle(&mut self, told: &mut Vec<Told>) {
+        let Some((number, flight)) = &mut self.flight else { return };
+        let broken = flight.settle(told);
+        let gone = match &*self.state.borrow() {
+            State::Up(line) => line.number != *number,
+            State::Connecting | State::Down(_) => false,
+            State::Closed => true,
+        };
+        let silent = !flight.is_open() && flight.live() == 0;
+        if let Some(error) = broken {
+            self.end_flight(&error, told);
+        } else if gone || silent {
+            self.end_flight(&ErrorKind::InvalidConnectionState(ConnectionState::Closed).into(), told);
+        }
+    }
+
+    /// The channel or the connection broke. What is said of the exchange is said of everything that waits for it.
+    fn end_flight(&mut self, error: &lapin::Error, told: &mut Vec<Told>) {
+        let Some((_, flight)) = self.flight.take() else { return };
+        self.mute = flight.mute();
+        match Error::of_channel(error.clone()) {
+            why @ (Error::Missing(_) | Error::Forbidden(_)) => {
+                flight.end(|_| why.clone(), told);
+                self.answer_all(&why, told);
+            }
+            Error::Differs(text) => {
+                let max = size_limit(&text);
+                flight.end(
+                    |bytes| match max {
+                        Some(max) if bytes > max => Error::TooLarge { bytes, max },
+                        _ => Error::Broken(error.clone()),
+                    },
+                    told,
+                );
+            }
+            _ => flight.end(|_| Error::Broken(error.clone()), told),
+        }
+    }
+
+    fn give_up_late(&mut self, told: &mut Vec<Told>) {
+        let (now, deadline) = (Instant::now(), self.config.confirm_deadline);
+        let mut flows = false;
+        if let Some((_, flight)) = &mut self.flight {
+            flight.give_up_late(now, deadline, told);
+            flows = flight.live() > 0 && flight.mute().is_none();
+            if flight.mute().is_some_and(|since| now - since > MUTE_MAX) && flight.live() == 0 {
+                // Whatever it still waits for, it has nobody to tell it to.
+                self.mute = Some(now);
+                self.flight = None;
+            }
+        }
+        while let Some(item) = self.backlog.front() {
+            let call = &item.ticket.call;
+            let late = now - call.began() > deadline;
+            if !late && !call.is_abandoned() {
+                return;
+            }
+            if let Some(item) = self.backlog.pop_front() {
+                let why = if flows { Error::Slow(deadline) } else { Error::Silent(deadline) };
+                told.push((item.ticket, Err(why)));
+            }
+        }
+    }
+
+    async fn fill(&mut self, told: &mut Vec<Told>) {
+        if self.backlog.is_empty() {
+            return;
+        }
+        let state = self.state.borrow().clone();
+        let line = match state {
+            State::Connecting => return,
+            State::Down(why) => return self.answer_all(&why, told),
+            State::Closed => return self.answer_all(&Error::Closed, told),
+            State::Up(Line { alarm: Some(reason), .. }) => {
+                return self.answer_all(&Error::Alarm(reason.to_string()), told);
+            }
+            State::Up(line) => line,
+        };
+        if self.flight.is_none() {
+            match open(&line, self.config.confirm_deadline).await {
+                Ok(channel) => {
+                    self.flight = Some((line.number, Flight::new(channel, self.exchange.clone(), self.mute)));
+                }
+                Err(why) => return self.answer_all(&why, told),
+            }
+        }
+        self.send(told);
+    }
+
+    fn send(&mut self, told: &mut Vec<Told>) {
+        let Some((_, flight)) = &mut self.flight else { return };
+        while flight.is_open() && flight.unconfirmed() < self.config.in_flight_max {
+            // Where no answers come, one message at a time finds out whether they do again.
+            if flight.mute().is_some() && flight.live() > 0 {
+                return self.answer_all(&Error::Silent(self.config.confirm_deadline), told);
+            }
+            let Some(item) = self.backlog.pop_front() else { return };
+            if item.ticket.call.is_abandoned() {
+                told.push((item.ticket, Err(Error::Closed)));
+            } else {
+                flight.send(item, self.config.confirm_deadline);
+            }
+        }
+    }
+
+    fn answer_all(&mut self, why: &Error, told: &mut Vec<Told>) {
+        told.extend(self.backlog.drain(..).map(|item| (item.ticket, Err(why.clone()))));
+    }
+}
+
+/// A channel that confirms.
+async fn open(line: &Line, deadline: Duration) -> Result<Channel, Error> {
+    let opened = async {
+        let channel = line.connection.create_channel().await?;
+        channel.confirm_select(ConfirmSelectOptions::default()).await?;
+        Ok(channel)
+    };
+    match timeout(deadline, opened).await {
+        Ok(opened) => opened.map_err(Error::of_channel),
+        Err(_) => Err(Error::Silent(deadline)),
+    }
+}
+
+/// The server's `max_message_size`, from its refusal: `message size 6 is larger than configured max size 5`.
+fn size_limit(text: &str) -> Option<usize> {
+    let (_, size) = text.split_once("larger than configured max size ")?;
+    size.split(|letter: char| !letter.is_ascii_digit()).next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_servers_size_limit_is_read_from_its_refusal() {
+        let text = "PRECONDITION_FAILED - message size 2000 is larger than configured max size 1000";
+        assert_eq!(size_limit(text), Some(1_000));
+        assert_eq!(size_limit("PRECONDITION_FAILED - something else"), None);
+    }
+}

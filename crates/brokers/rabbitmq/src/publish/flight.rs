@@ -1,0 +1,223 @@
+//! The messages of one channel that were sent and are not confirmed.
+
+use std::collections::VecDeque;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use lapin::options::BasicPublishOptions;
+use lapin::types::ShortString;
+use lapin::{BasicProperties, Channel, Confirmation};
+
+use super::call::{Item, Ticket, Told};
+use super::parcel::Parcel;
+use super::returns::{Name, Returns};
+use super::wakes::Wakes;
+use crate::classify::Error;
+
+/// A channel and what is in flight on it. One task owns it: the client library numbers confirms wrongly when several
+/// send on one channel.
+pub(crate) struct Flight {
+    channel: Arc<Channel>,
+    exchange: ShortString,
+    slots: Vec<Slot>,
+    free: Vec<usize>,
+    wakes: Arc<Wakes>,
+    spent: Vec<usize>,
+    returns: Returns<(Option<Ticket>, bool)>,
+    deadlines: VecDeque<(Instant, usize, u64)>,
+    serial: u64,
+    /// Sent, and neither confirmed nor given up.
+    live: usize,
+    /// Since when a message was given up and nothing has been confirmed.
+    mute: Option<Instant>,
+    broken: Option<lapin::Error>,
+}
+
+struct Slot {
+    waker: Waker,
+    sent: Option<Sent>,
+}
+
+struct Sent {
+    confirm: Pin<Box<dyn Future<Output = lapin::Result<Confirmation>> + Send>>,
+    /// Nobody waits for the outcome of one that was given up; its confirm must still be known from others'.
+    ticket: Option<Ticket>,
+    name: Name,
+    bytes: usize,
+    serial: u64,
+}
+
+impl Flight {
+    /// `mute`: since when the channel before this one got no answers.
+    pub(crate) fn new(channel: Channel, exchange: ShortString, mute: Option<Instant>) -> Self {
+        Self {
+            channel: Arc::new(channel),
+            exchange,
+            slots: Vec::new(),
+            free: Vec::new(),
+            wakes: Arc::default(),
+            spent: Vec::new(),
+            returns: Returns::default(),
+            deadlines: VecDeque::new(),
+            serial: 0,
+            live: 0,
+            mute,
+            broken: None,
+        }
+    }
+
+    /// How many messages are sent and neither confirmed nor given up.
+    pub(crate) const fn live(&self) -> usize {
+        self.live
+    }
+
+    /// How many are sent and not confirmed.
+    pub(crate) const fn unconfirmed(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    /// Since when nothing has been confirmed, if a message was given up.
+    pub(crate) const fn mute(&self) -> Option<Instant> {
+        self.mute
+    }
+
+    /// Whether something can be sent. If not, [`Self::settle`] says why as soon as it is known.
+    pub(crate) fn is_open(&self) -> bool {
+        self.broken.is_none() && self.channel.status().connected()
+    }
+
+    /// Sends a message; its outcome comes with [`Self::settle`] or [`Self::give_up_late`].
+    pub(crate) fn send(&mut self, item: Item, deadline: Duration) {
+        let Item { ticket, parcel } = item;
+        let Parcel { key, properties, payload } = parcel;
+        let id = properties.message_id().clone().unwrap_or_default();
+        let name = Name { id, key: key.clone() };
+        let bytes = payload.len();
+        let channel = Arc::clone(&self.channel);
+        let confirm = Box::pin(publish(channel, self.exchange.clone(), key, properties, payload));
+        let number = self.free.pop().unwrap_or_else(|| {
+            let waker = self.wakes.waker(self.slots.len());
+            self.slots.push(Slot { waker, sent: None });
+            self.slots.len() - 1
+        });
+        self.serial += 1;
+        let serial = self.serial;
+        self.slots[number].sent = Some(Sent { confirm, ticket: Some(ticket), name, bytes, serial });
+        self.live += 1;
+        self.deadlines.push_back((Instant::now() + deadline, number, serial));
+        // Polled at once and in this order: that is the order in which they go out.
+        self.poll(number);
+    }
+
+    /// What is ready when [`Self::settle`] has something to do.
+    pub(crate) fn wakes(&self) -> Arc<Wakes> {
+        Arc::clone(&self.wakes)
+    }
+
+    /// Takes the confirms that came, and appends what is decided. Says what broke the channel, if it is broken.
+    pub(crate) fn settle(&mut self, told: &mut Vec<Told>) -> Option<lapin::Error> {
+        // Every round but the last takes confirms; a bound, so that the task comes to send.
+        for _ in 0..ROUNDS_MAX {
+            let mut woken = self.wakes.take(std::mem::take(&mut self.spent));
+            for number in woken.drain(..) {
+                self.poll(number);
+            }
+            self.spent = woken;
+            let idle = self.unconfirmed() == 0;
+            for ((ticket, confirmed), came_back) in self.returns.end_round(idle) {
+                if let Some(ticket) = ticket {
+                    told.push((ticket, self.verdict(confirmed, came_back)));
+                }
+            }
+            if !self.returns.is_open() {
+                break;
+            }
+        }
+        self.broken.clone()
+    }
+
+    fn poll(&mut self, number: usize) {
+        let slot = &mut self.slots[number];
+        let Some(sent) = &mut slot.sent else { return };
+        let Poll::Ready(answer) = sent.confirm.as_mut().poll(&mut Context::from_waker(&slot.waker)) else { return };
+        let confirmation = match answer {
+            Ok(confirmation) => confirmation,
+            // It stays where it is, to be told with all the others why.
+            Err(error) => {
+                sent.confirm = Box::pin(std::future::pending());
+                self.note(error);
+                return;
+            }
+        };
+        let Some(sent) = slot.sent.take() else { return };
+        self.free.push(number);
+        self.live -= usize::from(sent.ticket.is_some());
+        self.mute = None;
+        let confirmed = confirmation.is_ack();
+        let carried = confirmation.take_message().map(|returned| Name {
+            id: returned.delivery.properties.message_id().clone().unwrap_or_default(),
+            key: returned.delivery.routing_key.clone(),
+        });
+        // The names are kept in the verdict only where it needs them.
+        self.returns.land((sent.ticket, confirmed), sent.name, carried);
+    }
+
+    /// What the server said counts more than that the channel was closed when something was sent on it.
+    fn note(&mut self, error: lapin::Error) {
+        if self.broken.is_none() || error.is_amqp_error() {
+            self.broken = Some(error);
+        }
+    }
+
+    fn verdict(&self, confirmed: bool, came_back: Option<Name>) -> Result<(), Error> {
+        match came_back {
+            Some(name) => Err(Error::Unroutable { exchange: self.exchange.to_string(), key: name.key.to_string() }),
+            None if confirmed => Ok(()),
+            None => Err(Error::Full),
+        }
+    }
+
+    /// Gives up what waits longer than its deadline.
+    pub(crate) fn give_up_late(&mut self, now: Instant, deadline: Duration, told: &mut Vec<Told>) {
+        while let Some(&(due, number, serial)) = self.deadlines.front() {
+            let waiting = |slot: &Slot| slot.sent.as_ref().is_some_and(|sent| sent.serial == serial);
+            let waits = waiting(&self.slots[number]);
+            if waits && due > now {
+                return;
+            }
+            self.deadlines.pop_front();
+            let ticket = self.slots[number].sent.as_mut().filter(|_| waits).and_then(|sent| sent.ticket.take());
+            if let Some(ticket) = ticket {
+                self.live -= 1;
+                self.mute.get_or_insert(now);
+                told.push((ticket, Err(Error::Unconfirmed(deadline))));
+            }
+        }
+    }
+
+    /// Ends it: every message that has no outcome gets the one that `why` says for its size.
+    pub(crate) fn end(mut self, why: impl Fn(usize) -> Error, told: &mut Vec<Told>) {
+        // Confirmed, but perhaps sent back.
+        told.extend(self.returns.give_up().filter_map(|(ticket, _)| Some((ticket?, Err(why(0))))));
+        let mut sent: Vec<Sent> = self.slots.iter_mut().filter_map(|slot| slot.sent.take()).collect();
+        sent.sort_by_key(|sent| sent.serial);
+        told.extend(sent.into_iter().filter_map(|sent| Some((sent.ticket?, Err(why(sent.bytes))))));
+    }
+}
+
+const ROUNDS_MAX: usize = 8;
+
+async fn publish(
+    channel: Arc<Channel>,
+    exchange: ShortString,
+    key: ShortString,
+    properties: BasicProperties,
+    payload: Bytes,
+) -> lapin::Result<Confirmation> {
+    let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
+    channel.basic_publish(exchange, key, options, &payload, properties).await?.await
+}

@@ -1,0 +1,81 @@
+//! A message as it is sent.
+
+use bytes::Bytes;
+use lapin::BasicProperties;
+use lapin::types::{AMQPValue, FieldTable, ShortString};
+use relevo_core::{Publication, wire};
+
+use crate::address;
+use crate::classify::Error;
+use crate::config::{Config, NAME_BYTES_MAX};
+
+/// The server keeps it on disk where the queue is durable.
+const PERSISTENT: u8 = 2;
+/// What of a frame is not the headers: the frame itself, the other properties, and some air.
+const FRAME_MARGIN: usize = 2_048;
+
+/// A message as it is sent.
+#[derive(Debug)]
+pub(crate) struct Parcel {
+    pub(crate) key: ShortString,
+    pub(crate) properties: BasicProperties,
+    pub(crate) payload: Bytes,
+}
+
+impl Parcel {
+    /// What is sent for a publication and to which exchange, or why it can never be sent. `frame_bytes` is the largest frame.
+    pub(crate) fn of<'a>(
+        publication: &'a Publication,
+        config: &'a Config,
+        frame_bytes: usize,
+    ) -> Result<(&'a str, Self), Error> {
+        let message = &*publication.message;
+        let (exchange, key) = address::target(&publication.address, &message.key, config)?;
+        let key = ShortString::try_new(key).map_err(|_| Error::Address("its routing key is longer than 255 bytes"))?;
+        if message.payload.len() > config.message_bytes_max {
+            return Err(Error::TooLarge { bytes: message.payload.len(), max: config.message_bytes_max });
+        }
+        let headers = headers(publication, &config.source, frame_bytes)?;
+        let id = ShortString::try_new(message.id.to_string()).expect("a UUID is short");
+        let mut properties = BasicProperties::default()
+            .with_delivery_mode(PERSISTENT)
+            .with_message_id(id)
+            .with_timestamp(u64::try_from(message.created_at.as_second()).unwrap_or_default())
+            .with_headers(headers);
+        // Both are headers too, so that nothing is lost with one that is too long for a property.
+        if let Ok(kind) = ShortString::try_new(&*message.kind) {
+            properties = properties.with_type(kind);
+        }
+        if let Ok(content_type) = ShortString::try_new(&*message.content_type) {
+            properties = properties.with_content_type(content_type);
+        }
+        Ok((exchange, Self { key, properties, payload: message.payload.clone() }))
+    }
+}
+
+/// The headers as long strings: the server closes the connection on the protocol's short ones.
+fn headers(publication: &Publication, source: &str, frame_bytes: usize) -> Result<FieldTable, Error> {
+    let mut table = FieldTable::default();
+    let mut bytes = 0;
+    let mut too_long = None;
+    wire::for_each(publication, source, |name, value| {
+        // A name's length, a type, a value's length.
+        bytes += name.len() + value.len() + 6;
+        match ShortString::try_new(name) {
+            Ok(name) => {
+                table.insert(name, AMQPValue::LongString(value.into()));
+            }
+            Err(_) => too_long = Some(name.len()),
+        }
+    });
+    if let Some(length) = too_long {
+        let why = format!("a name is {length} bytes long, more than {NAME_BYTES_MAX}");
+        return Err(Error::Headers(why));
+    }
+    // They must fit one frame, or the server closes the connection.
+    let max = frame_bytes.saturating_sub(FRAME_MARGIN);
+    if bytes > max {
+        return Err(Error::Headers(format!("they are {bytes} bytes, more than the {max} of a frame")));
+    }
+    Ok(table)
+}

@@ -1,0 +1,180 @@
+//! Which messages the server sent back because nothing is bound for them.
+//!
+//! The server announces a message that comes back before it confirms it. The client library hands each announcement to
+//! whichever confirm completes next, often that of another message. So announcements are matched by message id and
+//! routing key, and a confirm counts only when it is certain that no announcement for it is still to be seen:
+//!
+//! - A confirm that carried none completed when none was waiting: if there was one for its message, a confirm that
+//!   completed earlier carried it. Those are seen by the end of the next round at the latest.
+//! - A confirm that carried one may have left its own waiting behind it. It is gone when a later confirm carries none, or
+//!   when nothing is in flight: there are never more announcements waiting than messages that came back and are not
+//!   confirmed.
+
+use std::collections::HashMap;
+
+use lapin::types::ShortString;
+
+/// What names a publish in an announcement; the exchange is the channel's own.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Name {
+    pub(crate) id: ShortString,
+    pub(crate) key: ShortString,
+}
+
+/// A confirm that is not decided yet.
+#[derive(Debug)]
+struct Landed<T> {
+    what: T,
+    name: Name,
+    carried: bool,
+    round: u64,
+}
+
+/// Confirms of one channel until they are decided.
+#[derive(Debug)]
+pub(crate) struct Returns<T> {
+    announced: HashMap<Name, u32>,
+    landed: Vec<Landed<T>>,
+    round: u64,
+    /// The last round, before this one, in which a confirm carried no announcement.
+    carried_none: u64,
+    carries_none: bool,
+}
+
+impl<T> Default for Returns<T> {
+    fn default() -> Self {
+        Self { announced: HashMap::new(), landed: Vec::new(), round: 2, carried_none: 0, carries_none: false }
+    }
+}
+
+impl<T> Returns<T> {
+    /// A confirm completed, and carried this announcement.
+    pub(crate) fn land(&mut self, what: T, name: Name, carried: Option<Name>) {
+        let some = carried.is_some();
+        if let Some(announced) = carried {
+            *self.announced.entry(announced).or_default() += 1;
+        } else {
+            self.carries_none = true;
+        }
+        self.landed.push(Landed { what, name, carried: some, round: self.round });
+    }
+
+    /// Everything that had completed before this round began was seen in it. `idle`: nothing is in flight.
+    ///
+    /// Returns what is decided, with its name if it came back.
+    pub(crate) fn end_round(&mut self, idle: bool) -> Vec<(T, Option<Name>)> {
+        let mut decided = Vec::with_capacity(self.landed.len());
+        let mut open = Vec::new();
+        for landed in std::mem::take(&mut self.landed) {
+            if self.is_announced(&landed.name) {
+                decided.push((landed.what, Some(landed.name)));
+            } else if idle || self.is_certain(&landed) {
+                decided.push((landed.what, None));
+            } else {
+                open.push(landed);
+            }
+        }
+        self.landed = open;
+        if self.carries_none {
+            self.carried_none = self.round;
+            self.carries_none = false;
+        }
+        self.round += 1;
+        decided
+    }
+
+    fn is_certain(&self, landed: &Landed<T>) -> bool {
+        if landed.carried { self.carried_none >= landed.round + 2 } else { landed.round < self.round }
+    }
+
+    fn is_announced(&mut self, name: &Name) -> bool {
+        // Almost always empty.
+        if self.announced.is_empty() {
+            return false;
+        }
+        let Some(count) = self.announced.get_mut(name) else { return false };
+        *count -= 1;
+        if *count == 0 {
+            self.announced.remove(name);
+        }
+        true
+    }
+
+    /// Confirms that are not decided; they never will be.
+    pub(crate) fn give_up(&mut self) -> impl Iterator<Item = T> + use<'_, T> {
+        self.landed.drain(..).map(|landed| landed.what)
+    }
+
+    /// Whether another round decides something that this one did not.
+    pub(crate) fn is_open(&self) -> bool {
+        self.landed.iter().any(|landed| !landed.carried)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name(number: u32) -> Name {
+        Name { id: number.to_string().into(), key: "k".into() }
+    }
+
+    fn land(returns: &mut Returns<u32>, number: u32, carried: Option<u32>) {
+        returns.land(number, name(number), carried.map(name));
+    }
+
+    /// Ends a round: what is decided, and whether it came back.
+    fn end_round(returns: &mut Returns<u32>, idle: bool) -> Vec<(u32, bool)> {
+        returns.end_round(idle).into_iter().map(|(what, name)| (what, name.is_some())).collect()
+    }
+
+    #[test]
+    fn a_confirm_counts_after_the_round_that_follows_it() {
+        let mut returns = Returns::default();
+        land(&mut returns, 1, None);
+        assert_eq!(end_round(&mut returns, false), []);
+        assert!(returns.is_open());
+        assert_eq!(end_round(&mut returns, false), [(1, false)]);
+    }
+
+    #[test]
+    fn an_announcement_finds_its_message_whoever_carried_it() {
+        let mut returns = Returns::default();
+        land(&mut returns, 2, None);
+        assert_eq!(end_round(&mut returns, false), []);
+        land(&mut returns, 1, Some(2));
+        assert_eq!(end_round(&mut returns, false), [(2, true)]);
+        // The announcement for 1 may still wait until a confirm carries none.
+        for _ in 0..3 {
+            assert_eq!(end_round(&mut returns, false), []);
+        }
+        land(&mut returns, 3, None);
+        assert_eq!(end_round(&mut returns, false), []);
+        assert_eq!(end_round(&mut returns, false), [(1, false), (3, false)]);
+    }
+
+    #[test]
+    fn two_that_carry_each_others_are_both_unroutable() {
+        let mut returns = Returns::default();
+        land(&mut returns, 1, Some(2));
+        assert_eq!(end_round(&mut returns, false), []);
+        land(&mut returns, 2, Some(1));
+        assert_eq!(end_round(&mut returns, false), [(1, true), (2, true)]);
+    }
+
+    #[test]
+    fn with_nothing_in_flight_everything_is_decided() {
+        let mut returns = Returns::default();
+        land(&mut returns, 1, Some(9));
+        assert_eq!(end_round(&mut returns, true), [(1, false)]);
+    }
+
+    #[test]
+    fn the_same_message_twice_is_told_by_its_routing_key_and_counted() {
+        let mut returns = Returns::default();
+        let other = Name { id: "1".into(), key: "other".into() };
+        returns.land(10, name(1), Some(other.clone()));
+        returns.land(11, other, None);
+        assert_eq!(end_round(&mut returns, true), [(10, false), (11, true)]);
+    }
+}

@@ -1,0 +1,71 @@
+//! Which of many futures of one task want to be polled, in the order in which they were woken.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, Wake, Waker};
+
+/// The queue of numbers that were woken.
+#[derive(Debug, Default)]
+pub(crate) struct Wakes {
+    inner: Mutex<Inner>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    woken: Vec<usize>,
+    task: Option<Waker>,
+}
+
+struct One {
+    number: usize,
+    wakes: Arc<Wakes>,
+}
+
+impl Wakes {
+    /// A waker that puts this number into the queue.
+    pub(crate) fn waker(self: &Arc<Self>, number: usize) -> Waker {
+        Arc::new(One { number, wakes: Arc::clone(self) }).into()
+    }
+
+    /// Takes all that were woken since the last call, in order; `spent` is an empty list to be used again.
+    pub(crate) fn take(&self, spent: Vec<usize>) -> Vec<usize> {
+        std::mem::replace(&mut self.lock().woken, spent)
+    }
+
+    /// Returns when there is something to take.
+    pub(crate) async fn ready(&self) {
+        std::future::poll_fn(|context| self.poll_ready(context)).await;
+    }
+
+    fn poll_ready(&self, context: &Context<'_>) -> Poll<()> {
+        let mut inner = self.lock();
+        if !inner.woken.is_empty() {
+            return Poll::Ready(());
+        }
+        if !inner.task.as_ref().is_some_and(|task| task.will_wake(context.waker())) {
+            inner.task = Some(context.waker().clone());
+        }
+        Poll::Pending
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Inner> {
+        // Nothing panics while it is held.
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Wake for One {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        let mut inner = self.wakes.lock();
+        inner.woken.push(self.number);
+        // The first one wakes the task; it takes all the others with it.
+        let task = if inner.woken.len() == 1 { inner.task.take() } else { None };
+        drop(inner);
+        if let Some(task) = task {
+            task.wake();
+        }
+    }
+}

@@ -1,0 +1,6 @@
+//! Everything that needs a server, in one program: it links once, and what tests share stands once.
+
+#[path = "rabbitmq/conformance.rs"]
+mod conformance;
+#[path = "rabbitmq/harness.rs"]
+mod harness;

@@ -1,0 +1,3 @@
+//! The suites that every broker passes.
+
+relevo_conformance::broker_suite!(crate::harness::start);
