@@ -12,7 +12,6 @@ async fn info(url: &str) -> ServerInfo {
     async_nats::connect(url).await.expect("the server accepts clients").server_info()
 }
 
-/// A client that gives up a request as soon as nobody can be there to answer.
 async fn jetstream(url: impl async_nats::ToServerAddrs) -> jetstream::Context {
     jetstream::new(async_nats::connect(url).await.expect("the server accepts clients"))
 }
@@ -148,7 +147,8 @@ async fn a_cluster_of_three_outlives_any_one_of_them() {
     for node in cluster.nodes() {
         node.kill9().await;
         let others: Vec<_> = cluster.urls().into_iter().filter(|url| *url != node.url()).collect();
-        let context = jetstream(others).await;
+        let mut context = jetstream(others).await;
+        context.set_timeout(Duration::from_millis(500));
         let deadline = tokio::time::Instant::now() + Duration::from_secs(30);
         // The others may have to agree on a leader first.
         while context.get_stream(&name).await.is_err() {
