@@ -7,6 +7,7 @@
 )]
 
 mod account;
+mod bench;
 mod cargo;
 mod ci;
 mod install;
@@ -56,7 +57,7 @@ enum Command {
         #[arg(long)]
         seeds: Option<u64>,
     },
-    /// Runs the benchmarks against a PostgreSQL 15 of their own.
+    /// Runs the benchmarks against servers of their own.
     Bench {
         /// Handed to the benchmarks as they are.
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
@@ -93,14 +94,7 @@ fn dispatch(runner: &Runner, command: Command) -> Result<ExitCode> {
         Command::Ci => return ci::run(runner),
         Command::Services { action } => services::run(runner, action)?,
         Command::Sim { seed, seeds } => ci::sim(runner, seed, seeds)?,
-        Command::Bench { arguments } => {
-            install::debian(runner, &[install::POSTGRES_15])?;
-            let relevo = cargo::release(runner, "relevo-cli", "relevo")?;
-            let server = postgres::Temporary::start(install::DEBIAN_15.as_ref(), postgres::Durability::Real)?;
-            let mut command = cargo::command(&["run", "--release", "-p", "relevo-bench", "--"])?;
-            command.args(arguments).env("RELEVO_TEST_POSTGRES_URL", server.url()).env("RELEVO_BENCH_BINARY", relevo);
-            runner.run(&mut command)?;
-        }
+        Command::Bench { arguments } => bench::run(runner, &arguments)?,
         Command::Torture { arguments } => {
             let servers = install::all(runner)?;
             let relevo = cargo::release(runner, "relevo-cli", "relevo")?;

@@ -1,7 +1,10 @@
 //! Servers whose processes are known by a mark in their environment: the directory that holds their files.
 
+use std::io::{Read as _, Write as _};
+use std::net::{Ipv4Addr, TcpStream};
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -38,16 +41,32 @@ pub(crate) struct Probe {
 
 /// A server that ends, and whose files go, when the value is dropped and also when this program is killed.
 pub(crate) struct Temporary {
-    _scratch: Scratch,
+    scratch: Option<Scratch>,
+    process: Child,
     pub(crate) urls: Vec<String>,
 }
 
 impl Temporary {
     pub(crate) fn start(kind: &dyn Kind) -> Result<Self> {
         let scratch = Scratch::for_marked()?;
-        let urls = Directory { path: scratch.path().to_owned() }.start(kind)?;
-        Ok(Self { _scratch: scratch, urls })
+        let Started { process, urls } = Directory { path: scratch.path().to_owned() }.start(kind)?;
+        Ok(Self { scratch: Some(scratch), process, urls })
     }
+}
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        // Its watchdog ends the server; whoever adopts this program's children may never collect a zombie.
+        drop(self.scratch.take());
+        self.process.wait().ok();
+    }
+}
+
+/// A server that has just been started.
+pub(crate) struct Started {
+    process: Child,
+    /// What clients are told.
+    pub(crate) urls: Vec<String>,
 }
 
 /// A directory that holds a server's files and its log.
@@ -56,13 +75,13 @@ pub(crate) struct Directory {
 }
 
 impl Directory {
-    /// Starts a new server in an empty directory, on free ports: what clients are told.
-    pub(crate) fn start(&self, kind: &dyn Kind) -> Result<Vec<String>> {
+    /// Starts a new server in an empty directory, on free ports.
+    pub(crate) fn start(&self, kind: &dyn Kind) -> Result<Started> {
         for _ in 0..STARTS_MAX {
             let prepared = kind.prepare(&self.path)?;
-            if self.try_start(prepared.command, &prepared.probes)? {
+            if let Some(process) = self.try_start(prepared.command, &prepared.probes)? {
                 std::fs::write(self.path.join("urls"), prepared.urls.join("\n"))?;
-                return Ok(prepared.urls);
+                return Ok(Started { process, urls: prepared.urls });
             }
             // Somebody else may have been quicker to a port.
             self.stop()?;
@@ -70,8 +89,7 @@ impl Directory {
         bail!("a server does not start:\n{}", self.output())
     }
 
-    fn try_start(&self, mut command: Command, probes: &[Probe]) -> Result<bool> {
-        use std::os::unix::process::CommandExt as _;
+    fn try_start(&self, mut command: Command, probes: &[Probe]) -> Result<Option<Child>> {
         let output = std::fs::File::create(self.path.join("output"))?;
         command.env(VARIABLE, &self.path).current_dir(&self.path);
         command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output).process_group(0);
@@ -79,11 +97,11 @@ impl Directory {
         let deadline = Instant::now() + READY_DEADLINE;
         while child.try_wait()?.is_none() && Instant::now() < deadline {
             if probes.iter().all(Probe::succeeds) {
-                return Ok(true);
+                return Ok(Some(child));
             }
             std::thread::sleep(POLL);
         }
-        Ok(false)
+        Ok(None)
     }
 
     /// The first process and the URLs of the server that runs here.
@@ -134,9 +152,8 @@ impl Probe {
     }
 
     fn succeeds(&self) -> bool {
-        use std::io::{Read as _, Write as _};
         let ask = || {
-            let mut stream = std::net::TcpStream::connect((std::net::Ipv4Addr::LOCALHOST, self.port))?;
+            let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, self.port))?;
             stream.set_read_timeout(Some(Duration::from_secs(10)))?;
             stream.write_all(&self.says)?;
             let mut heard = vec![0; self.hears.len()];

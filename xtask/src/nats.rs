@@ -42,14 +42,17 @@ impl Version {
 /// A server run from this program.
 pub(crate) struct Nats {
     pub(crate) program: PathBuf,
+    /// More of its block `jetstream`.
+    pub(crate) jetstream: &'static str,
 }
 
 impl Kind for Nats {
     fn prepare(&self, directory: &Path) -> Result<Prepared> {
         let (client, monitor) = (free_port()?, free_port()?);
         let settings = format!(
-            "listen: 127.0.0.1:{client}\nhttp: 127.0.0.1:{monitor}\njetstream {{ store_dir: \"{}/data\" }}\n",
-            directory.display()
+            "listen: 127.0.0.1:{client}\nhttp: 127.0.0.1:{monitor}\njetstream {{ store_dir: \"{}/data\" {} }}\n",
+            directory.display(),
+            self.jetstream,
         );
         let file = directory.join("nats.conf");
         std::fs::write(&file, settings)?;

@@ -55,7 +55,7 @@ pub(crate) fn all(installed: &Installed) -> Result<Vec<Box<dyn Service>>> {
             name: format!("NATS {}", version.number()),
             variables: vec![version.url_variable().to_owned()],
             directory: marked::Directory { path: cache.join(format!("server-nats-{}", version.number())) },
-            kind: Box::new(Nats { program: program.clone() }),
+            kind: Box::new(Nats { program: program.clone(), jetstream: "" }),
         }));
     }
     Ok(all)
@@ -139,7 +139,7 @@ impl Service for Marked {
         // One may be left that never came to be ready.
         self.directory.stop()?;
         renew(&self.directory.path)?;
-        self.directory.start(self.kind.as_ref())
+        Ok(self.directory.start(self.kind.as_ref())?.urls)
     }
 
     fn down(&self) -> Result<()> {
