@@ -113,10 +113,11 @@ pub async fn a_paused_lane_leaves_the_others_flowing(harness: &mut impl Consumer
 /// A call that is given up at any moment: whatever it did not return comes again.
 pub async fn a_cancelled_receive_loses_nothing(harness: &mut impl ConsumerHarness) {
     harness.group("billing", ADDRESS).await;
-    let batch: Vec<Publication> = (1..=40).map(|number| publication(number, &format!("k-{}", number % 9))).collect();
+    let batch: Vec<Publication> = (1..=60).map(|number| publication(number, &format!("k-{}", number % 9))).collect();
     publish_all(&harness.broker().await, &batch).await;
     let consumer = harness.consumer("billing", 100).await;
     let mut seen = BTreeSet::new();
+    // Fewer than there are, so that each call has something to return, however seldom it must be polled.
     for polls in 0..24 {
         let mut call = pin!(consumer.receive(2));
         let mut polled = 0;
@@ -129,7 +130,7 @@ pub async fn a_cancelled_receive_loses_nothing(harness: &mut impl ConsumerHarnes
             seen.extend(some.expect("deliveries").iter().map(number));
         }
     }
-    while seen.len() < 40 {
+    while seen.len() < 60 {
         seen.extend(soon(consumer.receive(100)).await.expect("deliveries").iter().map(number));
     }
 }
