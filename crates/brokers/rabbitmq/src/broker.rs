@@ -6,7 +6,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use async_trait::async_trait;
 use lapin::types::ShortString;
-use relevo_core::slot::slot_of;
 use relevo_core::{Broker, Capabilities, Confirms, Publication};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
@@ -14,7 +13,7 @@ use tokio::task::JoinSet;
 use crate::classify::Error;
 use crate::config::Config;
 use crate::keeper::{self, State};
-use crate::publish::{Call, Item, Owner, Parcel, Ticket, tell_all};
+use crate::publish::{Call, Item, Owner, Share, Ticket, sort, tell_all};
 
 /// So many exchanges have channels at most.
 const EXCHANGES_MAX: usize = 256;
@@ -96,53 +95,21 @@ impl RabbitBroker {
         }
     }
 
-    /// Sorts a batch by exchange and channel; what can never be sent is told at once.
-    fn sort<'a>(&'a self, batch: &'a [Publication], call: &Arc<Call>) -> Vec<Share<'a>> {
-        let config = &self.0.config;
-        let frame_bytes = self.frame_bytes();
-        let mut shares: Vec<Share<'a>> = Vec::new();
-        let mut told = Vec::new();
-        for (index, publication) in batch.iter().enumerate() {
-            let ticket = Ticket { call: Arc::clone(call), index };
-            match Parcel::of(publication, config, frame_bytes) {
-                Err(why) => told.push((ticket, Err(why))),
-                Ok((exchange, parcel)) => {
-                    let channel = match config.channels {
-                        1 => 0,
-                        channels => usize::from(slot_of(&publication.message.key)) % channels,
-                    };
-                    let item = Item { ticket, parcel };
-                    match shares.iter_mut().find(|share| share.exchange == exchange && share.channel == channel) {
-                        Some(share) => share.items.push(item),
-                        None => shares.push(Share { exchange, channel, items: vec![item] }),
-                    }
-                }
-            }
-        }
-        tell_all(told);
-        shares
-    }
-
-    async fn hand_over(&self, share: Share<'_>) {
+    async fn hand_over(&self, share: Share<'_>, call: &Arc<Call>) {
         let all = |items: Vec<Item>, why: &Error| {
             tell_all(items.into_iter().map(|item| (item.ticket, Err(why.clone()))).collect());
         };
+        let ticket = |index| Ticket { call: Arc::clone(call), index };
+        let items = share.parcels.into_iter().map(|(index, parcel)| Item { ticket: ticket(index), parcel }).collect();
         match self.owners(share.exchange) {
-            Err(why) => all(share.items, &why),
+            Err(why) => all(items, &why),
             Ok(owners) => {
-                if let Err(mpsc::error::SendError(items)) = owners[share.channel].send(share.items).await {
+                if let Err(mpsc::error::SendError(items)) = owners[share.channel].send(items).await {
                     all(items, &Error::Closed);
                 }
             }
         }
     }
-}
-
-/// What of a batch goes through one channel.
-struct Share<'a> {
-    exchange: &'a str,
-    channel: usize,
-    items: Vec<Item>,
 }
 
 #[async_trait]
@@ -153,16 +120,17 @@ impl Broker for RabbitBroker {
     }
 
     async fn publish(&self, batch: &[Publication], confirms: &Confirms) {
-        if batch.is_empty() {
-            return;
+        let sorted = sort(batch, &self.0.config, self.frame_bytes());
+        confirms.report_all(sorted.refused.into_iter().map(|(index, why)| (index, Err(why.into()))));
+        for wave in sorted.waves {
+            let call = Call::new(confirms, wave.iter().map(|share| share.parcels.len()).sum());
+            call.finished_after(async {
+                for share in wave {
+                    self.hand_over(share, &call).await;
+                }
+            })
+            .await;
         }
-        let call = Call::new(confirms, batch.len());
-        call.finished_after(async {
-            for share in self.sort(batch, &call) {
-                self.hand_over(share).await;
-            }
-        })
-        .await;
     }
 }
 

@@ -18,7 +18,7 @@ use crate::link;
 /// A connection that stood for so long was a good one: after it, the first attempt comes quickly.
 const STOOD: Duration = Duration::from_secs(10);
 /// How often a connection is looked at beside what it tells by itself.
-const LOOK: Duration = Duration::from_secs(1);
+const LOOK: Duration = Duration::from_millis(200);
 /// The server needs no longer for a good-bye.
 const GOOD_BYE: Duration = Duration::from_secs(2);
 
@@ -119,7 +119,8 @@ async fn stand(line: &Line, state: &watch::Sender<State>, closing: &mut watch::R
             _ = look.tick() => Some(Event::Connected),
         };
         match event {
-            Some(Event::Error(error)) => return Some(error),
+            // Channels tell their errors here too.
+            Some(Event::Error(error)) if !line.connection.status().connected() => return Some(error),
             Some(Event::ConnectionBlocked(reason)) => {
                 warn!(%reason, "RabbitMQ has raised an alarm and takes no messages");
                 state.send_replace(State::Up(Line { alarm: Some(reason.into()), ..line.clone() }));

@@ -7,6 +7,7 @@ mod call;
 mod flight;
 mod parcel;
 mod returns;
+mod sort;
 mod wakes;
 
 use std::collections::VecDeque;
@@ -22,7 +23,7 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 use call::Told;
 pub(crate) use call::{Call, Item, Ticket, tell_all};
 use flight::Flight;
-pub(crate) use parcel::Parcel;
+pub(crate) use sort::{Share, sort};
 
 use crate::classify::Error;
 use crate::config::Config;

@@ -4,3 +4,5 @@
 mod conformance;
 #[path = "rabbitmq/harness.rs"]
 mod harness;
+#[path = "rabbitmq/publish.rs"]
+mod publish;

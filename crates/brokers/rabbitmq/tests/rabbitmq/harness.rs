@@ -66,7 +66,7 @@ impl BrokerHarness for Rabbit {
 
 /// Another connection to the same server, with the client library alone.
 pub(crate) struct Side {
-    pub(crate) connection: Connection,
+    _connection: Connection,
     pub(crate) channel: Channel,
 }
 
@@ -74,7 +74,7 @@ impl Side {
     pub(crate) async fn of(url: &str) -> Self {
         let connection = Connection::connect(url, ConnectionProperties::default()).await.expect("the server is there");
         let channel = connection.create_channel().await.expect("a channel");
-        Self { connection, channel }
+        Self { _connection: connection, channel }
     }
 
     /// Makes a durable quorum queue with these arguments beside its type.
