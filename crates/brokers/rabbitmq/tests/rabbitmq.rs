@@ -2,6 +2,10 @@
 
 #[path = "rabbitmq/conformance.rs"]
 mod conformance;
+#[path = "rabbitmq/consumer_harness.rs"]
+mod consumer_harness;
+#[path = "rabbitmq/consuming.rs"]
+mod consuming;
 #[path = "rabbitmq/harness.rs"]
 mod harness;
 #[path = "rabbitmq/publish.rs"]

@@ -1,0 +1,208 @@
+//! One consumer of a group.
+
+mod arrived;
+mod lane;
+mod settle;
+mod share;
+mod shared;
+mod side;
+mod state;
+
+use std::fmt;
+use std::pin::pin;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures_util::FutureExt as _;
+use futures_util::future::join_all;
+use lapin::Connection;
+use relevo_core::{Answer, Consumer, Consuming, Delivery, Failure, Lane, Tag};
+use tokio::sync::{Notify, watch};
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+
+pub use arrived::raw;
+
+use crate::backoff::Backoff;
+use crate::classify::Error;
+use crate::config::Config;
+use crate::group::Group;
+use crate::link;
+use shared::{Session, Shared};
+use side::Side;
+use state::State;
+
+/// How long a new consumer waits for its share of the lanes before it is handed out without.
+const JOIN_DEADLINE: Duration = Duration::from_secs(3);
+
+/// How a consumer takes part in its group.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Membership {
+    /// Its name, for people: the broker's tools show it beside its connections.
+    pub name: String,
+    /// At most so many deliveries of one lane are out, and in memory. The same for all consumers of an ordered group.
+    pub prefetch: u16,
+    /// How long a lane that goes to another consumer of the group waits for what is out of it to be settled.
+    pub hand_over: Duration,
+}
+
+impl Default for Membership {
+    fn default() -> Self {
+        Self { name: "relevo".to_owned(), prefetch: 256, hand_over: Duration::from_secs(10) }
+    }
+}
+
+/// A consumer of one group. It connects, and connects again, by tasks of its own, which end when it is dropped.
+pub struct RabbitConsumer {
+    shared: Arc<Shared>,
+    tasks: tokio::sync::Mutex<JoinSet<()>>,
+}
+
+/// A new consumer of this group. It subscribes to all lanes and takes its share of them as others give it up; it is handed
+/// out when it has it, or after three seconds.
+///
+/// A broker that is away is no error: the consumer connects when it is there. What can never work, such as a wrong
+/// password or a missing queue, [`receive`](Consumer::receive) tells, each time that it is found so.
+pub async fn consumer(config: &Config, group: &Group, membership: Membership) -> Result<RabbitConsumer, Error> {
+    config.check()?;
+    group.check()?;
+    if membership.prefetch == 0 {
+        return Err(Error::Config("a prefetch of nothing would never receive".to_owned()));
+    }
+    let config = Arc::new(config.clone());
+    let queues = group.queues();
+    let name = format!("{} (retries of {})", membership.name, group.name);
+    let (side, publishing) = Side::new(Arc::clone(&config), name);
+    let lane_name =
+        |index: usize| Lane::new(if group.lanes.is_some() { index.to_string() } else { group.name.clone() });
+    let shared = Arc::new(Shared {
+        config,
+        membership,
+        lanes: (0..queues.len()).map(lane_name).collect(),
+        group: group.clone(),
+        side,
+        state: Mutex::new(State::new(queues.len())),
+        changed: Notify::new(),
+        wakers: queues.iter().map(|_| Notify::new()).collect(),
+        queues,
+        moved: Notify::new(),
+        sessions: watch::Sender::new(Session::Down),
+        joined: watch::Sender::new(false),
+    });
+    let mut tasks = JoinSet::new();
+    tasks.spawn(publishing);
+    tasks.spawn(keep(Arc::clone(&shared)));
+    if shared.is_shared() {
+        tasks.spawn(share::attend(Arc::clone(&shared)));
+    }
+    let mut joined = shared.joined.subscribe();
+    timeout(JOIN_DEADLINE, joined.wait_for(|joined| *joined)).await.ok();
+    Ok(RabbitConsumer { shared, tasks: tokio::sync::Mutex::new(tasks) })
+}
+
+/// Keeps a connection with all lanes on it until the consumer is closed.
+async fn keep(shared: Arc<Shared>) {
+    let name = format!("{} ({})", shared.membership.name, shared.group.name);
+    let mut backoff = Backoff::default();
+    for session in 0.. {
+        let mut over = shared.sessions.subscribe();
+        let connection = tokio::select! {
+            connected = link::connect(&shared.config, &name) => connected,
+            _ = over.wait_for(|session| *session == Session::Over) => return,
+        };
+        match connection {
+            Ok(connection) => {
+                backoff = Backoff::default();
+                if serve(&shared, &connection, session).await {
+                    return;
+                }
+            }
+            Err(error) => shared.trouble("", error),
+        }
+        sleep(backoff.next()).await;
+    }
+}
+
+/// Serves all lanes on one connection; whether the consumer was closed meanwhile.
+async fn serve(shared: &Arc<Shared>, connection: &Connection, session: u64) -> bool {
+    let mut over = shared.sessions.subscribe();
+    shared.state().session = session;
+    let mut lanes = pin!(join_all((0..shared.queues.len()).map(|lane| lane::serve(shared, connection, lane))));
+    tokio::select! {
+        _ = &mut lanes => {
+            shared.disconnected();
+            return false;
+        }
+        _ = over.wait_for(|session| *session == Session::Over) => {}
+    }
+    // While the subscriptions live: dropping them would cancel them.
+    let deadline = shared.config.connect_deadline;
+    timeout(deadline, join_all(shared.channels().iter().map(|channel| channel.close(200, "OK".into())))).await.ok();
+    timeout(deadline, connection.close(200, "OK".into())).await.ok();
+    true
+}
+
+impl RabbitConsumer {
+    /// Whether it is subscribed to all of its lanes at this moment.
+    pub fn is_connected(&self) -> bool {
+        let state = self.shared.state();
+        state.lanes.iter().all(|lane| lane.channel.as_ref().is_some_and(|channel| channel.status().connected()))
+    }
+}
+
+#[async_trait]
+impl Consumer for RabbitConsumer {
+    fn capabilities(&self) -> Consuming {
+        Consuming { holds_key: false, counts: self.shared.group.quorum, keeps_answers: self.shared.group.quorum }
+    }
+
+    async fn receive(&self, limit: usize) -> Result<Vec<Delivery>, Failure> {
+        Ok(self.shared.receive(limit).await?)
+    }
+
+    async fn settle(&self, answers: &[(Tag, Answer)]) -> Result<Vec<Tag>, Failure> {
+        Ok(self.shared.settle(answers).await?)
+    }
+
+    async fn pause(&self, lane: &Lane) -> Result<(), Failure> {
+        self.shared.set_paused(lane, true);
+        Ok(())
+    }
+
+    async fn resume(&self, lane: &Lane) -> Result<(), Failure> {
+        self.shared.set_paused(lane, false);
+        Ok(())
+    }
+
+    async fn close(&self) -> Result<(), Failure> {
+        self.shared.end();
+        let mut tasks = self.tasks.lock().await;
+        // The publishing task has nobody left to ask it.
+        while tasks.len() > 1 {
+            if let Some(Err(error)) = tasks.join_next().await {
+                assert!(!error.is_panic(), "a task of the consumer panicked: {error}");
+            }
+        }
+        tasks.shutdown().await;
+        Ok(())
+    }
+}
+
+impl Drop for RabbitConsumer {
+    fn drop(&mut self) {
+        self.shared.end();
+        for channel in self.shared.channels() {
+            // The first poll queues the frame. It must be before the tasks' end, which drops the subscriptions and so
+            // cancels them: see `lane::serve`.
+            channel.close(200, "OK".into()).now_or_never();
+        }
+    }
+}
+
+impl fmt::Debug for RabbitConsumer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Shared { group, membership, .. } = &*self.shared;
+        f.debug_struct("RabbitConsumer").field("group", group).field("membership", membership).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,121 @@
+//! What of a queue its consumers must know.
+
+use std::time::Duration;
+
+use crate::classify::Error;
+use crate::config::NAME_BYTES_MAX;
+use crate::topology::{DEFAULT_RUNGS, Queue, QueueKind, dead_queue, lane_queue, retry_queue};
+
+/// A group of consumers that share the messages of a queue, or of the lanes of one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Group {
+    /// The queue's name.
+    pub name: String,
+    /// The number of lanes that publishers append to the routing key: the queues `name.0`, `name.1`, …
+    pub lanes: Option<u16>,
+    /// The queue has a single active consumer; lanes always have.
+    pub ordered: bool,
+    /// How long the rungs of the retry ladder are; without any, nothing can be retried later.
+    pub retry: Vec<Duration>,
+    /// Whether there is a queue `name.dead` for what is rejected.
+    pub dead_letters: bool,
+    /// The queues are quorum queues, which count deliveries.
+    pub quorum: bool,
+}
+
+impl Group {
+    /// A group of a quorum queue without lanes, with the default ladder and dead letters.
+    pub fn new(name: impl Into<String>) -> Self {
+        Self {
+            name: name.into(),
+            lanes: None,
+            ordered: false,
+            retry: DEFAULT_RUNGS.to_vec(),
+            dead_letters: true,
+            quorum: true,
+        }
+    }
+
+    /// Whether a consumer can be made of it; the first thing that is wrong.
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        let wrong = |what: &str| Err(Error::Config(format!("the group `{}` {what}", self.name)));
+        let longest = |queue: String| self.retry.iter().map(|rung| retry_queue(&queue, *rung).len()).max();
+        match self {
+            Self { name, .. } if name.is_empty() => wrong("has no name"),
+            Self { lanes: Some(lanes), .. } if !(1..=LANES_MAX).contains(lanes) => wrong("needs 1 to 256 lanes"),
+            Self { retry, .. } if retry.iter().any(|rung| rung.as_millis() == 0) => wrong("has a rung of no time"),
+            Self { name, .. } if longest(lane_queue(name, LANES_MAX)).unwrap_or(name.len()) > NAME_BYTES_MAX => {
+                wrong("has a name that is too long")
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The queues that are consumed, lane by lane.
+    pub(crate) fn queues(&self) -> Vec<String> {
+        match self.lanes {
+            None => vec![self.name.clone()],
+            Some(lanes) => (0..lanes).map(|lane| lane_queue(&self.name, lane)).collect(),
+        }
+    }
+
+    /// Where its rejected messages go.
+    pub(crate) fn dead_queue(&self) -> Result<String, Error> {
+        if self.dead_letters {
+            Ok(dead_queue(&self.name))
+        } else {
+            Err(Error::Missing(format!("the queue `{}` has no dead letters to reject to", self.name)))
+        }
+    }
+}
+
+/// A key has one of 256 slots: more lanes would stay empty.
+const LANES_MAX: u16 = 256;
+
+impl Queue {
+    /// What its consumers must know.
+    pub fn group(&self) -> Group {
+        Group {
+            name: self.name.clone(),
+            lanes: self.lanes,
+            ordered: self.is_ordered(),
+            retry: self.retry.clone(),
+            dead_letters: self.dead_letters,
+            quorum: self.kind == QueueKind::Quorum,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_group_knows_the_queues_of_its_topology() {
+        let queue = Queue { lanes: Some(2), ..Queue::new("billing") };
+        let group = queue.group();
+        assert_eq!(group.queues(), queue.work_queues());
+        assert_eq!(group.queues(), ["billing.0", "billing.1"]);
+        assert_eq!(Queue::new("billing").group(), Group::new("billing"));
+        assert!(group.check().is_ok() && group.ordered);
+    }
+
+    #[test]
+    fn what_cannot_be_consumed_is_refused_at_once() {
+        for group in [
+            Group::new(""),
+            Group { lanes: Some(0), ..Group::new("a") },
+            Group { lanes: Some(257), ..Group::new("a") },
+            Group { retry: vec![Duration::ZERO], ..Group::new("a") },
+            Group::new("a".repeat(250)),
+        ] {
+            assert!(group.check().is_err(), "{group:?}");
+        }
+    }
+
+    #[test]
+    fn without_dead_letters_nothing_can_be_rejected() {
+        let group = Group { dead_letters: false, ..Group::new("a") };
+        assert_eq!(group.dead_queue().map_err(|error| error.class()), Err(relevo_core::Class::Blocked));
+    }
+}

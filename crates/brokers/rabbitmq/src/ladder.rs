@@ -1,0 +1,142 @@
+//! The retry ladder: queues in which a message waits, a fixed time each, before it returns to its own queue.
+//!
+//! The time is the queue's, never the message's: a message with a long time to live would hold back all behind it. A pause
+//! that is longer than a rung takes several; what is left of it travels with the message as a duration, so that no
+//! two clocks are ever compared.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use lapin::BasicProperties;
+use lapin::types::{AMQPValue, FieldTable, ShortString};
+
+/// Header: how often the message had been handed out when it went onto the ladder last.
+pub(crate) const RETRIES: &str = "relevo-retries";
+/// Header: how many milliseconds of its pause are left after the rung that it is on.
+pub(crate) const PAUSE_LEFT: &str = "relevo-pause-left-ms";
+/// Header: where the message was published to; on its way back the broker knows only the ladder.
+pub(crate) const ADDRESS: &str = "relevo-address";
+/// Header of a dead letter: why it was rejected.
+pub(crate) const REASON: &str = "relevo-reason";
+
+/// What the broker adds to a message by itself. It counts for one queue only, and with it in place the broker may take the
+/// way back for a cycle, and drop the message.
+const BROKERS_OWN: [&str; 5] =
+    ["x-death", "x-delivery-count", "x-first-death-queue", "x-first-death-reason", "x-first-death-exchange"];
+
+/// The next rung for a pause, and what is then left of it: the longest that is not too long, else the shortest.
+pub(crate) fn step(rungs: &[Duration], pause: Duration) -> Option<(Duration, Duration)> {
+    let fitting = rungs.iter().filter(|rung| **rung <= pause).max();
+    let rung = *fitting.or_else(|| rungs.iter().min())?;
+    Some((rung, pause.saturating_sub(rung)))
+}
+
+/// A message as it goes onto the ladder: the same with what has to be remembered.
+pub(crate) fn climbing(original: &BasicProperties, count: u32, left: Duration, address: &str) -> BasicProperties {
+    let left = i64::try_from(left.as_millis()).unwrap_or(i64::MAX);
+    let notes = [
+        (RETRIES, AMQPValue::LongLongInt(count.into())),
+        (PAUSE_LEFT, AMQPValue::LongLongInt(left)),
+        (ADDRESS, AMQPValue::LongString(address.into())),
+    ];
+    noted(original, &BROKERS_OWN, notes)
+}
+
+/// A message as it goes to the dead letters: the same with the reason, and where it had been published to.
+pub(crate) fn buried(original: &BasicProperties, count: u32, reason: &str, address: &str) -> BasicProperties {
+    let notes = [
+        (RETRIES, AMQPValue::LongLongInt(count.into())),
+        (REASON, AMQPValue::LongString(shortened(reason).into())),
+        (ADDRESS, AMQPValue::LongString(address.into())),
+    ];
+    noted(original, &[PAUSE_LEFT], notes)
+}
+
+/// All headers must fit into one frame together.
+const REASON_BYTES_MAX: usize = 1_000;
+
+fn shortened(reason: &str) -> &str {
+    &reason[..reason.floor_char_boundary(REASON_BYTES_MAX)]
+}
+
+fn noted<const N: usize>(
+    original: &BasicProperties,
+    without: &[&str],
+    notes: [(&'static str, AMQPValue); N],
+) -> BasicProperties {
+    let kept = original.headers().as_ref().map(FieldTable::inner).into_iter().flatten();
+    let kept = kept.filter(|(name, _)| !without.contains(&name.as_str()));
+    let mut headers: BTreeMap<ShortString, AMQPValue> =
+        kept.map(|(name, value)| (name.clone(), value.clone())).collect();
+    headers.extend(notes.map(|(name, value)| (name.into(), value)));
+    // Durable, even if its first publisher did not care.
+    original.clone().with_headers(headers.into()).with_delivery_mode(2)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIN: Duration = Duration::from_mins(1);
+
+    fn way(mut pause: Duration) -> Vec<u64> {
+        let rungs = [MIN, 5 * MIN, 15 * MIN];
+        let mut way = Vec::new();
+        loop {
+            let (rung, left) = step(&rungs, pause).expect("there are rungs");
+            way.push(rung.as_secs() / 60);
+            if left.is_zero() {
+                return way;
+            }
+            pause = left;
+        }
+    }
+
+    #[test]
+    fn a_pause_is_made_of_rungs_and_never_shorter() {
+        assert_eq!(way(Duration::ZERO), [1]);
+        assert_eq!(way(MIN / 2), [1]);
+        assert_eq!(way(MIN), [1]);
+        assert_eq!(way(MIN * 3 / 2), [1, 1]);
+        assert_eq!(way(7 * MIN), [5, 1, 1]);
+        assert_eq!(way(15 * MIN), [15]);
+        assert_eq!(way(36 * MIN), [15, 15, 5, 1]);
+    }
+
+    #[test]
+    fn without_rungs_there_is_no_way() {
+        assert_eq!(step(&[], MIN), None);
+    }
+
+    fn sent() -> BasicProperties {
+        let mut headers = FieldTable::default();
+        headers.insert("x-own".into(), AMQPValue::LongInt(-7));
+        headers.insert("x-death".into(), AMQPValue::Void);
+        headers.insert("x-delivery-count".into(), AMQPValue::LongLongInt(2));
+        BasicProperties::default().with_message_id("m-1".into()).with_headers(headers)
+    }
+
+    fn headers(properties: &BasicProperties) -> BTreeMap<&str, &AMQPValue> {
+        let table = properties.headers().as_ref().expect("headers");
+        table.inner().iter().map(|(name, value)| (name.as_str(), value)).collect()
+    }
+
+    #[test]
+    fn what_climbs_keeps_its_own_headers_and_loses_the_brokers() {
+        let properties = climbing(&sent(), 3, MIN, "shop/orders");
+        let headers = headers(&properties);
+        assert_eq!(headers.keys().copied().collect::<Vec<_>>(), [ADDRESS, PAUSE_LEFT, RETRIES, "x-own"]);
+        assert_eq!(headers["x-own"], &AMQPValue::LongInt(-7));
+        assert_eq!(headers[PAUSE_LEFT], &AMQPValue::LongLongInt(60_000));
+        assert_eq!(properties.message_id().as_ref().map(ShortString::as_str), Some("m-1"));
+    }
+
+    #[test]
+    fn a_dead_letter_says_why_and_keeps_its_history() {
+        let properties = buried(&sent(), 3, &"ñ".repeat(900), "shop/orders");
+        let headers = headers(&properties);
+        assert!(headers.contains_key("x-death"));
+        let AMQPValue::LongString(reason) = headers[REASON] else { panic!("no text") };
+        assert_eq!(reason.as_bytes().len(), REASON_BYTES_MAX);
+    }
+}

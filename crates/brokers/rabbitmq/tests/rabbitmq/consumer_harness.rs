@@ -1,0 +1,304 @@
+//! A group on a RabbitMQ server as the suite of consuming sees it: four lanes, a ladder, dead letters.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use lapin::options::{
+    BasicPublishOptions, ConfirmSelectOptions, ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions,
+};
+use lapin::types::{AMQPValue, FieldTable};
+use lapin::{BasicProperties, ExchangeKind};
+use relevo_broker_rabbitmq::{
+    Config, Group, Membership, Queue, RabbitBroker, RabbitConsumer, consumer, dead_queue, lane_key, lane_queue,
+};
+use relevo_conformance::broker::harness::{BrokerHarness, ConsumerHarness, Promises};
+use relevo_core::message::Headers;
+use relevo_core::{Answer, Consumer, Consuming, Delivery, Failure, Lane, Raw, Tag};
+use relevo_testkit::proxy::CutProxy;
+use relevo_testkit::rabbitmq::{Private, Server, Vhost};
+
+use crate::harness::Side;
+
+pub(crate) const EXCHANGE: &str = "shop";
+pub(crate) const LANES: u16 = 4;
+/// What no group wants.
+const REST: &str = "rest";
+
+/// These cases kill their server, and so have one of their own, which takes seconds to start.
+const CRASHING: [&str; 3] = [
+    "what_was_acknowledged_never_comes_again",
+    "what_was_not_acknowledged_comes_again_after_a_crash",
+    "a_pause_survives_the_death_of_its_consumer",
+];
+
+/// A virtual host of one test's own.
+pub(crate) struct Groups {
+    pub(crate) vhost: Vhost,
+    pub(crate) private: Option<Private>,
+    /// How long the ladder's rungs are.
+    pub(crate) rungs: Vec<Duration>,
+}
+
+pub(crate) async fn start() -> Groups {
+    // The thread of a test has its name.
+    let crashes = std::thread::current().name().is_some_and(|name| CRASHING.iter().any(|case| name.contains(case)));
+    if crashes { Groups::private(Private::start().await).await } else { Groups::shared().await }
+}
+
+impl Groups {
+    /// On the server that all tests share.
+    pub(crate) async fn shared() -> Self {
+        Self::on(Server::shared().vhost().await, None).await
+    }
+
+    /// On a server that the test may harm.
+    pub(crate) async fn private(server: Private) -> Self {
+        Self::on(server.vhost().await, Some(server)).await
+    }
+
+    async fn on(vhost: Vhost, private: Option<Private>) -> Self {
+        // A server takes its time to come back, and no pause may pass meanwhile.
+        let longest = if private.is_some() { Duration::from_secs(40) } else { Duration::from_secs(1) };
+        let groups = Self { vhost, private, rungs: vec![Duration::from_millis(100), longest] };
+        let side = groups.side().await;
+        let options = ExchangeDeclareOptions { durable: true, ..ExchangeDeclareOptions::default() };
+        let declared =
+            side.channel.exchange_declare(EXCHANGE.into(), ExchangeKind::Topic, options, FieldTable::default());
+        declared.await.expect("an exchange");
+        side.quorum_queue(REST, &[]).await;
+        side.bind(REST, "#").await;
+        groups
+    }
+
+    pub(crate) async fn side(&self) -> Side {
+        Side::of(&self.vhost.amqp_url()).await
+    }
+
+    pub(crate) fn config(&self) -> Config {
+        config_at(self.vhost.amqp_url())
+    }
+
+    pub(crate) fn queue(&self, name: &str) -> Queue {
+        Queue { lanes: Some(LANES), retry: self.rungs.clone(), ..Queue::new(name) }
+    }
+
+    /// Makes a queue with everything that belongs to it, bound to an address.
+    pub(crate) async fn declare(&self, queue: &Queue, address: &str) {
+        let side = self.side().await;
+        for declared in queue.declared() {
+            let options = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
+            let mut table = FieldTable::default();
+            for (name, value) in &declared.arguments {
+                table.insert(name.as_str().into(), amqp(value));
+            }
+            side.channel.queue_declare(declared.name.as_str().into(), options, table).await.expect("a queue");
+        }
+        match queue.lanes {
+            None => side.bind(&queue.name, address).await,
+            Some(lanes) => {
+                for lane in 0..lanes {
+                    side.bind(&lane_queue(&queue.name, lane), &lane_key(address, lane)).await;
+                }
+            }
+        }
+        if self.private.is_some() {
+            // A quorum queue that is killed within its first moments may come back empty, and nothing tells when it is
+            // safe.
+            tokio::time::sleep(Duration::from_secs(2)).await;
+        }
+    }
+
+    /// A consumer behind a proxy of its own.
+    pub(crate) async fn member(&self, group: &Group, membership: Membership) -> Member {
+        let url = self.vhost.amqp_url();
+        let authority = url.rsplit_once('@').expect("a URL with a login").1;
+        let upstream: SocketAddr = authority.split('/').next().expect("a host").parse().expect("an address");
+        let proxy = CutProxy::start(upstream).await;
+        let config = config_at(url.replace(&upstream.to_string(), &proxy.addr().to_string()));
+        let consumer = consumer(&config, group, membership).await.expect("a consumer");
+        Member { consumer, proxy, queue: first_queue(group), gone: AtomicBool::new(false) }
+    }
+
+    /// Cuts a member off; returns when the broker knows that it is gone, and so does the member.
+    pub(crate) async fn cut_off(&self, member: &Member) {
+        if member.gone.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let side = self.side().await;
+        let before = side.consumers(&member.queue).await;
+        member.proxy.block().await;
+        let mut patience = Patience::new("broker and consumer have noticed");
+        while side.consumers(&member.queue).await >= before || member.consumer.is_connected() {
+            patience.pause().await;
+        }
+    }
+}
+
+fn config_at(url: String) -> Config {
+    Config { exchange: EXCHANGE.to_owned(), lanes: Some(LANES), ..Config::new(url) }
+}
+
+fn first_queue(group: &Group) -> String {
+    if group.lanes.is_some() { lane_queue(&group.name, 0) } else { group.name.clone() }
+}
+
+/// Polling with an end.
+pub(crate) struct Patience {
+    what: &'static str,
+    deadline: Instant,
+}
+
+impl Patience {
+    pub(crate) fn new(what: &'static str) -> Self {
+        Self { what, deadline: Instant::now() + Duration::from_secs(30) }
+    }
+
+    pub(crate) async fn pause(&mut self) {
+        assert!(Instant::now() < self.deadline, "in vain: {}", self.what);
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+fn amqp(value: &serde_json::Value) -> AMQPValue {
+    match value {
+        serde_json::Value::Bool(value) => AMQPValue::Boolean(*value),
+        serde_json::Value::Number(number) => AMQPValue::LongLongInt(number.as_i64().expect("a whole number")),
+        serde_json::Value::String(text) => AMQPValue::LongString(text.as_str().into()),
+        other => panic!("no argument of a queue: {other}"),
+    }
+}
+
+impl Side {
+    pub(crate) async fn bind(&self, queue: &str, key: &str) {
+        let options = QueueBindOptions::default();
+        let bound = self.channel.queue_bind(queue.into(), EXCHANGE.into(), key.into(), options, FieldTable::default());
+        bound.await.expect("a binding");
+    }
+
+    /// How many are subscribed to a queue.
+    pub(crate) async fn consumers(&self, queue: &str) -> u32 {
+        self.look(queue).await.consumer_count()
+    }
+
+    async fn look(&self, queue: &str) -> lapin::Queue {
+        let options = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
+        self.channel.queue_declare(queue.into(), options, FieldTable::default()).await.expect("the queue is there")
+    }
+
+    /// Publishes anything, confirmed.
+    pub(crate) async fn publish(&self, exchange: &str, key: &str, properties: BasicProperties, payload: &[u8]) {
+        self.channel.confirm_select(ConfirmSelectOptions::default()).await.expect("confirms");
+        let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
+        let sent = self.channel.basic_publish(exchange.into(), key.into(), options, payload, properties).await;
+        let confirmed = sent.expect("sent").await.expect("an answer");
+        assert!(matches!(confirmed, lapin::Confirmation::Ack(None)), "{confirmed:?}");
+    }
+}
+
+/// A consumer, and the proxy that it talks through.
+pub(crate) struct Member {
+    pub(crate) consumer: RabbitConsumer,
+    pub(crate) proxy: CutProxy,
+    queue: String,
+    gone: AtomicBool,
+}
+
+#[async_trait]
+impl Consumer for Member {
+    fn capabilities(&self) -> Consuming {
+        self.consumer.capabilities()
+    }
+
+    async fn receive(&self, limit: usize) -> Result<Vec<Delivery>, Failure> {
+        self.consumer.receive(limit).await
+    }
+
+    async fn settle(&self, answers: &[(Tag, Answer)]) -> Result<Vec<Tag>, Failure> {
+        self.consumer.settle(answers).await
+    }
+
+    async fn pause(&self, lane: &Lane) -> Result<(), Failure> {
+        self.consumer.pause(lane).await
+    }
+
+    async fn resume(&self, lane: &Lane) -> Result<(), Failure> {
+        self.consumer.resume(lane).await
+    }
+
+    async fn close(&self) -> Result<(), Failure> {
+        self.consumer.close().await
+    }
+}
+
+#[async_trait]
+impl BrokerHarness for Groups {
+    type Broker = RabbitBroker;
+
+    async fn broker(&self) -> RabbitBroker {
+        RabbitBroker::open(self.config()).await.expect("a configuration that works")
+    }
+
+    async fn kept(&self, address: &str) -> Vec<Raw> {
+        let mut kept = self.side().await.kept(REST).await;
+        kept.retain(|raw| raw.decode().is_ok_and(|received| &*received.message.topic == address));
+        kept
+    }
+
+    async fn crash(&mut self) {
+        let server = self.private.as_ref().expect("a case that crashes the server has one of its own");
+        server.kill9().await;
+        server.start_again().await;
+    }
+
+    fn promises(&self) -> Promises {
+        Promises { survives_crash: true, recognises_repeats: false }
+    }
+}
+
+#[async_trait]
+impl ConsumerHarness for Groups {
+    type Consumer = Member;
+
+    async fn group(&self, name: &str, address: &str) {
+        self.declare(&self.queue(name), address).await;
+    }
+
+    async fn consumer(&self, group: &str, prefetch: usize) -> Member {
+        let prefetch = prefetch.try_into().expect("a small number");
+        self.member(&self.queue(group).group(), Membership { prefetch, ..Membership::default() }).await
+    }
+
+    async fn kill(&self, consumer: Member) {
+        self.cut_off(&consumer).await;
+    }
+
+    /// It finds its connection dead and no way to another; whoever works on its deliveries knows nothing of that.
+    async fn freeze(&self, consumer: &Member) {
+        self.cut_off(consumer).await;
+    }
+
+    async fn publish_raw(&self, address: &str, headers: &Headers, payload: Bytes) {
+        let mut table = FieldTable::default();
+        for (name, value) in headers {
+            table.insert(name.as_str().into(), AMQPValue::LongString(value.as_str().into()));
+        }
+        let properties = BasicProperties::default().with_headers(table);
+        self.side().await.publish(EXCHANGE, &lane_key(address, 0), properties, &payload).await;
+    }
+
+    /// The broker's clock is its own.
+    async fn let_pass(&self, time: Duration) {
+        tokio::time::sleep(time).await;
+    }
+
+    fn later(&self) -> Duration {
+        *self.rungs.last().expect("there are rungs")
+    }
+
+    async fn dead(&self, group: &str) -> Vec<Raw> {
+        self.side().await.kept(&dead_queue(group)).await
+    }
+}
