@@ -1,19 +1,23 @@
 //! Relevo's adapter for RabbitMQ: publishing with confirms, consuming, topology, and what the broker's settings promise.
 
 mod address;
+mod administer;
 mod backoff;
 mod broker;
 mod classify;
 mod config;
 mod consumer;
 mod deaths;
+mod examine;
 mod group;
 mod keeper;
 mod ladder;
 mod link;
+mod management;
 mod publish;
 mod topology;
 
+pub use administer::RabbitAdmin;
 pub use broker::RabbitBroker;
 pub use classify::Error;
 pub use config::{Config, Identity, Tls};

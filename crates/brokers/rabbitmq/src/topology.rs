@@ -5,12 +5,16 @@
 use std::collections::BTreeMap;
 
 mod check;
+mod compare;
 mod declare;
+mod make;
 mod names;
 mod queue;
 
 pub use check::Wrong;
+pub(crate) use compare::{AT_LEAST_ONCE_FLAG, Part};
 pub use declare::{Declared, DeclaredBinding, DeclaredExchange, DeclaredQueue};
+pub(crate) use make::Maker;
 pub use names::{dead_queue, lane_key, lane_queue, retry_queue};
 pub use queue::{DEFAULT_RUNGS, Queue, QueueKind};
 

@@ -6,7 +6,13 @@ mod conformance;
 mod consumer_harness;
 #[path = "rabbitmq/consuming.rs"]
 mod consuming;
+#[path = "rabbitmq/examine.rs"]
+mod examine;
 #[path = "rabbitmq/harness.rs"]
 mod harness;
 #[path = "rabbitmq/publish.rs"]
 mod publish;
+#[path = "rabbitmq/stage.rs"]
+mod stage;
+#[path = "rabbitmq/topology.rs"]
+mod topology;

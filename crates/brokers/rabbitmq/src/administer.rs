@@ -1,0 +1,148 @@
+//! The broker, as `relevo topology` and `relevo doctor` look at it.
+
+use async_trait::async_trait;
+use relevo_core::administer::{Administer, Expectations, Piece, State};
+use relevo_core::failure::Failure;
+use relevo_core::operate::Finding;
+
+use crate::classify::Error;
+use crate::config::Config;
+use crate::examine;
+use crate::management::Management;
+use crate::topology::{Declared, Maker, Part};
+
+/// Makes and examines what the configuration wants to be at the broker.
+pub struct RabbitAdmin {
+    config: Config,
+    declared: Declared,
+    management: Option<Management>,
+}
+
+impl RabbitAdmin {
+    /// Checks the configuration and its topology; nothing is asked of the broker yet.
+    pub fn new(config: Config) -> Result<Self, Error> {
+        config.check()?;
+        config.topology.check().map_err(|wrong| Error::Config(wrong.to_string()))?;
+        let management = Management::new(&config)?;
+        if management.is_none() && !config.topology.policies.is_empty() {
+            return Err(Error::Config("policies need a `management_url`".to_owned()));
+        }
+        let declared = config.topology.declared();
+        Ok(Self { config, declared, management })
+    }
+
+    async fn planned(&self) -> Result<Vec<Piece>, Error> {
+        if let Some(management) = &self.management {
+            let seen = management.snapshot().await?;
+            return Ok(self.declared.parts().iter().map(|part| part.compared(&seen)).collect());
+        }
+        let maker = Maker::open(&self.config).await?;
+        let pieces = self.found(&maker).await;
+        maker.close().await;
+        pieces
+    }
+
+    /// What can be told without the management API: whether exchanges and queues are there.
+    async fn found(&self, maker: &Maker) -> Result<Vec<Piece>, Error> {
+        let mut pieces = Vec::new();
+        for part in self.declared.parts() {
+            let there = match part {
+                // Neither can be asked for over AMQP; a binding is made again and again without harm.
+                Part::Flag(_) | Part::Policy(_) | Part::Binding(_) => true,
+                Part::Exchange(exchange) => maker.has_exchange(&exchange.name).await?,
+                Part::Queue(queue) => maker.has_queue(&queue.name).await?,
+            };
+            let (state, doubt) = match (there, part) {
+                (false, _) => (State::Missing, ""),
+                (true, Part::Exchange(_) | Part::Queue(_)) => {
+                    (State::Same, " (there; its settings cannot be compared)")
+                }
+                (true, _) => (State::Same, " (cannot be seen)"),
+            };
+            let unseen = if doubt.is_empty() { String::new() } else { format!("{doubt} without `management_url`") };
+            pieces.push(Piece { name: format!("{}{unseen}", part.name()), state });
+        }
+        Ok(pieces)
+    }
+
+    async fn applied(&self) -> Result<Vec<Piece>, Error> {
+        let before = self.planned().await?;
+        if before.iter().any(|piece| matches!(piece.state, State::Differs(_))) {
+            return Ok(before);
+        }
+        let missing = |piece: &Piece| piece.state == State::Missing;
+        let all_there = !before.iter().any(missing);
+        if all_there && self.management.is_some() {
+            return Ok(before);
+        }
+        let maker = Maker::open(&self.config).await?;
+        let made = self.make(&maker, &before).await;
+        maker.close().await;
+        made?;
+        // Trust what the broker shows, not that it said yes.
+        let mut after = self.planned().await?;
+        for (piece, before) in after.iter_mut().zip(&before) {
+            if missing(before) && piece.state == State::Same {
+                piece.state = State::Made;
+            }
+        }
+        Ok(after)
+    }
+
+    /// Makes what is missing. Without the management API, first declares again what is there: the broker refuses it if it
+    /// differs, and then nothing is made.
+    async fn make(&self, maker: &Maker, before: &[Piece]) -> Result<(), Error> {
+        let parts = self.declared.parts();
+        let with_state = || parts.iter().zip(before).map(|(part, piece)| (part, &piece.state));
+        if self.management.is_none() {
+            for (part, _) in with_state().filter(|(_, state)| **state == State::Same) {
+                match part {
+                    Part::Exchange(exchange) => maker.exchange(exchange).await?,
+                    Part::Queue(queue) => maker.queue(queue).await?,
+                    Part::Flag(_) | Part::Policy(_) | Part::Binding(_) => {}
+                }
+            }
+        }
+        for (part, state) in with_state() {
+            match part {
+                Part::Binding(binding) if *state == State::Missing || self.management.is_none() => {
+                    maker.binding(binding).await?;
+                }
+                _ if *state != State::Missing => {}
+                Part::Exchange(exchange) => maker.exchange(exchange).await?,
+                Part::Queue(queue) => maker.queue(queue).await?,
+                Part::Policy(policy) => {
+                    let management = self.management.as_ref().expect("policies are refused without a management URL");
+                    management.make_policy(policy).await?;
+                }
+                Part::Flag(_) | Part::Binding(_) => {}
+            }
+        }
+        Ok(())
+    }
+
+    async fn examined(&self, expectations: &Expectations) -> Result<Vec<Finding>, Error> {
+        match &self.management {
+            Some(management) => {
+                let seen = management.snapshot().await?;
+                Ok(examine::with_management(&self.config, expectations, &seen))
+            }
+            None => Ok(examine::without_management(&self.config)),
+        }
+    }
+}
+
+#[async_trait]
+impl Administer for RabbitAdmin {
+    async fn plan(&self) -> Result<Vec<Piece>, Failure> {
+        Ok(self.planned().await?)
+    }
+
+    async fn apply(&self) -> Result<Vec<Piece>, Failure> {
+        Ok(self.applied().await?)
+    }
+
+    async fn examine(&self, expectations: &Expectations) -> Result<Vec<Finding>, Failure> {
+        Ok(self.examined(expectations).await?)
+    }
+}

@@ -1,0 +1,129 @@
+//! Whether the broker's settings keep what is promised; each finding that does not says what mends it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use relevo_core::administer::Expectations;
+use relevo_core::operate::{Finding, Severity};
+use relevo_core::template::Template;
+
+use crate::address;
+use crate::config::Config;
+use crate::management::Snapshot;
+use crate::topology::lane_key;
+
+mod queues;
+mod report;
+mod routing;
+mod server;
+
+use report::Report;
+
+/// What a queue is there for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Role {
+    /// Messages wait there for a rung's time, or for a person.
+    Side,
+    /// Messages are consumed from it.
+    Work,
+}
+
+/// Looks at everything that the management API tells.
+pub(crate) fn with_management(config: &Config, expectations: &Expectations, seen: &Snapshot) -> Vec<Finding> {
+    let mut report = Report::default();
+    server::examine(config, seen, &mut report);
+    let mut roles = BTreeMap::new();
+    for queue in &config.topology.declared().queues {
+        roles.insert(queue.name.clone(), if queue.work { Role::Work } else { Role::Side });
+    }
+    for address in &expectations.addresses {
+        for queue in examine_address(config, address, seen, &mut report) {
+            roles.entry(queue).or_insert(Role::Work);
+        }
+    }
+    queues::examine(seen, roles, &mut report);
+    report.findings()
+}
+
+/// What is left to look at without the management API.
+pub(crate) fn without_management(config: &Config) -> Vec<Finding> {
+    let mut report = Report::default();
+    server::examine_transport(config, &mut report);
+    report.told(
+        Severity::Note,
+        "management",
+        "no `management_url` is configured: queues, bindings, policies and the cluster were not looked at".to_owned(),
+        "set `management_url` to the management API, with a user who has the tag `monitoring`".to_owned(),
+    );
+    report.findings()
+}
+
+/// Which queues a route's address reaches; a finding if it reaches none.
+fn examine_address(config: &Config, address: &str, seen: &Snapshot, report: &mut Report) -> BTreeSet<String> {
+    let (exchange, key) = address::split(address, config);
+    if !Template::new(exchange).is_fixed() {
+        let what = format!("the exchange of address `{address}` is known only with each message: not looked at");
+        let fix = "name the exchange in the route's address, before the first slash".to_owned();
+        report.told(Severity::Note, "route-unbound", what, fix);
+        return BTreeSet::new();
+    }
+    if !examine_exchange(exchange, address, seen, report) {
+        return BTreeSet::new();
+    }
+    let keys: Vec<String> = match config.lanes {
+        None => vec![key.to_owned()],
+        Some(lanes) => (0..lanes).map(|lane| lane_key(key, lane)).collect(),
+    };
+    let mut reached = BTreeSet::new();
+    let mut unbound = Vec::new();
+    for key in keys {
+        let queues = routing::reached(seen, exchange, &Template::new(&key));
+        if queues.is_empty() {
+            unbound.push(format!("`{key}`"));
+        }
+        reached.extend(queues);
+    }
+    if unbound.is_empty() {
+        report.good("route-unbound", format!("address `{address}`"));
+    } else {
+        let keys = report::some_of(&unbound);
+        let what =
+            format!("address `{address}`: no queue is bound to exchange `{exchange}` for the routing key {keys}");
+        let fix = if exchange.is_empty() {
+            "declare a queue of that name, or give the route's address an exchange".to_owned()
+        } else {
+            format!("bind a queue to `{exchange}`, as `bind` of a queue in the topology does")
+        };
+        report.told(Severity::Danger, "route-unbound", what, fix);
+    }
+    reached
+}
+
+/// Whether messages can be sent to an exchange.
+fn examine_exchange(exchange: &str, address: &str, seen: &Snapshot, report: &mut Report) -> bool {
+    if exchange.is_empty() {
+        return true;
+    }
+    let Some(found) = seen.exchanges.get(exchange) else {
+        let what = format!("address `{address}`: there is no exchange `{exchange}`");
+        let fix = format!("declare `{exchange}` in the topology, or mend the route's address");
+        report.told(Severity::Danger, "exchange-missing", what, fix);
+        return false;
+    };
+    report.good("exchange-missing", format!("exchange `{exchange}`"));
+    if found.internal {
+        let what = format!("address `{address}`: exchange `{exchange}` is internal and takes no messages from outside");
+        let fix = format!("declare `{exchange}` again without `internal`, or send to another exchange");
+        report.told(Severity::Danger, "exchange-internal", what, fix);
+    } else {
+        report.good("exchange-internal", format!("exchange `{exchange}`"));
+    }
+    if found.durable && !found.auto_delete {
+        report.good("exchange-durable", format!("exchange `{exchange}`"));
+    } else {
+        let word = if found.durable { "auto-delete" } else { "not durable" };
+        let what = format!("exchange `{exchange}` is {word}: one day it is gone, and its bindings with it");
+        let fix = format!("delete `{exchange}` and declare it durable, without auto-delete");
+        report.told(Severity::Danger, "exchange-durable", what, fix);
+    }
+    true
+}

@@ -1,0 +1,142 @@
+//! Where the broker would send a message, worked out from its exchanges and bindings.
+
+use std::collections::BTreeSet;
+
+use relevo_core::template::{Template, Word};
+
+use crate::management::{SeenBinding, SeenExchange, Snapshot};
+use crate::topology::ExchangeKind;
+
+/// The queues that a message with such a routing key could reach from this exchange.
+pub(super) fn reached(seen: &Snapshot, exchange: &str, key: &Template) -> BTreeSet<String> {
+    let mut queues = BTreeSet::new();
+    let mut visited = BTreeSet::new();
+    let mut open = vec![exchange.to_owned()];
+    while let Some(exchange) = open.pop() {
+        if !visited.insert(exchange.clone()) {
+            continue;
+        }
+        if exchange.is_empty() {
+            queues.extend(seen.queues.keys().filter(|name| key.could_be(name)).cloned());
+            continue;
+        }
+        let Some(found) = seen.exchanges.get(&exchange) else { continue };
+        let mut certain = false;
+        let of_it = seen.bindings.iter().filter(|binding| binding.source == exchange);
+        for binding in of_it {
+            let Some(sure) = takes(found, binding, key) else { continue };
+            certain |= sure;
+            if binding.destination_type == "exchange" {
+                open.push(binding.destination.clone());
+            } else if seen.queues.contains_key(&binding.destination) {
+                queues.insert(binding.destination.clone());
+            }
+        }
+        // The alternate exchange gets what no binding wants.
+        if let Some(alternate) = seen.alternate(found)
+            && !certain
+        {
+            open.push(alternate.to_owned());
+        }
+    }
+    queues
+}
+
+/// Whether a binding takes such messages: not at all, some of them (`false`), all of them (`true`).
+fn takes(exchange: &SeenExchange, binding: &SeenBinding, key: &Template) -> Option<bool> {
+    let fits = match ExchangeKind::of(&exchange.kind) {
+        Some(ExchangeKind::Fanout) => return Some(true),
+        // It depends on headers, or on what a plugin does: nobody knows before the message is there.
+        Some(ExchangeKind::Headers) | None => return Some(false),
+        Some(ExchangeKind::Direct) => key.could_be(&binding.routing_key),
+        Some(ExchangeKind::Topic) => key.could_match(&words(&binding.routing_key)),
+    };
+    fits.then(|| key.is_fixed() || binding.routing_key == "#")
+}
+
+fn words(pattern: &str) -> Vec<Word<'_>> {
+    let word = |word| match word {
+        "*" => Word::One,
+        "#" => Word::Any,
+        text => Word::Is(text),
+    };
+    if pattern.is_empty() { Vec::new() } else { pattern.split('.').map(word).collect() }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use serde_json::json;
+
+    use super::*;
+    use crate::management::SeenQueue;
+
+    fn exchange(seen: &mut Snapshot, name: &str, kind: &str, alternate: Option<&str>) {
+        let arguments: BTreeMap<_, _> =
+            alternate.iter().map(|name| ("alternate-exchange".to_owned(), json!(name))).collect();
+        let (of, kind) = (name.to_owned(), kind.to_owned());
+        let exchange = SeenExchange { name: of, kind, durable: true, arguments, ..SeenExchange::default() };
+        seen.exchanges.insert(name.to_owned(), exchange);
+    }
+
+    fn bind(seen: &mut Snapshot, from: &str, key: &str, to: &str, kind: &str) {
+        if kind == "queue" {
+            seen.queues.insert(to.to_owned(), SeenQueue { name: to.to_owned(), ..SeenQueue::default() });
+        }
+        seen.bindings.push(SeenBinding {
+            source: from.to_owned(),
+            destination: to.to_owned(),
+            destination_type: kind.to_owned(),
+            routing_key: key.to_owned(),
+            arguments: BTreeMap::new(),
+        });
+    }
+
+    fn queues(seen: &Snapshot, exchange: &str, key: &str) -> Vec<String> {
+        reached(seen, exchange, &Template::new(key)).into_iter().collect()
+    }
+
+    #[test]
+    fn each_kind_of_exchange_routes_as_the_broker_does() {
+        let mut seen = Snapshot::default();
+        for kind in ["topic", "direct", "fanout", "headers"] {
+            exchange(&mut seen, kind, kind, None);
+            bind(&mut seen, kind, "a.*", &format!("q-{kind}"), "queue");
+        }
+        assert_eq!(queues(&seen, "topic", "a.b"), ["q-topic"]);
+        assert!(queues(&seen, "topic", "b").is_empty());
+        assert!(queues(&seen, "direct", "a.b").is_empty());
+        assert_eq!(queues(&seen, "direct", "a.*"), ["q-direct"]);
+        assert_eq!(queues(&seen, "direct", "a.{type}"), ["q-direct"]);
+        assert_eq!(queues(&seen, "fanout", "x"), ["q-fanout"]);
+        assert_eq!(queues(&seen, "headers", "x"), ["q-headers"]);
+        assert_eq!(queues(&seen, "", "q-topic"), ["q-topic"]);
+        assert!(queues(&seen, "nowhere", "a.b").is_empty());
+    }
+
+    #[test]
+    fn exchanges_lead_to_exchanges_even_in_a_circle() {
+        let mut seen = Snapshot::default();
+        exchange(&mut seen, "a", "topic", None);
+        exchange(&mut seen, "b", "direct", None);
+        bind(&mut seen, "a", "#", "b", "exchange");
+        bind(&mut seen, "b", "k", "a", "exchange");
+        assert!(queues(&seen, "a", "k").is_empty());
+        bind(&mut seen, "b", "k", "q", "queue");
+        assert_eq!(queues(&seen, "a", "k"), ["q"]);
+        assert!(queues(&seen, "a", "other").is_empty());
+    }
+
+    #[test]
+    fn the_alternate_exchange_gets_what_nobody_wants() {
+        let mut seen = Snapshot::default();
+        exchange(&mut seen, "a", "topic", Some("rest"));
+        exchange(&mut seen, "rest", "fanout", None);
+        bind(&mut seen, "a", "orders", "q", "queue");
+        bind(&mut seen, "rest", "", "lost", "queue");
+        assert_eq!(queues(&seen, "a", "orders"), ["q"]);
+        assert_eq!(queues(&seen, "a", "other"), ["lost"]);
+        assert_eq!(queues(&seen, "a", "{topic}"), ["lost", "q"]);
+    }
+}

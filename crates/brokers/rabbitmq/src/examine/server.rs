@@ -1,0 +1,122 @@
+//! The way to the broker, its version, and its cluster.
+
+use std::net::IpAddr;
+
+use lapin::uri::AMQPScheme;
+use relevo_core::operate::Severity;
+use serde_json::Value;
+
+use super::Report;
+use crate::config::Config;
+use crate::management::Snapshot;
+
+/// Looks at the way there and at the server.
+pub(super) fn examine(config: &Config, seen: &Snapshot, report: &mut Report) {
+    examine_transport(config, report);
+    if version(&seen.version) < (3, 10) {
+        let what = format!("RabbitMQ {}: quorum queues dead-letter at least once only from 3.10 on", seen.version);
+        report.told(Severity::Warning, "server-version", what, "upgrade RabbitMQ to 3.10 or later".to_owned());
+    } else {
+        report.good("server-version", format!("RabbitMQ {}", seen.version));
+    }
+    match &seen.nodes {
+        None => report.told(
+            Severity::Note,
+            "management",
+            "the management API does not show the nodes to this user: replicas were not compared with the cluster"
+                .to_owned(),
+            "give the user the tag `monitoring`".to_owned(),
+        ),
+        Some(nodes) => {
+            report.good("management", format!("{} node(s) seen", nodes.len()));
+            for (node, _) in nodes.iter().filter(|(_, running)| !**running) {
+                let what = format!("node `{node}` of the cluster is down");
+                report.told(Severity::Warning, "cluster-node", what, format!("start `{node}` again"));
+            }
+        }
+    }
+    // Whose queues they apply to is a regular expression that the API does not resolve for us.
+    for policy in seen.operator_policies.iter().flatten() {
+        let definition = Value::from_iter(policy.definition.clone());
+        let what = format!(
+            "operator policy `{}` sets {definition} for names that match `{}`: not counted here",
+            policy.name, policy.pattern
+        );
+        let fix = "check that it neither drops nor expires messages of your queues".to_owned();
+        report.told(Severity::Note, "operator-policy", what, fix);
+    }
+}
+
+/// Whether what is sent can be read on the way.
+pub(super) fn examine_transport(config: &Config, report: &mut Report) {
+    for endpoint in config.endpoints().unwrap_or_default() {
+        let host = &endpoint.authority.host;
+        if endpoint.scheme == AMQPScheme::AMQP && !is_loopback(host) {
+            let what = format!("messages and password go to `{host}` in plain text");
+            let fix = "use an `amqps://` URL; the broker needs a listener with TLS".to_owned();
+            report.told(Severity::Danger, "plain-text", what, fix);
+        } else {
+            report.good("plain-text", format!("AMQP to `{host}`"));
+        }
+    }
+    let Some((scheme, rest)) = config.management_url.as_deref().and_then(|url| url.split_once("://")) else { return };
+    let host = host(rest);
+    if scheme == "http" && !is_loopback(host) {
+        let what = format!("the password goes to the management API of `{host}` in plain text");
+        let fix = "use an `https://` URL for `management_url`".to_owned();
+        report.told(Severity::Danger, "plain-text", what, fix);
+    } else {
+        report.good("plain-text", format!("the management API of `{host}`"));
+    }
+}
+
+/// The major and minor number; zeros for what is no version.
+pub(super) fn version(text: &str) -> (u32, u32) {
+    let mut numbers = text.split('.').map(|number| number.parse().unwrap_or(0));
+    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
+}
+
+/// The host of `user:password@host:port/path`.
+fn host(rest: &str) -> &str {
+    let authority = rest.split('/').next().unwrap_or(rest);
+    let host = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
+    match host.strip_prefix('[').and_then(|host| host.split_once(']')) {
+        Some((host, _)) => host,
+        None => host.split_once(':').map_or(host, |(host, _)| host),
+    }
+}
+
+fn is_loopback(host: &str) -> bool {
+    host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
+}
+
+#[cfg(test)]
+mod tests {
+    use relevo_core::operate::Finding;
+
+    use super::*;
+
+    fn plain(url: &str, management: Option<&str>) -> Vec<Finding> {
+        let config = Config { management_url: management.map(str::to_owned), ..Config::new(url) };
+        let mut report = Report::default();
+        examine_transport(&config, &mut report);
+        report.findings().into_iter().filter(|finding| finding.severity == Severity::Danger).collect()
+    }
+
+    #[test]
+    fn plain_text_is_for_loopback_only() {
+        for url in ["amqp://localhost", "amqp://127.0.0.1:5673/v", "amqp://[::1]:5672", "amqps://rabbit.example"] {
+            assert_eq!(plain(url, Some("http://u:p@127.0.0.1:15672")), [], "{url}");
+        }
+        let found = plain("amqp://u:swordfish@rabbit.example", Some("http://u:swordfish@10.0.0.1:15672/x"));
+        assert_eq!(found.len(), 2);
+        assert!(found.iter().all(|finding| finding.subject == "plain-text" && finding.fix.is_some()));
+        assert!(found[0].seen.contains("`rabbit.example`") && found[1].seen.contains("`10.0.0.1`"), "{found:?}");
+        assert!(!format!("{found:?}").contains("swordfish"));
+    }
+
+    #[test]
+    fn versions_are_compared_by_number() {
+        assert!(version("3.9.29") < (3, 10) && version("3.10.8") >= (3, 10) && version("4.0.2") > (3, 13));
+    }
+}

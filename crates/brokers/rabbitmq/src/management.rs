@@ -1,0 +1,230 @@
+//! As much of the management API as topology and doctor need: a few questions, one at a time, each with a deadline.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::header::{AUTHORIZATION, CONTENT_TYPE};
+use http::{HeaderValue, Method, Request, StatusCode, Uri};
+use http_body_util::{BodyExt as _, Full, Limited};
+use hyper_rustls::{ConfigBuilderExt as _, HttpsConnector};
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
+use percent_encoding::{NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
+use rustls::{ClientConfig, RootCertStore, crypto};
+use rustls_pki_types::pem::PemObject as _;
+use rustls_pki_types::{CertificateDer, PrivateKeyDer};
+use serde::de::DeserializeOwned;
+
+use crate::classify::Error;
+use crate::config::{Config, Tls};
+use crate::topology::Policy;
+
+mod base64;
+mod seen;
+mod snapshot;
+
+pub(crate) use seen::{SeenBinding, SeenExchange, SeenFlag, SeenNode, SeenPolicy, SeenQueue};
+pub(crate) use snapshot::Snapshot;
+
+type Body = Full<bytes::Bytes>;
+
+/// A broker with a hundred thousand queues answers with less.
+const ANSWER_BYTES_MAX: usize = 128 << 20;
+
+/// The management API, looking at one virtual host.
+#[derive(Clone)]
+pub(crate) struct Management {
+    client: Client<HttpsConnector<HttpConnector>, Body>,
+    base: String,
+    vhost: String,
+    authorization: HeaderValue,
+    deadline: Duration,
+}
+
+impl Management {
+    /// The API that the configuration names, if it names one. Nothing is asked yet.
+    pub(crate) fn new(config: &Config) -> Result<Option<Self>, Error> {
+        let Some(url) = &config.management_url else { return Ok(None) };
+        // The URL is not repeated: it may hold a password.
+        let wrong = || Error::Config("`management_url` is not like `http://user:password@host:15672`".to_owned());
+        let (scheme, rest) = url.split_once("://").ok_or_else(wrong)?;
+        let (login, host) = rest.rsplit_once('@').map_or((None, rest), |(login, host)| (Some(login), host));
+        if !matches!(scheme, "http" | "https") || host.is_empty() || host.contains(['?', '#']) {
+            return Err(wrong());
+        }
+        let endpoint = config.endpoints()?.swap_remove(0);
+        let userinfo = endpoint.authority.userinfo;
+        let (user, password) = match login.map(|login| login.split_once(':').unwrap_or((login, ""))) {
+            Some((user, password)) => (decoded(user), decoded(password)),
+            None => (userinfo.username, userinfo.password),
+        };
+        let base = format!("{scheme}://{}", host.trim_end_matches('/'));
+        base.parse::<Uri>().map_err(|_| wrong())?;
+        let basic = format!("Basic {}", base64::encode(format!("{user}:{password}").as_bytes()));
+        let mut authorization = HeaderValue::try_from(basic).map_err(|_| wrong())?;
+        authorization.set_sensitive(true);
+        Ok(Some(Self {
+            client: client(&config.tls)?,
+            base,
+            vhost: encoded(&endpoint.vhost),
+            authorization,
+            deadline: config.connect_deadline,
+        }))
+    }
+
+    /// The queues of the virtual host. Without statistics: those are seconds old, and dear to collect.
+    pub(crate) async fn queues(&self) -> Result<Vec<SeenQueue>, Error> {
+        self.list(&format!("/api/queues/{}?disable_stats=true&enable_queue_totals=true", self.vhost)).await
+    }
+
+    /// The exchanges of the virtual host; the default one is among them.
+    pub(crate) async fn exchanges(&self) -> Result<Vec<SeenExchange>, Error> {
+        self.list(&format!("/api/exchanges/{}?disable_stats=true", self.vhost)).await
+    }
+
+    /// The bindings of the virtual host.
+    pub(crate) async fn bindings(&self) -> Result<Vec<SeenBinding>, Error> {
+        self.list(&format!("/api/bindings/{}", self.vhost)).await
+    }
+
+    /// The policies of the virtual host.
+    pub(crate) async fn policies(&self) -> Result<Vec<SeenPolicy>, Error> {
+        self.list(&format!("/api/policies/{}", self.vhost)).await
+    }
+
+    /// The policies that the broker's operator set for the virtual host; `None` if we may not see them.
+    pub(crate) async fn operator_policies(&self) -> Result<Option<Vec<SeenPolicy>>, Error> {
+        self.permitted(&format!("/api/operator-policies/{}", self.vhost)).await
+    }
+
+    /// The nodes of the cluster; `None` if we may not see them.
+    pub(crate) async fn nodes(&self) -> Result<Option<Vec<SeenNode>>, Error> {
+        self.permitted("/api/nodes?columns=name,running").await
+    }
+
+    /// The feature flags; `None` if we may not see them.
+    pub(crate) async fn flags(&self) -> Result<Option<Vec<SeenFlag>>, Error> {
+        self.permitted("/api/feature-flags").await
+    }
+
+    /// The version of the broker, such as `3.10.8`.
+    pub(crate) async fn version(&self) -> Result<String, Error> {
+        let overview: seen::Overview = self.list("/api/overview?columns=rabbitmq_version").await?;
+        Ok(overview.rabbitmq_version)
+    }
+
+    /// Makes a policy, or makes it again as it is.
+    pub(crate) async fn make_policy(&self, policy: &Policy) -> Result<(), Error> {
+        let path = format!("/api/policies/{}/{}", self.vhost, encoded(&policy.name));
+        let body = serde_json::json!({
+            "pattern": policy.pattern,
+            "apply-to": policy.apply_to,
+            "definition": policy.definition,
+            "priority": policy.priority,
+        });
+        let (status, answer) = self.ask(Method::PUT, &path, body.to_string()).await?;
+        if status.is_success() { Ok(()) } else { Err(refused(&path, status, &answer)) }
+    }
+
+    async fn list<T: DeserializeOwned>(&self, path: &str) -> Result<T, Error> {
+        let (status, answer) = self.ask(Method::GET, path, String::new()).await?;
+        if status == StatusCode::OK { read(path, &answer) } else { Err(refused(path, status, &answer)) }
+    }
+
+    /// What needs more rights than the rest.
+    async fn permitted<T: DeserializeOwned>(&self, path: &str) -> Result<Option<T>, Error> {
+        match self.ask(Method::GET, path, String::new()).await? {
+            (StatusCode::OK, answer) => read(path, &answer).map(Some),
+            (StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::NOT_FOUND, _) => Ok(None),
+            (status, answer) => Err(refused(path, status, &answer)),
+        }
+    }
+
+    async fn ask(&self, method: Method, path: &str, body: String) -> Result<(StatusCode, bytes::Bytes), Error> {
+        let request = Request::builder()
+            .method(method)
+            .uri(format!("{}{path}", self.base))
+            .header(AUTHORIZATION, self.authorization.clone())
+            .header(CONTENT_TYPE, "application/json")
+            .body(Body::from(body))
+            .map_err(|error| Error::Management(error.to_string()))?;
+        let answer = async {
+            let response = self.client.request(request).await.map_err(|error| away(&error))?;
+            let status = response.status();
+            let body = Limited::new(response.into_body(), ANSWER_BYTES_MAX).collect().await;
+            let body = body.map_err(|error| Error::ManagementAway(error.to_string()))?;
+            Ok((status, body.to_bytes()))
+        };
+        let late = || Error::ManagementAway(format!("no answer within {} ms", self.deadline.as_millis()));
+        tokio::time::timeout(self.deadline, answer).await.unwrap_or_else(|_| Err(late()))
+    }
+}
+
+fn read<T: DeserializeOwned>(path: &str, answer: &[u8]) -> Result<T, Error> {
+    serde_json::from_slice(answer).map_err(|error| Error::Management(format!("`{path}` cannot be read: {error}")))
+}
+
+fn refused(path: &str, status: StatusCode, answer: &[u8]) -> Error {
+    let text = String::from_utf8_lossy(&answer[..answer.len().min(300)]).into_owned();
+    match status {
+        StatusCode::UNAUTHORIZED => {
+            Error::Management("wrong user or password, or a user without the tag `management`".to_owned())
+        }
+        StatusCode::NOT_FOUND => Error::Management(format!("`{path}` is not there: {text}")),
+        status if status.is_server_error() => Error::ManagementAway(format!("`{path}` answered {status}: {text}")),
+        status => Error::Management(format!("`{path}` answered {status}: {text}")),
+    }
+}
+
+/// The library says only that it could not connect; its causes say why.
+fn away(error: &hyper_util::client::legacy::Error) -> Error {
+    let mut text = error.to_string();
+    let mut cause = std::error::Error::source(error);
+    while let Some(source) = cause {
+        text = format!("{text}: {source}");
+        cause = source.source();
+    }
+    Error::ManagementAway(text)
+}
+
+fn client(tls: &Tls) -> Result<Client<HttpsConnector<HttpConnector>, Body>, Error> {
+    let connector = hyper_rustls::HttpsConnectorBuilder::new()
+        .with_tls_config(tls_config(tls)?)
+        .https_or_http()
+        .enable_http1()
+        .build();
+    Ok(Client::builder(TokioExecutor::new()).build(connector))
+}
+
+fn tls_config(tls: &Tls) -> Result<ClientConfig, Error> {
+    let wrong = |what: &str, why: &dyn std::fmt::Display| Error::Config(format!("{what} cannot be used: {why}"));
+    let certificates = |pem: &str| CertificateDer::pem_slice_iter(pem.as_bytes()).collect::<Result<Vec<_>, _>>();
+    let builder = ClientConfig::builder_with_provider(Arc::new(crypto::ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .map_err(|error| wrong("TLS", &error))?;
+    let builder = match &tls.ca {
+        None => builder.with_webpki_roots(),
+        Some(pem) => {
+            let mut roots = RootCertStore::empty();
+            let authority = "the certificate authority";
+            for certificate in certificates(pem).map_err(|error| wrong(authority, &error))? {
+                roots.add(certificate).map_err(|error| wrong(authority, &error))?;
+            }
+            builder.with_root_certificates(roots)
+        }
+    };
+    let Some(identity) = &tls.identity else { return Ok(builder.with_no_client_auth()) };
+    let ours = "the client certificate";
+    let chain = certificates(&identity.cert_chain).map_err(|error| wrong(ours, &error))?;
+    let key = PrivateKeyDer::from_pem_slice(identity.key.as_bytes()).map_err(|error| wrong(ours, &error))?;
+    builder.with_client_auth_cert(chain, key).map_err(|error| wrong(ours, &error))
+}
+
+fn encoded(name: &str) -> String {
+    utf8_percent_encode(name, NON_ALPHANUMERIC).to_string()
+}
+
+fn decoded(text: &str) -> String {
+    percent_decode_str(text).decode_utf8_lossy().into_owned()
+}

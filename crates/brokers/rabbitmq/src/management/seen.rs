@@ -1,0 +1,96 @@
+//! What the management API answers; only the fields that are looked at.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Deserializer};
+use serde_json::Value;
+
+/// A queue as it is.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub(crate) struct SeenQueue {
+    pub(crate) name: String,
+    pub(crate) durable: bool,
+    #[serde(default, deserialize_with = "flag")]
+    pub(crate) auto_delete: bool,
+    /// The broker says `null` for kinds of queues that cannot be.
+    #[serde(default, deserialize_with = "flag")]
+    pub(crate) exclusive: bool,
+    #[serde(default)]
+    pub(crate) arguments: BTreeMap<String, Value>,
+    #[serde(rename = "type", default = "classic")]
+    pub(crate) kind: String,
+    /// The name of the policy that counts.
+    #[serde(default)]
+    pub(crate) policy: Option<String>,
+    /// Where a quorum queue has its copies.
+    #[serde(default)]
+    pub(crate) members: Vec<String>,
+}
+
+/// An exchange as it is.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub(crate) struct SeenExchange {
+    pub(crate) name: String,
+    #[serde(rename = "type")]
+    pub(crate) kind: String,
+    pub(crate) durable: bool,
+    pub(crate) auto_delete: bool,
+    pub(crate) internal: bool,
+    #[serde(default)]
+    pub(crate) arguments: BTreeMap<String, Value>,
+    #[serde(default)]
+    pub(crate) policy: Option<String>,
+}
+
+/// A binding as it is.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub(crate) struct SeenBinding {
+    pub(crate) source: String,
+    pub(crate) destination: String,
+    /// `queue` or `exchange`.
+    pub(crate) destination_type: String,
+    pub(crate) routing_key: String,
+    #[serde(default)]
+    pub(crate) arguments: BTreeMap<String, Value>,
+}
+
+/// A policy as it is.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub(crate) struct SeenPolicy {
+    pub(crate) name: String,
+    pub(crate) pattern: String,
+    #[serde(rename = "apply-to")]
+    pub(crate) apply_to: String,
+    #[serde(default)]
+    pub(crate) definition: BTreeMap<String, Value>,
+    #[serde(default)]
+    pub(crate) priority: i64,
+}
+
+/// A node of the cluster.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub(crate) struct SeenNode {
+    pub(crate) name: String,
+    #[serde(default)]
+    pub(crate) running: bool,
+}
+
+/// A feature flag.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub(crate) struct SeenFlag {
+    pub(crate) name: String,
+    pub(crate) state: String,
+}
+
+#[derive(Deserialize)]
+pub(super) struct Overview {
+    pub(super) rabbitmq_version: String,
+}
+
+fn classic() -> String {
+    "classic".to_owned()
+}
+
+fn flag<'de, D: Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error> {
+    Ok(Option::<bool>::deserialize(deserializer)?.unwrap_or_default())
+}

@@ -1,0 +1,84 @@
+//! Everything of a virtual host that is looked at, read once.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::Value;
+
+use super::{Management, SeenBinding, SeenExchange, SeenPolicy, SeenQueue};
+use crate::classify::Error;
+
+/// A virtual host and the cluster around it, as they were a moment ago.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Snapshot {
+    pub(crate) queues: BTreeMap<String, SeenQueue>,
+    pub(crate) exchanges: BTreeMap<String, SeenExchange>,
+    pub(crate) bindings: Vec<SeenBinding>,
+    pub(crate) policies: BTreeMap<String, SeenPolicy>,
+    /// `None` if we may not see them.
+    pub(crate) operator_policies: Option<Vec<SeenPolicy>>,
+    /// The nodes of the cluster and whether each runs; `None` if we may not see them.
+    pub(crate) nodes: Option<BTreeMap<String, bool>>,
+    /// The feature flags that are enabled; `None` if we may not see them.
+    pub(crate) flags: Option<BTreeSet<String>>,
+    /// Such as `3.10.8`.
+    pub(crate) version: String,
+}
+
+impl Management {
+    /// Reads everything.
+    pub(crate) async fn snapshot(&self) -> Result<Snapshot, Error> {
+        let flags = self.flags().await?;
+        let enabled = |flag: &super::SeenFlag| flag.state == "enabled";
+        let nodes = self.nodes().await?;
+        Ok(Snapshot {
+            queues: self.queues().await?.into_iter().map(|queue| (queue.name.clone(), queue)).collect(),
+            exchanges: self.exchanges().await?.into_iter().map(|one| (one.name.clone(), one)).collect(),
+            bindings: self.bindings().await?,
+            policies: self.policies().await?.into_iter().map(|policy| (policy.name.clone(), policy)).collect(),
+            operator_policies: self.operator_policies().await?,
+            nodes: nodes.map(|nodes| nodes.into_iter().map(|node| (node.name, node.running)).collect()),
+            flags: flags.map(|flags| flags.into_iter().filter(enabled).map(|flag| flag.name).collect()),
+            version: self.version().await?,
+        })
+    }
+}
+
+impl Snapshot {
+    /// What counts for a queue: `message-ttl`, whether it is the argument `x-message-ttl` or a policy sets it.
+    ///
+    /// Of two limits the smaller counts, as at the broker; of two texts the argument.
+    pub(crate) fn setting<'a>(&'a self, queue: &'a SeenQueue, name: &str) -> Option<&'a Value> {
+        let argument = queue.arguments.get(&format!("x-{name}"));
+        let policy = queue.policy.as_ref().and_then(|policy| self.policies.get(policy));
+        let policy = policy.and_then(|policy| policy.definition.get(name));
+        match (argument, policy) {
+            (Some(argument), Some(policy)) => match (argument.as_i64(), policy.as_i64()) {
+                (Some(a), Some(b)) if b < a => Some(policy),
+                _ => Some(argument),
+            },
+            (argument, policy) => argument.or(policy),
+        }
+    }
+
+    /// The same, as text.
+    pub(crate) fn text<'a>(&'a self, queue: &'a SeenQueue, name: &str) -> Option<&'a str> {
+        self.setting(queue, name).and_then(Value::as_str)
+    }
+
+    /// Where an exchange sends what nothing bound to it wants.
+    pub(crate) fn alternate<'a>(&'a self, exchange: &'a SeenExchange) -> Option<&'a str> {
+        let policy = exchange.policy.as_ref().and_then(|policy| self.policies.get(policy));
+        let policy = policy.and_then(|policy| policy.definition.get("alternate-exchange"));
+        exchange.arguments.get("alternate-exchange").or(policy).and_then(Value::as_str)
+    }
+
+    /// The number of nodes, if we may see them.
+    pub(crate) fn node_count(&self) -> Option<usize> {
+        self.nodes.as_ref().map(BTreeMap::len)
+    }
+
+    /// Whether a feature flag is disabled, as far as we may see.
+    pub(crate) fn lacks(&self, flag: &str) -> bool {
+        self.flags.as_ref().is_some_and(|flags| !flags.contains(flag))
+    }
+}

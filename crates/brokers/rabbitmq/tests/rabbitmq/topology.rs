@@ -1,0 +1,223 @@
+//! Topology as configuration: planned, made, compared, and never changed behind anybody's back.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use lapin::ExchangeKind as Kind;
+use lapin::options::ExchangeDeleteOptions;
+use relevo_broker_rabbitmq::{
+    Binding, Config, Error, Exchange, ExchangeKind, Policy, Queue, QueueKind, RabbitAdmin, Target, Topology,
+};
+use relevo_core::administer::{Administer as _, Piece, State};
+use relevo_core::{Class, Failure};
+use serde_json::json;
+
+use crate::stage::Stage;
+
+/// Something of every kind.
+fn topology() -> Topology {
+    let headers = BTreeMap::from([("region".to_owned(), "eu".to_owned())]);
+    let by_header = Binding {
+        headers,
+        match_any: true,
+        to: Target::Queue("audit".to_owned()),
+        ..Binding::to_queue("by-header", "", "")
+    };
+    let mut binding_to_exchange = Binding::to_exchange("orders", "order.#", "by-header");
+    binding_to_exchange.match_any = false;
+    Topology {
+        exchanges: vec![
+            Exchange { kind: ExchangeKind::Fanout, ..Exchange::new("rest") },
+            Exchange { alternate: Some("rest".to_owned()), ..Exchange::new("orders") },
+            Exchange { kind: ExchangeKind::Headers, ..Exchange::new("by-header") },
+            Exchange { kind: ExchangeKind::Direct, ..Exchange::new("direct") },
+        ],
+        queues: vec![
+            Queue { lanes: Some(2), retry: vec![Duration::from_secs(5)], ..Queue::new("billing") },
+            Queue { max_length: Some(1_000), delivery_limit: Some(20), ordered: true, ..Queue::new("audit") },
+            Queue { kind: QueueKind::Classic, retry: Vec::new(), dead_letters: false, ..Queue::new("old") },
+        ],
+        bindings: vec![
+            Binding::to_queue("orders", "order.*", "billing"),
+            by_header,
+            binding_to_exchange,
+            Binding::to_queue("direct", "old", "old"),
+        ],
+        policies: vec![Policy {
+            name: "limits".to_owned(),
+            pattern: "^old$".to_owned(),
+            apply_to: "queues".to_owned(),
+            definition: BTreeMap::from([
+                ("max-length".to_owned(), json!(10)),
+                ("overflow".to_owned(), json!("reject-publish")),
+            ]),
+            priority: 3,
+        }],
+    }
+}
+
+fn states(pieces: &[Piece]) -> Vec<&State> {
+    let mut states: Vec<_> = pieces.iter().map(|piece| &piece.state).collect();
+    states.dedup();
+    states
+}
+
+fn find<'a>(pieces: &'a [Piece], name: &str) -> &'a State {
+    &pieces.iter().find(|piece| piece.name == name).unwrap_or_else(|| panic!("no {name} in {pieces:#?}")).state
+}
+
+fn told(state: &State) -> Vec<String> {
+    match state {
+        State::Differs(differences) => differences.iter().map(ToString::to_string).collect(),
+        other => panic!("it does not differ: {other:?}"),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_missing_is_made_once() {
+    let stage = Stage::new().await;
+    let admin = stage.admin(topology());
+    let plan = admin.plan().await.expect("a plan");
+    // The feature flag is the broker's own, and enabled.
+    assert_eq!(states(&plan), [&State::Same, &State::Missing], "{plan:#?}");
+    assert_eq!(find(&plan, "feature flag `stream_queue`"), &State::Same);
+    let made = admin.apply().await.expect("made");
+    assert_eq!(states(&made), [&State::Same, &State::Made], "{made:#?}");
+    assert_eq!(made.len(), plan.len());
+    for pieces in [admin.plan().await.expect("a plan"), admin.apply().await.expect("nothing to make")] {
+        assert_eq!(states(&pieces), [&State::Same], "{pieces:#?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_names_say_what_each_piece_is() {
+    let stage = Stage::new().await;
+    let plan = stage.admin(topology()).plan().await.expect("a plan");
+    for name in [
+        "policy `limits`",
+        "exchange `orders`",
+        "queue `billing.dead`",
+        "queue `billing.1`",
+        "queue `billing.1.retry.5000`",
+        "binding of queue `billing.1` to `orders` by `order.*.1`",
+        "binding of queue `audit` to `by-header` by `` and {\"region\":\"eu\",\"x-match\":\"any\"}",
+        "binding of exchange `by-header` to `orders` by `order.#`",
+    ] {
+        assert_eq!(find(&plan, name), &State::Missing);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_differs_is_told_exactly_and_nothing_is_touched() {
+    let stage = Stage::new().await;
+    stage.queue("audit", json!({ "x-queue-type": "classic", "x-max-length": 7 })).await;
+    stage.exchange("orders", Kind::Direct, json!({})).await;
+    let admin = stage.admin(topology());
+    for pieces in [admin.plan().await.expect("a plan"), admin.apply().await.expect("a refusal, told")] {
+        let queue = told(find(&pieces, "queue `audit`"));
+        let wanted = [
+            "`x-queue-type` is classic, wanted quorum",
+            "`x-dead-letter-exchange` is not set, wanted \"\"",
+            "`x-dead-letter-routing-key` is not set, wanted audit.dead",
+            "`x-dead-letter-strategy` is not set, wanted at-least-once",
+            "`x-delivery-limit` is not set, wanted 20",
+            "`x-max-length` is 7, wanted 1000",
+            "`x-overflow` is not set, wanted reject-publish",
+            "`x-single-active-consumer` is not set, wanted true",
+        ];
+        assert_eq!(queue, wanted);
+        let exchange = told(find(&pieces, "exchange `orders`"));
+        assert_eq!(exchange, ["`type` is direct, wanted topic", "`alternate-exchange` is not set, wanted rest"]);
+        // One thing differs, so nothing at all is made.
+        assert_eq!(find(&pieces, "exchange `rest`"), &State::Missing);
+        assert_eq!(find(&pieces, "policy `limits`"), &State::Missing);
+    }
+    // Mended by a person, the rest is made.
+    stage.delete_queue("audit").await;
+    stage.channel.exchange_delete("orders".into(), ExchangeDeleteOptions::default()).await.expect("deleted");
+    let made = admin.apply().await.expect("made");
+    assert_eq!(states(&made), [&State::Same, &State::Made], "{made:#?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_policy_changed_by_hand_is_told_and_left() {
+    let stage = Stage::new().await;
+    let mut topology = topology();
+    stage.admin(topology.clone()).apply().await.expect("made");
+    topology.policies[0].priority = 4;
+    topology.policies[0].definition.insert("max-length".to_owned(), json!(11));
+    let admin = stage.admin(topology);
+    for pieces in [admin.apply().await.expect("a refusal, told"), admin.plan().await.expect("a plan")] {
+        let policy = told(find(&pieces, "policy `limits`"));
+        assert_eq!(policy, ["`priority` is 3, wanted 4", "`max-length` is 10, wanted 11"]);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_that_make_it_at_once_do_no_harm() {
+    let stage = Stage::new().await;
+    let (one, other) = (stage.admin(topology()), stage.admin(topology()));
+    let (one, other) = tokio::join!(one.apply(), other.apply());
+    for pieces in [one.expect("made"), other.expect("made")] {
+        let there = |piece: &Piece| matches!(piece.state, State::Made | State::Same);
+        assert!(pieces.iter().all(there), "{pieces:#?}");
+    }
+    let plan = stage.admin(topology()).plan().await.expect("a plan");
+    assert_eq!(states(&plan), [&State::Same], "{plan:#?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_the_management_api_what_is_missing_is_made_and_what_differs_refused() {
+    let stage = Stage::new().await;
+    let topology = Topology { policies: Vec::new(), ..topology() };
+    let config = Config { management_url: None, topology: topology.clone(), ..stage.config() };
+    let admin = RabbitAdmin::new(config.clone()).expect("no policies, no need of the management API");
+    let plan = admin.plan().await.expect("a plan");
+    assert_eq!(find(&plan, "queue `billing.0`"), &State::Missing);
+    let unseen = "binding of queue `old` to `direct` by `old` (cannot be seen) without `management_url`";
+    assert_eq!(find(&plan, unseen), &State::Same);
+    admin.apply().await.expect("made");
+    let plan = admin.plan().await.expect("a plan");
+    let compared = "queue `billing.0` (there; its settings cannot be compared) without `management_url`";
+    assert_eq!(find(&plan, compared), &State::Same);
+    // The management API sees that everything is there, the bindings as well.
+    let plan = stage.admin(topology).plan().await.expect("a plan");
+    assert_eq!(states(&plan), [&State::Same], "{plan:#?}");
+
+    stage.delete_queue("old").await;
+    let mut changed = config;
+    changed.topology.queues[1].max_length = Some(5);
+    let admin = RabbitAdmin::new(changed).expect("a topology that can be");
+    let refused: Failure = admin.apply().await.expect_err("`audit` differs");
+    assert_eq!(refused.class(), Class::Blocked);
+    assert!(refused.describe().contains("x-max-length"), "{}", refused.describe());
+    assert_eq!(find(&admin.plan().await.expect("a plan"), "queue `old`"), &State::Missing);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_can_never_be_is_refused_before_the_broker_is_asked() {
+    let stage = Stage::new().await;
+    let without = Config { management_url: None, topology: topology(), ..stage.config() };
+    let long = Config {
+        topology: Topology { queues: vec![Queue::new("q".repeat(255))], ..Topology::default() },
+        ..stage.config()
+    };
+    let elsewhere = Config { management_url: Some("ftp://localhost".to_owned()), ..stage.config() };
+    for config in [without, long, elsewhere] {
+        assert!(matches!(RabbitAdmin::new(config), Err(Error::Config(_))));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_management_api_that_refuses_or_is_away_is_told_apart() {
+    let stage = Stage::new().await;
+    let with = |url: String| {
+        RabbitAdmin::new(Config { management_url: Some(url), ..stage.config() }).expect("a configuration")
+    };
+    let url = stage.vhost.management_url().to_owned();
+    let refused = with(url.replace("guest:guest", "guest:wrong")).plan().await.expect_err("a wrong password");
+    assert_eq!(refused.class(), Class::Blocked);
+    assert!(refused.describe().contains("wrong user or password"), "{}", refused.describe());
+    let away = with("http://guest:guest@127.0.0.1:1".to_owned()).plan().await.expect_err("nobody there");
+    assert_eq!(away.class(), Class::Outage);
+}
