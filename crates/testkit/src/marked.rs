@@ -28,6 +28,27 @@ pub(crate) fn signal(directory: &Path, name: &str) {
     send(name, &processes(directory));
 }
 
+/// Stops every process with this mark; returns when no thread of them runs any more, which on a busy machine is later
+/// than the signal.
+pub(crate) fn pause(directory: &Path) {
+    let pids = processes(directory);
+    send("STOP", &pids);
+    let deadline = Instant::now() + END_DEADLINE;
+    while !pids.iter().all(|pid| is_stopped(*pid)) {
+        assert!(Instant::now() < deadline, "the paused server still runs");
+        std::thread::sleep(POLL);
+    }
+}
+
+fn is_stopped(pid: u32) -> bool {
+    let Ok(threads) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return true };
+    threads.filter_map(Result::ok).all(|thread| {
+        let stat = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+        // The state stands behind the name, which is in parentheses and may hold anything. A thread that is gone runs not.
+        stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with(['T', 'Z', 'X']))
+    })
+}
+
 /// Ends every process with this mark at once; returns when they are gone.
 pub(crate) fn kill9(directory: &Path) {
     wait_until_gone("the killed server", || {

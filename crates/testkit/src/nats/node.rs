@@ -130,7 +130,7 @@ impl Node {
     }
 
     pub(super) fn pause(&self) {
-        marked::signal(self.directory(), "STOP");
+        marked::pause(self.directory());
     }
 
     pub(super) fn resume(&self) {
