@@ -16,8 +16,8 @@ pub(crate) struct Cli {
     pub(crate) command: Option<Command>,
 }
 
-const EXIT_CODES: &str = "Exit codes: 0 done, 1 failed, 2 wrong usage, 3 found something (doctor, verify), 4 not found,\n\
-    5 the database cannot be reached, 130 interrupted.\n\
+const EXIT_CODES: &str = "Exit codes: 0 done, 1 failed, 2 wrong usage, 3 found something (doctor, verify, topology),\n\
+    4 not found, 5 the database or the broker cannot be reached, 130 interrupted.\n\
     Data goes to stdout, everything else to stderr.";
 
 /// One thing to do.

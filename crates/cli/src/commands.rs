@@ -16,6 +16,7 @@ mod shards;
 mod show;
 mod table;
 mod takeover;
+mod topology;
 mod verify;
 mod why;
 
@@ -52,6 +53,9 @@ pub(crate) enum Command {
     Verify(verify::Args),
     /// Looks at the settings and the state that the promises stand on, and says what mends them.
     Doctor(doctor::Args),
+    /// Compares exchanges, queues and streams with the configuration, and makes what is missing.
+    #[command(subcommand)]
+    Topology(topology::Command),
     /// Takes an outbox over as it is, after an upgrade of the server or in a copy that shall publish from now on.
     Adopt(takeover::Args),
     /// Gives an outbox that was restored from a dump this server's transaction ids.
@@ -82,6 +86,7 @@ pub(crate) async fn run(command: Command) -> Result<Code> {
         Command::Destination(command) => destination::run(command).await,
         Command::Verify(args) => verify::run(&args).await,
         Command::Doctor(args) => doctor::run(&args).await,
+        Command::Topology(command) => topology::run(command).await,
         Command::Adopt(args) => takeover::adopt(&args).await,
         Command::Rebase(args) => takeover::rebase(&args).await,
         Command::Completions(args) => completions::run(&args),

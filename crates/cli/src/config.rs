@@ -1,5 +1,6 @@
 //! The configuration: a TOML file, then variables, then flags.
 
+mod broker;
 mod command;
 mod database;
 mod file;
@@ -14,16 +15,18 @@ mod routes;
 mod secret;
 mod settings;
 mod tuning;
+mod value;
 
 use std::path::PathBuf;
 
 use anyhow::Result;
 use clap::Args;
 
+pub(crate) use broker::{Broker, Declare};
 pub(crate) use command::Command;
 pub(crate) use database::{Database, one_spelling};
 pub(crate) use file::is_name;
-pub(crate) use outboxes::{Broker, Destination, Outbox};
+pub(crate) use outboxes::{Destination, Outbox};
 pub(crate) use problem::{Problem, Problems};
 pub(crate) use resolved::{Config, Format, Log};
 
@@ -106,7 +109,7 @@ fn read(
 }
 
 /// Tells what is hardly meant.
-fn warn(warnings: &[Problem]) {
+pub(crate) fn warn(warnings: &[Problem]) {
     for warning in warnings {
         say(&Told::of(&warning.clone().into()).as_warning());
     }

@@ -18,7 +18,7 @@ pub(crate) enum Code {
     Found = 3,
     /// What was asked for is not there.
     NotFound = 4,
-    /// The database cannot be reached.
+    /// The database or the broker cannot be reached.
     Away = 5,
     /// Interrupted before the end.
     Interrupted = 130,
@@ -83,7 +83,7 @@ pub(crate) fn not_found(text: impl Into<String>) -> anyhow::Error {
     Coded { code: Code::NotFound, text: text.into() }.into()
 }
 
-/// The database cannot be reached.
+/// The database or the broker cannot be reached.
 pub(crate) fn away(text: impl Into<String>) -> anyhow::Error {
     Coded { code: Code::Away, text: text.into() }.into()
 }

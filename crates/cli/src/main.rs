@@ -4,6 +4,7 @@
 
 mod args;
 mod ask;
+mod broker;
 mod commands;
 mod config;
 mod database;

@@ -1,6 +1,8 @@
 //! `relevo run`: the daemon. One relay for each destination of each outbox, and whatever watches over them.
 
+mod admit;
 mod backlog;
+mod brokers;
 mod daemon;
 mod link;
 mod logging;

@@ -2,61 +2,169 @@
 
 use std::io::{self, Write as _};
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use relevo_core::operate::{Finding, Severity};
 use serde_json::json;
 
 use super::output::{self, Format};
 use super::table::plain;
-use crate::args::Target;
+use crate::args::{self, Target};
+use crate::broker::{self, failed};
+use crate::config::{self, Database, Destination, Loaded, Sources};
 use crate::database::ANSWER_DEADLINE;
-use crate::exit::Code;
+use crate::exit::{Code, usage};
 use crate::outbox::Place;
+use crate::report::{Told, say};
 
-/// Which outbox is examined.
+/// What is examined: one outbox, or everything that a configuration names.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
     target: Target,
     #[command(flatten)]
+    sources: Sources,
+    #[command(flatten)]
     format: Format,
 }
 
+/// What was found in one place.
+struct Examined {
+    outbox: Option<String>,
+    /// `None` for the outbox's database.
+    destination: Option<String>,
+    findings: Vec<Finding>,
+    /// Subjects of dangers that the configuration accepts.
+    accept: Vec<String>,
+}
+
 pub(super) async fn run(args: &Args) -> Result<Code> {
-    let findings = Place::of(&args.target)?.open("", ANSWER_DEADLINE).await?.examine().await?;
+    let whole = args.sources.config.is_some() || !args.sources.set.is_empty();
+    if whole && (args.target.database.is_some() || args.target.place.schema.is_some()) {
+        return Err(usage("`--config` names every outbox; hint: leave `--database` and `--schema` out"));
+    }
+    let (all, unseen) = if whole { configured(&args.sources).await? } else { (vec![one(&args.target).await?], None) };
     if args.format.json {
-        for Finding { severity, subject, seen, fix } in &findings {
-            output::line(&json!({ "severity": word(*severity), "subject": subject, "seen": seen, "fix": fix }))?;
+        for (examined, finding) in all.iter().flat_map(|it| it.findings.iter().map(move |finding| (it, finding))) {
+            output::line(&json(examined, finding))?;
         }
     } else {
-        told(&findings)?;
+        told(&all)?;
     }
-    let worst = findings.iter().map(|finding| finding.severity).max().unwrap_or(Severity::Good);
-    Ok(match worst {
+    // What could not be looked at is worse than anything that was.
+    if let Some(error) = unseen {
+        return Err(error);
+    }
+    let open = all.iter().flat_map(|it| it.findings.iter().filter(|finding| !it.accepts(finding)));
+    Ok(match open.map(|finding| finding.severity).max().unwrap_or(Severity::Good) {
         Severity::Good | Severity::Note => Code::Done,
         Severity::Warning | Severity::Danger => Code::Found,
     })
 }
 
-/// The worst is last, where people look; what is good takes one line each.
-fn told(findings: &[Finding]) -> Result<()> {
-    let mut sorted: Vec<&Finding> = findings.iter().collect();
-    sorted.sort_by_key(|finding| finding.severity);
-    let width = sorted.iter().map(|finding| finding.subject.chars().count()).max().unwrap_or(0);
+async fn one(target: &Target) -> Result<Examined> {
+    let findings = Place::of(target)?.open("", ANSWER_DEADLINE).await?.examine().await?;
+    Ok(Examined { outbox: None, destination: None, findings, accept: Vec::new() })
+}
+
+/// Every outbox and every broker of a configuration; also the last of what could not be looked at, the others being told.
+async fn configured(sources: &Sources) -> Result<(Vec<Examined>, Option<anyhow::Error>)> {
+    let Loaded { config, warnings, .. } = config::told(sources.load())?;
+    config::warn(&warnings);
+    let (mut all, mut unseen) = (Vec::new(), Vec::new());
+    for outbox in &config.outboxes {
+        match database(outbox).await {
+            Ok(examined) => all.push(examined),
+            Err(error) => unseen.push(error.context(format!("outbox `{}`", outbox.name))),
+        }
+        for destination in &outbox.destinations {
+            match far_side(&outbox.name, destination).await {
+                Ok(examined) => all.extend(examined),
+                Err(error) => {
+                    unseen.push(error.context(format!("outbox `{}`, destination `{}`", outbox.name, destination.name)));
+                }
+            }
+        }
+    }
+    let last = unseen.pop();
+    for error in unseen {
+        say(&Told::of(&error).to_string());
+    }
+    Ok((all, last))
+}
+
+async fn database(outbox: &config::Outbox) -> Result<Examined> {
+    let schema = match outbox.database {
+        Database::Postgres(_) => Some(relevo_store_postgres::Schema::new(outbox.schema.clone())),
+        Database::Sqlite(_) => None,
+    };
+    let url = outbox.url.reveal().to_owned();
+    let examined = one(&Target { database: Some(url), place: args::Place { schema } }).await?;
+    Ok(Examined { outbox: Some(outbox.name.clone()), ..examined })
+}
+
+/// A broker that has settings of its own.
+async fn far_side(outbox: &str, destination: &Destination) -> Result<Option<Examined>> {
+    let Some(admin) = broker::admin(&destination.broker)? else { return Ok(None) };
+    let findings = admin.examine(&destination.expectations()).await;
+    Ok(Some(Examined {
+        outbox: Some(outbox.to_owned()),
+        destination: Some(destination.name.clone()),
+        findings: findings.map_err(|failure| failed(&failure)).context("the broker")?,
+        accept: destination.start_up.accept.clone(),
+    }))
+}
+
+impl Examined {
+    fn accepts(&self, finding: &Finding) -> bool {
+        finding.severity == Severity::Danger && self.accept.contains(&finding.subject)
+    }
+
+    fn title(&self) -> Option<String> {
+        let outbox = self.outbox.as_ref()?;
+        Some(match &self.destination {
+            Some(destination) => format!("outbox `{outbox}`, destination `{destination}`:"),
+            None => format!("outbox `{outbox}`:"),
+        })
+    }
+}
+
+fn json(examined: &Examined, finding: &Finding) -> serde_json::Value {
+    let Finding { severity, subject, seen, fix } = finding;
+    let mut line = json!({ "severity": word(*severity), "subject": subject, "seen": seen, "fix": fix });
+    if let Some(outbox) = &examined.outbox {
+        line["outbox"] = outbox.as_str().into();
+        line["destination"] = examined.destination.as_deref().into();
+        line["accepted"] = examined.accepts(finding).into();
+    }
+    line
+}
+
+/// The worst of each place is last, where people look; what is good takes one line each.
+fn told(all: &[Examined]) -> Result<()> {
+    let findings = || all.iter().flat_map(|examined| &examined.findings);
+    let width = findings().map(|finding| finding.subject.chars().count()).max().unwrap_or(0);
     let mut out = io::stdout().lock();
-    for finding in &sorted {
-        let (severity, subject) = (word(finding.severity), &finding.subject);
-        writeln!(out, "{severity:7}  {subject:width$}  {}", plain(&finding.seen))?;
-        if let Some(fix) = finding.fix.as_ref().filter(|_| finding.severity > Severity::Good) {
-            writeln!(out, "{:7}  {:width$}  fix: {}", "", "", plain(fix))?;
+    for examined in all {
+        if let Some(title) = examined.title() {
+            writeln!(out, "{title}")?;
+        }
+        let mut sorted: Vec<&Finding> = examined.findings.iter().collect();
+        sorted.sort_by_key(|finding| finding.severity);
+        for finding in sorted {
+            let (severity, subject) = (word(finding.severity), &finding.subject);
+            let accepted = if examined.accepts(finding) { " (accepted)" } else { "" };
+            writeln!(out, "{severity:7}  {subject:width$}  {}{accepted}", plain(&finding.seen))?;
+            if let Some(fix) = finding.fix.as_ref().filter(|_| finding.severity > Severity::Good) {
+                writeln!(out, "{:7}  {:width$}  fix: {}", "", "", plain(fix))?;
+            }
         }
     }
     let count = |severity| {
-        let count = findings.iter().filter(|finding| finding.severity == severity).count();
+        let count = findings().filter(|finding| finding.severity == severity).count();
         format!("{count} {}{}", word(severity), if count == 1 { "" } else { "s" })
     };
     let (dangers, warnings, notes) = (count(Severity::Danger), count(Severity::Warning), count(Severity::Note));
-    writeln!(out, "{} looked at: {dangers}, {warnings}, {notes}", findings.len())?;
+    writeln!(out, "{} looked at: {dangers}, {warnings}, {notes}", findings().count())?;
     Ok(())
 }
 

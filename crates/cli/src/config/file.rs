@@ -3,10 +3,11 @@
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use super::keys::{Found, Key, Kind, NAME, find, is_list, word_of};
+use super::keys::{Found, Key, NAME, find, is_list, word_of};
 use super::problem::Problem;
-use super::secret::{Secret, shown};
-use super::settings::{Origin, Path, Settings, Value};
+use super::secret::shown;
+use super::settings::{Origin, Path, Settings};
+use super::value::Value;
 
 /// Reads a file's text; `name` is what people call the file.
 pub(crate) fn read(name: &str, text: &str, settings: &mut Settings, problems: &mut Vec<Problem>) {
@@ -111,13 +112,7 @@ impl Reader<'_> {
     }
 
     fn value(&mut self, path: Path, key: &Key, value: &Spanned<DeValue<'_>>, place: Origin) {
-        let value = match value.get_ref() {
-            DeValue::String(text) if key.kind == Kind::Secret => Some(Value::Secret(Secret::new(text.as_ref()))),
-            DeValue::String(text) => Some(Value::Text(text.as_ref().to_owned())),
-            DeValue::Boolean(yes) => Some(Value::Boolean(*yes)),
-            DeValue::Integer(number) => i64::from_str_radix(number.as_str(), number.radix()).ok().map(Value::Integer),
-            DeValue::Float(_) | DeValue::Datetime(_) | DeValue::Array(_) | DeValue::Table(_) => None,
-        };
+        let value = Value::of_file(key.kind, value.get_ref());
         let wrong = || Problem::new(format!("`{}` is {}", key.name, key.kind.describe()));
         match value.ok_or_else(wrong).and_then(|value| value.checked(key)) {
             Ok(value) => self.settings.set(path, value, place),

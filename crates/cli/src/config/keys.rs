@@ -2,6 +2,9 @@
 //!
 //! The file, the variables, the flags, `config print` and the reference page all go by this table.
 
+use super::broker::EMBEDDED;
+use super::broker::nats::{GROUP, NATS, STREAM};
+use super::broker::rabbitmq::{EXCHANGE, POLICY, QUEUE, RABBITMQ};
 use super::tuning::{ROUTE, TUNING};
 
 /// Stands for a name that the user chooses.
@@ -27,6 +30,21 @@ pub(crate) enum Kind {
     Boolean,
     /// One of these words.
     Choice(&'static [&'static str]),
+    /// Any number of texts.
+    Texts,
+    /// Any number of texts that are never shown.
+    Secrets,
+    /// Any number of whole numbers, each within limits.
+    Integers {
+        /// Each at least this.
+        min: i64,
+        /// Each at most this.
+        max: i64,
+    },
+    /// Texts by name.
+    Pairs,
+    /// Texts, whole numbers and booleans by name.
+    Scalars,
 }
 
 impl Kind {
@@ -43,6 +61,10 @@ impl Kind {
             Self::Integer { min, max } => format!("a whole number from {min} to {max}"),
             Self::Boolean => "`true` or `false`".to_owned(),
             Self::Choice(words) => format!("one of `{}`", words.join("`, `")),
+            Self::Texts | Self::Secrets => "a list of texts".to_owned(),
+            Self::Integers { min, .. } => format!("a list of whole numbers, each at least {min}"),
+            Self::Pairs => "a table of texts".to_owned(),
+            Self::Scalars => "a table of texts, whole numbers and booleans".to_owned(),
         }
     }
 }
@@ -71,11 +93,13 @@ pub(crate) struct Key {
 }
 
 impl Key {
-    const fn new(name: &'static str, kind: Kind, default: &'static str, doc: &'static str) -> Self {
+    /// A key with a default.
+    pub(crate) const fn new(name: &'static str, kind: Kind, default: &'static str, doc: &'static str) -> Self {
         Self { name, kind, default: Some(default), takes: Takes::Restart, doc, example: default }
     }
 
-    const fn unset(name: &'static str, kind: Kind, example: &'static str, doc: &'static str) -> Self {
+    /// A key without one.
+    pub(crate) const fn unset(name: &'static str, kind: Kind, example: &'static str, doc: &'static str) -> Self {
         Self { name, kind, default: None, takes: Takes::Restart, doc, example }
     }
 
@@ -95,49 +119,101 @@ impl Key {
 pub(crate) struct Section {
     /// Where it is: words, [`NAME`] and [`INDEX`].
     pub(crate) path: &'static [&'static str],
+    /// The kind of broker that knows it; `None` where that says nothing.
+    pub(crate) of: Option<&'static str>,
     /// What it is, as a sentence or two.
     pub(crate) doc: &'static str,
     pub(crate) keys: &'static [Key],
 }
 
+/// A section that is the same whatever the broker.
+const fn plain(path: &'static [&'static str], doc: &'static str, keys: &'static [Key]) -> Section {
+    Section { path, of: None, doc, keys }
+}
+
+/// A section that one kind of broker knows.
+const fn of(kind: &'static str, path: &'static [&'static str], doc: &'static str, keys: &'static [Key]) -> Section {
+    Section { path, of: Some(kind), doc, keys }
+}
+
 /// All of it, in the order in which it is documented.
 pub(crate) const SECTIONS: &[Section] = &[
-    Section { path: &[], doc: "Who this process is.", keys: PROCESS },
-    Section { path: &["log"], doc: "What is logged, to stderr.", keys: LOG },
-    Section { path: &["admin"], doc: "The port for probes and metrics.", keys: ADMIN },
-    Section {
-        path: &["relay"],
-        doc: "How every relay of this process works. The defaults suit a broker on the same network.",
-        keys: TUNING,
-    },
-    Section {
-        path: &["outboxes", NAME],
-        doc: "An outbox: one schema of a PostgreSQL database, or one SQLite file. Exactly one of `database`, \
-              `database_file` and `database_env` is set.",
-        keys: OUTBOX,
-    },
-    Section {
-        path: &["outboxes", NAME, "destinations", NAME],
-        doc: "Whom the outbox is carried to, with progress of its own. One relay works for each.",
-        keys: DESTINATION,
-    },
-    Section {
-        path: &["outboxes", NAME, "destinations", NAME, "broker"],
-        doc: "The far side of the destination.",
-        keys: BROKER,
-    },
-    Section {
-        path: &["outboxes", NAME, "destinations", NAME, "relay"],
-        doc: "What this destination's relay does differently from `[relay]`; the same keys.",
-        keys: TUNING,
-    },
-    Section {
-        path: &["outboxes", NAME, "destinations", NAME, "routes", INDEX],
-        doc: "Which messages go to which address, and when they are given up. The first route that matches is taken; a \
-              message without one is not for this destination. Without any route, everything goes to the address named \
-              as its topic. SIGHUP exchanges the routes of relays that run.",
-        keys: ROUTE,
-    },
+    plain(&[], "Who this process is.", PROCESS),
+    plain(&["log"], "What is logged, to stderr.", LOG),
+    plain(&["admin"], "The port for probes and metrics.", ADMIN),
+    plain(&["relay"], "How every relay of this process works. The defaults suit a broker on the same network.", TUNING),
+    plain(
+        &["outboxes", NAME],
+        "An outbox: one schema of a PostgreSQL database, or one SQLite file. Exactly one of `database`, \
+         `database_file` and `database_env` is set.",
+        OUTBOX,
+    ),
+    plain(
+        &["outboxes", NAME, "destinations", NAME],
+        "Whom the outbox is carried to, with progress of its own. One relay works for each.",
+        DESTINATION,
+    ),
+    plain(&["outboxes", NAME, "destinations", NAME, "broker"], "The far side of the destination.", BROKER),
+    of(
+        "embedded",
+        &["outboxes", NAME, "destinations", NAME, "broker"],
+        "A durable broker in a SQLite file of this machine.",
+        EMBEDDED,
+    ),
+    of(
+        "rabbitmq",
+        &["outboxes", NAME, "destinations", NAME, "broker"],
+        "RabbitMQ. An address is `exchange/routing.key`. Destinations whose brokers are configured alike share a connection.",
+        RABBITMQ,
+    ),
+    of(
+        "rabbitmq",
+        &["outboxes", NAME, "destinations", NAME, "broker", "exchanges", NAME],
+        "A durable exchange that is to be at the broker.",
+        EXCHANGE,
+    ),
+    of(
+        "rabbitmq",
+        &["outboxes", NAME, "destinations", NAME, "broker", "queues", NAME],
+        "A durable queue that is to be at the broker, with its lanes, its retry ladder and its dead letters.",
+        QUEUE,
+    ),
+    of(
+        "rabbitmq",
+        &["outboxes", NAME, "destinations", NAME, "broker", "policies", NAME],
+        "A policy that is to be at the broker; needs `management_url`.",
+        POLICY,
+    ),
+    of(
+        "nats",
+        &["outboxes", NAME, "destinations", NAME, "broker"],
+        "NATS JetStream. An address is a subject. Destinations whose brokers are configured alike share a connection.",
+        NATS,
+    ),
+    of(
+        "nats",
+        &["outboxes", NAME, "destinations", NAME, "broker", "streams", NAME],
+        "A stream that is to be at the server.",
+        STREAM,
+    ),
+    of(
+        "nats",
+        &["outboxes", NAME, "destinations", NAME, "broker", "groups", NAME],
+        "A group of consumers that is to be at the server: its durable pull consumers, and the stream of its dead letters.",
+        GROUP,
+    ),
+    plain(
+        &["outboxes", NAME, "destinations", NAME, "relay"],
+        "What this destination's relay does differently from `[relay]`; the same keys.",
+        TUNING,
+    ),
+    plain(
+        &["outboxes", NAME, "destinations", NAME, "routes", INDEX],
+        "Which messages go to which address, and when they are given up. The first route that matches is taken; a \
+         message without one is not for this destination. Without any route, everything goes to the address named \
+         as its topic. SIGHUP exchanges the routes of relays that run.",
+        ROUTE,
+    ),
 ];
 
 const PROCESS: &[Key] = &[
@@ -235,18 +311,15 @@ const DESTINATION: &[Key] = &[
     ),
 ];
 
-const BROKER: &[Key] = &[
-    Key::unset("kind", Kind::Choice(BROKERS), "\"embedded\"", "Which broker it is; needed."),
-    Key::unset(
-        "path",
-        Kind::Text,
-        "\"/var/lib/relevo/broker.db\"",
-        "The SQLite file of the embedded broker; made if it is not there; needed for that kind.",
-    ),
-];
+const BROKER: &[Key] = &[Key::unset(
+    "kind",
+    Kind::Choice(BROKERS),
+    "\"embedded\"",
+    "Which broker it is; needed. Each kind has keys of its own.",
+)];
 
 /// The brokers that this program knows.
-pub(crate) const BROKERS: &[&str] = &["embedded"];
+pub(crate) const BROKERS: &[&str] = &["embedded", "rabbitmq", "nats"];
 
 /// What may stand in a place.
 pub(crate) enum Found {

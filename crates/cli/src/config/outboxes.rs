@@ -1,20 +1,21 @@
 //! Outboxes and destinations, as the program uses them.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::time::Duration;
 
+use relevo_core::administer::Expectations;
 use relevo_core::operate::Start;
 
+use super::broker::{self, Broker, StartUp};
 use super::database::Database;
-use super::keys::BROKERS;
 use super::overlay::plain;
 use super::problem::Problem;
 use super::resolved::Reader;
 use super::routes;
 use super::secret::{Secret, shown};
-use super::settings::{Path, Setting, Value};
+use super::settings::{Path, Setting};
 use super::tuning::{TUNING, apply};
+use super::value::Value;
 
 /// One outbox.
 #[derive(Clone, Debug)]
@@ -38,17 +39,23 @@ pub(crate) struct Destination {
     pub(crate) shards: u16,
     pub(crate) start: Start,
     pub(crate) broker: Broker,
+    pub(crate) start_up: StartUp,
     pub(crate) relay: relevo_relay::Config,
 }
 
-/// The far side; each kind that comes adds a variant here, its keys to the table, and one arm where it is opened.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Broker {
-    /// In a SQLite file.
-    Embedded {
-        /// The file.
-        path: PathBuf,
-    },
+impl Destination {
+    /// What the broker's settings are compared with.
+    pub(crate) fn expectations(&self) -> Expectations {
+        let relay = &self.relay;
+        // A message whose answer was lost goes again at once, later alone, and at last once a quarantine; one that was
+        // confirmed and not settled goes again when another relay has taken over. Outages of either side last as they last.
+        let lost = relay.publish_deadline * relay.unknown_max;
+        let taken_over = lost + relay.settle_every + relay.lease + relay.lease_every;
+        Expectations {
+            addresses: relay.routes.iter().map(|route| route.address.clone()).collect(),
+            repeat_horizon: relay.publish_deadline + relay.quarantine_probe.max(taken_over),
+        }
+    }
 }
 
 pub(super) fn resolve(reader: &mut Reader<'_>) -> Vec<Outbox> {
@@ -151,39 +158,23 @@ fn database(reader: &mut Reader<'_>, path: &Path) -> Option<(Secret, Database)> 
 }
 
 fn destination(reader: &mut Reader<'_>, path: &Path, name: String, call_deadline: Duration) -> Option<Destination> {
-    let broker = broker(reader, path);
     let mut relay = tuning(reader, path, call_deadline);
+    let broker = broker::resolve(reader, path, relay.publish_deadline);
     relay.routes = routes::resolve(reader, &path.name("routes"));
     let start = match reader.text(&path.name("start")).as_str() {
         "oldest" => Start::Oldest,
         _ => Start::Now,
     };
+    let (broker, start_up) = broker?;
     Some(Destination {
         name,
         create: reader.boolean(&path.name("create")),
         shards: reader.integer(&path.name("shards")),
         start,
-        broker: broker?,
+        broker,
+        start_up,
         relay,
     })
-}
-
-fn broker(reader: &mut Reader<'_>, path: &Path) -> Option<Broker> {
-    let path = path.name("broker");
-    let Some(kind) = reader.find_text(&path.name("kind")) else {
-        if !reader.settings.is_given(&path.name("kind")) {
-            let problem = Problem::new(format!("`{path}` has no `kind`"));
-            reader.problem(&path, problem.hint(format!("one of `{}`", BROKERS.join("`, `"))));
-        }
-        return None;
-    };
-    debug_assert_eq!(kind, "embedded", "the table knows the kinds");
-    let Some(file) = reader.find_text(&path.name("path")) else {
-        let problem = Problem::new(format!("`{path}` has no `path`"));
-        reader.problem(&path, problem.hint("the SQLite file of the embedded broker"));
-        return None;
-    };
-    Some(Broker::Embedded { path: file.into() })
 }
 
 /// The numbers of `[relay]`, then those of the destination; and whether they fit together.

@@ -4,7 +4,8 @@ use super::file::is_name;
 use super::keys::{Found, INDEX, Key, NAME, find, is_list, word_of};
 use super::problem::Problem;
 use super::secret::shown;
-use super::settings::{Origin, Path, Settings, Step, Value};
+use super::settings::{Origin, Path, Settings, Step};
+use super::value::Value;
 
 /// Two underscores part the words of a variable, so that nothing else of this name's family is taken for one.
 pub(crate) const PREFIX: &str = "RELEVO__";

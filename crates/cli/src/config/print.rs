@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use serde_json::{Value as Json, json};
 
 use super::problem::Problem;
-use super::settings::{Origin, Setting, Value};
+use super::settings::{Origin, Setting};
 use super::{Loaded, Problems, Sources};
 
 /// One line a key, as the file would say it, with the origin behind it.
@@ -42,13 +42,7 @@ fn list<'a>(problems: impl Iterator<Item = &'a Problem>) -> Json {
 /// One object: the file, and a list of `key`, `value`, `origin` with `line` or `name`.
 pub(super) fn json(loaded: &Loaded) -> Json {
     let settings = loaded.settings.iter().map(|(path, Setting { value, origin })| {
-        let value = match value {
-            Value::Text(text) => json!(text),
-            Value::Secret(secret) => json!(secret.to_string()),
-            Value::Integer(number) => json!(number),
-            Value::Boolean(yes) => json!(yes),
-        };
-        let mut setting = json!({ "key": path.to_string(), "value": value, "origin": origin.word() });
+        let mut setting = json!({ "key": path.to_string(), "value": value.json(), "origin": origin.word() });
         match origin {
             Origin::Default => {}
             Origin::File { line, .. } => setting["line"] = json!(line),

@@ -16,7 +16,8 @@ This page is made from the program's own table, and a test compares the two.
   numbers of `outboxes` and `destinations`; each problem has `problem`, `place` and `hint`.
 - **Variables**: `RELEVO__` and the key's path in capitals, two underscores between its parts, `-` as `_`:
   `outboxes.my-shop.schema` is `RELEVO__OUTBOXES__MY_SHOP__SCHEMA`. Names that only differ in case, `-` and `_` are
-  refused, for they would share their variables. Routes are set in the file only. Other variables that begin with
+  refused, for they would share their variables. Lists have commas between their parts. Routes are set in the file
+  only. Other variables that begin with
   `RELEVO_` mean something else; one that is nearly a variable of this page is told as a warning.
 - **Flags**: `--set outboxes.my-shop.schema=billing`, as often as needed.
 - **Secrets** come from files (`…_file`) or variables (`…_env`), and are never shown: `relevo config print` has `<secret>`
@@ -60,6 +61,9 @@ fn shown(section: &Section) -> String {
     }
     let words: Vec<&str> = section.path.iter().filter(|word| **word != INDEX).copied().collect();
     let path = words.join(".").replace(NAME, "NAME");
+    if let Some(kind) = section.of {
+        return format!("`[{path}]` of kind `{kind}`");
+    }
     if section.path.contains(&INDEX) { format!("`[[{path}]]`") } else { format!("`[{path}]`") }
 }
 
@@ -75,24 +79,38 @@ const EXAMPLE: &str = "\
 /// What is not commented out, so that the example file is a good one.
 const NEEDED: [&str; 3] = ["database", "kind", "path"];
 
+/// The kind of broker that the example file has; the others are comments.
+const SHOWN: &str = "embedded";
+
+/// What stands for the names in a section's path: a destination for each kind of broker.
+pub(super) fn names_of(section: &Section) -> [&'static str; 3] {
+    ["shop", section.of.filter(|kind| *kind != SHOWN).unwrap_or("main"), "orders"]
+}
+
 /// A file with every key, its defaults commented out.
 pub(super) fn example() -> String {
     let mut lines = vec![EXAMPLE.to_owned()];
     for section in SECTIONS {
-        let mut names = ["shop", "main"].into_iter();
+        let mut names = names_of(section).into_iter();
         let words = section.path.iter().filter(|word| **word != INDEX);
         let words = words.map(|word| if *word == NAME { names.next().expect("no deeper") } else { word });
         let path = words.collect::<Vec<&str>>().join(".");
         lines.extend(comment(section.doc));
+        let other = section.of.filter(|kind| *kind != SHOWN);
         if section.path.contains(&INDEX) {
             lines.push(format!("#[[{path}]]"));
+        } else if section.of == Some(SHOWN) {
+            // Its heading is above, with the `kind`.
+        } else if other.is_some() {
+            lines.push(format!("#[{path}]"));
+            lines.extend(other.filter(|_| path.ends_with("broker")).map(|kind| format!("#kind = \"{kind}\"")));
         } else if !path.is_empty() {
             lines.push(format!("[{path}]"));
         }
         for key in section.keys {
             lines.push(String::new());
             lines.extend(comment(key.doc));
-            let mark = if NEEDED.contains(&key.name) { "" } else { "#" };
+            let mark = if NEEDED.contains(&key.name) && other.is_none() { "" } else { "#" };
             lines.push(format!("{mark}{} = {}", key.name, key.example));
         }
         lines.push(String::new());

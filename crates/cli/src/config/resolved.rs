@@ -1,5 +1,6 @@
 //! The configuration as the program uses it, checked as a whole.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -8,7 +9,8 @@ use tracing_subscriber::filter::Targets;
 use super::outboxes::{self, Outbox};
 use super::problem::Problem;
 use super::secret::{self, Secret};
-use super::settings::{Origin, Path, Setting, Settings, Value};
+use super::settings::{Origin, Path, Setting, Settings};
+use super::value::Value;
 
 /// A token that can be guessed is none.
 const TOKEN_MIN: usize = 16;
@@ -114,12 +116,65 @@ impl Reader<'_> {
         self.find_integer(path).and_then(|number| number.try_into().ok()).unwrap_or_default()
     }
 
+    /// A number without a default.
+    pub(super) fn find_number<T: TryFrom<i64>>(&self, path: &Path) -> Option<T> {
+        self.find_integer(path).and_then(|number| number.try_into().ok())
+    }
+
+    pub(super) fn integers<T: TryFrom<i64>>(&self, path: &Path) -> Vec<T> {
+        match self.settings.get(path) {
+            Some(Setting { value: Value::Integers(numbers), .. }) => {
+                numbers.iter().filter_map(|number| (*number).try_into().ok()).collect()
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    pub(super) fn texts(&self, path: &Path) -> Vec<String> {
+        match self.settings.get(path) {
+            Some(Setting { value: Value::Texts(texts), .. }) => texts.clone(),
+            _ => Vec::new(),
+        }
+    }
+
+    pub(super) fn find_secret(&self, path: &Path) -> Option<Secret> {
+        match self.settings.get(path) {
+            Some(Setting { value: Value::Secret(secret), .. }) => Some(secret.clone()),
+            _ => None,
+        }
+    }
+
     pub(super) fn millis(&self, path: &Path) -> Duration {
         Duration::from_millis(self.integer(path))
     }
 
+    /// Texts by name; empty where nothing is set.
+    pub(super) fn pairs(&self, path: &Path) -> BTreeMap<String, String> {
+        let Some(Setting { value: Value::Pairs(pairs), .. }) = self.settings.get(path) else { return BTreeMap::new() };
+        pairs.iter().filter_map(|(name, value)| Some((name.clone(), value.as_str()?.to_owned()))).collect()
+    }
+
+    /// Texts, numbers and booleans by name.
+    pub(super) fn scalars(&self, path: &Path) -> BTreeMap<String, serde_json::Value> {
+        match self.settings.get(path) {
+            Some(Setting { value: Value::Pairs(pairs), .. }) => pairs.clone(),
+            _ => BTreeMap::new(),
+        }
+    }
+
+    /// The sections under one that is there, by name.
+    pub(super) fn sections(&self, of: &Path) -> Vec<(String, Path)> {
+        self.settings.names(of).into_iter().map(|name| (name.clone(), of.name(&name))).collect()
+    }
+
     pub(super) fn boolean(&self, path: &Path) -> bool {
         matches!(self.settings.get(path), Some(Setting { value: Value::Boolean(true), .. }))
+    }
+
+    /// What a file holds that a key names, if it is set.
+    pub(super) fn file(&mut self, at: &Path) -> Option<String> {
+        let name = self.find_text(at)?;
+        of_file(&name, at).map_err(|problem| self.problem(at, problem)).ok()
     }
 
     /// A secret that a file or a variable holds.
@@ -169,11 +224,13 @@ fn of_variable(name: &str, key: &Path) -> Result<String, Problem> {
 
 /// Where the secret belongs that was perhaps written in place of its name.
 fn instead(key: &Path, takes: &str) -> String {
-    match key.to_string().rsplit('.').next() {
-        Some(key @ ("database_file" | "database_env")) => {
-            format!("`{key}` takes {takes}; the URL itself belongs into `database`")
+    let key = key.to_string();
+    let key = key.rsplit('.').next().unwrap_or_default();
+    match key.strip_suffix("_file").or_else(|| key.strip_suffix("_env")) {
+        Some(own @ ("database" | "urls" | "management_url")) => {
+            format!("`{key}` takes {takes}; the URL itself belongs into `{own}`")
         }
-        _ => format!("it takes {takes}, and the token itself stands in no configuration"),
+        _ => format!("it takes {takes}, and the secret itself stands in no configuration"),
     }
 }
 

@@ -1,9 +1,11 @@
 //! Routes, as the relay uses them.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
+use relevo_core::headers::{self, HeaderRules};
 use relevo_core::retry::Backoff;
-use relevo_core::{AfterDead, Policy, Route, Routes};
+use relevo_core::{AfterDead, Policy, Route, Routes, wire};
 
 use super::problem::Problem;
 use super::resolved::Reader;
@@ -45,23 +47,64 @@ fn route(reader: &mut Reader<'_>, path: &Path) -> Route {
     }
     let at = path.name("address");
     let address = reader.text(&at);
-    if let Some(wrong) = unknown_placeholder(&address) {
+    if let Some(wrong) = unknown_placeholders(&address, &PLACEHOLDERS).next() {
         let problem = Problem::new(format!("`{wrong}` in `address` is replaced by nothing"));
         reader.problem(&at, problem.hint(format!("`{}` are known", PLACEHOLDERS.join("`, `"))));
     }
+    let headers = headers(reader, path);
     let policy = policy(reader, path);
     Route {
         name: reader.text(&path.name("name")),
         topic: reader.text(&path.name("topic")),
         kind: reader.text(&path.name("type")),
         address,
-        headers: std::sync::Arc::default(),
+        headers: Arc::new(headers),
         policy,
         after_dead: match reader.text(&path.name("after_dead")).as_str() {
             "continue" => AfterDead::Continue,
             _ => AfterDead::Hold,
         },
     }
+}
+
+fn headers(reader: &mut Reader<'_>, path: &Path) -> HeaderRules {
+    let (added, renamed) = (path.name("headers"), path.name("rename_headers"));
+    let rules = HeaderRules { add: reader.pairs(&added), rename: reader.pairs(&renamed) };
+    let mut targets = BTreeMap::new();
+    for (old, new) in &rules.rename {
+        if let Some(other) = targets.insert(new, old) {
+            let problem = Problem::new(format!("`{other}` and `{old}` would both become `{new}`"));
+            reader.problem(&renamed, problem.hint("a name is sent once"));
+        }
+        if wire::is_reserved(old) {
+            reader.problem(&renamed, reserved(old));
+        }
+    }
+    let names = rules.add.keys().map(|name| (&added, name)).chain(rules.rename.values().map(|name| (&renamed, name)));
+    for (at, name) in names {
+        if name.is_empty() {
+            reader.problem(at, Problem::new("a header has no name"));
+        } else if wire::is_reserved(name) {
+            reader.problem(at, reserved(name));
+        }
+    }
+    for value in rules.add.values() {
+        let mut unknown = unknown_placeholders(value, &headers::PLACEHOLDERS);
+        if let Some(wrong) = unknown.find(|wrong| !asks_for_header(wrong)) {
+            let problem = Problem::new(format!("`{wrong}` in `headers` is replaced by nothing"));
+            let known = headers::PLACEHOLDERS.join("`, `");
+            reader.problem(&added, problem.hint(format!("`{known}` and `{{header:NAME}}` are known")));
+        }
+    }
+    rules
+}
+
+fn reserved(name: &str) -> Problem {
+    Problem::new(format!("the header `{name}` cannot be changed: receivers know messages by it"))
+}
+
+fn asks_for_header(placeholder: &str) -> bool {
+    placeholder.strip_prefix("{header:").and_then(|rest| rest.strip_suffix('}')).is_some_and(|name| !name.is_empty())
 }
 
 fn policy(reader: &mut Reader<'_>, path: &Path) -> Policy {
@@ -87,10 +130,10 @@ fn policy(reader: &mut Reader<'_>, path: &Path) -> Policy {
 /// What the core replaces in an address.
 const PLACEHOLDERS: [&str; 3] = ["{topic}", "{type}", "{key}"];
 
-/// The first `{…}` that the core would send to the broker as it stands.
-fn unknown_placeholder(address: &str) -> Option<&str> {
-    address.match_indices('{').map(|(at, _)| &address[at..]).find_map(|rest| {
-        let known = PLACEHOLDERS.iter().any(|known| rest.starts_with(known));
+/// Every `{…}` that the core would send to the broker as it stands.
+fn unknown_placeholders<'a>(text: &'a str, known: &[&str]) -> impl Iterator<Item = &'a str> {
+    text.match_indices('{').map(|(at, _)| &text[at..]).filter_map(|rest| {
+        let known = known.iter().any(|known| rest.starts_with(known));
         (!known).then(|| rest.find('}').map_or(rest, |end| &rest[..=end]))
     })
 }
@@ -122,7 +165,7 @@ mod tests {
             ("a.{topic", Some("{topic")),
             ("{key}.{Topic}.x", Some("{Topic}")),
         ] {
-            assert_eq!(unknown_placeholder(address), wrong, "{address}");
+            assert_eq!(unknown_placeholders(address, &PLACEHOLDERS).next(), wrong, "{address}");
         }
     }
 

@@ -3,9 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use super::keys::{Found, INDEX, Key, Kind, NAME, SECTIONS, Section, find};
-use super::problem::Problem;
-use super::secret::{Secret, shown};
+use super::keys::{Found, INDEX, NAME, SECTIONS, Section, find};
+use super::value::Value;
 
 /// One step of a [`Path`].
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -38,6 +37,18 @@ impl Path {
         Self(steps)
     }
 
+    /// Where it stands, and its last name.
+    pub(crate) fn split_last(&self) -> Option<(Self, &str)> {
+        match self.0.split_last() {
+            Some((Step::Name(name), rest)) => Some((Self(rest.to_vec()), name)),
+            _ => None,
+        }
+    }
+
+    fn is_under(&self, other: &Self) -> bool {
+        self.0.len() > other.0.len() && self.0.starts_with(&other.0)
+    }
+
     pub(crate) fn steps(&self) -> &[Step] {
         &self.0
     }
@@ -58,63 +69,6 @@ impl fmt::Display for Path {
             }
         }
         Ok(())
-    }
-}
-
-/// A value of one key.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Value {
-    Text(String),
-    Secret(Secret),
-    Integer(i64),
-    Boolean(bool),
-}
-
-impl Value {
-    /// From a text that a variable, a flag or the table holds.
-    pub(crate) fn parse(key: &Key, text: &str) -> Result<Self, Problem> {
-        let wrong = || Problem::new(format!("`{}` is {}", key.name, key.kind.describe()));
-        let value = match key.kind {
-            Kind::Text | Kind::Choice(_) => Self::Text(text.to_owned()),
-            Kind::Secret => Self::Secret(Secret::new(text)),
-            Kind::Integer { .. } => Self::Integer(text.trim().parse().map_err(|_| wrong())?),
-            Kind::Boolean => Self::Boolean(text.trim().parse().map_err(|_| wrong())?),
-        };
-        value.checked(key)
-    }
-
-    /// The value, if the key takes it.
-    pub(crate) fn checked(self, key: &Key) -> Result<Self, Problem> {
-        let wrong = || Problem::new(format!("`{}` is {}", key.name, key.kind.describe()));
-        match (key.kind, &self) {
-            (Kind::Text, Self::Text(_)) | (Kind::Secret, Self::Secret(_)) | (Kind::Boolean, Self::Boolean(_)) => {}
-            (Kind::Integer { min, max }, Self::Integer(number)) if (min..=max).contains(number) => {}
-            (Kind::Integer { .. }, Self::Integer(number)) => {
-                return Err(Problem::new(format!("`{}` is {}, not {number}", key.name, key.kind.describe())));
-            }
-            (Kind::Choice(words), Self::Text(text)) => {
-                if !words.contains(&text.as_str()) {
-                    let what = format!("`{}` is {}, not `{}`", key.name, key.kind.describe(), shown(text));
-                    return Err(Problem::new(what).nearest(text, words.iter().copied()));
-                }
-            }
-            (
-                Kind::Text | Kind::Secret | Kind::Boolean | Kind::Integer { .. } | Kind::Choice(_),
-                Self::Text(_) | Self::Secret(_) | Self::Boolean(_) | Self::Integer(_),
-            ) => return Err(wrong()),
-        }
-        Ok(self)
-    }
-}
-
-impl fmt::Display for Value {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Text(text) => write!(f, "{text:?}"),
-            Self::Secret(secret) => write!(f, "\"{secret}\""),
-            Self::Integer(number) => write!(f, "{number}"),
-            Self::Boolean(yes) => write!(f, "{yes}"),
-        }
     }
 }
 
@@ -223,11 +177,34 @@ impl Settings {
     fn sections(&self) -> Vec<(Path, &'static Section)> {
         let mut paths: BTreeSet<Path> = self.headings.keys().cloned().collect();
         paths.extend(SECTIONS.iter().filter(|it| !it.path.contains(&NAME)).map(|it| Path::of(it.path)));
-        let known = |path: &Path| {
-            let pattern = pattern_of(path);
-            SECTIONS.iter().find(|section| section.path == pattern)
-        };
-        paths.into_iter().filter_map(|path| known(&path).map(|section| (path, section))).collect()
+        let mut sections = Vec::new();
+        for path in paths {
+            let pattern = pattern_of(&path);
+            let fitting = SECTIONS.iter().filter(|section| section.path == pattern);
+            let known: Vec<_> = fitting.filter(|section| self.is_of_kind(&path, section.of)).collect();
+            sections.extend(known.into_iter().map(|section| (path.clone(), section)));
+        }
+        sections
+    }
+
+    /// Whether the broker that a path leads into is of a kind.
+    fn is_of_kind(&self, path: &Path, kind: Option<&str>) -> bool {
+        let Some(kind) = kind else { return true };
+        let steps = path.0.iter().position(|step| *step == Step::Name("broker".to_owned()));
+        let broker = steps.map(|at| Path(path.0[..=at].to_vec()));
+        let set = broker.and_then(|broker| self.values.get(&broker.name("kind")));
+        set.is_some_and(|setting| setting.value == Value::Text(kind.to_owned()))
+    }
+
+    /// Sections under another that are there.
+    pub(crate) fn headings_under(&self, of: &Path) -> Vec<Path> {
+        self.headings.keys().filter(|path| path.is_under(of)).cloned().collect()
+    }
+
+    /// Keys under a section that somebody set.
+    pub(crate) fn set_under(&self, of: &Path) -> Vec<Path> {
+        let set = self.values.iter().filter(|(path, setting)| path.is_under(of) && setting.origin != Origin::Default);
+        set.map(|(path, _)| path.clone()).collect()
     }
 
     /// Every key that could be set in the sections that are there.
@@ -244,8 +221,7 @@ impl Settings {
                 continue;
             }
             for key in section.keys {
-                let Some(default) = key.default else { continue };
-                let value = Value::parse(key, default.trim_matches('"')).expect("the table's defaults are good");
+                let Some(value) = Value::default_of(key) else { continue };
                 let setting = Setting { value, origin: Origin::Default };
                 self.values.entry(path.name(key.name)).or_insert(setting);
             }

@@ -1,11 +1,13 @@
 use std::io::Write as _;
 use std::time::Duration;
 
+use relevo_core::HeaderRules;
 use relevo_core::operate::Start;
 use relevo_core::retry::Backoff;
 
-use super::keys::{INDEX, NAME, SECTIONS};
-use super::settings::{Origin, Path, Value};
+use super::keys::{INDEX, NAME, SECTIONS, Section};
+use super::settings::{Origin, Path};
+use super::value::Value;
 use super::*;
 
 const SMALL: &str = "\
@@ -15,13 +17,13 @@ database = \"postgres://me:sesame@db/shop\"
 broker = { kind = \"embedded\", path = \"broker.db\" }
 ";
 
-fn load(text: &str, variables: &[(&str, &str)], set: &[&str]) -> Result<Loaded, Problems> {
+pub(super) fn load(text: &str, variables: &[(&str, &str)], set: &[&str]) -> Result<Loaded, Problems> {
     let variables = variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
     let sources = Sources { config: None, set: set.iter().map(|it| (*it).to_owned()).collect() };
     read("relevo.toml".to_owned(), text, variables, &sources.flags())
 }
 
-fn problems(text: &str) -> Vec<String> {
+pub(super) fn problems(text: &str) -> Vec<String> {
     match load(text, &[], &[]) {
         Ok(_) => Vec::new(),
         Err(problems) => problems.iter().map(ToString::to_string).collect(),
@@ -112,7 +114,7 @@ base_ms = 600000
 ";
     let told = problems(text);
     let expected = [
-        "`kind` is one of `embedded`, not `embeded` at relevo.toml:15; hint: did you mean `embedded`?",
+        "`kind` is one of `embedded`, `rabbitmq`, `nats`, not `embeded` at relevo.toml:15; hint: did you mean `embedded`?",
         "`lease_ms` is not longer than `publish_deadline_ms` and `lease_margin_ms` together: a message could go out after \
          another relay took over at relevo.toml:6",
         "`idle_max_ms` is less than `idle_min_ms` at relevo.toml:7",
@@ -226,6 +228,45 @@ fn an_address_with_a_placeholder_that_nothing_replaces_is_refused() {
 }
 
 #[test]
+fn routes_add_and_rename_headers() {
+    let text = format!(
+        "{SMALL}[[outboxes.shop.destinations.main.routes]]\nheaders = {{ x-event-id = \"{{id}}\", x-c = \"{{header:c}}!\" }}\n\
+         rename_headers = {{ correlation-id = \"x-correlation-id\" }}\n"
+    );
+    let loaded = load(&text, &[], &[]).unwrap();
+    let pairs = |pairs: &[(&str, &str)]| pairs.iter().map(|(a, b)| ((*a).to_owned(), (*b).to_owned())).collect();
+    let headers = std::sync::Arc::new(HeaderRules {
+        add: pairs(&[("x-event-id", "{id}"), ("x-c", "{header:c}!")]),
+        rename: pairs(&[("correlation-id", "x-correlation-id")]),
+    });
+    let expected = relevo_core::Routes::new(vec![relevo_core::Route { headers, ..relevo_core::Route::everything() }]);
+    assert_eq!(loaded.config.outboxes[0].destinations[0].relay.routes, expected);
+}
+
+#[test]
+fn headers_that_would_confuse_receivers_are_refused() {
+    let text = format!(
+        "{SMALL}[[outboxes.shop.destinations.main.routes]]\n\
+         headers = {{ ce-id = \"1\", x = \"{{header:c}} {{nonsense}}\", \"\" = \"y\" }}\n\
+         rename_headers = {{ a = \"z\", b = \"z\", relevo-epoch = \"e\" }}\n[[outboxes.shop.destinations.main.routes]]\n\
+         name = \"b\"\nheaders = [\"x\"]\nrename_headers = {{ a = 1 }}\n"
+    );
+    assert_eq!(
+        problems(&text),
+        [
+            "`headers` is a table of texts at relevo.toml:10",
+            "`rename_headers` is a table of texts at relevo.toml:11",
+            "`a` and `b` would both become `z` at relevo.toml:7; hint: a name is sent once",
+            "the header `relevo-epoch` cannot be changed: receivers know messages by it at relevo.toml:7",
+            "a header has no name at relevo.toml:6",
+            "the header `ce-id` cannot be changed: receivers know messages by it at relevo.toml:6",
+            "`{nonsense}` in `headers` is replaced by nothing at relevo.toml:6; \
+             hint: `{id}`, `{topic}`, `{type}`, `{key}` and `{header:NAME}` are known",
+        ]
+    );
+}
+
+#[test]
 fn an_empty_file_says_what_to_add() {
     assert_eq!(
         problems(""),
@@ -258,9 +299,9 @@ fn a_secret_comes_from_a_file_without_its_last_line_break() {
 }
 
 /// The words of the table as they stand in the example file.
-fn heading(path: &[&str]) -> Path {
-    let mut names = ["shop", "main"].into_iter();
-    path.iter().fold(Path::default(), |so_far, word| match *word {
+fn heading(section: &Section) -> Path {
+    let mut names = reference::names_of(section).into_iter();
+    section.path.iter().fold(Path::default(), |so_far, word| match *word {
         NAME => so_far.name(names.next().unwrap()),
         INDEX => so_far.index(0),
         word => so_far.name(word),
@@ -287,11 +328,11 @@ fn the_example_file_documents_every_key_with_its_default() {
     assert_eq!(problems, []);
     for section in SECTIONS {
         for key in section.keys {
-            let path = heading(section.path).name(key.name);
+            let path = heading(section).name(key.name);
             let setting = settings.get(&path).unwrap_or_else(|| panic!("`{path}` is not in the example file"));
             assert!(matches!(setting.origin, Origin::File { .. }));
-            if let Some(default) = key.default {
-                assert_eq!(setting.value, Value::parse(key, default.trim_matches('"')).unwrap(), "`{path}`");
+            if let Some(default) = Value::default_of(key) {
+                assert_eq!(setting.value, default, "`{path}`");
             }
         }
     }

@@ -110,6 +110,19 @@ pub(crate) const ROUTE: &[Key] = &[
         "Where they go at the broker; `{topic}`, `{type}` and `{key}` are replaced; any other `{` is an error.",
     ),
     Key::of_route(
+        "headers",
+        Kind::Pairs,
+        "{}",
+        "Headers that are added, as `{ x-event-id = \"{id}\" }`; `{id}`, `{topic}`, `{type}`, `{key}` and `{header:NAME}` \
+         are replaced. One that asks for a header that the message has not got is left out.",
+    ),
+    Key::of_route(
+        "rename_headers",
+        Kind::Pairs,
+        "{}",
+        "New names of the message's own headers, as `{ correlation-id = \"x-correlation-id\" }`.",
+    ),
+    Key::of_route(
         "backoff",
         Kind::Choice(&["exponential", "linear"]),
         "\"exponential\"",

@@ -7,23 +7,25 @@ use anyhow::{Context as _, Result};
 use relevo_admin::{Server, Token};
 use tokio::sync::Notify;
 use tokio::task::{JoinError, JoinSet};
-use tokio::time::{Instant, Interval, interval_at};
+use tokio::time::{Instant, Interval, interval_at, timeout};
 use tokio_util::sync::CancellationToken;
-use tracing::{error, info};
+use tracing::{error, info, warn};
 
+use super::brokers::Brokers;
 use super::metrics::{Metrics, Reloads};
 use super::observe::Observer;
 use super::pulse::Pulse;
 use super::reload::{self, reload};
 use super::seen::{Phase, Seen};
 use super::signals::{Asked, Signals};
-use super::store::Brokers;
 use super::{backlog, link, systemd};
 use crate::config::{Config, Loaded, Sources};
 use crate::report::Told;
 
 /// Interrupted twice, as shells count it: 128 and the number of SIGINT.
 const INTERRUPTED: i32 = 130;
+/// Nothing is in flight any more when connections are given back: nobody waits longer for it.
+const CLOSE_DEADLINE: Duration = Duration::from_secs(2);
 /// No loop is called stuck before this, however short its lease: opening an outbox takes this long at worst.
 const STUCK_AFTER_MIN: Duration = Duration::from_secs(20);
 
@@ -34,6 +36,7 @@ pub(crate) struct Daemon {
     relays: Vec<Arc<Seen>>,
     pulse: Arc<Pulse>,
     reloads: Arc<Reloads>,
+    brokers: Arc<Brokers>,
     components: JoinSet<Result<()>>,
     /// Something about a relay changed.
     changed: Arc<Notify>,
@@ -83,7 +86,8 @@ impl Daemon {
             info!(address = %server.address(), "the admin port is open");
             components.spawn(serve(server, config, &relays, &pulse, &reloads, stop.clone()));
         }
-        Ok(Self { sources, relays, pulse, reloads, components, changed, stop, started: false, failure: None, loaded })
+        let (started, failure) = (false, None);
+        Ok(Self { sources, loaded, relays, pulse, reloads, brokers, components, changed, stop, started, failure })
     }
 
     /// Until a signal, or a component that ends by itself, ends it.
@@ -101,6 +105,9 @@ impl Daemon {
                 () = self.changed.notified() => self.tell(),
                 () = tick(&mut watchdog) => self.watch(),
             }
+        }
+        if timeout(CLOSE_DEADLINE, self.brokers.close()).await.is_err() {
+            warn!("a broker did not say goodbye in time");
         }
         if let Some(error) = self.failure {
             return Err(error);

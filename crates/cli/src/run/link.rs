@@ -4,17 +4,23 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use relevo_core::Broker;
 use relevo_core::store::StoreError;
+use relevo_core::{Broker, Class, Failure};
 use relevo_relay::Relay;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
-use tracing::{Instrument as _, error_span, info, warn};
+use tracing::{Instrument as _, error, error_span, info, warn};
 
+use super::admit::admit;
+use super::brokers::{Brokers, Unopened};
 use super::seen::{Phase, Seen};
-use super::store::{self, AnyStore, Brokers, Unopened};
+use super::store::{self, AnyStore};
+use crate::broker;
 use crate::config::{Destination, Outbox};
 use crate::report::Told;
+
+/// A broker that is slower than this counts as away.
+const LOOK_DEADLINE: Duration = Duration::from_secs(15);
 
 /// Carries one outbox to one destination until it is told to stop; its error is one that waiting does not mend.
 pub(crate) async fn carry(
@@ -39,6 +45,7 @@ async fn carry_on(
     stop: CancellationToken,
 ) -> Result<()> {
     let both = async {
+        admitted(outbox, destination, seen).await?;
         let broker = open_broker(destination, brokers, seen).await?;
         Ok::<_, anyhow::Error>((broker, open(outbox, destination, seen).await?))
     };
@@ -53,16 +60,53 @@ async fn carry_on(
     Ok(relay.run(stop).await?)
 }
 
+/// Waits for the broker, and for a person if that one must mend something, until messages may go out.
+async fn admitted(outbox: &Outbox, destination: &Destination, seen: &Seen) -> Result<()> {
+    let Some(admin) = broker::admin(&destination.broker)? else { return Ok(()) };
+    let (mut pauses, mut last) = (Pauses::of(destination), String::new());
+    loop {
+        seen.turns_on();
+        let looked = timeout(LOOK_DEADLINE, admit(&*admin, &outbox.name, destination)).await;
+        let failure = match looked {
+            Ok(Ok(judged)) => {
+                seen.broker_is(true);
+                return judged;
+            }
+            Ok(Err(failure)) => failure,
+            Err(_) => Failure::new(Class::Outage, format!("no answer within {LOOK_DEADLINE:?}")),
+        };
+        seen.broker_is(false);
+        let told = failure.describe();
+        let refused = matches!(failure.class(), Class::Blocked | Class::Poison);
+        let what = if refused { "the broker refuses us" } else { "waiting for the broker" };
+        seen.enter(Phase::Waiting(format!("{what}: {told}")));
+        // The same news again is no news.
+        if told != last {
+            if refused {
+                error!(error = told, "the broker refuses us, a person must mend it, will try again");
+            } else {
+                warn!(error = told, "the broker is away, will try again");
+            }
+            last = told;
+        }
+        pauses.next().await;
+    }
+}
+
 /// Opens the broker as soon as it is there.
 async fn open_broker(destination: &Destination, brokers: &Brokers, seen: &Seen) -> Result<Arc<dyn Broker>> {
     let mut pauses = Pauses::of(destination);
     loop {
         seen.turns_on();
         match brokers.open(&destination.broker).await {
-            Ok(broker) => return Ok(broker),
+            Ok(broker) => {
+                seen.broker_is(true);
+                return Ok(broker);
+            }
             Err(Unopened::Wrong(error)) => return Err(error),
             Err(Unopened::Away(error)) => {
                 let told = Told::of(&error);
+                seen.broker_is(false);
                 seen.enter(Phase::Waiting(format!("waiting for the broker: {}", told.error())));
                 warn!(error = told.error(), hint = told.hint(), "the broker is away, will try again");
                 pauses.next().await;

@@ -16,6 +16,8 @@ use super::seen::Seen;
 
 /// A counter of each relay; the format adds `_total` to the name.
 type Counter = (&'static str, &'static str, fn(&Seen) -> u64);
+/// The failures of one class of each relay.
+type Class = (&'static str, fn(&Seen) -> u64);
 /// A gauge of each relay, left out while it is not known.
 type Gauge = (&'static str, &'static str, fn(&Seen) -> Option<i64>);
 
@@ -39,6 +41,17 @@ const COUNTERS: &[Counter] = &[
     ("outbox_settlements", "Settlements that were recorded", counted!(settlements)),
 ];
 
+/// Outcomes that were no confirmation, by their class; the format adds `_total` to the name.
+const FAILURES: &str = "outbox_failures";
+const CLASSES: &[Class] = &[
+    ("outage", counted!(outage_outcomes)),
+    ("unknown", counted!(unknown_outcomes)),
+    ("throttled", counted!(throttled_outcomes)),
+    ("transient", counted!(transient_outcomes)),
+    ("poison", counted!(poison_outcomes)),
+    ("blocked", counted!(blocked_outcomes)),
+];
+
 macro_rules! now {
     (|$watched:ident| $value:expr) => {
         |seen| seen.relay().map(|(_, $watched)| $value)
@@ -53,8 +66,11 @@ const GAUGES: &[Gauge] = &[
     ("outbox_dead_gauge", "Dead letters that nobody has marked", |seen| seen.backlog().map(|backlog| backlog.dead)),
     ("outbox_leases", "Shards that this relay holds", now!(|watched| whole(watched.leases()))),
     ("outbox_in_flight", "Messages that wait for their confirmation", now!(|watched| whole(watched.in_flight()))),
-    ("outbox_destination_up", "Whether the destination was there when last tried", {
-        now!(|watched| i64::from(!watched.is_destination_away()))
+    ("outbox_destination_up", "Whether the destination was there when last tried", |seen| {
+        seen.is_destination_up().map(i64::from)
+    }),
+    ("outbox_destination_away_seconds", "For how long the destination has been away; 0 while it is there", |seen| {
+        seen.destination_away_for().map(|time| whole(time.as_secs()))
     }),
     ("outbox_ready", "Whether the relay does its work", |seen| Some(i64::from(seen.readiness().0))),
 ];
@@ -127,6 +143,15 @@ impl Collector for All {
             let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
             for seen in &self.relays {
                 ConstCounter::new(value(seen)).encode(family.encode_family(&self.labels(seen))?)?;
+            }
+        }
+        let help = "Outcomes of messages that were no confirmation, by the class of the failure";
+        let mut family = encoder.encode_descriptor(FAILURES, help, None, MetricType::Counter)?;
+        for seen in &self.relays {
+            let [service, outbox, destination] = self.labels(seen);
+            for (class, value) in CLASSES {
+                let labels = [service, outbox, destination, ("class", class)];
+                ConstCounter::new(value(seen)).encode(family.encode_family(&labels)?)?;
             }
         }
         for (name, help, value) in GAUGES {

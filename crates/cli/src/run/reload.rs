@@ -60,8 +60,18 @@ fn needs_restart(old: &Loaded, new: &Loaded) -> BTreeSet<String> {
     // What a secret's file or variable holds is not among the settings, and a secret looks like any other there.
     for outbox in &old.config.outboxes {
         let same = new.config.outboxes.iter().find(|it| it.name == outbox.name);
-        if same.is_some_and(|new| new.url != outbox.url) {
+        let Some(new) = same else { continue };
+        if new.url != outbox.url {
             keys.insert(format!("outboxes.{}.database", outbox.name));
+        }
+        for destination in &outbox.destinations {
+            let same = new.destinations.iter().find(|it| it.name == destination.name);
+            let at = format!("outboxes.{}.destinations.{}.broker", outbox.name, destination.name);
+            // A key that is named already says more.
+            let named = keys.iter().any(|key| key.starts_with(&at));
+            if !named && same.is_some_and(|new| new.broker != destination.broker) {
+                keys.insert(at);
+            }
         }
     }
     if old.config.admin.token != new.config.admin.token {

@@ -8,6 +8,7 @@ use relevo_core::Routes;
 use relevo_core::operate::Backlog;
 use relevo_relay::{RoutesHandle, Stats, Watched};
 use tokio::sync::Notify;
+use tokio::time::Instant;
 
 /// How far a relay is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,6 +36,8 @@ pub(crate) struct Seen {
     turns: AtomicU64,
     /// How often the database was found away by them.
     away: AtomicU64,
+    /// Since when they have found the broker away.
+    broker_away_since: Mutex<Option<Instant>>,
     relay: OnceLock<(Arc<Stats>, Arc<Watched>)>,
     routes: Mutex<(Routes, Option<RoutesHandle>)>,
     backlog: Mutex<Option<Backlog>>,
@@ -57,6 +60,7 @@ impl Seen {
             changed,
             turns: AtomicU64::new(0),
             away: AtomicU64::new(0),
+            broker_away_since: Mutex::default(),
             relay: OnceLock::new(),
             routes: Mutex::new((routes, None)),
             backlog: Mutex::default(),
@@ -80,6 +84,26 @@ impl Seen {
     /// The database was found away.
     pub(crate) fn found_away(&self) {
         self.away.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Whether the broker was there when it was tried before the relay was.
+    pub(crate) fn broker_is(&self, there: bool) {
+        let mut since = lock(&self.broker_away_since);
+        *since = if there { None } else { since.or_else(|| Some(Instant::now())) };
+    }
+
+    /// For how long the destination has been away, as far as that is known; zero while it is there.
+    pub(crate) fn destination_away_for(&self) -> Option<Duration> {
+        if let Some(since) = *lock(&self.broker_away_since) {
+            return Some(since.elapsed());
+        }
+        self.relay().map(|(_, watched)| watched.destination_away_for().unwrap_or_default())
+    }
+
+    /// Whether the destination was there when it was last tried.
+    pub(crate) fn is_destination_up(&self) -> Option<bool> {
+        let away = lock(&self.broker_away_since).is_some();
+        if away { Some(false) } else { self.relay().map(|(_, watched)| !watched.is_destination_away()) }
     }
 
     /// The relay is there.

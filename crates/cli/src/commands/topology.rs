@@ -1,0 +1,180 @@
+//! `relevo topology`: what the configuration wants at the brokers, compared and made.
+
+use std::io::{self, Write as _};
+
+use anyhow::{Context as _, Result};
+use clap::Subcommand;
+use relevo_core::administer::{Administer, Difference, Piece, State};
+use serde_json::{Value, json};
+
+use super::output::{self, Format};
+use super::table::plain;
+use crate::args::Sure;
+use crate::ask::confirm;
+use crate::broker::{self, failed, is_there, word};
+use crate::config::{self, Destination, Loaded, Sources};
+use crate::exit::{Code, not_found};
+use crate::report::say;
+
+/// What to do about the topology.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Compares exchanges, queues, bindings, policies, streams and groups with the configuration; changes nothing.
+    Plan(Plan),
+    /// Makes what is missing. What is there is neither changed nor deleted; if anything differs, nothing is made.
+    Apply(Apply),
+}
+
+/// Which brokers are compared.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Plan {
+    #[command(flatten)]
+    which: Which,
+    #[command(flatten)]
+    format: Format,
+}
+
+/// Where it is made.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Apply {
+    #[command(flatten)]
+    which: Which,
+    /// Only says what would be made, as `plan`.
+    #[arg(long)]
+    dry_run: bool,
+    #[command(flatten)]
+    sure: Sure,
+    #[command(flatten)]
+    format: Format,
+}
+
+/// Which destinations of the configuration.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Which {
+    #[command(flatten)]
+    sources: Sources,
+    /// Only destinations of this outbox.
+    #[arg(long, value_name = "NAME")]
+    outbox: Option<String>,
+    /// Only destinations of this name.
+    #[arg(long, short, value_name = "NAME")]
+    destination: Option<String>,
+}
+
+/// One broker that has a topology, and how that stands.
+struct Looked {
+    outbox: String,
+    destination: String,
+    admin: Box<dyn Administer>,
+    pieces: Vec<Piece>,
+}
+
+pub(super) async fn run(command: Command) -> Result<Code> {
+    match command {
+        Command::Plan(args) => plan(&args.which, args.format).await,
+        Command::Apply(args) if args.dry_run => plan(&args.which, args.format).await,
+        Command::Apply(args) => apply(&args).await,
+    }
+}
+
+async fn plan(which: &Which, format: Format) -> Result<Code> {
+    let all = look(which).await?;
+    told(&all, format)?;
+    let wanting = all.iter().flat_map(|looked| &looked.pieces).any(|piece| !is_there(piece));
+    Ok(if wanting { Code::Found } else { Code::Done })
+}
+
+async fn apply(args: &Apply) -> Result<Code> {
+    let mut all = look(&args.which).await?;
+    let pieces = || all.iter().flat_map(|looked| &looked.pieces);
+    let differing = pieces().filter(|piece| matches!(piece.state, State::Differs(_))).count();
+    let missing: Vec<&Piece> = pieces().filter(|piece| piece.state == State::Missing).collect();
+    if differing > 0 || missing.is_empty() {
+        told(&all, args.format)?;
+        if differing == 0 {
+            return Ok(Code::Done);
+        }
+        say("nothing was made, for something differs: mend it at the broker or in the configuration first");
+        return Ok(Code::Found);
+    }
+    for piece in &missing {
+        say(&format!("missing  {}", plain(&piece.name)));
+    }
+    let count = missing.len();
+    confirm(args.sure, &format!("make {count} {}?", if count == 1 { "thing" } else { "things" }))?;
+    for looked in &mut all {
+        let made = looked.admin.apply().await;
+        looked.pieces =
+            made.map_err(|failure| failed(&failure)).with_context(|| at(&looked.outbox, &looked.destination))?;
+    }
+    told(&all, args.format)?;
+    // Somebody else may have been at work meanwhile.
+    let done = all.iter().flat_map(|looked| &looked.pieces).all(is_there);
+    Ok(if done { Code::Done } else { Code::Found })
+}
+
+async fn look(which: &Which) -> Result<Vec<Looked>> {
+    let Loaded { config, warnings, .. } = config::told(which.sources.load())?;
+    config::warn(&warnings);
+    let wanted = |name: &str, wanted: &Option<String>| wanted.as_ref().is_none_or(|wanted| wanted == name);
+    let (mut all, mut found) = (Vec::new(), false);
+    for outbox in config.outboxes.iter().filter(|outbox| wanted(&outbox.name, &which.outbox)) {
+        for destination in outbox.destinations.iter().filter(|it| wanted(&it.name, &which.destination)) {
+            found = true;
+            match looked(&outbox.name, destination).await? {
+                Some(looked) => all.push(looked),
+                None => say(&format!("{}: an embedded broker has no topology", at(&outbox.name, &destination.name))),
+            }
+        }
+    }
+    if !found {
+        return Err(not_found("the configuration has no such destination"));
+    }
+    Ok(all)
+}
+
+async fn looked(outbox: &str, destination: &Destination) -> Result<Option<Looked>> {
+    let at = || at(outbox, &destination.name);
+    let Some(admin) = broker::admin(&destination.broker).with_context(at)? else { return Ok(None) };
+    let pieces = admin.plan().await.map_err(|failure| failed(&failure)).with_context(at)?;
+    Ok(Some(Looked { outbox: outbox.to_owned(), destination: destination.name.clone(), admin, pieces }))
+}
+
+fn at(outbox: &str, destination: &str) -> String {
+    format!("outbox `{outbox}`, destination `{destination}`")
+}
+
+fn told(all: &[Looked], format: Format) -> Result<()> {
+    if format.json {
+        return all
+            .iter()
+            .flat_map(|looked| looked.pieces.iter().map(move |piece| (looked, piece)))
+            .try_for_each(|(looked, piece)| output::line(&json(looked, piece)));
+    }
+    let mut out = io::stdout().lock();
+    for looked in all {
+        writeln!(out, "{}: {} in all", at(&looked.outbox, &looked.destination), looked.pieces.len())?;
+        for Piece { name, state } in &looked.pieces {
+            writeln!(out, "{:7}  {}", word(state), plain(name))?;
+            let differences: &[Difference] = if let State::Differs(differences) = state { differences } else { &[] };
+            for difference in differences {
+                writeln!(out, "{:7}  {}", "", plain(&difference.to_string()))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn json(looked: &Looked, piece: &Piece) -> Value {
+    let differences: &[Difference] = if let State::Differs(differences) = &piece.state { differences } else { &[] };
+    let differences = differences
+        .iter()
+        .map(|Difference { setting, wanted, found }| json!({ "setting": setting, "wanted": wanted, "found": found }));
+    json!({
+        "outbox": looked.outbox,
+        "destination": looked.destination,
+        "piece": piece.name,
+        "state": word(&piece.state),
+        "differences": differences.collect::<Vec<_>>(),
+    })
+}

@@ -1,0 +1,310 @@
+use std::time::Duration;
+
+use relevo_broker_nats as nats;
+use relevo_broker_rabbitmq::{self as rabbitmq, Binding, Exchange, ExchangeKind, Policy, Queue, Target};
+
+use super::super::keys::SECTIONS;
+use super::super::tests::{load, problems};
+use super::*;
+
+/// A destination with this inside its broker's section, and sections behind it, in which `BROKER` stands for it.
+fn text(inside: &str, behind: &str) -> String {
+    let broker = "outboxes.shop.destinations.main.broker";
+    format!(
+        "[outboxes.shop]\ndatabase = \"postgres://db/shop\"\n[{broker}]\n{inside}\n{}",
+        behind.replace("BROKER", broker)
+    )
+}
+
+fn broker(inside: &str, behind: &str) -> (Broker, StartUp) {
+    let loaded = load(&text(inside, behind), &[], &[]).unwrap_or_else(|problems| panic!("{problems:?}"));
+    let destination = loaded.config.outboxes[0].destinations[0].clone();
+    (destination.broker, destination.start_up)
+}
+
+const RABBIT: &str = "kind = \"rabbitmq\"\nurls = [\"amqp://me:sesame@a:5672/v\", \"amqps://b\"]";
+const NATS: &str = "kind = \"nats\"\nurls = [\"nats://a:4222\"]";
+
+#[test]
+fn the_table_s_defaults_are_the_adapters_own() {
+    let (rabbit, start_up) = broker("kind = \"rabbitmq\"\nurls = [\"amqp://a\"]", "");
+    assert_eq!(rabbit, Broker::Rabbitmq(Box::new(rabbitmq::Config::new("amqp://a"))));
+    assert_eq!(start_up, StartUp { topology: Declare::Check, accept: Vec::new() });
+    let (nats, start_up) = broker(NATS, "");
+    assert_eq!(nats, Broker::Nats(Box::new(nats::Config::new("nats://a:4222"))));
+    assert_eq!(start_up, StartUp::default());
+    let (rabbit, _) = broker(RABBIT, "[BROKER.queues.q]\n[BROKER.exchanges.x]\n");
+    let Broker::Rabbitmq(rabbit) = rabbit else { panic!("{rabbit:?}") };
+    assert_eq!((&rabbit.topology.queues[0], &rabbit.topology.exchanges[0]), (&Queue::new("q"), &Exchange::new("x")));
+    let (nats, _) = broker(NATS, "[BROKER.streams.s]\nsubjects = [\"a.>\"]\n");
+    let Broker::Nats(nats) = nats else { panic!("{nats:?}") };
+    assert_eq!(nats.topology.streams, [nats::Stream::new("s", ["a.>"])]);
+}
+
+#[test]
+fn every_key_of_rabbitmq_sets_something() {
+    let inside = format!(
+        "{RABBIT}\nuser = \"u\"\npassword_env = \"PATH\"\nexchange = \"shop\"\nsource = \"/shop\"\nlanes = 4\n\
+         heartbeat_ms = 7000\nconnect_deadline_ms = 1\nconfirm_deadline_ms = 2\nchannels = 3\nin_flight_max = 4\n\
+         message_bytes_max = 5\nmanagement_url = \"http://a\"\ntopology = \"apply\"\naccept = [\"queue-classic\"]"
+    );
+    let (broker, start_up) = broker(&inside, "");
+    let expected = rabbitmq::Config {
+        urls: vec!["amqp://me:sesame@a:5672/v".into(), "amqps://b".into()],
+        user: Some("u".into()),
+        password: Some(std::env::var("PATH").unwrap().trim().to_owned()),
+        exchange: "shop".into(),
+        source: "/shop".into(),
+        lanes: Some(4),
+        heartbeat: Duration::from_secs(7),
+        connect_deadline: Duration::from_millis(1),
+        confirm_deadline: Duration::from_millis(2),
+        channels: 3,
+        in_flight_max: 4,
+        message_bytes_max: 5,
+        management_url: Some("http://a".into()),
+        ..rabbitmq::Config::new("")
+    };
+    assert!(broker == Broker::Rabbitmq(Box::new(expected)), "{broker:?}");
+    assert_eq!(start_up, StartUp { topology: Declare::Apply, accept: vec!["queue-classic".into()] });
+}
+
+#[test]
+fn a_topology_of_rabbitmq_is_read() {
+    let behind = "\
+[BROKER.exchanges.shop]
+kind = \"headers\"
+alternate = \"lost\"
+bind = [\"all/\"]
+[BROKER.queues.billing]
+name = \"shop.billing\"
+kind = \"classic\"
+ordered = true
+retry_ms = [1000]
+dead_letters = false
+max_length = 5
+max_bytes = 6
+initial_group_size = 3
+bind = [\"shop/a.*\", \"shop/b/c\"]
+bind_headers = { a = \"1\" }
+bind_match = \"any\"
+[BROKER.policies.limits]
+pattern = \"^shop\"
+definition = { max-length = 5, overflow = \"reject-publish\" }
+priority = 2
+";
+    let inside = format!("{RABBIT}\nmanagement_url = \"http://a:15672\"");
+    let Broker::Rabbitmq(config) = broker(&inside, behind).0 else { panic!("of another kind") };
+    let topology = config.topology;
+    let alternate = Some("lost".to_owned());
+    assert_eq!(topology.exchanges, [Exchange { kind: ExchangeKind::Headers, alternate, ..Exchange::new("shop") }]);
+    let queue = Queue {
+        kind: rabbitmq::QueueKind::Classic,
+        ordered: true,
+        retry: vec![Duration::from_secs(1)],
+        dead_letters: false,
+        max_length: Some(5),
+        max_bytes: Some(6),
+        initial_group_size: Some(3),
+        ..Queue::new("shop.billing")
+    };
+    assert_eq!(topology.queues, [queue]);
+    let headers = [("a".to_owned(), "1".to_owned())].into();
+    let to = Target::Queue("shop.billing".to_owned());
+    let of_queue = |key: &str| Binding {
+        exchange: "shop".into(),
+        to: to.clone(),
+        key: key.into(),
+        headers: Clone::clone(&headers),
+        match_any: true,
+    };
+    assert_eq!(topology.bindings, [Binding::to_exchange("all", "", "shop"), of_queue("a.*"), of_queue("b/c")]);
+    let policy = Policy {
+        name: "limits".into(),
+        pattern: "^shop".into(),
+        apply_to: "queues".into(),
+        definition: [("max-length".into(), 5.into()), ("overflow".into(), "reject-publish".into())].into(),
+        priority: 2,
+    };
+    assert_eq!(topology.policies, [policy]);
+}
+
+#[test]
+fn nats_is_read_with_its_login_and_its_topology() {
+    let inside = format!(
+        "{NATS}\nuser = \"u\"\npassword_env = \"PATH\"\ntls_required = true\ntls_first = true\nsource = \"/s\"\nlanes = 2\n\
+         stream = \"ORDERS\"\nconnect_deadline_ms = 1\nack_deadline_ms = 2\nin_flight_max = 3\natomic = \"always\"\n\
+         ping_every_ms = 400\nmessage_bytes_max = 5"
+    );
+    let behind = "\
+[BROKER.streams.orders]
+name = \"ORDERS\"
+subjects = [\"orders.>\"]
+storage = \"memory\"
+replicas = 3
+retention = \"workqueue\"
+max_age_ms = 1000
+max_bytes = 2
+max_messages = 3
+max_message_bytes = 4
+discard = \"old\"
+duplicate_window_ms = 500
+atomic = false
+[BROKER.groups.billing]
+stream = \"ORDERS\"
+subjects = [\"orders.eu\"]
+lanes = 2
+ack_wait_ms = 1000
+max_ack_pending = 7
+max_deliver = 8
+";
+    let Broker::Nats(config) = broker(&inside, behind).0 else { panic!("of another kind") };
+    let password = std::env::var("PATH").unwrap().trim().to_owned();
+    let millis = Duration::from_millis;
+    let stream = nats::Stream {
+        storage: nats::Storage::Memory,
+        replicas: 3,
+        retention: nats::Retention::WorkQueue,
+        max_age: Some(millis(1000)),
+        max_bytes: Some(2),
+        max_messages: Some(3),
+        max_message_bytes: Some(4),
+        discard: nats::Discard::Old,
+        duplicate_window: millis(500),
+        atomic: false,
+        ..nats::Stream::new("ORDERS", ["orders.>"])
+    };
+    let group = &config.topology.groups[0];
+    assert_eq!((group.name.as_str(), group.stream.as_str(), group.lanes), ("billing", "ORDERS", Some(2)));
+    assert_eq!((group.ack_wait, group.max_ack_pending, group.max_deliver), (millis(1000), 7, Some(8)));
+    assert_eq!(group.subjects, ["orders.eu"]);
+    let expected = nats::Config {
+        auth: nats::Auth::UserPassword { user: "u".into(), password },
+        tls: nats::Tls { required: true, first: true, ..nats::Tls::default() },
+        source: "/s".into(),
+        lanes: Some(2),
+        stream: Some("ORDERS".into()),
+        connect_deadline: millis(1),
+        ack_deadline: millis(2),
+        in_flight_max: 3,
+        atomic: nats::Atomic::Always,
+        ping_every: millis(400),
+        message_bytes_max: 5,
+        topology: nats::Topology { streams: vec![stream], groups: vec![group.clone()] },
+        ..nats::Config::new("nats://a:4222")
+    };
+    assert!(*config == expected, "{config:?}");
+}
+
+#[test]
+fn keys_of_another_kind_are_told_with_the_kind_that_has_them() {
+    let told =
+        problems(&text(&format!("{NATS}\npath = \"x\"\nheartbeat_ms = 1000\n"), "[BROKER.queues.q]\nlanes = 2\n"));
+    assert_eq!(
+        told,
+        [
+            "`outboxes.shop.destinations.main.broker.queues.q` is for brokers of kind `rabbitmq`, and this one is `nats` at \
+             relevo.toml:9",
+            "`outboxes.shop.destinations.main.broker.heartbeat_ms` is for brokers of kind `rabbitmq`, and this one is `nats` at \
+             relevo.toml:7",
+            "`outboxes.shop.destinations.main.broker.path` is for brokers of kind `embedded`, and this one is `nats` at \
+             relevo.toml:6",
+        ]
+    );
+    let told = problems(&text("kind = \"embedded\"\npath = \"x\"\ntopology = \"apply\"", ""));
+    assert!(told[0].contains("`rabbitmq` and `nats`, and this one is `embedded` at relevo.toml:6"), "{told:?}");
+}
+
+#[test]
+fn what_is_wrong_with_a_broker_is_told_without_its_secrets() {
+    for (inside, behind, what) in [
+        ("kind = \"rabbitmq\"", "", "names no server at relevo.toml:3; hint: set `urls`, `urls_file` or `urls_env`"),
+        (
+            "kind = \"rabbitmq\"\nurls = [\"http://me:sesame@a\"]",
+            "",
+            "a URL begins with none of `amqp://` and `amqps://`",
+        ),
+        ("kind = \"rabbitmq\"\nurls = [\"sesame\"]", "", "a URL begins with none of"),
+        ("kind = \"rabbitmq\"\nurls = []", "", "there is no URL"),
+        ("kind = \"rabbitmq\"\nurls = \"amqp://me:sesame@a\"", "", "`urls` is a list of texts at relevo.toml:5"),
+        ("kind = \"rabbitmq\"\nurls_env = \"amqp://me:sesame@a\"", "", "the URL itself belongs into `urls`"),
+        ("kind = \"nats\"\nurls = [\"nats://me:sesame@a\"]", "", "a URL of NATS holds no login"),
+        (RABBIT, "password_file = \"/nowhere\"", "`/nowhere` cannot be read"),
+        (RABBIT, "password_file = \"a\"\npassword_env = \"b\"", "`password_file` and `password_env` are both set"),
+        (RABBIT, "tls_cert_file = \"/dev/null\"", "a certificate and its key go together"),
+        (RABBIT, "tls_external = true", "only over `amqps`"),
+        (
+            RABBIT,
+            "confirm_deadline_ms = 5000",
+            "`confirm_deadline_ms` is not shorter than the relay's `publish_deadline_ms`",
+        ),
+        (RABBIT, "[BROKER.queues.q]\nbind = [\"key\"]", "`key` in `bind` names no exchange at relevo.toml:7"),
+        (
+            RABBIT,
+            "[BROKER.queues.q]\nkind = \"classic\"\ndelivery_limit = 2",
+            "only quorum queues have a delivery limit",
+        ),
+        (RABBIT, "[BROKER.policies.p]\n", "has no `pattern` at relevo.toml:6"),
+        (RABBIT, "[BROKER.queues.q]\nretry_ms = [0]", "`retry_ms` is a list of whole numbers, each at least 1, not 0"),
+        (RABBIT, "[BROKER.policies.p]\npattern = \"x\"", "policies need a `management_url`"),
+        (NATS, "user = \"u\"", "has half a login"),
+        (NATS, "token_env = \"PATH\"\nnkey_env = \"PATH\"", "has more than one login"),
+        (NATS, "[BROKER.streams.s]\n", "has no `subjects` at relevo.toml:6"),
+        (NATS, "[BROKER.groups.g]\n", "has no `stream` at relevo.toml:6"),
+    ] {
+        let told = problems(&text(inside, behind)).join("\n");
+        assert!(told.contains(what) && !told.contains("sesame"), "{inside}\n{behind}\n{told}");
+    }
+}
+
+#[test]
+fn variables_set_lists_and_sections_of_a_broker() {
+    let at = "RELEVO__OUTBOXES__SHOP__DESTINATIONS__MAIN__BROKER__";
+    let set = |key: &str, value: &str| (format!("{at}{key}"), value.to_owned());
+    let all = [
+        set("URLS", "amqp://a, amqp://b"),
+        set("ACCEPT", "plain-text"),
+        set("QUEUES__Q__RETRY_MS", "1,2"),
+        set("QUEUES__Q__BIND", "x/a,x/b"),
+    ];
+    let variables: Vec<(&str, &str)> = all.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+    let loaded = load(&text("kind = \"rabbitmq\"", ""), &variables, &[]).unwrap();
+    let destination = &loaded.config.outboxes[0].destinations[0];
+    let Broker::Rabbitmq(config) = &destination.broker else { panic!("of another kind") };
+    assert_eq!((config.urls.len(), config.topology.bindings.len()), (2, 2));
+    assert_eq!(config.topology.queues[0].retry, [1, 2].map(Duration::from_millis));
+    assert_eq!(destination.start_up.accept, ["plain-text"]);
+}
+
+#[test]
+fn urls_come_from_a_file_too_and_are_never_shown() {
+    let path = std::env::temp_dir().join(format!("relevo-urls-{}", std::process::id()));
+    std::fs::write(&path, "amqp://me:sesame@a\namqp://me:sesame@b\n").unwrap();
+    let inside = format!("kind = \"rabbitmq\"\nurls_file = {path:?}\npassword_file = {path:?}\n");
+    let loaded = load(&text(&inside, ""), &[], &[]).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    let Broker::Rabbitmq(config) = &loaded.config.outboxes[0].destinations[0].broker else { panic!("of another kind") };
+    assert_eq!(config.urls, ["amqp://me:sesame@a", "amqp://me:sesame@b"]);
+    assert!(!format!("{loaded:?}").contains("sesame"));
+}
+
+#[test]
+fn a_key_that_several_kinds_have_takes_the_same_in_all() {
+    let mut seen = std::collections::BTreeMap::new();
+    for section in SECTIONS {
+        for key in section.keys {
+            let before = *seen.entry((section.path, key.name)).or_insert(key.kind);
+            assert_eq!(
+                std::mem::discriminant(&before),
+                std::mem::discriminant(&key.kind),
+                "{:?} {}",
+                section.path,
+                key.name
+            );
+            // The first of them is what the file is read by.
+            if let (Kind::Integer { .. } | Kind::Choice(_), false) = (key.kind, before == key.kind) {
+                panic!("`{}` has other limits in `{:?}`", key.name, section.of);
+            }
+        }
+    }
+}

@@ -1,0 +1,224 @@
+//! A value of one key, from the file, a variable, a flag or the table.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde_json::Value as Json;
+use toml::de::DeValue;
+
+use super::keys::{Key, Kind};
+use super::problem::Problem;
+use super::secret::{Secret, shown};
+
+/// A value of one key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Value {
+    Text(String),
+    Secret(Secret),
+    Integer(i64),
+    Boolean(bool),
+    Texts(Vec<String>),
+    Secrets(Vec<Secret>),
+    Integers(Vec<i64>),
+    /// Texts, whole numbers and booleans by name.
+    Pairs(BTreeMap<String, Json>),
+}
+
+impl Value {
+    /// From a text that a variable or a flag holds: a list has commas between its parts.
+    pub(crate) fn parse(key: &Key, text: &str) -> Result<Self, Problem> {
+        let wrong = || Problem::new(format!("`{}` is {}", key.name, key.kind.describe()));
+        let number = |text: &str| text.trim().parse::<i64>().map_err(|_| wrong());
+        let value = match key.kind {
+            Kind::Text | Kind::Choice(_) => Self::Text(text.to_owned()),
+            Kind::Secret => Self::Secret(Secret::new(text)),
+            Kind::Integer { .. } => Self::Integer(number(text)?),
+            Kind::Boolean => Self::Boolean(text.trim().parse().map_err(|_| wrong())?),
+            Kind::Texts => Self::Texts(parts(text).map(str::to_owned).collect()),
+            Kind::Secrets => Self::Secrets(parts(text).map(Secret::new).collect()),
+            Kind::Integers { .. } => Self::Integers(parts(text).map(number).collect::<Result<_, _>>()?),
+            Kind::Pairs | Kind::Scalars => {
+                let pairs = parts(text).map(|part| {
+                    let (name, value) = part.split_once('=').ok_or_else(wrong)?;
+                    Ok((name.trim().to_owned(), scalar(key.kind, value.trim())))
+                });
+                Self::Pairs(pairs.collect::<Result<_, Problem>>()?)
+            }
+        };
+        value.checked(key)
+    }
+
+    /// From the table's own way to write a default, which is the file's.
+    pub(crate) fn default_of(key: &Key) -> Option<Self> {
+        let text = key.default?;
+        let inner = text.strip_prefix(['[', '{']).and_then(|text| text.strip_suffix([']', '}'])).unwrap_or(text);
+        let plain = inner.replace('"', "");
+        Some(Self::parse(key, &plain).expect("the table's defaults are good"))
+    }
+
+    /// From what stands in the file; `None` where the key takes nothing of this form.
+    pub(crate) fn of_file(kind: Kind, value: &DeValue<'_>) -> Option<Self> {
+        match (kind, value) {
+            (Kind::Secret, DeValue::String(text)) => Some(Self::Secret(Secret::new(text.as_ref()))),
+            (_, DeValue::String(text)) => Some(Self::Text(text.as_ref().to_owned())),
+            (_, DeValue::Boolean(yes)) => Some(Self::Boolean(*yes)),
+            (_, DeValue::Integer(_)) => integer(value).map(Self::Integer),
+            (Kind::Texts, DeValue::Array(items)) => {
+                let texts = items.iter().map(|item| text(item.get_ref()).map(str::to_owned));
+                texts.collect::<Option<_>>().map(Self::Texts)
+            }
+            (Kind::Secrets, DeValue::Array(items)) => {
+                let secrets = items.iter().map(|item| text(item.get_ref()).map(Secret::new));
+                secrets.collect::<Option<_>>().map(Self::Secrets)
+            }
+            (Kind::Integers { .. }, DeValue::Array(items)) => {
+                items.iter().map(|item| integer(item.get_ref())).collect::<Option<_>>().map(Self::Integers)
+            }
+            (Kind::Pairs | Kind::Scalars, DeValue::Table(table)) => {
+                let pairs = table.iter().map(|(name, value)| {
+                    let value = match value.get_ref() {
+                        DeValue::String(text) => Json::from(text.as_ref()),
+                        DeValue::Integer(_) if kind == Kind::Scalars => integer(value.get_ref())?.into(),
+                        DeValue::Boolean(yes) if kind == Kind::Scalars => (*yes).into(),
+                        _ => return None,
+                    };
+                    Some((name.get_ref().as_ref().to_owned(), value))
+                });
+                pairs.collect::<Option<_>>().map(Self::Pairs)
+            }
+            (_, DeValue::Float(_) | DeValue::Datetime(_) | DeValue::Array(_) | DeValue::Table(_)) => None,
+        }
+    }
+
+    /// The value, if the key takes it.
+    pub(crate) fn checked(self, key: &Key) -> Result<Self, Problem> {
+        let not = |number: &i64| Problem::new(format!("`{}` is {}, not {number}", key.name, key.kind.describe()));
+        match (key.kind, &self) {
+            (Kind::Text, Self::Text(_))
+            | (Kind::Secret, Self::Secret(_))
+            | (Kind::Boolean, Self::Boolean(_))
+            | (Kind::Texts, Self::Texts(_))
+            | (Kind::Secrets, Self::Secrets(_))
+            | (Kind::Pairs | Kind::Scalars, Self::Pairs(_)) => {}
+            (Kind::Integer { min, max }, Self::Integer(number)) => {
+                if !(min..=max).contains(number) {
+                    return Err(not(number));
+                }
+            }
+            (Kind::Integers { min, max }, Self::Integers(numbers)) => {
+                if let Some(number) = numbers.iter().find(|number| !(min..=max).contains(*number)) {
+                    return Err(not(number));
+                }
+            }
+            (Kind::Choice(words), Self::Text(text)) => {
+                if !words.contains(&text.as_str()) {
+                    let what = format!("`{}` is {}, not `{}`", key.name, key.kind.describe(), shown(text));
+                    return Err(Problem::new(what).nearest(text, words.iter().copied()));
+                }
+            }
+            _ => return Err(Problem::new(format!("`{}` is {}", key.name, key.kind.describe()))),
+        }
+        Ok(self)
+    }
+
+    /// For programs; a secret looks like any other.
+    pub(crate) fn json(&self) -> Json {
+        match self {
+            Self::Text(text) => text.as_str().into(),
+            Self::Secret(secret) => secret.to_string().into(),
+            Self::Integer(number) => (*number).into(),
+            Self::Boolean(yes) => (*yes).into(),
+            Self::Texts(texts) => texts.as_slice().into(),
+            Self::Secrets(secrets) => secrets.iter().map(ToString::to_string).collect(),
+            Self::Integers(numbers) => numbers.as_slice().into(),
+            Self::Pairs(pairs) => pairs.clone().into_iter().collect(),
+        }
+    }
+}
+
+fn parts(text: &str) -> impl Iterator<Item = &str> {
+    text.split(',').map(str::trim).filter(|part| !part.is_empty())
+}
+
+fn text<'a>(value: &'a DeValue<'_>) -> Option<&'a str> {
+    match value {
+        DeValue::String(text) => Some(text.as_ref()),
+        _ => None,
+    }
+}
+
+fn integer(value: &DeValue<'_>) -> Option<i64> {
+    match value {
+        DeValue::Integer(number) => i64::from_str_radix(number.as_str(), number.radix()).ok(),
+        _ => None,
+    }
+}
+
+/// What a variable means by a text where more than texts may stand.
+fn scalar(kind: Kind, text: &str) -> Json {
+    let plain = || text.parse::<i64>().map(Json::from).or_else(|_| text.parse::<bool>().map(Json::from));
+    match kind {
+        Kind::Scalars => plain().unwrap_or_else(|_| text.into()),
+        _ => text.into(),
+    }
+}
+
+/// As the file would say it.
+impl fmt::Display for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Text(text) => write!(f, "{text:?}"),
+            Self::Secret(secret) => write!(f, "\"{secret}\""),
+            Self::Integer(number) => write!(f, "{number}"),
+            Self::Boolean(yes) => write!(f, "{yes}"),
+            Self::Texts(texts) => write!(f, "[{}]", joined(texts.iter().map(|text| format!("{text:?}")))),
+            Self::Secrets(secrets) => write!(f, "[{}]", joined(secrets.iter().map(|secret| format!("\"{secret}\"")))),
+            Self::Integers(numbers) => write!(f, "[{}]", joined(numbers.iter().map(ToString::to_string))),
+            Self::Pairs(pairs) if pairs.is_empty() => f.write_str("{}"),
+            Self::Pairs(pairs) => {
+                write!(f, "{{ {} }}", joined(pairs.iter().map(|(name, value)| format!("{name:?} = {value}"))))
+            }
+        }
+    }
+}
+
+fn joined(parts: impl Iterator<Item = String>) -> String {
+    parts.collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(kind: Kind) -> Key {
+        Key::of_route("it", kind, "[]", "")
+    }
+
+    #[test]
+    fn a_variable_s_list_has_commas() {
+        let parsed = |kind, text| Value::parse(&key(kind), text).map(|value| value.to_string()).unwrap();
+        assert_eq!(parsed(Kind::Texts, "a, b,"), r#"["a", "b"]"#);
+        assert_eq!(parsed(Kind::Integers { min: 1, max: 9 }, "1,2"), "[1, 2]");
+        assert_eq!(parsed(Kind::Secrets, "amqp://me:sesame@a,amqp://b"), r#"["<secret>", "<secret>"]"#);
+        assert_eq!(parsed(Kind::Scalars, "a=1,b=true,c=x"), r#"{ "a" = 1, "b" = true, "c" = "x" }"#);
+        assert_eq!(parsed(Kind::Pairs, "a=1"), r#"{ "a" = "1" }"#);
+        assert_eq!(parsed(Kind::Texts, ""), "[]");
+    }
+
+    #[test]
+    fn a_list_with_a_wrong_part_is_refused_as_a_whole() {
+        let numbers = key(Kind::Integers { min: 1, max: 9 });
+        for text in ["1,x", "1,10", "0"] {
+            assert!(Value::parse(&numbers, text).is_err(), "{text}");
+        }
+        assert!(Value::parse(&key(Kind::Pairs), "a").is_err());
+    }
+
+    #[test]
+    fn a_value_says_to_programs_what_it_says_to_people() {
+        let pairs = Value::parse(&key(Kind::Scalars), "a=1").unwrap();
+        assert_eq!(pairs.json(), serde_json::json!({ "a": 1 }));
+        let secrets = Value::parse(&key(Kind::Secrets), "sesame").unwrap();
+        assert_eq!(secrets.json(), serde_json::json!(["<secret>"]));
+    }
+}

@@ -1,0 +1,94 @@
+//! Whether a destination's broker is such that messages may go out: its topology, and the settings that promises stand on.
+
+use anyhow::Result;
+use relevo_core::Failure;
+use relevo_core::administer::{Administer, Piece, State};
+use relevo_core::operate::{Finding, Severity};
+use tracing::{error, info, warn};
+
+use crate::broker::is_there;
+use crate::config::{Declare, Destination};
+use crate::exit::usage;
+
+/// Looks at the broker once. The outer error is the broker's, and may pass; the inner one is what a person must decide.
+pub(crate) async fn admit(
+    admin: &dyn Administer,
+    outbox: &str,
+    destination: &Destination,
+) -> Result<Result<()>, Failure> {
+    let pieces = match destination.start_up.topology {
+        Declare::Off => Vec::new(),
+        Declare::Check => admin.plan().await?,
+        Declare::Apply => admin.apply().await?,
+    };
+    for piece in pieces.iter().filter(|piece| piece.state == State::Made) {
+        info!(piece = piece.name, "made at the broker");
+    }
+    let wrong: Vec<&Piece> = pieces.iter().filter(|piece| !is_there(piece)).collect();
+    if !wrong.is_empty() {
+        return Ok(Err(usage(told_pieces(&wrong))));
+    }
+    let findings = admin.examine(&destination.expectations()).await?;
+    Ok(judge(&findings, outbox, destination))
+}
+
+fn told_pieces(wrong: &[&Piece]) -> String {
+    let pieces = wrong.iter().map(|piece| match &piece.state {
+        State::Differs(differences) => {
+            let differences: Vec<String> = differences.iter().map(ToString::to_string).collect();
+            format!("{} differs: {}", piece.name, differences.join(", "))
+        }
+        State::Same | State::Made | State::Missing => format!("{} is missing", piece.name),
+    });
+    let differs = wrong.iter().any(|piece| piece.state != State::Missing);
+    let hint = if differs {
+        "what differs is never changed: mend it at the broker or in the configuration, or set `topology = \"off\"`"
+    } else {
+        "`relevo topology apply` makes what is missing, and so does `topology = \"apply\"`; `\"off\"` does not look"
+    };
+    format!("the broker is not as configured: {}; hint: {hint}", pieces.collect::<Vec<_>>().join("; "))
+}
+
+/// Dangers that nobody accepted are an error; everything else that a person should know is logged.
+fn judge(findings: &[Finding], outbox: &str, destination: &Destination) -> Result<()> {
+    let accept = &destination.start_up.accept;
+    let mut refused: Vec<&Finding> = Vec::new();
+    for finding in findings {
+        let Finding { severity, subject, seen, fix } = finding;
+        match severity {
+            Severity::Good | Severity::Note => {}
+            Severity::Warning => warn!(subject, seen, fix, "a setting of the broker will become a problem"),
+            Severity::Danger if accept.contains(subject) => {
+                warn!(subject, seen, fix, "a setting of the broker contradicts a promise, and is accepted");
+            }
+            Severity::Danger => {
+                error!(subject, seen, fix, "a setting of the broker contradicts a promise");
+                refused.push(finding);
+            }
+        }
+    }
+    for subject in accept.iter().filter(|subject| !is_danger(findings, subject)) {
+        warn!(subject, "`accept` names what was not found: it can be removed");
+    }
+    if refused.is_empty() {
+        return Ok(());
+    }
+    let told = refused.iter().map(|finding| {
+        let fix = finding.fix.as_ref().map_or_else(String::new, |fix| format!(" (fix: {fix})"));
+        format!("`{}`: {}{fix}", finding.subject, finding.seen)
+    });
+    let mut subjects: Vec<String> = refused.iter().map(|finding| format!("\"{}\"", finding.subject)).collect();
+    subjects.sort();
+    subjects.dedup();
+    Err(usage(format!(
+        "the broker's settings contradict what is promised: {}; hint: mend them, or start all the same with `accept = [{}]` \
+         in `[outboxes.{outbox}.destinations.{}.broker]`",
+        told.collect::<Vec<_>>().join("; "),
+        subjects.join(", "),
+        destination.name,
+    )))
+}
+
+fn is_danger(findings: &[Finding], subject: &str) -> bool {
+    findings.iter().any(|finding| finding.severity == Severity::Danger && finding.subject == subject)
+}

@@ -1,0 +1,136 @@
+//! The far sides of all relays: each opened once, however many destinations it has.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use relevo_broker_embedded::{self as embedded, EmbeddedBroker};
+use relevo_broker_nats::{self as nats, NatsBroker};
+use relevo_broker_rabbitmq::{self as rabbitmq, RabbitBroker};
+use relevo_core::Broker;
+use tokio::sync::OnceCell;
+
+use crate::config;
+use crate::exit::usage;
+
+/// Why the far side is not open.
+pub(crate) enum Unopened {
+    /// Waiting may mend it.
+    Away(anyhow::Error),
+    /// A person must.
+    Wrong(anyhow::Error),
+}
+
+/// The far sides of all relays. A broker's file is opened once, so that its users take turns instead of locking each
+/// other out; destinations of a server that are configured alike share one connection.
+#[derive(Default)]
+pub(crate) struct Brokers {
+    files: BTreeMap<PathBuf, File>,
+    rabbits: Vec<(rabbitmq::Config, OnceCell<RabbitBroker>)>,
+    streams: Vec<(nats::Config, OnceCell<NatsBroker>)>,
+}
+
+/// A file of the embedded broker.
+struct File {
+    lock_wait: Duration,
+    opened: OnceCell<EmbeddedBroker>,
+}
+
+impl Brokers {
+    /// What these destinations need; nothing is opened yet.
+    pub(crate) fn of<'a>(destinations: impl IntoIterator<Item = &'a config::Destination>) -> Self {
+        let mut brokers = Self::default();
+        for destination in destinations {
+            match &destination.broker {
+                config::Broker::Embedded { path } => {
+                    let lock_wait = lock_wait(destination.relay.publish_deadline);
+                    let new = || File { lock_wait, opened: OnceCell::new() };
+                    let file = brokers.files.entry(config::one_spelling(path)).or_insert_with(new);
+                    file.lock_wait = file.lock_wait.min(lock_wait);
+                }
+                config::Broker::Rabbitmq(config) => add(&mut brokers.rabbits, config),
+                config::Broker::Nats(config) => add(&mut brokers.streams, config),
+            }
+        }
+        brokers
+    }
+
+    /// The far side of one of them.
+    pub(crate) async fn open(&self, broker: &config::Broker) -> Result<Arc<dyn Broker>, Unopened> {
+        Ok(match broker {
+            config::Broker::Embedded { path } => {
+                let file = self.files.get(&config::one_spelling(path));
+                let opened = match file {
+                    // Whoever comes second waits for the first, and tries again if that one failed.
+                    Some(file) => file.opened.get_or_try_init(|| open_file(path, file.lock_wait)).await.cloned(),
+                    None => open_file(path, embedded::Config::new(path).lock_wait).await,
+                };
+                Arc::new(opened.map_err(|error| unopened(path, error))?)
+            }
+            config::Broker::Rabbitmq(config) => {
+                let open = || RabbitBroker::open(config.as_ref().clone());
+                Arc::new(shared(&self.rabbits, config, open).await.map_err(wrong)?)
+            }
+            config::Broker::Nats(config) => {
+                let open = || NatsBroker::open(config.as_ref().clone());
+                Arc::new(shared(&self.streams, config, open).await.map_err(wrong)?)
+            }
+        })
+    }
+
+    /// Gives the connections back.
+    pub(crate) async fn close(&self) {
+        for broker in self.rabbits.iter().filter_map(|(_, cell)| cell.get()) {
+            broker.close().await;
+        }
+        for broker in self.streams.iter().filter_map(|(_, cell)| cell.get()) {
+            broker.close().await;
+        }
+    }
+}
+
+fn add<C: Clone + PartialEq, B>(all: &mut Vec<(C, OnceCell<B>)>, config: &C) {
+    if !all.iter().any(|(known, _)| known == config) {
+        all.push((config.clone(), OnceCell::new()));
+    }
+}
+
+async fn shared<C: PartialEq, B: Clone, E, F: Future<Output = Result<B, E>>>(
+    all: &[(C, OnceCell<B>)],
+    config: &C,
+    open: impl FnOnce() -> F,
+) -> Result<B, E> {
+    match all.iter().find(|(known, _)| known == config) {
+        Some((_, cell)) => cell.get_or_try_init(open).await.cloned(),
+        None => open().await,
+    }
+}
+
+/// A server that is away is connected to later; what a client library does not even try is a wrong configuration.
+fn wrong(error: impl std::error::Error + Send + Sync + 'static) -> Unopened {
+    Unopened::Wrong(usage(anyhow::Error::new(error).to_string()))
+}
+
+/// A lock is given up well before the deadline of the call, also by whoever waits for a connection at most twice as
+/// long before: only then is it known to be a lock, rather than an answer that was lost.
+fn lock_wait(publish_deadline: Duration) -> Duration {
+    publish_deadline / 4
+}
+
+async fn open_file(path: &Path, lock_wait: Duration) -> Result<EmbeddedBroker, embedded::Error> {
+    EmbeddedBroker::open(embedded::Config { lock_wait, ..embedded::Config::new(path) }).await
+}
+
+fn unopened(path: &Path, error: embedded::Error) -> Unopened {
+    let passing = matches!(error, embedded::Error::Locked(_) | embedded::Error::DiskFull(_));
+    let what = match &error {
+        embedded::Error::CannotOpen(_) => format!(
+            "the embedded broker `{}`; hint: its directory must exist, and this user may write there",
+            path.display()
+        ),
+        _ => format!("the embedded broker `{}`", path.display()),
+    };
+    let error = anyhow::Error::new(error).context(what);
+    if passing { Unopened::Away(error) } else { Unopened::Wrong(error) }
+}
