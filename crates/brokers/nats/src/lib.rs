@@ -6,8 +6,10 @@
 mod broker;
 mod classify;
 mod config;
+mod consumer;
 mod group;
 mod headers;
+mod lanes;
 mod link;
 mod publish;
 mod subject;
@@ -17,6 +19,7 @@ mod topology;
 pub use broker::NatsBroker;
 pub use classify::Error;
 pub use config::{Atomic, Auth, Config, Identity, Tls};
+pub use consumer::{Membership, NatsConsumer, consumer, declare};
 pub use group::Group;
 pub use headers::decode_headers;
 pub use topology::{Discard, Retention, Storage, Stream, Topology};

@@ -2,5 +2,9 @@
 
 #[path = "nats/conformance.rs"]
 mod conformance;
+#[path = "nats/consumer_harness.rs"]
+mod consumer_harness;
+#[path = "nats/consuming.rs"]
+mod consuming;
 #[path = "nats/harness.rs"]
 mod harness;

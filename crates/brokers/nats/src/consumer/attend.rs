@@ -1,0 +1,278 @@
+//! Who has which lanes: each member gives signs of life, keeps what is its share, gives up what is more, and takes what is
+//! free. The server's clock judges who is alive; its comparison of revisions judges who has a lane.
+
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_nats::Subscriber;
+use futures_util::StreamExt as _;
+use futures_util::future::join_all;
+use tokio::time::{Instant, sleep, timeout};
+
+use super::lane::{Cell, Held};
+use super::window::{Plan, Window};
+use super::{Shared, read};
+use crate::classify::Error;
+use crate::lanes::{Found, Member, Record, Written};
+
+/// A new consumer waits at most so long for others to give up its share.
+const WELCOME: Duration = Duration::from_secs(1);
+/// A 2.9 remembers the time at which a consumer was made less than a millisecond differently after its restart.
+const SAME_NS: u64 = 100_000_000;
+/// A member that was silent for so many leases is forgotten.
+const FORGET_AFTER: i64 = 10;
+
+/// The first look, and the tasks that go on with it.
+pub(super) async fn begin(shared: &Arc<Shared>) -> Result<(), Error> {
+    let subscribed = shared.client.subscribe(shared.bucket.member_subjects()).await;
+    let members =
+        subscribed.map_err(|source| Error::Api { what: "listening to the other members", source: source.into() })?;
+    let share = shared.attend(true).await?;
+    shared.spawn(beat(Arc::clone(shared), members));
+    shared.spawn(keep(Arc::clone(shared)));
+    let deadline = Instant::now() + WELCOME.min(shared.membership.lease);
+    loop {
+        let mut changed = pin!(shared.changed.notified());
+        changed.as_mut().enable();
+        if shared.lanes_held().await >= share {
+            return Ok(());
+        }
+        if tokio::time::timeout_at(deadline, changed).await.is_err() {
+            return Ok(());
+        }
+    }
+}
+
+/// Looks after the lanes until the consumer is closed or dropped.
+async fn beat(shared: Arc<Shared>, mut members: Subscriber) {
+    // Three signs of life a lease: two may be late.
+    let pause = shared.membership.lease / 3;
+    let mut next = Instant::now() + pause;
+    let mut closed = shared.closed.subscribe();
+    loop {
+        tokio::select! {
+            _ = closed.wait_for(|closed| *closed) => return,
+            () = tokio::time::sleep_until(next) => {}
+            () = shared.attend_now.notified() => {}
+            Some(message) = members.next() => {
+                let own = message.subject.ends_with(&shared.id);
+                let called = serde_json::from_slice::<Member>(&message.payload).is_ok_and(|member| member.call);
+                if own || !called {
+                    continue;
+                }
+            }
+        }
+        next = Instant::now() + pause;
+        // Whoever receives or settles next meets the same; the next beat tries again.
+        if let Err(error) = shared.attend(false).await {
+            tracing::warn!(group = shared.group.name, %error, "lanes could not be renewed, will try again");
+        }
+    }
+}
+
+/// Tells the server that what is here is worked on, so that it is not brought again.
+async fn keep(shared: Arc<Shared>) {
+    loop {
+        sleep(shared.group.ack_wait / 3).await;
+        for cell in &shared.cells {
+            let slot = cell.held.lock().await;
+            let all = slot.as_ref().map(|held| held.window.in_progress()).unwrap_or_default();
+            drop(slot);
+            let told = async {
+                for (seq, reply) in all {
+                    let reply = reply.unwrap_or_else(|| shared.reply(cell, seq));
+                    if shared.client.publish(reply, async_nats::jetstream::AckKind::Progress.into()).await.is_err() {
+                        return;
+                    }
+                }
+            };
+            if timeout(shared.deadline, told).await.is_err() {
+                tracing::debug!(group = shared.group.name, "the server could not be told what is in progress");
+            }
+        }
+    }
+}
+
+impl Shared {
+    async fn lanes_held(&self) -> usize {
+        let mut count = 0;
+        for cell in &self.cells {
+            count += usize::from(cell.held.lock().await.is_some());
+        }
+        count
+    }
+
+    /// One look at all lanes; how many are this consumer's share.
+    async fn attend(self: &Arc<Self>, call: bool) -> Result<usize, Error> {
+        let _one = self.attending.lock().await;
+        let now_ms = self.sign(call, self.lease_ms()).await?;
+        let share = self.share(now_ms).await?;
+        for cell in &self.cells {
+            self.renew(cell).await?;
+        }
+        let released = self.give_up(share).await?;
+        // One that is closed meanwhile must not take anything any more.
+        let taken = if self.is_closed() { 0 } else { self.take_free(share, now_ms).await? };
+        if released > 0 {
+            self.sign(true, self.lease_ms()).await?;
+        }
+        if released + taken > 0 {
+            self.changed.notify_waiters();
+        }
+        Ok(share)
+    }
+
+    async fn sign(&self, call: bool, lease_ms: u64) -> Result<i64, Error> {
+        let member = Member { name: self.membership.name.clone(), lease_ms, call };
+        self.bucket.attend(&self.id, &member).await
+    }
+
+    /// An even part of the lanes; those that come first in the order of names have one more where it does not divide.
+    async fn share(&self, now_ms: i64) -> Result<usize, Error> {
+        let mut alive = Vec::new();
+        for (id, member, at_ms) in self.bucket.members().await? {
+            let silent = now_ms - at_ms;
+            let lease_ms = i64::try_from(member.lease_ms).unwrap_or(i64::MAX / FORGET_AFTER);
+            if id == self.id || silent < lease_ms {
+                alive.push(id);
+            } else if silent >= lease_ms.saturating_mul(FORGET_AFTER) {
+                self.bucket.forget(&id).await?;
+            }
+        }
+        alive.sort_unstable();
+        Ok(share(self.cells.len(), &alive, &self.id))
+    }
+
+    async fn renew(&self, cell: &Cell) -> Result<(), Error> {
+        let mut slot = cell.held.lock().await;
+        self.resolve(cell, &mut slot).await?;
+        let Some(held) = slot.as_mut() else { return Ok(()) };
+        if !self.write(cell, held, &Plan::default()).await? {
+            self.resolve(cell, &mut slot).await?;
+        }
+        self.bury(cell, &mut slot).await
+    }
+
+    /// Gives up what is more than the share, those with the least in flight first, each when nothing of it is out.
+    async fn give_up(&self, share: usize) -> Result<usize, Error> {
+        let mut held = Vec::new();
+        for (index, cell) in self.cells.iter().enumerate() {
+            if let Some(lane) = &*cell.held.lock().await {
+                held.push((lane.window.out(), index));
+            }
+        }
+        held.sort_unstable();
+        let surplus = held.len().saturating_sub(share);
+        let mut released = 0;
+        for (at, (_, index)) in held.into_iter().enumerate() {
+            let cell = &self.cells[index];
+            let mut slot = cell.held.lock().await;
+            let Some(lane) = slot.as_mut() else { continue };
+            lane.leaving = at < surplus;
+            if lane.leaving && lane.window.out() == 0 {
+                self.release(cell, &mut slot).await?;
+                released += 1;
+            }
+        }
+        Ok(released)
+    }
+
+    async fn take_free(self: &Arc<Self>, share: usize, now_ms: i64) -> Result<usize, Error> {
+        let held = self.lanes_held().await;
+        if held >= share {
+            return Ok(0);
+        }
+        let looked = self.cells.iter().map(|cell| async move {
+            if cell.held.lock().await.is_some() {
+                return Ok(None);
+            }
+            let found = self.bucket.lane(cell.number).await?;
+            Ok::<_, Error>(self.is_free(found.as_ref(), now_ms).then_some((cell, found)))
+        });
+        let mut free = Vec::new();
+        for looked in join_all(looked).await {
+            free.extend(looked?);
+        }
+        let taken = join_all(free.into_iter().take(share - held).map(|(cell, found)| self.take(cell, found))).await;
+        taken.into_iter().sum()
+    }
+
+    fn is_free(&self, found: Option<&Found>, now_ms: i64) -> bool {
+        found.is_none_or(|Found { record, at_ms, .. }| {
+            let ours = record.owner.as_ref().is_none_or(|owner| *owner == self.id);
+            ours || u64::try_from(now_ms - at_ms).is_ok_and(|silent| silent >= record.lease_ms)
+        })
+    }
+
+    /// Takes a lane, unless somebody else is quicker.
+    async fn take(self: &Arc<Self>, cell: &Cell, found: Option<Found>) -> Result<usize, Error> {
+        let info = self.stream.consumer_info(&cell.durable).await;
+        let info = info.map_err(|error| Error::Api { what: "looking at a lane's consumer", source: error.into() })?;
+        let durable_ns = i64::try_from(info.created.unix_timestamp_nanos()).unwrap_or_default();
+        let (revision, mut record) = found.map_or((0, Record::default()), |found| (found.revision, found.record));
+        if record.durable_ns.abs_diff(durable_ns) > SAME_NS {
+            // New, or made again to begin elsewhere: what was known is about another one.
+            let high = info.ack_floor.stream_sequence;
+            record = Record { durable_ns, high, epoch: record.epoch, ..Record::default() };
+        }
+        record.owner = Some(self.id.clone());
+        record.epoch += 1;
+        record.lease_ms = self.lease_ms();
+        let mut slot = cell.held.lock().await;
+        let Written::Kept(revision) = self.bucket.write(cell.number, &record, revision).await? else { return Ok(0) };
+        let reader = self.spawn(read::read(Arc::clone(self), cell.number, record.epoch));
+        *slot = Some(Held {
+            epoch: record.epoch,
+            revision,
+            durable_ns: record.durable_ns,
+            window: Window::new(&record),
+            doubtful: false,
+            leaving: false,
+            paused: false,
+            reader,
+        });
+        Ok(1)
+    }
+
+    /// Gives everything back and says so.
+    pub(super) async fn leave(&self) -> Result<(), Error> {
+        let _one = self.attending.lock().await;
+        let mut released = Ok(());
+        for cell in &self.cells {
+            let mut slot = cell.held.lock().await;
+            let this = self.release(cell, &mut slot).await;
+            // Whatever could not be given back ends with its lease.
+            *slot = None;
+            released = released.and(this);
+        }
+        // Without a lease it counts no more, and the others take what it had.
+        self.sign(true, 0).await?;
+        self.bucket.forget(&self.id).await?;
+        released
+    }
+}
+
+/// How many of the lanes are this member's.
+fn share(lanes: usize, alive: &[String], own: &str) -> usize {
+    let members = alive.len().max(1);
+    let rank = alive.iter().position(|id| id == own).unwrap_or_default();
+    lanes / members + usize::from(rank < lanes % members)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_are_even_and_together_they_are_all_lanes() {
+        for lanes in 1..20 {
+            for members in 1..25 {
+                let alive: Vec<String> = (0..members).map(|number| format!("{number:02}")).collect();
+                let shares: Vec<usize> = alive.iter().map(|own| share(lanes, &alive, own)).collect();
+                assert_eq!(shares.iter().sum::<usize>(), lanes, "{lanes} among {members}");
+                assert!(shares.iter().max() <= shares.iter().min().map(|min| min + 1).as_ref(), "{shares:?}");
+            }
+        }
+    }
+}

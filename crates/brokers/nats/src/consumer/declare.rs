@@ -1,0 +1,150 @@
+//! Making a group at the server, and making sure that it is there as it was asked for.
+
+use async_nats::Client;
+use async_nats::jetstream::consumer::{self, Info};
+use async_nats::jetstream::context::{ConsumerInfoError, ConsumerInfoErrorKind, ContextBuilder, GetStreamErrorKind};
+use async_nats::jetstream::{Context, ErrorCode, stream};
+
+use crate::classify::{Error, Source};
+use crate::config::Config;
+use crate::group::{BUCKET, Group};
+use crate::lanes::stream_name;
+use crate::link;
+
+/// Makes what a group needs: a durable consumer a lane, the stream of its dead letters, the bucket of lanes. What exists
+/// is left as it is; a consumer that differs is an error that says how.
+///
+/// The answer of the server is read: an old one says yes to settings that it does not know, and leaves them out.
+pub async fn declare(config: &Config, group: &Group) -> Result<(), Error> {
+    group.check()?;
+    let client = link::connect(config).await?;
+    let context = context(&client, config);
+    let source = match context.get_stream(&group.stream).await {
+        Ok(source) => source,
+        Err(error) if is_no_stream(&error.kind()) => return Err(Error::NoGroup(group.name.clone())),
+        Err(error) => return Err(api("looking for the stream", error)),
+    };
+    let replicas = source.cached_info().config.num_replicas;
+    let dead = group.dead_stream_config(replicas);
+    if !has_stream(&context, &dead.name).await? {
+        context.create_stream(dead).await.map_err(|error| api("making the stream of dead letters", error))?;
+    }
+    if !has_stream(&context, &stream_name()).await? {
+        let bucket = bucket(replicas);
+        context.create_stream(bucket).await.map_err(|error| api("making the bucket of lanes", error))?;
+    }
+    for lane in 0..group.lane_count() {
+        let name = group.durable(lane);
+        match source.consumer_info(&name).await {
+            Ok(info) => compare(group, lane, &info)?,
+            Err(error) if is_missing(&error) => {
+                let made = source.create_consumer(group.consumer_config(lane)).await;
+                let made = made.map_err(|error| api("making a durable consumer", error))?;
+                if let Err(error) = compare(group, lane, made.cached_info()) {
+                    // It is of this call, and would deliver what nobody asked for.
+                    source.delete_consumer(&name).await.map_err(|error| api("removing it again", error))?;
+                    return Err(error);
+                }
+            }
+            Err(error) => return Err(api("looking for a durable consumer", error)),
+        }
+    }
+    Ok(())
+}
+
+/// A bucket of keys and values as the library makes them, which cannot make one on a 2.9: it asks first for the account,
+/// and cannot read that server's answer.
+pub(crate) fn bucket(replicas: usize) -> stream::Config {
+    stream::Config {
+        name: stream_name(),
+        description: Some("lanes of Relevo's consumers".to_owned()),
+        subjects: vec![format!("$KV.{BUCKET}.>")],
+        max_messages_per_subject: 1,
+        discard: stream::DiscardPolicy::New,
+        storage: stream::StorageType::File,
+        num_replicas: replicas,
+        allow_rollup: true,
+        deny_delete: true,
+        allow_direct: true,
+        ..stream::Config::default()
+    }
+}
+
+/// What every call of the API goes through.
+pub(super) fn context(client: &Client, config: &Config) -> Context {
+    ContextBuilder::new().timeout(config.ack_deadline).build(client.clone())
+}
+
+/// Whether everything is there as it was asked for.
+pub(super) async fn check(context: &Context, group: &Group) -> Result<(), Error> {
+    let missing = || Error::NoGroup(group.name.clone());
+    for name in [group.stream.clone(), group.dead_stream(), stream_name()] {
+        if !has_stream(context, &name).await? {
+            return Err(missing());
+        }
+    }
+    let stream =
+        context.get_stream_no_info(&group.stream).await.map_err(|error| api("looking for the stream", error))?;
+    for lane in 0..group.lane_count() {
+        match stream.consumer_info(group.durable(lane)).await {
+            Ok(info) => compare(group, lane, &info)?,
+            Err(error) if is_missing(&error) => return Err(missing()),
+            Err(error) => return Err(api("looking for a durable consumer", error)),
+        }
+    }
+    Ok(())
+}
+
+/// Whether an error says that there is no such consumer.
+pub(super) fn is_missing(error: &ConsumerInfoError) -> bool {
+    matches!(error.kind(), ConsumerInfoErrorKind::NotFound | ConsumerInfoErrorKind::StreamNotFound)
+}
+
+async fn has_stream(context: &Context, name: &str) -> Result<bool, Error> {
+    match context.get_stream(name).await {
+        Ok(_) => Ok(true),
+        Err(error) if is_no_stream(&error.kind()) => Ok(false),
+        Err(error) => Err(api("looking for a stream", error)),
+    }
+}
+
+fn is_no_stream(kind: &GetStreamErrorKind) -> bool {
+    matches!(kind, GetStreamErrorKind::JetStream(error) if error.error_code() == ErrorCode::STREAM_NOT_FOUND)
+}
+
+fn api(what: &'static str, error: impl Into<Source>) -> Error {
+    Error::Api { what, source: error.into() }
+}
+
+fn compare(group: &Group, lane: u16, info: &Info) -> Result<(), Error> {
+    match difference(group, lane, &info.config) {
+        Some(difference) => Err(Error::Differs { what: format!("the durable consumer `{}`", info.name), difference }),
+        None => Ok(()),
+    }
+}
+
+/// How a durable consumer differs from what the group needs, for people. Where it begins is nobody's business but of who
+/// made it.
+pub(crate) fn difference(group: &Group, lane: u16, is: &consumer::Config) -> Option<String> {
+    let wanted = group.consumer_config(lane);
+    let filters = |one: &str, many: &[String]| {
+        let mut all: Vec<String> = if one.is_empty() { many.to_vec() } else { vec![one.to_owned()] };
+        all.sort_unstable();
+        format!("{all:?}")
+    };
+    let found = filters(&is.filter_subject, &is.filter_subjects);
+    let parts = [
+        ("subjects", found, filters(&wanted.filter_subject, &wanted.filter_subjects)),
+        ("ack_policy", format!("{:?}", is.ack_policy), format!("{:?}", wanted.ack_policy)),
+        ("ack_wait", format!("{:?}", is.ack_wait), format!("{:?}", wanted.ack_wait)),
+        ("max_ack_pending", is.max_ack_pending.to_string(), wanted.max_ack_pending.to_string()),
+        ("max_deliver", is.max_deliver.to_string(), wanted.max_deliver.to_string()),
+        ("deliver_subject", format!("{:?}", is.deliver_subject), "None".to_owned()),
+    ];
+    let differing: Vec<String> = parts
+        .into_iter()
+        .filter(|(_, is, asked)| is != asked)
+        .map(|(name, is, asked)| format!("{name} is {is}, asked for {asked}"))
+        .collect();
+    (!differing.is_empty()).then(|| differing.join("; "))
+}

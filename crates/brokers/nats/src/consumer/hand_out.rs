@@ -1,0 +1,135 @@
+//! Handing out what can be handed out.
+
+use std::pin::pin;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use relevo_core::{Delivery, Tag};
+use tokio::sync::MutexGuard;
+
+use super::lane::{Cell, Held};
+use super::window::Plan;
+use super::{Shared, lock, now_ms};
+use crate::classify::Error;
+
+/// What one look gave.
+#[derive(Default)]
+struct Look {
+    deliveries: Vec<Delivery>,
+    /// A lane was not as it was believed to be: look again at once.
+    again: bool,
+    /// When the next retry is due, if nothing was found.
+    due_ms: Option<i64>,
+}
+
+/// A lane with something to hand out.
+struct Chosen<'a> {
+    cell: &'a Cell,
+    slot: MutexGuard<'a, Option<Held>>,
+    plan: Plan,
+}
+
+impl Shared {
+    pub(super) async fn receive(&self, limit: usize) -> Result<Vec<Delivery>, Error> {
+        assert!(limit > 0, "a limit of nothing would wait for ever");
+        let mut closed = self.closed.subscribe();
+        loop {
+            // Before looking, so that nothing in between is missed.
+            let mut changed = pin!(self.changed.notified());
+            changed.as_mut().enable();
+            if *closed.borrow_and_update() {
+                return Ok(Vec::new());
+            }
+            if let Some(error) = lock(&self.fault).take() {
+                return Err(error);
+            }
+            let look = self.look(limit).await?;
+            if !look.deliveries.is_empty() {
+                return Ok(look.deliveries);
+            }
+            if look.again {
+                continue;
+            }
+            let pause = look.due_ms.map(|due| u64::try_from(due - now_ms()).unwrap_or_default().max(1));
+            tokio::select! {
+                () = changed => {}
+                // The sender lives as long as this does.
+                _ = closed.changed() => {}
+                () = tokio::time::sleep(pause.map_or(Duration::MAX, Duration::from_millis)) => {}
+            }
+        }
+    }
+
+    /// One look at all lanes: what can go out is written down first, and then handed out without waiting any more, so
+    /// that a call that is given up leaves nothing out that nobody has.
+    async fn look(&self, limit: usize) -> Result<Look, Error> {
+        let mut look = Look::default();
+        let mut chosen = self.choose(limit, &mut look).await?;
+        let writes = chosen.iter_mut().map(|Chosen { cell, slot, plan }| async {
+            match slot.as_mut() {
+                Some(held) => self.write(cell, held, plan).await,
+                None => Ok(false),
+            }
+        });
+        let written = join_all(writes).await;
+        let mut failed = None;
+        for (Chosen { cell, mut slot, plan }, written) in chosen.into_iter().zip(written) {
+            match (written, slot.as_mut()) {
+                (Ok(true), Some(held)) => self.hand_out(cell, held, plan, &mut look.deliveries),
+                (Ok(_), _) => look.again = true,
+                (Err(error), _) => failed = Some(error),
+            }
+        }
+        match failed {
+            // What did go out must not be lost with an error; the lane in doubt tells it the next time.
+            Some(error) if look.deliveries.is_empty() => Err(error),
+            _ => Ok(look),
+        }
+    }
+
+    async fn choose<'a>(&'a self, limit: usize, look: &mut Look) -> Result<Vec<Chosen<'a>>, Error> {
+        let first = self.turn.fetch_add(1, Ordering::Relaxed) % self.cells.len();
+        let mut left = limit;
+        let mut chosen = Vec::new();
+        for cell in self.cells[first..].iter().chain(&self.cells[..first]) {
+            let mut slot = cell.held.lock().await;
+            self.resolve(cell, &mut slot).await?;
+            let Some(held) = slot.as_ref().filter(|held| !held.paused && !held.leaving) else { continue };
+            let room = self.membership.prefetch.saturating_sub(held.window.out());
+            let (plan, due_ms) = held.window.ready(room.min(left), now_ms());
+            if room > 0 {
+                look.due_ms = [look.due_ms, due_ms].into_iter().flatten().min();
+            }
+            if !plan.is_empty() {
+                left -= plan.handed.len();
+                chosen.push(Chosen { cell, slot, plan });
+            }
+            if left == 0 {
+                break;
+            }
+        }
+        Ok(chosen)
+    }
+
+    fn hand_out(&self, cell: &Cell, held: &mut Held, mut plan: Plan, deliveries: &mut Vec<Delivery>) {
+        let handed = plan.handed.clone();
+        plan.lost.clear();
+        held.window.carry_out(plan);
+        for seq in handed {
+            // The lane in the low bits, so that an answer finds it.
+            let number = self.tags.fetch_add(1, Ordering::Relaxed);
+            let tag = Tag::new(number << 16 | u64::from(cell.number));
+            if let Some((content, count)) = held.window.hand_out(seq, tag) {
+                deliveries.push(Delivery {
+                    tag,
+                    raw: content.raw.clone(),
+                    address: content.address.clone(),
+                    lane: cell.lane.clone(),
+                    place: Some(seq),
+                    count,
+                });
+            }
+        }
+    }
+}

@@ -1,0 +1,230 @@
+//! Reading a lane's messages from its durable consumer, in the order of the stream whatever gets lost on the way.
+//!
+//! The server counts what it delivers. A gap in that count means that something was delivered to nobody: to a connection
+//! that was cut, or to the consumer that had the lane before. The server would bring it again after `ack_wait`, behind
+//! what is newer; so it is read from the stream instead before anything newer is taken.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_nats::HeaderMap;
+use async_nats::Subject;
+use async_nats::jetstream::Message;
+use async_nats::jetstream::consumer::PullConsumer;
+use async_nats::jetstream::consumer::pull::{self, MessagesErrorKind};
+use bytes::Bytes;
+use futures_util::{StreamExt as _, TryStreamExt as _, stream};
+use relevo_core::Raw;
+use tokio::time::{Instant, sleep, sleep_until};
+
+use super::lane::{Cell, Held};
+use super::window::{Arrival, Content, Kind, Word};
+use super::{Shared, declare, lock};
+use crate::classify::Error;
+use crate::headers::decode_headers;
+use crate::lanes::{found, next_message};
+use crate::link;
+
+/// A request for messages is renewed so often; an abandoned one stands at most so long.
+const EXPIRES: Duration = Duration::from_secs(10);
+/// The server gives a sign of life so often; after two without, the request is made again.
+const HEARTBEAT: Duration = Duration::from_secs(1);
+/// How many messages one request asks for at most.
+const PULL_MAX: usize = 500;
+/// How many are read again at once.
+const READS: usize = 32;
+/// How many that came together are taken together.
+const CHUNK: usize = 256;
+
+/// Why a reader stops.
+enum End {
+    /// The lane is not this consumer's any more.
+    Gone,
+    /// A person must mend it.
+    Fault(Error),
+    /// It is tried again.
+    Trouble(Error),
+}
+
+impl From<Error> for End {
+    fn from(error: Error) -> Self {
+        Self::Trouble(error)
+    }
+}
+
+/// Reads a lane until it is lost or the consumer ends.
+pub(super) async fn read(shared: Arc<Shared>, number: u16, epoch: u64) {
+    let cell = &shared.cells[usize::from(number)];
+    let mut reader = Reader { shared: &shared, cell, epoch };
+    for attempt in 1.. {
+        match reader.session().await {
+            Err(End::Gone) => return,
+            Err(End::Fault(error)) => {
+                *lock(&shared.fault) = Some(error);
+                shared.changed.notify_waiters();
+            }
+            Err(End::Trouble(error)) => {
+                tracing::warn!(group = shared.group.name, lane = number, %error, "reading failed, will try again");
+            }
+            // The library ended its stream: a new one is asked for.
+            Ok(()) => {}
+        }
+        sleep(link::pause(attempt)).await;
+    }
+}
+
+struct Reader<'a> {
+    shared: &'a Shared,
+    cell: &'a Cell,
+    epoch: u64,
+}
+
+impl Reader<'_> {
+    async fn session(&mut self) -> Result<(), End> {
+        self.read_again().await?;
+        self.catch_up_with_server().await?;
+        let consumer: PullConsumer = self.shared.stream.get_consumer(&self.cell.durable).await.map_err(api)?;
+        let messages = consumer
+            .stream()
+            .max_messages_per_batch(self.shared.group.max_ack_pending.min(PULL_MAX))
+            .expires(EXPIRES)
+            .heartbeat(HEARTBEAT)
+            .messages()
+            .await
+            .map_err(|error| api(error.into()))?;
+        let mut chunks = messages.ready_chunks(CHUNK);
+        let mut delivered = None;
+        let idle = (self.shared.group.ack_wait / 4).max(HEARTBEAT);
+        loop {
+            tokio::select! {
+                chunk = chunks.next() => match chunk {
+                    Some(chunk) => self.accept(chunk, &mut delivered).await?,
+                    None => return Ok(()),
+                },
+                // What was delivered to nobody, and nothing came behind it that would show the gap.
+                () = sleep_until(Instant::now() + idle) => self.catch_up_with_server().await?,
+            }
+        }
+    }
+
+    /// What the record says is open, when the lane came from somebody else. Ascending, so that nothing is handed out
+    /// before what it may have to wait for is known.
+    async fn read_again(&self) -> Result<(), End> {
+        let unread = self.held(|held| held.window.unread()).await?;
+        let asked = |seq| async move {
+            Ok::<_, Error>((seq, found(self.shared.stream.raw_message_builder().sequence(seq).send().await)?))
+        };
+        let mut read = stream::iter(unread).map(asked).buffered(READS);
+        while let Some((seq, message)) = read.try_next().await? {
+            let Some(message) = message else {
+                tracing::warn!(group = self.shared.group.name, seq, "the stream's limits removed an open message");
+                self.held(|held| held.window.vanish(seq)).await?;
+                continue;
+            };
+            let content = self.content(message.subject, Some(&message.headers), message.payload);
+            self.held(|held| held.window.take(seq, content, None)).await?;
+        }
+        self.shared.changed.notify_waiters();
+        Ok(())
+    }
+
+    /// Everything that the server believes to have delivered.
+    async fn catch_up_with_server(&self) -> Result<(), End> {
+        let info = match self.shared.stream.consumer_info(&self.cell.durable).await {
+            Ok(info) => info,
+            Err(error) if declare::is_missing(&error) => {
+                return Err(End::Fault(Error::NoGroup(self.shared.group.name.clone())));
+            }
+            Err(error) => return Err(End::Trouble(api(error.into()))),
+        };
+        let mut slot = self.cell.held.lock().await;
+        let held = self.mine(&mut slot)?;
+        self.catch_up(held, info.delivered.stream_sequence).await?;
+        drop(slot);
+        self.shared.changed.notify_waiters();
+        Ok(())
+    }
+
+    /// Everything of the lane up to this sequence that was not seen.
+    async fn catch_up(&self, held: &mut Held, until: u64) -> Result<(), Error> {
+        while held.window.seen() < until {
+            let from = held.window.seen() + 1;
+            let mut next = None;
+            let any = [">".to_owned()];
+            let filters = if self.cell.filters.is_empty() { &any[..] } else { &self.cell.filters };
+            for filter in filters {
+                let message = next_message(&self.shared.stream, filter, from).await?;
+                next = match (next, message) {
+                    (None, other) | (other, None) => other,
+                    (Some(one), Some(other)) => Some(if one.sequence < other.sequence { one } else { other }),
+                };
+            }
+            let Some(message) = next.filter(|message| message.sequence <= until) else { return Ok(()) };
+            let content = self.content(message.subject, Some(&message.headers), message.payload);
+            held.window.take(message.sequence, content, None);
+        }
+        Ok(())
+    }
+
+    async fn accept(
+        &self,
+        chunk: Vec<Result<Message, pull::MessagesError>>,
+        delivered: &mut Option<u64>,
+    ) -> Result<(), End> {
+        let mut slot = self.cell.held.lock().await;
+        let held = self.mine(&mut slot)?;
+        let mut done = Vec::new();
+        for message in chunk {
+            let message = match message {
+                Ok(message) => message,
+                // The library asks again by itself.
+                Err(error) if error.kind() == MessagesErrorKind::MissingHeartbeat => continue,
+                Err(error) if error.kind() == MessagesErrorKind::ConsumerDeleted => {
+                    return Err(End::Fault(Error::NoGroup(self.shared.group.name.clone())));
+                }
+                Err(error) => return Err(End::Trouble(api(error.into()))),
+            };
+            let (seq, count) = match message.info() {
+                Ok(info) => (info.stream_sequence, info.consumer_sequence),
+                Err(source) => return Err(End::Trouble(Error::Api { what: "reading a delivery", source })),
+            };
+            if delivered.is_none_or(|last| last + 1 != count) {
+                self.catch_up(held, seq.saturating_sub(1)).await?;
+            }
+            *delivered = Some(count);
+            let Message { message, .. } = message;
+            let content = self.content(message.subject, message.headers.as_ref(), message.payload);
+            if held.window.take(seq, content, message.reply.clone()) == Arrival::Done {
+                done.push(Word { seq, reply: message.reply, kind: Kind::Done });
+            }
+        }
+        drop(slot);
+        self.shared.changed.notify_waiters();
+        self.shared.say(self.cell, done).await;
+        Ok(())
+    }
+
+    async fn held<T>(&self, job: impl FnOnce(&mut Held) -> T) -> Result<T, End> {
+        let mut slot = self.cell.held.lock().await;
+        Ok(job(self.mine(&mut slot)?))
+    }
+
+    fn mine<'s>(&self, slot: &'s mut Option<Held>) -> Result<&'s mut Held, End> {
+        slot.as_mut().filter(|held| held.epoch == self.epoch).ok_or(End::Gone)
+    }
+
+    fn content(&self, subject: Subject, headers: Option<&HeaderMap>, payload: Bytes) -> Content {
+        let headers = headers.map(decode_headers).unwrap_or_default();
+        let key = headers.get("ce-partitionkey").map(|key| key.as_str().into());
+        let address = match self.shared.group.lanes {
+            Some(_) => subject.rsplit_once('.').map_or(subject.as_str(), |(address, _)| address),
+            None => subject.as_str(),
+        };
+        let address = address.into();
+        Content { raw: Raw::new(headers, payload), address, subject, key }
+    }
+}
+
+fn api(source: async_nats::Error) -> Error {
+    Error::Api { what: "asking for messages", source }
+}

@@ -1,0 +1,252 @@
+//! Whose each lane is, and what became of its messages: one record a lane, in a bucket that all consumers share.
+//!
+//! A record is replaced only by who has read its newest revision. The server compares, so a consumer that lost its lane
+//! changes nothing, however long it was away and whatever its clock says. That is more than acknowledgements can do: the
+//! server takes those from anybody, and confirms them to whoever lost the lane long ago.
+
+use std::time::Duration;
+
+use async_nats::header::{HeaderMap, HeaderValue, NATS_EXPECTED_LAST_SUBJECT_SEQUENCE};
+use async_nats::jetstream::context::PublishErrorKind;
+use async_nats::jetstream::message::StreamMessage;
+use async_nats::jetstream::stream::{RawMessageError, RawMessageErrorKind};
+use async_nats::jetstream::{Context, stream};
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+
+use crate::classify::Error;
+use crate::group::{BUCKET, Group};
+
+/// What is known of a lane.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Record {
+    /// The consumer that has it, if one does.
+    pub(crate) owner: Option<String>,
+    /// Rises with every new owner.
+    pub(crate) epoch: u64,
+    /// The lane is free when the record has not been written for so long.
+    pub(crate) lease_ms: u64,
+    /// When the durable consumer was made: what is said here is about that one only.
+    pub(crate) durable_ns: i64,
+    /// The last message that was handed out. Whatever is before it and not open is done.
+    pub(crate) high: u64,
+    /// What is not done.
+    pub(crate) open: Vec<Open>,
+}
+
+/// A message that is not done.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Open {
+    /// Its sequence in the stream.
+    #[serde(rename = "s")]
+    pub(crate) seq: u64,
+    /// How often it was handed out.
+    #[serde(rename = "n")]
+    pub(crate) count: u32,
+    /// It is to be retried, not before this time (ms since 1970), and its key waits for it.
+    #[serde(rename = "due", default, skip_serializing_if = "Option::is_none")]
+    pub(crate) due_ms: Option<i64>,
+    /// It was rejected, and its dead letter may not be written yet.
+    #[serde(rename = "dead", default, skip_serializing_if = "Option::is_none")]
+    pub(crate) reason: Option<String>,
+}
+
+/// A sign of life of a consumer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Member {
+    /// For people.
+    pub(crate) name: String,
+    /// After so long without another sign it counts as dead.
+    pub(crate) lease_ms: u64,
+    /// Something changed: the others look at their lanes at once.
+    pub(crate) call: bool,
+}
+
+/// A record as it was read.
+#[derive(Clone, Debug)]
+pub(crate) struct Found {
+    pub(crate) record: Record,
+    pub(crate) revision: u64,
+    /// When it was written, by the server's clock.
+    pub(crate) at_ms: i64,
+}
+
+/// What became of a record that was to be replaced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Written {
+    /// It has this revision now.
+    Kept(u64),
+    /// Somebody else wrote it before; nothing was changed.
+    Overtaken,
+}
+
+/// The records and members of one group.
+#[derive(Debug)]
+pub(crate) struct Bucket {
+    context: Context,
+    stream: stream::Stream<()>,
+    prefix: String,
+    deadline: Duration,
+}
+
+impl Bucket {
+    /// The bucket, which must exist.
+    pub(crate) async fn open(context: &Context, group: &Group, deadline: Duration) -> Result<Self, Error> {
+        let stream = context
+            .get_stream_no_info(stream_name())
+            .await
+            .map_err(|source| Error::Api { what: "looking for the bucket of lanes", source: source.into() })?;
+        let prefix = format!("$KV.{BUCKET}.{}.{}", group.stream, group.name);
+        Ok(Self { context: context.clone(), stream, prefix, deadline })
+    }
+
+    /// The subject on which signs of life come.
+    pub(crate) fn member_subjects(&self) -> String {
+        format!("{}.member.*", self.prefix)
+    }
+
+    fn lane_subject(&self, lane: u16) -> String {
+        format!("{}.lane.{lane}", self.prefix)
+    }
+
+    fn member_subject(&self, id: &str) -> String {
+        format!("{}.member.{id}", self.prefix)
+    }
+
+    /// A lane's record, if there is one.
+    pub(crate) async fn lane(&self, lane: u16) -> Result<Option<Found>, Error> {
+        let subject = self.lane_subject(lane);
+        let asked = self.stream.raw_message_builder().last_by_subject(subject.as_str()).send();
+        let Some(message) = found(asked.await)? else { return Ok(None) };
+        let record = serde_json::from_slice(&message.payload).map_err(|_| Error::Record(subject))?;
+        Ok(Some(Found { record, revision: message.sequence, at_ms: ms(&message) }))
+    }
+
+    /// Replaces a lane's record if this revision is its newest; zero if there is none.
+    pub(crate) async fn write(&self, lane: u16, record: &Record, revision: u64) -> Result<Written, Error> {
+        let mut headers = HeaderMap::new();
+        headers.insert(NATS_EXPECTED_LAST_SUBJECT_SEQUENCE, HeaderValue::from(revision));
+        match self.publish(self.lane_subject(lane), headers, json(record)).await {
+            Ok(revision) => Ok(Written::Kept(revision)),
+            Err(Refusal::Overtaken) => Ok(Written::Overtaken),
+            Err(Refusal::Other(error)) => Err(error),
+        }
+    }
+
+    /// Gives a sign of life; the time on the server's clock.
+    pub(crate) async fn attend(&self, id: &str, member: &Member) -> Result<i64, Error> {
+        let written = self.publish(self.member_subject(id), HeaderMap::new(), json(member)).await;
+        let sequence = match written {
+            Ok(sequence) => sequence,
+            Err(Refusal::Overtaken) => unreachable!("nothing was expected"),
+            Err(Refusal::Other(error)) => return Err(error),
+        };
+        let asked = self.stream.raw_message_builder().sequence(sequence).send().await;
+        // Only a second sign of life of the same consumer could have replaced it, and one is given at a time.
+        found(asked)?.map(|message| ms(&message)).ok_or_else(|| Error::Record(self.member_subject(id)))
+    }
+
+    /// Every member that gave a sign of life and did not leave: its id, what it said, and when by the server's clock.
+    pub(crate) async fn members(&self) -> Result<Vec<(String, Member, i64)>, Error> {
+        let subjects = self.member_subjects();
+        let mut members = Vec::new();
+        let mut next = 1;
+        while let Some(message) = self.next(&subjects, next).await? {
+            next = message.sequence + 1;
+            let id = message.subject.rsplit('.').next().unwrap_or_default().to_owned();
+            if let Ok(member) = serde_json::from_slice(&message.payload) {
+                members.push((id, member, ms(&message)));
+            }
+        }
+        Ok(members)
+    }
+
+    /// Forgets a member without a trace.
+    pub(crate) async fn forget(&self, id: &str) -> Result<(), Error> {
+        let purged = self.stream.purge().filter(self.member_subject(id)).await;
+        purged.map(drop).map_err(|source| Error::Api { what: "leaving the group", source: source.into() })
+    }
+
+    async fn next(&self, subjects: &str, from: u64) -> Result<Option<StreamMessage>, Error> {
+        next_message(&self.stream, subjects, from).await
+    }
+
+    async fn publish(&self, subject: String, headers: HeaderMap, payload: Bytes) -> Result<u64, Refusal> {
+        let unsure = |error: async_nats::jetstream::context::PublishError| match error.kind() {
+            PublishErrorKind::WrongLastSequence => Refusal::Overtaken,
+            PublishErrorKind::TimedOut => Refusal::Other(Error::Unconfirmed(self.deadline)),
+            PublishErrorKind::StreamNotFound => Refusal::Other(Error::NoGroup(format!("KV_{BUCKET}"))),
+            PublishErrorKind::BrokenPipe => Refusal::Other(Error::Lost),
+            PublishErrorKind::WrongLastMessageId
+            | PublishErrorKind::MaxAckPending
+            | PublishErrorKind::MaxPayloadExceeded
+            | PublishErrorKind::Other => Refusal::Other(Error::Api { what: "writing a lane", source: error.into() }),
+        };
+        let sent = self.context.publish_with_headers(subject, headers, payload);
+        // Sending waits as long as there is no connection, and no call may take longer than its deadline.
+        let Ok(sent) = tokio::time::timeout(self.deadline, sent).await else {
+            return Err(Refusal::Other(Error::Unconfirmed(self.deadline)));
+        };
+        Ok(sent.map_err(unsure)?.await.map_err(unsure)?.sequence)
+    }
+}
+
+enum Refusal {
+    Overtaken,
+    Other(Error),
+}
+
+/// The stream behind the bucket.
+pub(crate) fn stream_name() -> String {
+    format!("KV_{BUCKET}")
+}
+
+/// The first message with such a subject at this sequence or behind it, as the stream's leader knows it.
+pub(crate) async fn next_message(
+    stream: &stream::Stream<()>,
+    subjects: &str,
+    from: u64,
+) -> Result<Option<StreamMessage>, Error> {
+    found(stream.raw_message_builder().sequence(from).next_by_subject(subjects).send().await)
+}
+
+/// A message that need not be there.
+pub(crate) fn found(answer: Result<StreamMessage, RawMessageError>) -> Result<Option<StreamMessage>, Error> {
+    match answer {
+        Ok(message) => Ok(Some(message)),
+        Err(error) if error.kind() == RawMessageErrorKind::NoMessageFound => Ok(None),
+        Err(error) => Err(Error::Api { what: "reading a message", source: error.into() }),
+    }
+}
+
+fn ms(message: &StreamMessage) -> i64 {
+    i64::try_from(message.time.unix_timestamp_nanos() / 1_000_000).unwrap_or(i64::MAX)
+}
+
+fn json(value: &impl Serialize) -> Bytes {
+    serde_json::to_vec(value).expect("a record has no map with keys other than text").into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_is_short_and_comes_back_as_it_was() {
+        let open = |seq, due_ms| Open { seq, count: 2, due_ms, reason: None };
+        let record = Record {
+            owner: Some("a".to_owned()),
+            epoch: 3,
+            lease_ms: 10_000,
+            durable_ns: 5,
+            high: 12,
+            open: vec![open(10, None), open(12, Some(7))],
+        };
+        let text = json(&record);
+        assert_eq!(
+            text,
+            r#"{"owner":"a","epoch":3,"lease_ms":10000,"durable_ns":5,"high":12,"open":[{"s":10,"n":2},{"s":12,"n":2,"due":7}]}"#
+        );
+        assert_eq!(serde_json::from_slice::<Record>(&text).expect("a record"), record);
+    }
+}

@@ -1,0 +1,182 @@
+//! NATS as the suite of consuming sees it: a server of its own for each case, and groups of eight lanes.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_nats::jetstream::{self, stream};
+use async_trait::async_trait;
+use bytes::Bytes;
+use relevo_broker_nats::{Config, Group, Membership, NatsBroker, NatsConsumer, consumer, declare};
+use relevo_conformance::broker::harness::{ADDRESS, BrokerHarness, ConsumerHarness, Promises};
+use relevo_core::Raw;
+use relevo_core::message::Headers;
+use relevo_testkit::NatsVersion;
+use relevo_testkit::nats::{Private, Settings};
+use relevo_testkit::proxy::CutProxy;
+use tokio::task::JoinSet;
+
+use crate::harness::{client, make_stream, stored};
+
+pub(crate) const STREAM: &str = "all";
+pub(crate) const LANES: u16 = 8;
+/// Longer than any case: only [`Lanes::expire`] ends a lease.
+const LEASE: Duration = Duration::from_mins(5);
+
+/// A server, and one stream for everything.
+pub(crate) struct Lanes {
+    pub(crate) server: Private,
+    /// One before each consumer.
+    proxies: Mutex<Vec<Arc<CutProxy>>>,
+    thawing: Mutex<JoinSet<()>>,
+}
+
+pub(crate) async fn newest() -> Lanes {
+    start(NatsVersion::V2_15).await
+}
+
+pub(crate) async fn oldest() -> Lanes {
+    start(NatsVersion::V2_9).await
+}
+
+pub(crate) async fn start(version: NatsVersion) -> Lanes {
+    let server = Private::start(version, Settings::new()).await;
+    let subjects = ["orders.*", "other.*", "orders-not.*"].map(str::to_owned).to_vec();
+    make_stream(&server, stream::Config { name: STREAM.to_owned(), subjects, ..stream::Config::default() }).await;
+    Lanes { server, proxies: Mutex::default(), thawing: Mutex::default() }
+}
+
+impl Lanes {
+    pub(crate) fn config(&self) -> Config {
+        Config { lanes: Some(LANES), ..Config::new(self.server.url()) }
+    }
+
+    pub(crate) async fn jetstream(&self) -> jetstream::Context {
+        jetstream::new(client(&self.server).await)
+    }
+
+    /// Makes every lease of the group end now, as time would: each record is written again without one, and the members
+    /// are forgotten. Who had a lane is not told.
+    pub(crate) async fn expire(&self, group: &str) {
+        let jetstream = self.jetstream().await;
+        let bucket = jetstream.get_stream("KV_relevo-lanes").await.expect("the bucket");
+        let prefix = format!("$KV.relevo-lanes.{STREAM}.{group}");
+        bucket.purge().filter(format!("{prefix}.member.*")).await.expect("forgotten");
+        for lane in 0..LANES {
+            let subject = format!("{prefix}.lane.{lane}");
+            let Ok(record) = bucket.raw_message_builder().last_by_subject(subject.as_str()).send().await else {
+                continue;
+            };
+            let mut record: serde_json::Value = serde_json::from_slice(&record.payload).expect("a record");
+            record["lease_ms"] = 0.into();
+            let written = jetstream.publish(subject, record.to_string().into()).await.expect("sent");
+            written.await.expect("written");
+        }
+    }
+}
+
+/// Who has each lane.
+pub(crate) async fn owners(jetstream: &jetstream::Context, group: &str) -> Vec<Option<String>> {
+    let bucket = jetstream.get_stream("KV_relevo-lanes").await.expect("the bucket");
+    let mut owners = Vec::new();
+    for lane in 0..LANES {
+        let subject = format!("$KV.relevo-lanes.{STREAM}.{group}.lane.{lane}");
+        let record = bucket.raw_message_builder().last_by_subject(subject).send().await.expect("a record");
+        let record: serde_json::Value = serde_json::from_slice(&record.payload).expect("a record");
+        owners.push(record["owner"].as_str().map(str::to_owned));
+    }
+    owners
+}
+
+/// The group that a case asks for.
+pub(crate) fn group(name: &str, address: &str) -> Group {
+    Group { lanes: Some(LANES), ..Group::new(name, STREAM, [address]) }
+}
+
+#[async_trait]
+impl BrokerHarness for Lanes {
+    type Broker = NatsBroker;
+
+    async fn broker(&self) -> NatsBroker {
+        NatsBroker::open(self.config()).await.expect("a broker")
+    }
+
+    async fn kept(&self, address: &str) -> Vec<Raw> {
+        let is_of = |subject: &str| subject.rsplit_once('.').is_some_and(|(rest, _)| rest == address);
+        let stored = stored(&self.server, STREAM).await;
+        stored.into_iter().filter(|(subject, _)| is_of(subject)).map(|(_, raw)| raw).collect()
+    }
+
+    async fn crash(&mut self) {
+        self.server.kill9().await;
+        self.server.start_again().await;
+    }
+
+    fn promises(&self) -> Promises {
+        Promises { survives_crash: true, recognises_repeats: true }
+    }
+}
+
+#[async_trait]
+impl ConsumerHarness for Lanes {
+    type Consumer = NatsConsumer;
+
+    async fn group(&self, name: &str, address: &str) {
+        declare(&self.config(), &group(name, address)).await.expect("a group");
+    }
+
+    async fn consumer(&self, name: &str, prefetch: usize) -> NatsConsumer {
+        let membership = Membership { prefetch, lease: LEASE, ..Membership::default() };
+        let proxy = CutProxy::start(([127, 0, 0, 1], self.server.port()).into()).await;
+        let config = Config::new(format!("nats://{}", proxy.addr()));
+        self.proxies.lock().expect("no holder panics").push(Arc::new(proxy));
+        consumer(&config, &group(name, ADDRESS), membership).await.expect("a consumer")
+    }
+
+    async fn kill(&self, consumer: NatsConsumer) {
+        let group = consumer.group().to_owned();
+        drop(consumer);
+        self.expire(&group).await;
+    }
+
+    /// Nothing goes to it and nothing comes from it until somebody else has all of its lanes.
+    async fn freeze(&self, consumer: &NatsConsumer) {
+        let proxies = self.proxies.lock().expect("no holder panics").clone();
+        for proxy in &proxies {
+            proxy.freeze();
+        }
+        self.expire(consumer.group()).await;
+        let (jetstream, group) = (self.jetstream().await, consumer.group().to_owned());
+        let before = owners(&jetstream, &group).await;
+        self.thawing.lock().expect("no holder panics").spawn(async move {
+            while owners(&jetstream, &group).await.iter().zip(&before).any(|(now, before)| now == before) {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+            for proxy in &proxies {
+                proxy.thaw();
+            }
+        });
+    }
+
+    async fn publish_raw(&self, address: &str, headers: &Headers, payload: Bytes) {
+        let mut map = async_nats::HeaderMap::new();
+        for (name, value) in headers {
+            map.insert(name.as_str(), value.as_str());
+        }
+        let jetstream = self.jetstream().await;
+        let sent = jetstream.publish_with_headers(format!("{address}.0"), map, payload).await;
+        sent.expect("sent").await.expect("published");
+    }
+
+    /// The server's clock cannot be moved.
+    async fn let_pass(&self, time: Duration) {
+        tokio::time::sleep(time).await;
+    }
+
+    fn later(&self) -> Duration {
+        Duration::from_secs(4)
+    }
+
+    async fn dead(&self, group: &str) -> Vec<Raw> {
+        stored(&self.server, &format!("{group}-dead")).await.into_iter().map(|(_, raw)| raw).collect()
+    }
+}
