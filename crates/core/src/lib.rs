@@ -14,6 +14,7 @@ pub mod headers;
 pub mod limits;
 pub mod message;
 pub mod operate;
+pub mod report;
 pub mod retry;
 pub mod route;
 pub mod slot;

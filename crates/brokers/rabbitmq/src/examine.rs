@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use relevo_core::administer::Expectations;
 use relevo_core::operate::{Finding, Severity};
+use relevo_core::report::{Report, some_of};
 use relevo_core::template::Template;
 
 use crate::address;
@@ -12,11 +13,8 @@ use crate::management::Snapshot;
 use crate::topology::lane_key;
 
 mod queues;
-mod report;
 mod routing;
 mod server;
-
-use report::Report;
 
 /// What a queue is there for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -85,7 +83,7 @@ fn examine_address(config: &Config, address: &str, seen: &Snapshot, report: &mut
     if unbound.is_empty() {
         report.good("route-unbound", format!("address `{address}`"));
     } else {
-        let keys = report::some_of(&unbound);
+        let keys = some_of(&unbound);
         let what =
             format!("address `{address}`: no queue is bound to exchange `{exchange}` for the routing key {keys}");
         let fix = if exchange.is_empty() {

@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 
 use relevo_core::operate::Severity;
+use relevo_core::report::Report;
 use relevo_core::template::Template;
 use serde_json::Value;
 
-use super::{Report, Role, routing, server};
+use super::{Role, routing, server};
 use crate::management::{SeenQueue, Snapshot};
 use crate::topology::AT_LEAST_ONCE_FLAG;
 

@@ -4,9 +4,9 @@ use std::net::IpAddr;
 
 use lapin::uri::AMQPScheme;
 use relevo_core::operate::Severity;
+use relevo_core::report::Report;
 use serde_json::Value;
 
-use super::Report;
 use crate::config::Config;
 use crate::management::Snapshot;
 
