@@ -32,6 +32,8 @@ pub struct Config {
     pub ping_every: Duration,
     /// The largest message, headers and payload together. If the server allows less, that counts.
     pub message_bytes_max: usize,
+    /// `http://host:8222`, the server's monitoring port: only there `doctor` can read the sync interval.
+    pub monitor_url: Option<String>,
     /// The streams and groups that are wanted.
     pub topology: Topology,
 }
@@ -52,6 +54,7 @@ impl Config {
             atomic: Atomic::Auto,
             ping_every: Duration::from_secs(2),
             message_bytes_max: 1 << 20,
+            monitor_url: None,
             topology: Topology::default(),
         }
     }
