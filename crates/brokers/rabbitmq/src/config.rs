@@ -6,6 +6,7 @@ use std::time::Duration;
 use lapin::uri::{AMQPScheme, AMQPUri, SASLMechanism};
 
 use crate::classify::Error;
+use crate::link;
 use crate::topology::Topology;
 
 /// Where the broker is, who we are there, and our limits.
@@ -96,6 +97,7 @@ impl Config {
     pub fn check(&self) -> Result<(), Error> {
         let wrong = |what: &str| Err(Error::Config(what.to_owned()));
         self.endpoints()?;
+        link::connector(&self.tls)?;
         if self.exchange.len() > NAME_BYTES_MAX {
             return wrong("`exchange` is longer than 255 bytes");
         }

@@ -16,7 +16,7 @@ use crate::config::Config;
 use crate::link;
 
 /// A connection that stood for so long was a good one: after it, the first attempt comes quickly.
-const STOOD: Duration = Duration::from_secs(10);
+const STOOD: Duration = Duration::from_secs(1);
 /// How often a connection is looked at beside what it tells by itself.
 const LOOK: Duration = Duration::from_millis(200);
 /// The server needs no longer for a good-bye.

@@ -21,7 +21,6 @@ use crate::config::{Config, Tls};
 ///
 /// It never recovers by itself: whoever holds it notices its end and asks for another. Every URL has
 /// [`Config::connect_deadline`] of its own.
-#[allow(dead_code, reason = "consumers and administration come next")]
 pub(crate) async fn connect(config: &Config, name: &str) -> Result<Connection, Error> {
     connect_from(config, name, 0).await.map(|(connection, _)| connection)
 }
@@ -110,7 +109,8 @@ impl Socket {
     }
 }
 
-fn connector(tls: &Tls) -> Result<RustlsConnector, Error> {
+/// What speaks TLS for us; says so if the certificates cannot be read.
+pub(crate) fn connector(tls: &Tls) -> Result<RustlsConnector, Error> {
     let wrong = |what: &str, why: &dyn std::fmt::Display| Error::Config(format!("{what} cannot be read: {why}"));
     let certificates = |pem: &str| CertificateDer::pem_slice_iter(pem.as_bytes()).collect::<Result<Vec<_>, _>>();
     let trust = match &tls.ca {

@@ -1,5 +1,9 @@
 //! Everything that needs a server, in one program: it links once, and what tests share stands once.
 
+#[path = "rabbitmq/classes.rs"]
+mod classes;
+#[path = "rabbitmq/cluster.rs"]
+mod cluster;
 #[path = "rabbitmq/conformance.rs"]
 mod conformance;
 #[path = "rabbitmq/consumer_harness.rs"]
@@ -8,11 +12,15 @@ mod consumer_harness;
 mod consuming;
 #[path = "rabbitmq/examine.rs"]
 mod examine;
+#[path = "rabbitmq/faults.rs"]
+mod faults;
 #[path = "rabbitmq/harness.rs"]
 mod harness;
 #[path = "rabbitmq/publish.rs"]
 mod publish;
 #[path = "rabbitmq/stage.rs"]
 mod stage;
+#[path = "rabbitmq/tls.rs"]
+mod tls;
 #[path = "rabbitmq/topology.rs"]
 mod topology;

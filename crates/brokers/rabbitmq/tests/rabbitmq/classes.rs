@@ -1,0 +1,171 @@
+//! Every class that an answer of RabbitMQ can have, provoked. There is no `Transient` among them: RabbitMQ refuses a
+//! message for what it is (`Poison`), for where it goes (`Blocked`, `Throttled`), or not at all.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use lapin::options::QueueDeclareOptions;
+use lapin::types::{AMQPValue, FieldTable};
+use relevo_broker_rabbitmq::{Config, RabbitBroker};
+use relevo_conformance::broker::harness::{numbers, publish, publish_all, to, with};
+use relevo_core::broker::Reports;
+use relevo_core::{Broker as _, Class, Publication};
+use relevo_testkit::proxy::{CutProxy, Direction};
+use relevo_testkit::rabbitmq::{Server, Vhost};
+
+use crate::harness::Side;
+
+/// A virtual host with the queue `orders`, and a proxy before it.
+struct Line {
+    vhost: Vhost,
+    side: Side,
+    proxy: CutProxy,
+}
+
+impl Line {
+    async fn new() -> Self {
+        let vhost = Server::shared().vhost().await;
+        let side = Side::of(&vhost.amqp_url()).await;
+        side.quorum_queue("orders", &[]).await;
+        let (_, server) = vhost.amqp_url().rsplit_once('@').map(|(a, b)| (a.to_owned(), b.to_owned())).expect("a user");
+        let address: SocketAddr = server.split('/').next().and_then(|host| host.parse().ok()).expect("an address");
+        Self { proxy: CutProxy::start(address).await, vhost, side }
+    }
+
+    async fn broker(&self, confirm_deadline: Duration) -> RabbitBroker {
+        let url = format!("amqp://guest:guest@{}/{}", self.proxy.addr(), self.vhost.name());
+        RabbitBroker::open(Config { confirm_deadline, ..Config::new(url) }).await.expect("a configuration that works")
+    }
+}
+
+const DEADLINE: Duration = Duration::from_secs(4);
+
+/// Publishes until the outcome is this one.
+async fn until(broker: &RabbitBroker, message: &Publication, expected: Option<Class>) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    loop {
+        let outcome = publish(broker, std::slice::from_ref(message)).await[0];
+        if outcome == expected {
+            return;
+        }
+        assert!(Instant::now() < deadline, "{outcome:?} instead of {expected:?}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_broker_that_is_away_is_an_outage_and_comes_back_by_itself() {
+    let line = Line::new().await;
+    line.proxy.block().await;
+    let broker = line.broker(DEADLINE).await;
+    let began = Instant::now();
+    assert_eq!(publish(&broker, &[to("orders", 1, "k")]).await, [Some(Class::Outage)]);
+    assert!(began.elapsed() < DEADLINE + Duration::from_secs(1), "{:?}", began.elapsed());
+    let began = Instant::now();
+    assert_eq!(publish(&broker, &[to("orders", 2, "k")]).await, [Some(Class::Outage)]);
+    assert!(began.elapsed() < Duration::from_secs(1), "known to be away, it is told at once: {:?}", began.elapsed());
+    line.proxy.unblock();
+    until(&broker, &to("orders", 3, "k"), None).await;
+    assert_eq!(numbers(&line.side.kept("orders").await), [3], "what was an outage was not sent");
+}
+
+#[tokio::test]
+async fn a_confirm_that_is_lost_is_unknown_and_the_message_is_there() {
+    let line = Line::new().await;
+    let broker = line.broker(DEADLINE).await;
+    publish_all(&broker, &[to("orders", 1, "k")]).await;
+    line.proxy.stall(Direction::ToClient);
+    let (second, reports) = ([to("orders", 2, "k")], Reports::default());
+    let confirms = reports.confirms(1);
+    let cut = async {
+        line.proxy.until_held(Direction::ToClient).await;
+        line.proxy.cut().await;
+        line.proxy.flow(Direction::ToClient);
+    };
+    tokio::join!(broker.publish(&second, &confirms), cut);
+    let told = reports.take();
+    let (_, _, Err(failure)) = &told[0] else { panic!("{told:?}") };
+    assert_eq!(failure.class(), Class::Unknown);
+    assert_eq!(numbers(&line.side.kept("orders").await), [1, 2]);
+    until(&broker, &to("orders", 3, "k"), None).await;
+}
+
+#[tokio::test]
+async fn a_confirm_that_does_not_come_in_time_is_unknown() {
+    let line = Line::new().await;
+    let deadline = Duration::from_millis(500);
+    let broker = line.broker(deadline).await;
+    publish_all(&broker, &[to("orders", 1, "k")]).await;
+    line.proxy.stall(Direction::ToClient);
+    let began = Instant::now();
+    assert_eq!(publish(&broker, &[to("orders", 2, "k")]).await, [Some(Class::Unknown)]);
+    assert!(began.elapsed() < 2 * deadline, "{:?}", began.elapsed());
+    // One message at a time finds out whether answers come again; the others were not sent.
+    let batch = [to("orders", 3, "a"), to("orders", 4, "b")];
+    assert_eq!(publish(&broker, &batch).await, [Some(Class::Unknown), Some(Class::Outage)]);
+    line.proxy.flow(Direction::ToClient);
+    until(&broker, &to("orders", 5, "k"), None).await;
+    publish_all(&broker, &[to("orders", 6, "a"), to("orders", 7, "b")]).await;
+}
+
+/// A dropped call is forgotten: it neither fills the channel nor confuses what follows.
+#[tokio::test]
+async fn calls_that_are_given_up_leave_nothing_behind() {
+    let line = Line::new().await;
+    let url = format!("amqp://guest:guest@{}/{}", line.proxy.addr(), line.vhost.name());
+    let config = Config { in_flight_max: 100, ..Config::new(url) };
+    let broker = RabbitBroker::open(config).await.expect("a configuration that works");
+    publish_all(&broker, &[to("orders", 1, "k")]).await;
+    line.proxy.stall(Direction::ToClient);
+    for call in 0..10 {
+        let reports = Reports::default();
+        let batch: Vec<Publication> = (0..50).map(|number| to("orders", 100 + call * 50 + number, "k")).collect();
+        let confirms = reports.confirms(1);
+        let given_up = tokio::time::timeout(Duration::from_millis(50), broker.publish(&batch, &confirms)).await;
+        assert!(given_up.is_err() && reports.take().is_empty());
+    }
+    line.proxy.flow(Direction::ToClient);
+    until(&broker, &to("orders", 2, "k"), None).await;
+    let kept = numbers(&line.side.kept("orders").await);
+    assert!(kept.len() <= 102, "what was not sent when its call was given up is not sent later: {}", kept.len());
+    assert_eq!((kept.first(), kept.last()), (Some(&1), Some(&2)));
+}
+
+#[tokio::test]
+async fn a_full_queue_is_throttled_until_there_is_room() {
+    let line = Line::new().await;
+    let mut arguments = FieldTable::default();
+    arguments.insert("x-max-length".into(), AMQPValue::LongInt(2));
+    arguments.insert("x-overflow".into(), AMQPValue::LongString("reject-publish".into()));
+    let durable = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
+    line.side.channel.queue_declare("small".into(), durable, arguments).await.expect("a queue");
+    let broker = line.broker(DEADLINE).await;
+    let batch: Vec<Publication> = (1..=4).map(|number| to("small", number, "k")).collect();
+    let throttled = Some(Class::Throttled(Duration::from_secs(1)));
+    assert_eq!(publish(&broker, &batch).await, [None, None, throttled, throttled]);
+    assert_eq!(line.side.take_all("small").await.len(), 2);
+    until(&broker, &to("small", 5, "k"), None).await;
+}
+
+#[tokio::test]
+async fn a_message_that_can_never_be_sent_is_poison() {
+    let line = Line::new().await;
+    let broker = line.broker(DEADLINE).await;
+    let large = with(&to("orders", 1, "k"), |message| message.payload = vec![0; (16 << 20) + 1].into());
+    assert_eq!(publish(&broker, &[large, to("orders", 2, "k")]).await, [Some(Class::Poison), None]);
+}
+
+#[tokio::test]
+async fn an_address_that_nothing_is_bound_to_is_blocked_and_told_by_name() {
+    let line = Line::new().await;
+    let broker = line.broker(DEADLINE).await;
+    let reports = Reports::default();
+    broker.publish(&[to("amq.topic/orders.eu", 1, "k"), to("orders", 2, "k")], &reports.confirms(1)).await;
+    let mut told = reports.take();
+    told.sort_by_key(|(_, index, _)| *index);
+    let (_, _, Err(failure)) = &told[0] else { panic!("{told:?}") };
+    assert_eq!(failure.class(), Class::Blocked);
+    let expected = "nothing is bound to the exchange `amq.topic` for the routing key `orders.eu`";
+    assert_eq!(failure.describe(), expected);
+    assert!(told[1].2.is_ok());
+}

@@ -1,0 +1,53 @@
+//! A cluster of three: one node may go, with two gone nothing is confirmed and nothing is lost.
+
+use std::time::{Duration, Instant};
+
+use relevo_broker_rabbitmq::{Config, RabbitBroker};
+use relevo_conformance::broker::harness::{publish, publish_all, to};
+use relevo_core::Class;
+use relevo_testkit::rabbitmq::Cluster;
+
+use crate::faults::{nothing_is_missing, send_all};
+use crate::harness::Side;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cluster_goes_on_with_two_nodes_and_waits_for_the_second() {
+    let cluster = Cluster::of_three().await;
+    let urls = cluster.amqp_urls();
+    let [first, second, _third] = cluster.nodes();
+    Side::of(&urls[2]).await.quorum_queue("orders", &[]).await;
+    let config = Config {
+        urls: urls.to_vec(),
+        heartbeat: Duration::from_secs(1),
+        connect_deadline: Duration::from_secs(2),
+        confirm_deadline: Duration::from_secs(2),
+        ..Config::new("")
+    };
+    let broker = RabbitBroker::open(config).await.expect("a configuration that works");
+    publish_all(&broker, &[to("orders", 1_000_000, "probe")]).await;
+    Side::of(&urls[2]).await.take_all("orders").await;
+
+    // The node that the connection is to dies in the middle of it: the others go on.
+    tokio::join!(send_all(&broker, 0, 30), first.kill9());
+    nothing_is_missing(&Side::of(&urls[2]).await, 0, 30).await;
+
+    // With two of three gone nothing is confirmed, and it is known for an outage.
+    publish_all(&broker, &[to("orders", 0, "k-0")]).await;
+    second.kill9().await;
+    let since = Instant::now();
+    loop {
+        let outcome = publish(&broker, &[to("orders", 1, "k-1")]).await[0];
+        assert!(matches!(outcome, Some(Class::Outage | Class::Unknown)), "{outcome:?}");
+        if outcome == Some(Class::Outage) {
+            break;
+        }
+        assert!(since.elapsed() < Duration::from_secs(30), "never told as an outage");
+    }
+
+    // What comes meanwhile passes when one of them is back.
+    tokio::join!(send_all(&broker, 0, 30), async {
+        second.start_again().await;
+        first.start_again().await;
+    });
+    nothing_is_missing(&Side::of(&urls[2]).await, 0, 30).await;
+}

@@ -1,0 +1,190 @@
+//! Faults made for real. After each: nothing confirmed is missing, first appearances in key order, repeats carry the same
+//! id.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::future::Future;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use relevo_broker_rabbitmq::{Config, RabbitBroker};
+use relevo_conformance::broker::harness::{decoded, publish, publish_all, to, with};
+use relevo_core::{Class, Publication};
+use relevo_testkit::proxy::{CutProxy, Direction};
+use relevo_testkit::rabbitmq::{Private, Server, Settings};
+
+use crate::harness::Side;
+
+const KEYS: u32 = 20;
+/// Enough that a fault comes in the middle of it.
+const ROUNDS: u32 = 100;
+const PATIENCE: Duration = Duration::from_mins(1);
+
+/// Quick to notice, so that a test is short.
+fn config(url: String) -> Config {
+    Config {
+        heartbeat: Duration::from_secs(1),
+        connect_deadline: Duration::from_secs(1),
+        confirm_deadline: Duration::from_secs(1),
+        ..Config::new(url)
+    }
+}
+
+async fn open(config: Config) -> RabbitBroker {
+    RabbitBroker::open(config).await.expect("a configuration that works")
+}
+
+/// Sends rounds of one message a key, as a relay would: a message goes again until it is confirmed, the next one of its
+/// key after it. Returns the classes that were seen.
+pub(crate) async fn send_all(broker: &RabbitBroker, first: u32, rounds: u32) -> BTreeSet<&'static str> {
+    let mut seen = BTreeSet::new();
+    let deadline = Instant::now() + PATIENCE;
+    for round in 0..rounds {
+        let number = |key: u32| first + round * KEYS + key;
+        let mut batch: Vec<Publication> = (0..KEYS).map(|key| to("orders", number(key), &format!("k-{key}"))).collect();
+        while !batch.is_empty() {
+            assert!(Instant::now() < deadline, "the messages of round {round} do not pass: {seen:?}");
+            let outcomes = publish(broker, &batch).await;
+            seen.extend(outcomes.iter().flatten().map(|class| class.word()));
+            let mut outcomes = outcomes.into_iter();
+            batch.retain(|_| outcomes.next().flatten().is_some());
+            if !batch.is_empty() {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        }
+    }
+    seen
+}
+
+/// Takes everything from the queue and compares it with what [`send_all`] sent.
+pub(crate) async fn nothing_is_missing(side: &Side, first: u32, rounds: u32) {
+    let mut first_seen: BTreeMap<String, Vec<i64>> = BTreeMap::new();
+    let mut seen = BTreeSet::new();
+    for raw in side.take_all("orders").await {
+        let received = decoded(&raw);
+        let number = received.seq.expect("a number");
+        let sent = to("orders", u32::try_from(number).expect("a number of ours"), &received.message.key);
+        assert_eq!(received.message, *sent.message, "a repeat is the same message");
+        if seen.insert(number) {
+            first_seen.entry(received.message.key.to_string()).or_default().push(number);
+        }
+    }
+    let expected: BTreeSet<i64> = (first..first + rounds * KEYS).map(i64::from).collect();
+    let missing: Vec<_> = expected.difference(&seen).collect();
+    assert!(missing.is_empty(), "missing: {missing:?}");
+    for (key, numbers) in first_seen {
+        assert!(numbers.is_sorted(), "{key}: {numbers:?}");
+    }
+}
+
+/// Publishes until the class is this one, or until it is confirmed.
+async fn until(broker: &RabbitBroker, message: &Publication, expected: Option<Class>) {
+    let deadline = Instant::now() + PATIENCE;
+    while publish(broker, std::slice::from_ref(message)).await != [expected] {
+        assert!(Instant::now() < deadline, "still not {expected:?}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// Sends a while, lets `fault` happen in the middle of it, and looks whether everything is there.
+async fn through(server: &Private, broker: &RabbitBroker, fault: impl Future<Output = ()>) -> BTreeSet<&'static str> {
+    let (seen, ()) = tokio::join!(send_all(broker, 0, ROUNDS), fault);
+    nothing_is_missing(&Side::of(&server.amqp_url()).await, 0, ROUNDS).await;
+    seen
+}
+
+/// One server for all of it, because each takes seconds to start.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_fails_loses_nothing() {
+    let server = Private::start_with(Settings::new().config("max_message_size = 100000")).await;
+    Side::of(&server.amqp_url()).await.quorum_queue("orders", &[]).await;
+    let broker = open(config(server.amqp_url())).await;
+    the_servers_own_size_limit_is_poison(&server, &broker).await;
+    an_alarm_is_an_outage_and_loses_nothing(&server, &broker, true).await;
+    an_alarm_is_an_outage_and_loses_nothing(&server, &broker, false).await;
+    a_frozen_server_is_noticed_and_loses_nothing(&server, &broker).await;
+    a_killed_server_loses_nothing(&server, &broker).await;
+    a_stopped_server_loses_nothing(&server, &broker).await;
+}
+
+async fn the_servers_own_size_limit_is_poison(server: &Private, broker: &RabbitBroker) {
+    let large = with(&to("orders", 1, "k"), |message| message.payload = vec![0; 100_001].into());
+    assert_eq!(publish(broker, &[large]).await, [Some(Class::Poison)]);
+    publish_all(broker, &[to("orders", 2, "k")]).await;
+    assert_eq!(Side::of(&server.amqp_url()).await.take_all("orders").await.len(), 1);
+}
+
+async fn an_alarm_is_an_outage_and_loses_nothing(server: &Private, broker: &RabbitBroker, memory: bool) {
+    let alarm = async |on| if memory { server.memory_alarm(on).await } else { server.disk_alarm(on).await };
+    let probe = to("orders", 1_000_000, "probe");
+    alarm(true).await;
+    until(broker, &probe, Some(Class::Outage)).await;
+    // It lasts longer than heartbeats would allow for a silent server.
+    let since = Instant::now();
+    while since.elapsed() < Duration::from_secs(4) {
+        let outcome = publish(broker, std::slice::from_ref(&probe)).await;
+        assert_eq!(outcome, [Some(Class::Outage)], "after {:?}", since.elapsed());
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    alarm(false).await;
+    until(broker, &probe, None).await;
+    Side::of(&server.amqp_url()).await.take_all("orders").await;
+    through(server, broker, async {
+        alarm(true).await;
+        alarm(false).await;
+    })
+    .await;
+}
+
+async fn a_frozen_server_is_noticed_and_loses_nothing(server: &Private, broker: &RabbitBroker) {
+    let seen = through(server, broker, async {
+        server.pause().await;
+        // Both the confirm's deadline and twice the heartbeat pass.
+        until(broker, &to("orders", 1, "probe"), Some(Class::Outage)).await;
+        server.resume().await;
+    })
+    .await;
+    assert!(seen.contains("outage") && seen.is_subset(&BTreeSet::from(["outage", "unknown"])), "{seen:?}");
+}
+
+async fn a_killed_server_loses_nothing(server: &Private, broker: &RabbitBroker) {
+    let seen = through(server, broker, async {
+        server.kill9().await;
+        until(broker, &to("orders", 1, "probe"), Some(Class::Outage)).await;
+        server.start_again().await;
+    })
+    .await;
+    assert!(seen.contains("outage"), "{seen:?}");
+}
+
+async fn a_stopped_server_loses_nothing(server: &Private, broker: &RabbitBroker) {
+    let seen = through(server, broker, async {
+        server.stop().await;
+        server.start_again().await;
+    })
+    .await;
+    assert!(seen.contains("outage"), "{seen:?}");
+}
+
+/// At bytes that nobody chose: in the middle of a frame, of a message, of a confirm.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connection_that_is_cut_anywhere_loses_nothing() {
+    let vhost = Server::shared().vhost().await;
+    let side = Side::of(&vhost.amqp_url()).await;
+    side.quorum_queue("orders", &[]).await;
+    let server = Server::shared().amqp_url().rsplit_once('@').and_then(|(_, host)| host.parse::<SocketAddr>().ok());
+    let proxy = CutProxy::start(server.expect("an address")).await;
+    let broker = open(config(format!("amqp://guest:guest@{}/{}", proxy.addr(), vhost.name()))).await;
+    publish_all(&broker, &[to("orders", 1_000_000, "probe")]).await;
+    side.take_all("orders").await;
+    let mut seen = BTreeSet::new();
+    for cut in 0..10_u32 {
+        let (direction, bytes) = match cut % 2 {
+            0 => (Direction::ToServer, 1_000 + u64::from(cut) * 1_977),
+            _ => (Direction::ToClient, 100 + u64::from(cut) * 131),
+        };
+        proxy.cut_after(direction, bytes);
+        seen.extend(send_all(&broker, cut * 10 * KEYS, 10).await);
+    }
+    assert!(seen.contains("unknown"), "{seen:?}");
+    nothing_is_missing(&side, 0, 100).await;
+}
