@@ -179,6 +179,22 @@ impl Error {
     }
 }
 
+impl Error {
+    /// Whether what it is about may have been stored all the same.
+    pub(crate) fn is_uncertain(&self) -> bool {
+        self.class() == Class::Unknown
+    }
+
+    /// The same for another message of its batch.
+    pub(crate) fn again(&self) -> Self {
+        match self {
+            Self::Unconfirmed(within) => Self::Unconfirmed(*within),
+            Self::Acknowledgement(why) => Self::Acknowledgement(why.clone()),
+            _ => Self::Lost,
+        }
+    }
+}
+
 /// Which of our errors JetStream's answer to a publish is, by its code. In none of them was the message stored.
 pub(crate) fn answered(code: u64, description: String) -> Error {
     // https://github.com/nats-io/nats-server/blob/main/server/errors.json

@@ -33,11 +33,20 @@ pub(crate) fn options(config: &Config) -> Result<ConnectOptions, Error> {
         Auth::None => options,
         Auth::UserPassword { user, password } => options.user_and_password(user.clone(), password.clone()),
         Auth::Token(token) => options.token(token.clone()),
-        Auth::NKey(seed) => options.nkey(seed.trim().to_owned()),
+        Auth::NKey(seed) => options.nkey(checked(seed)?),
         Auth::Credentials(text) => {
             options.credentials(text).map_err(|_| Error::Config("the credentials cannot be read".to_owned()))?
         }
     })
+}
+
+/// The library would find a wrong seed only when it connects, and call it a refused login.
+fn checked(seed: &str) -> Result<String, Error> {
+    let seed = seed.trim();
+    let is_seed = seed.len() == 58
+        && seed.starts_with("SU")
+        && seed.bytes().all(|byte| byte.is_ascii_uppercase() || (b'2'..=b'7').contains(&byte));
+    is_seed.then(|| seed.to_owned()).ok_or_else(|| Error::Config("the NKey is no seed of a user (`SU…`)".to_owned()))
 }
 
 /// The servers of the configuration, checked.

@@ -2,12 +2,14 @@
 
 mod acks;
 mod answer;
+mod atomic;
 mod encode;
 mod keep;
+mod pace;
+mod room;
 mod session;
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use async_nats::PublishError;
 use relevo_core::{Confirms, Publication};
@@ -17,6 +19,7 @@ pub(crate) use keep::keep;
 pub(crate) use session::{Session, State};
 
 use self::acks::Flight;
+use self::atomic::Gathered;
 use self::encode::{Encoded, encode};
 use crate::classify::Error;
 use crate::config::Config;
@@ -24,16 +27,12 @@ use crate::config::Config;
 /// Sends a batch over this connection and waits until every message has its outcome.
 pub(crate) async fn publish(session: &Session, config: &Config, batch: &[Publication], confirms: &Confirms) {
     let flight = Flight::new(confirms);
-    let call = Call { session, flight: &flight, patience: config.ack_deadline };
     let bytes_max = bytes_max(session, config);
-    for (index, publication) in batch.iter().enumerate() {
-        let sent = match encode(publication, config, bytes_max) {
-            Ok(encoded) => call.send(index, encoded).await,
-            Err(error) => Err(error),
-        };
-        if let Err(error) = sent {
-            confirms.report(index, Err(error.into()));
-        }
+    let call = Call { session, config, batch, confirms, flight: &flight, bytes_max };
+    if batch.len() > 1 && atomic::is_wanted(session, config) {
+        call.together().await;
+    } else {
+        call.one_by_one().await;
     }
     flight.landed().await;
 }
@@ -46,22 +45,55 @@ pub(crate) fn bytes_max(session: &Session, config: &Config) -> usize {
 /// A call in progress; given up in the middle, it leaves nothing behind that waits.
 struct Call<'a> {
     session: &'a Session,
+    config: &'a Config,
+    batch: &'a [Publication],
+    confirms: &'a Confirms,
     flight: &'a Arc<Flight>,
-    /// How long the connection may take nothing.
-    patience: Duration,
+    bytes_max: usize,
 }
 
 impl Call<'_> {
+    async fn one_by_one(&self) {
+        for (index, publication) in self.batch.iter().enumerate() {
+            match encode(publication, self.config, self.bytes_max) {
+                Ok(message) => self.send_or_report(index, message).await,
+                Err(error) => self.confirms.report(index, Err(error.into())),
+            }
+        }
+    }
+
+    /// In as few atomic batches as possible, one after the other.
+    async fn together(&self) {
+        let mut gathered = Gathered::default();
+        for (index, publication) in self.batch.iter().enumerate() {
+            match encode(publication, self.config, self.bytes_max) {
+                Ok(message) => gathered.push(index, message),
+                Err(error) => self.confirms.report(index, Err(error.into())),
+            }
+            if gathered.is_full() {
+                self.send_together(&mut gathered).await;
+            }
+        }
+        self.send_together(&mut gathered).await;
+    }
+
+    async fn send_or_report(&self, index: usize, message: Encoded) {
+        if let Err(error) = self.send(index, message).await {
+            self.confirms.report(index, Err(error.into()));
+        }
+    }
+
     /// Sends one message. An error means that it was not sent, and nothing else reports it.
     async fn send(&self, index: usize, message: Encoded) -> Result<(), Error> {
         let Session { client, acks, .. } = self.session;
         if self.session.is_denied(&message.subject) {
             return Err(Error::NotPermitted(message.subject.into_string()));
         }
-        acks.room().await?;
+        acks.room(1).await?;
         let token = acks.expect(self.flight, index, &message.subject)?;
         let reply = self.session.reply(token);
-        let sending = client.publish_with_reply_and_headers(message.subject, reply, message.headers, message.payload);
+        let Encoded { subject, headers, payload, .. } = message;
+        let sending = client.publish_with_reply_and_headers(subject, reply, headers, payload);
         match self.written(sending).await {
             // Whatever has its outcome already was reported.
             Err(error) if acks.forget(token) => Err(error),
@@ -75,7 +107,7 @@ impl Call<'_> {
             biased; // Mostly there is room, and nothing else need be looked at.
             sent = sending => sent,
             () = self.session.acks.lost() => return Err(Error::Disconnected),
-            () = tokio::time::sleep(self.patience) => return Err(Error::Stalled(self.patience)),
+            () = tokio::time::sleep(self.config.ack_deadline) => return Err(Error::Stalled(self.config.ack_deadline)),
         };
         sent.map_err(|_| Error::Disconnected)
     }

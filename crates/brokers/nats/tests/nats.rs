@@ -1,10 +1,20 @@
 //! Everything that needs a server, in one program: it links once, and what tests share stands once.
 
+#[path = "nats/batches.rs"]
+mod batches;
+#[path = "nats/classes.rs"]
+mod classes;
 #[path = "nats/conformance.rs"]
 mod conformance;
 #[path = "nats/consumer_harness.rs"]
 mod consumer_harness;
 #[path = "nats/consuming.rs"]
 mod consuming;
+#[path = "nats/faults.rs"]
+mod faults;
 #[path = "nats/harness.rs"]
 mod harness;
+#[path = "nats/publish.rs"]
+mod publish;
+#[path = "nats/tls.rs"]
+mod tls;

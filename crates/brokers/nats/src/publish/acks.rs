@@ -7,9 +7,14 @@ use std::time::{Duration, Instant};
 use async_nats::Subject;
 use relevo_core::{Confirms, Outcome};
 use slab::Slab;
-use tokio::sync::{Notify, Semaphore, watch};
+use tokio::sync::{Notify, oneshot, watch};
 
+use super::pace::Pace;
+use super::room::Room;
 use crate::classify::Error;
+
+/// What becomes of a batch.
+pub(crate) type Answer = oneshot::Receiver<Result<(), Error>>;
 
 /// One call of `publish`, whose messages wait.
 #[derive(Debug)]
@@ -38,11 +43,19 @@ impl Flight {
     }
 }
 
-/// A message that waits.
+/// Who is told.
+#[derive(Debug)]
+enum Whose {
+    /// A message of a call, by its index.
+    Message(Arc<Flight>, usize),
+    /// A batch of so many messages, which have one acknowledgement.
+    Batch(usize, oneshot::Sender<Result<(), Error>>),
+}
+
+/// A message, or the last one of a batch, that waits.
 #[derive(Debug)]
 struct Waiting {
-    flight: Arc<Flight>,
-    index: usize,
+    whose: Whose,
     /// Tells the users of one place apart: an acknowledgement may come after its deadline.
     turn: u64,
     subject: Subject,
@@ -52,7 +65,7 @@ struct Waiting {
 /// Everything of one connection that waits for an acknowledgement, at most so much as there is room.
 #[derive(Debug)]
 pub(crate) struct Acks {
-    room: Semaphore,
+    room: Room,
     table: Mutex<Table>,
     within: Duration,
     lost: watch::Sender<bool>,
@@ -63,6 +76,7 @@ struct Table {
     waiting: Slab<Waiting>,
     turn: u64,
     closed: bool,
+    pace: Pace,
 }
 
 /// Places in the table; a token is a place and the turn in which it was used.
@@ -72,39 +86,58 @@ pub(crate) const IN_FLIGHT_MAX: usize = 1 << PLACES_BITS;
 
 impl Acks {
     pub(crate) fn new(in_flight_max: usize, within: Duration) -> Self {
-        Self { room: Semaphore::new(in_flight_max), table: Mutex::default(), within, lost: watch::Sender::new(false) }
+        let (table, lost) = (Mutex::default(), watch::Sender::new(false));
+        Self { room: Room::new(in_flight_max), table, within, lost }
     }
 
-    /// Waits for room for one message; an error when the connection is lost.
-    pub(crate) async fn room(&self) -> Result<(), Error> {
-        let permit = self.room.acquire().await.map_err(|_| Error::Disconnected)?;
-        // It is given back when the message has its outcome.
-        permit.forget();
-        Ok(())
+    /// Waits for room for a message, or for a batch of so many; an error when the connection is lost.
+    pub(crate) async fn room(&self, messages: usize) -> Result<(), Error> {
+        self.room.take(messages).await
     }
 
     /// Registers a message for which there is room. The token comes back with its acknowledgement; an error when the
     /// connection is lost.
     pub(crate) fn expect(&self, flight: &Arc<Flight>, index: usize, subject: &Subject) -> Result<u64, Error> {
-        let deadline = Instant::now() + self.within;
+        self.register(Whose::Message(Arc::clone(flight), index), subject)
+    }
+
+    /// Registers the last message of a batch for which there is room.
+    pub(crate) fn expect_batch(&self, messages: usize, last: &Subject) -> Result<(u64, Answer), Error> {
+        let (sender, answer) = oneshot::channel();
+        Ok((self.register(Whose::Batch(messages, sender), last)?, answer))
+    }
+
+    fn register(&self, whose: Whose, subject: &Subject) -> Result<u64, Error> {
+        let now = Instant::now();
         let mut table = self.lock();
         if table.closed {
             return Err(Error::Disconnected);
         }
+        if let Whose::Message(flight, _) = &whose {
+            flight.left.fetch_add(1, Ordering::AcqRel);
+        }
         table.turn += 1;
         let turn = table.turn;
-        flight.left.fetch_add(1, Ordering::AcqRel);
-        let waiting = Waiting { flight: Arc::clone(flight), index, turn, subject: subject.clone(), deadline };
+        let waiting = Waiting { whose, turn, subject: subject.clone(), deadline: now + self.within };
         let place = table.waiting.insert(waiting) as u64;
+        let in_flight = table.waiting.len();
+        table.pace.sent(in_flight, now);
         Ok(turn << PLACES_BITS | place)
     }
 
     /// The message of this token was not sent after all, and the caller reports it; unless it has its outcome already.
     pub(crate) fn forget(&self, token: u64) -> bool {
         let Some(waiting) = self.lock().take(token) else { return false };
-        waiting.flight.leave(1);
-        self.room.add_permits(1);
+        self.room.leave(self.room.weight(waiting.messages()));
+        if let Whose::Message(flight, _) = waiting.whose {
+            flight.leave(1);
+        }
         true
+    }
+
+    /// Whether the server was slow to acknowledge when there was enough to acknowledge.
+    pub(crate) fn is_slow(&self) -> bool {
+        self.lock().pace.is_slow()
     }
 
     /// Ready when the connection is lost.
@@ -114,15 +147,22 @@ impl Acks {
     }
 
     /// Settles what acknowledgements say; tokens that nobody waits for any more are ignored.
-    pub(crate) fn settle(&self, answers: impl IntoIterator<Item = (u64, Result<(), Error>)>) {
+    pub(crate) fn settle(&self, answers: impl IntoIterator<Item = (u64, Result<usize, Error>)>) {
         let mut table = self.lock();
         let mut settled = Settled::default();
         for (token, answer) in answers {
             if let Some(waiting) = table.take(token) {
-                settled.push(waiting, answer.map_err(Into::into));
+                let wanted = waiting.messages();
+                let weight = self.room.weight(waiting.messages());
+                settled.push(waiting, weight, answer.and_then(|stored| whole(stored, wanted)));
             }
         }
+        let in_flight = table.waiting.len();
+        let window = table.pace.settled(settled.count, in_flight);
         self.report(settled);
+        if let Some(window) = window {
+            self.room.resize(window);
+        }
     }
 
     /// Settles what has waited too long.
@@ -147,9 +187,16 @@ impl Acks {
     /// Nobody waits for this call any more.
     pub(crate) fn abandon(&self, flight: &Arc<Flight>) {
         let mut table = self.lock();
-        let before = table.waiting.len();
-        table.waiting.retain(|_, waiting| !Arc::ptr_eq(&waiting.flight, flight));
-        self.room.add_permits(before - table.waiting.len());
+        let mut freed = 0;
+        table.waiting.retain(|_, waiting| {
+            let gone = match &waiting.whose {
+                Whose::Message(whose, _) => Arc::ptr_eq(whose, flight),
+                Whose::Batch(_, answer) => answer.is_closed(),
+            };
+            freed += if gone { self.room.weight(waiting.messages()) } else { 0 };
+            !gone
+        });
+        self.room.leave(freed);
     }
 
     fn settle_where(&self, which: impl Fn(&Waiting) -> bool, why: impl Fn(&Waiting) -> Error) {
@@ -160,14 +207,15 @@ impl Acks {
         for place in places {
             let waiting = table.waiting.remove(place);
             let error = why(&waiting);
-            settled.push(waiting, Err(error.into()));
+            let weight = self.room.weight(waiting.messages());
+            settled.push(waiting, weight, Err(error));
         }
         self.report(settled);
     }
 
     /// Called with the table locked, so that a call that was given up hears nothing any more.
     fn report(&self, settled: Settled) {
-        self.room.add_permits(settled.count);
+        self.room.leave(settled.weight);
         for (flight, outcomes) in settled.runs {
             let count = outcomes.len();
             flight.confirms.report_all(outcomes);
@@ -181,12 +229,27 @@ impl Acks {
     }
 }
 
+impl Waiting {
+    fn messages(&self) -> usize {
+        match self.whose {
+            Whose::Message(..) => 1,
+            Whose::Batch(messages, _) => messages,
+        }
+    }
+}
+
 impl Table {
     fn take(&mut self, token: u64) -> Option<Waiting> {
         let place = usize::try_from(token % IN_FLIGHT_MAX as u64).ok()?;
         let turn = token >> PLACES_BITS;
         self.waiting.get(place).is_some_and(|waiting| waiting.turn == turn).then(|| self.waiting.remove(place))
     }
+}
+
+/// A server that knows nothing of batches acknowledges the last message alone.
+fn whole(stored: usize, wanted: usize) -> Result<(), Error> {
+    let short = || Error::Acknowledgement(format!("it is for {stored} messages of {wanted}"));
+    (stored == wanted).then_some(()).ok_or_else(short)
 }
 
 /// Outcomes of one call.
@@ -197,16 +260,23 @@ type Run = (Arc<Flight>, Vec<(usize, Outcome)>);
 struct Settled {
     runs: Vec<Run>,
     count: usize,
+    weight: usize,
 }
 
 impl Settled {
-    fn push(&mut self, waiting: Waiting, outcome: Outcome) {
-        self.count += 1;
-        match self.runs.last_mut() {
-            Some((flight, outcomes)) if Arc::ptr_eq(flight, &waiting.flight) => {
-                outcomes.push((waiting.index, outcome));
+    fn push(&mut self, waiting: Waiting, weight: usize, answer: Result<(), Error>) {
+        self.count += waiting.messages();
+        self.weight += weight;
+        match waiting.whose {
+            // Whoever does not listen any more gave the call up.
+            Whose::Batch(_, whose) => drop(whose.send(answer)),
+            Whose::Message(flight, index) => {
+                let outcome = answer.map_err(Into::into);
+                match self.runs.last_mut() {
+                    Some((last, outcomes)) if Arc::ptr_eq(last, &flight) => outcomes.push((index, outcome)),
+                    _ => self.runs.push((flight, vec![(index, outcome)])),
+                }
             }
-            _ => self.runs.push((waiting.flight, vec![(waiting.index, outcome)])),
         }
     }
 }
@@ -234,16 +304,16 @@ mod tests {
     async fn an_acknowledgement_that_comes_too_late_is_nobodys() {
         let (acks, reports) = (acks(), Reports::default());
         let flight = Flight::new(&reports.confirms(1));
-        acks.room().await.expect("room");
+        acks.room(1).await.expect("room");
         let first = acks.expect(&flight, 0, &"a".into()).expect("registered");
         acks.expire(Instant::now() + Duration::from_secs(5));
         assert_eq!(classes(&reports), [(0, Some(Class::Unknown))]);
-        acks.room().await.expect("room");
+        acks.room(1).await.expect("room");
         let second = acks.expect(&flight, 1, &"a".into()).expect("registered");
         assert_eq!(first % IN_FLIGHT_MAX as u64, second % IN_FLIGHT_MAX as u64, "the place is used again");
-        acks.settle([(first, Ok(()))]);
+        acks.settle([(first, Ok(1))]);
         assert_eq!(classes(&reports), []);
-        acks.settle([(second, Ok(()))]);
+        acks.settle([(second, Ok(1))]);
         assert_eq!(classes(&reports), [(1, None)]);
         flight.landed().await;
     }
@@ -253,11 +323,11 @@ mod tests {
         let (acks, reports) = (acks(), Reports::default());
         let flight = Flight::new(&reports.confirms(1));
         for index in 0..2 {
-            acks.room().await.expect("room");
+            acks.room(1).await.expect("room");
             acks.expect(&flight, index, &"a".into()).expect("registered");
         }
         acks.abandon(&flight);
-        acks.room().await.expect("room again");
+        acks.room(1).await.expect("room again");
         acks.lose();
         assert_eq!(classes(&reports), []);
     }
@@ -266,11 +336,11 @@ mod tests {
     async fn a_lost_connection_settles_what_waits_and_takes_nothing_more() {
         let (acks, reports) = (acks(), Reports::default());
         let flight = Flight::new(&reports.confirms(1));
-        acks.room().await.expect("room");
+        acks.room(1).await.expect("room");
         acks.expect(&flight, 0, &"a".into()).expect("registered");
         acks.lose();
         assert_eq!(classes(&reports), [(0, Some(Class::Unknown))]);
-        assert!(acks.room().await.is_err());
+        assert!(acks.room(1).await.is_err());
         assert!(acks.expect(&flight, 1, &"a".into()).is_err());
         flight.landed().await;
     }
@@ -279,6 +349,7 @@ mod tests {
     async fn a_denied_subject_leaves_the_others_waiting() {
         let (acks, reports) = (acks(), Reports::default());
         let flight = Flight::new(&reports.confirms(1));
+        acks.room(2).await.expect("room");
         acks.expect(&flight, 0, &"a".into()).expect("registered");
         acks.expect(&flight, 1, &"b".into()).expect("registered");
         acks.deny("b");

@@ -12,6 +12,8 @@ struct Answer<'a> {
     #[serde(borrow)]
     error: Option<Refusal<'a>>,
     seq: Option<u64>,
+    /// How many messages a batch had.
+    count: Option<usize>,
 }
 
 #[derive(Deserialize)]
@@ -22,8 +24,8 @@ struct Refusal<'a> {
     description: Cow<'a, str>,
 }
 
-/// Whether the message was stored; a repeat counts as stored.
-pub(crate) fn read(message: &Message) -> Result<(), Error> {
+/// How many messages were stored, where it was a batch, and one where it was not; a repeat counts as stored.
+pub(crate) fn read(message: &Message) -> Result<usize, Error> {
     if message.status == Some(StatusCode::NO_RESPONDERS) {
         return Err(Error::NoStream);
     }
@@ -31,7 +33,7 @@ pub(crate) fn read(message: &Message) -> Result<(), Error> {
         serde_json::from_slice(&message.payload).map_err(|error| Error::Acknowledgement(error.to_string()))?;
     match answer {
         Answer { error: Some(refusal), .. } => Err(answered(refusal.err_code, refusal.description.into_owned())),
-        Answer { seq: Some(_), .. } => Ok(()),
+        Answer { seq: Some(_), count, .. } => Ok(count.unwrap_or(1)),
         Answer { seq: None, .. } => Err(Error::Acknowledgement("it names no sequence".to_owned())),
     }
 }

@@ -19,6 +19,8 @@ pub(crate) struct Encoded {
     pub(crate) subject: Subject,
     pub(crate) headers: HeaderMap,
     pub(crate) payload: Bytes,
+    /// Headers and payload together.
+    pub(crate) bytes: usize,
 }
 
 /// Encodes a publication, or says why it can never be sent. `bytes_max` is what server and configuration allow.
@@ -36,7 +38,7 @@ pub(crate) fn encode(publication: &Publication, config: &Config, bytes_max: usiz
     if bytes > bytes_max {
         return Err(Error::TooLarge { bytes, max: bytes_max });
     }
-    Ok(Encoded { subject: subject.into(), headers, payload: message.payload.clone() })
+    Ok(Encoded { subject: subject.into(), headers, payload: message.payload.clone(), bytes })
 }
 
 /// By what the server knows a repeat: the id and the address, because a stream may hold the same message for several.

@@ -28,7 +28,7 @@ pub(crate) async fn keep(config: Config, configured: Vec<ServerAddr>, state: wat
                 servers = known(&configured, &session);
                 let session = Arc::new(session);
                 state.send_replace(State::Up(Arc::clone(&session)));
-                session.run(ears).await
+                session.run(ears, &config).await
             }
             Err(error) => error,
         };

@@ -1,6 +1,7 @@
 //! One connection for publishing, from its beginning to its loss.
 
 use std::collections::BTreeMap;
+use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -10,6 +11,7 @@ use tokio::sync::mpsc;
 
 use super::acks::Acks;
 use super::answer;
+use super::atomic::Ability;
 use crate::classify::Error;
 use crate::config::Config;
 use crate::{link, tls};
@@ -27,6 +29,7 @@ const TOGETHER: usize = 256;
 pub(crate) struct Session {
     pub(crate) client: Client,
     pub(crate) acks: Acks,
+    pub(crate) ability: Ability,
     inbox: String,
     denied: Mutex<BTreeMap<String, Instant>>,
 }
@@ -35,6 +38,8 @@ pub(crate) struct Session {
 pub(crate) struct Ears {
     events: mpsc::Receiver<Event>,
     answers: Subscriber,
+    /// Whether the server said what its stream can do.
+    answered: bool,
 }
 
 impl Session {
@@ -58,12 +63,26 @@ impl Session {
         let answers = client.subscribe(format!("{inbox}*")).await;
         let answers = answers.map_err(|error| Error::Api { what: "subscribing to the inbox", source: error.into() })?;
         let acks = Acks::new(config.in_flight_max, config.ack_deadline);
-        Ok((Self { client, acks, inbox, denied: Mutex::default() }, Ears { events, answers }))
+        let ability = Ability::default();
+        let answered = ability.ask(&client, config).await;
+        Ok((Self { client, acks, ability, inbox, denied: Mutex::default() }, Ears { events, answers, answered }))
     }
 
     /// Listens until the connection is lost, and says why; then everything that waited has its outcome.
-    pub(crate) async fn run(&self, ears: Ears) -> Error {
-        let Ears { mut events, answers } = ears;
+    pub(crate) async fn run(&self, ears: Ears, config: &Config) -> Error {
+        let answered = ears.answered;
+        let mut listening = pin!(self.listen(ears));
+        if answered {
+            return listening.await;
+        }
+        tokio::select! {
+            why = &mut listening => why,
+            () = self.ability.learn(&self.client, config) => listening.await,
+        }
+    }
+
+    async fn listen(&self, ears: Ears) -> Error {
+        let Ears { mut events, answers, .. } = ears;
         let mut answers = answers.ready_chunks(TOGETHER);
         let mut look = tokio::time::interval(LOOK_EVERY);
         let why = loop {

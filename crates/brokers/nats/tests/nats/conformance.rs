@@ -7,3 +7,7 @@ mod newest {
 mod oldest {
     relevo_conformance::broker_suite!(crate::harness::oldest);
 }
+
+mod atomic {
+    relevo_conformance::broker_suite!(crate::harness::atomic);
+}

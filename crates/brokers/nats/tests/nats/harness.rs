@@ -7,8 +7,9 @@ use async_nats::jetstream::{self, stream};
 use async_trait::async_trait;
 use futures_util::StreamExt as _;
 use relevo_broker_nats::{Atomic, Config, NatsBroker, decode_headers};
-use relevo_conformance::broker::harness::{BrokerHarness, Promises};
-use relevo_core::Raw;
+use relevo_conformance::broker::harness::{BrokerHarness, Promises, soon};
+use relevo_core::broker::Reports;
+use relevo_core::{Broker as _, Class, Publication, Raw};
 use relevo_testkit::NatsVersion;
 use relevo_testkit::nats::{Private, Settings};
 
@@ -26,6 +27,10 @@ pub(crate) async fn newest() -> Nats {
 
 pub(crate) async fn oldest() -> Nats {
     start(NatsVersion::V2_9, Atomic::Auto).await
+}
+
+pub(crate) async fn atomic() -> Nats {
+    start(NatsVersion::V2_15, Atomic::Always).await
 }
 
 async fn start(version: NatsVersion, atomic: Atomic) -> Nats {
@@ -55,6 +60,13 @@ pub(crate) async fn make_stream(server: &Private, config: stream::Config) {
     jetstream::new(client(server).await).create_stream(config).await.expect("a stream");
 }
 
+/// Makes the usual stream at a server that asks for a login.
+pub(crate) async fn make_stream_as(server: &Private, user: &str, password: &str) {
+    let options = async_nats::ConnectOptions::with_user_and_password(user.to_owned(), password.to_owned());
+    let client = options.connect(server.url()).await.expect("the server lets us in");
+    jetstream::new(client).create_stream(everything()).await.expect("a stream");
+}
+
 /// Everything that a stream holds, with the subject of each.
 pub(crate) async fn stored(server: &Private, name: &str) -> Vec<(String, Raw)> {
     let jetstream = jetstream::new(client(server).await);
@@ -79,6 +91,47 @@ pub(crate) async fn stored(server: &Private, name: &str) -> Vec<(String, Raw)> {
         }
     }
     stored
+}
+
+/// A server of its own with the usual stream, and a broker for it.
+pub(crate) async fn server(version: NatsVersion) -> (Private, NatsBroker) {
+    let server = Private::start(version, Settings::new()).await;
+    make_stream(&server, everything()).await;
+    let broker = open(Config::new(server.url())).await;
+    (server, broker)
+}
+
+pub(crate) async fn open(config: Config) -> NatsBroker {
+    NatsBroker::open(config).await.expect("a configuration that can work")
+}
+
+/// Publishes a batch; what is told of each message that was not confirmed.
+pub(crate) async fn told(broker: &NatsBroker, batch: &[Publication]) -> Vec<Option<(Class, String)>> {
+    let reports = Reports::default();
+    soon(broker.publish(batch, &reports.confirms(1))).await;
+    let mut told: Vec<_> = reports.take().into_iter().map(|(_, index, outcome)| (index, outcome)).collect();
+    told.sort_by_key(|(index, _)| *index);
+    assert!(told.iter().map(|(index, _)| *index).eq(0..batch.len()), "one outcome a message");
+    told.into_iter().map(|(_, outcome)| outcome.err().map(|failure| (failure.class(), failure.describe()))).collect()
+}
+
+/// What is told of one message.
+pub(crate) async fn told_of(broker: &NatsBroker, one: &Publication) -> Option<(Class, String)> {
+    told(broker, std::slice::from_ref(one)).await.remove(0)
+}
+
+/// Publishes one message again and again until it ends so; what is then told of it.
+pub(crate) async fn until(broker: &NatsBroker, one: &Publication, class: Option<Class>) -> String {
+    let trying = async {
+        loop {
+            let told = told_of(broker, one).await;
+            if told.as_ref().map(|(class, _)| *class) == class {
+                return told.map(|(_, text)| text).unwrap_or_default();
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    soon(trying).await
 }
 
 #[async_trait]

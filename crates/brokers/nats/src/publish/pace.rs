@@ -1,0 +1,93 @@
+//! How fast acknowledgements come while there is enough to acknowledge.
+
+use std::time::{Duration, Instant};
+
+/// Below so many in flight the pace is the sender's, not the server's.
+const ENOUGH: usize = 32;
+/// What is looked at together, in time during which there was enough.
+const LONG: Duration = Duration::from_millis(100);
+/// A server that syncs its disk before every acknowledgement stays below this many a second; others are far above it.
+const SLOW_PER_SECOND: u128 = 15_000;
+
+/// So much of what the server acknowledges may be in flight: the last of it then waits about so long, far less than its
+/// deadline.
+const AHEAD: Duration = Duration::from_millis(500);
+/// Fewer than that in flight would slow a quick server down before it is known to be quick.
+pub(super) const WINDOW_MIN: usize = 256;
+/// In flight before anything is known.
+pub(super) const WINDOW_START: usize = 1_024;
+
+/// Measures the server's pace.
+#[derive(Debug, Default)]
+pub(super) struct Pace {
+    since: Option<Instant>,
+    busy: Duration,
+    settled: usize,
+    slow: bool,
+}
+
+impl Pace {
+    /// One more is in flight.
+    pub(super) fn sent(&mut self, in_flight: usize, now: Instant) {
+        if self.since.is_none() && in_flight >= ENOUGH {
+            self.since = Some(now);
+        }
+    }
+
+    /// So many were acknowledged, and so many are still in flight. When the pace is known anew: how many may be.
+    pub(super) fn settled(&mut self, count: usize, in_flight: usize) -> Option<usize> {
+        let since = self.since?;
+        let now = Instant::now();
+        self.since = (in_flight >= ENOUGH).then_some(now);
+        self.busy += now.saturating_duration_since(since);
+        self.settled += count;
+        if self.busy < LONG {
+            return None;
+        }
+        let (settled, busy) = (self.settled as u128, self.busy.as_micros());
+        (self.busy, self.settled) = (Duration::ZERO, 0);
+        self.slow = settled * 1_000_000 < SLOW_PER_SECOND * busy;
+        usize::try_from(settled * AHEAD.as_micros() / busy).ok()
+    }
+
+    /// Whether the server was slow when it was last measured.
+    pub(super) fn is_slow(&self) -> bool {
+        self.slow
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pace(acknowledged: usize, took: Duration) -> Pace {
+        let mut pace = Pace::default();
+        let began = Instant::now().checked_sub(took).expect("the machine runs for longer");
+        pace.sent(ENOUGH, began);
+        pace.settled(acknowledged, 0);
+        pace
+    }
+
+    #[test]
+    fn a_server_that_syncs_before_every_acknowledgement_is_slow() {
+        assert!(pace(6_000, Duration::from_secs(1)).is_slow());
+        assert!(!pace(76_000, Duration::from_secs(1)).is_slow());
+    }
+
+    #[test]
+    fn what_is_in_flight_is_half_a_second_of_the_servers_work() {
+        let mut pace = Pace::default();
+        pace.sent(ENOUGH, Instant::now().checked_sub(Duration::from_secs(2)).expect("the machine runs for longer"));
+        let window = pace.settled(4_000, 0).expect("a measurement");
+        assert!((900..=1_000).contains(&window), "{window}");
+    }
+
+    #[test]
+    fn a_few_messages_say_nothing() {
+        assert!(!pace(10, Duration::from_millis(10)).is_slow());
+        let mut idle = Pace::default();
+        idle.sent(1, Instant::now());
+        assert_eq!(idle.settled(1, 0), None);
+        assert!(!idle.is_slow());
+    }
+}

@@ -1,0 +1,156 @@
+//! Atomic batches: where they are used, and what becomes of their messages when one cannot be stored.
+
+use std::time::Duration;
+
+use async_nats::jetstream::{self, stream};
+use relevo_broker_nats::{Atomic, Config, NatsBroker};
+use relevo_conformance::broker::harness::{numbers, publication, publish_all, to, with};
+use relevo_core::{Class, Publication};
+use relevo_testkit::NatsVersion;
+use relevo_testkit::nats::{Private, Settings};
+use relevo_testkit::proxy::{CutProxy, Direction};
+
+use crate::harness::{STREAM, client, everything, make_stream, open, stored, told};
+
+async fn server(version: NatsVersion, config: stream::Config) -> Private {
+    let server = Private::start(version, Settings::new()).await;
+    make_stream(&server, config).await;
+    server
+}
+
+async fn broker(url: impl Into<String>, atomic: Atomic) -> NatsBroker {
+    open(Config { stream: Some(STREAM.to_owned()), atomic, ..Config::new(url) }).await
+}
+
+fn batch(numbers: std::ops::RangeInclusive<u32>) -> Vec<Publication> {
+    numbers.map(|number| publication(number, &format!("k-{}", number % 7))).collect()
+}
+
+async fn kept(server: &Private) -> Vec<i64> {
+    numbers(&stored(server, STREAM).await.into_iter().map(|(_, raw)| raw).collect::<Vec<_>>())
+}
+
+/// Of what is stored, how much came in batches: their headers are stored with them.
+async fn in_batches(server: &Private) -> usize {
+    let stream = jetstream::new(client(server).await).get_stream(STREAM).await.expect("a stream");
+    let state = &stream.cached_info().state;
+    let mut count = 0;
+    for sequence in state.first_sequence..=state.last_sequence {
+        let message = stream.get_raw_message(sequence).await.expect("a message");
+        count += usize::from(message.headers.get("Nats-Batch-Id").is_some());
+    }
+    count
+}
+
+#[tokio::test]
+async fn batches_are_sent_where_server_and_stream_can() {
+    let server = server(NatsVersion::V2_15, everything()).await;
+    publish_all(&broker(server.url(), Atomic::Always).await, &batch(1..=1_500)).await;
+    assert_eq!(kept(&server).await, (1..=1_500).collect::<Vec<_>>());
+    assert_eq!(in_batches(&server).await, 1_500);
+}
+
+#[tokio::test]
+async fn no_batch_goes_to_an_old_server_or_a_stream_that_takes_none() {
+    let takes_none = stream::Config { allow_atomic_publish: false, ..everything() };
+    for (version, config) in [(NatsVersion::V2_9, everything()), (NatsVersion::V2_15, takes_none)] {
+        let server = server(version, config).await;
+        publish_all(&broker(server.url(), Atomic::Always).await, &batch(1..=20)).await;
+        assert_eq!(kept(&server).await, (1..=20).collect::<Vec<_>>());
+        assert_eq!(in_batches(&server).await, 0);
+    }
+}
+
+#[tokio::test]
+async fn none_is_sent_while_the_server_is_quick_or_when_they_are_off() {
+    let server = server(NatsVersion::V2_15, everything()).await;
+    publish_all(&broker(server.url(), Atomic::Off).await, &batch(1..=20)).await;
+    publish_all(&broker(server.url(), Atomic::Auto).await, &batch(21..=40)).await;
+    assert_eq!(in_batches(&server).await, 0);
+}
+
+#[tokio::test]
+async fn they_are_sent_by_themselves_where_acknowledgements_are_slow() {
+    let server = server(NatsVersion::V2_15, everything()).await;
+    let proxy = CutProxy::start(([127, 0, 0, 1], server.port()).into()).await;
+    let broker = broker(format!("nats://{}", proxy.addr()), Atomic::Auto).await;
+    // As slow as a disk that is synced before each acknowledgement.
+    proxy.delay(Duration::from_millis(150));
+    publish_all(&broker, &batch(1..=200)).await;
+    proxy.delay(Duration::ZERO);
+    publish_all(&broker, &batch(201..=300)).await;
+    assert_eq!(in_batches(&server).await, 100);
+}
+
+#[tokio::test]
+async fn a_batch_with_a_repeat_is_sent_one_by_one() {
+    let server = server(NatsVersion::V2_15, everything()).await;
+    let broker = broker(server.url(), Atomic::Always).await;
+    publish_all(&broker, &batch(5..=6)).await;
+    publish_all(&broker, &batch(1..=10)).await;
+    assert_eq!(kept(&server).await, [5, 6, 1, 2, 3, 4, 7, 8, 9, 10]);
+    // The same one twice within a batch.
+    publish_all(&broker, &[publication(11, "a"), publication(12, "a"), publication(11, "a")]).await;
+    assert_eq!(kept(&server).await[10..], [11, 12]);
+}
+
+#[tokio::test]
+async fn one_message_that_cannot_be_stored_leaves_the_others_unharmed() {
+    let server = server(NatsVersion::V2_15, stream::Config { max_message_size: 2_000, ..everything() }).await;
+    let broker = broker(server.url(), Atomic::Always).await;
+    let large = with(&publication(3, "c"), |message| message.payload = vec![b'x'; 3_000].into());
+    let wrong = with(&publication(5, "e"), |message| {
+        message.headers.insert("a b".to_owned(), "v".to_owned());
+    });
+    let one = |number| publication(number, "a");
+    let told = told(&broker, &[one(1), to("elsewhere", 2, "b"), large, one(4), wrong, one(6)]).await;
+    let classes: Vec<_> = told.iter().map(|told| told.as_ref().map(|(class, _)| *class)).collect();
+    assert_eq!(classes, [None, Some(Class::Blocked), Some(Class::Poison), None, Some(Class::Poison), None], "{told:?}");
+    assert_eq!(kept(&server).await, [1, 4, 6]);
+}
+
+#[tokio::test]
+async fn a_full_stream_takes_what_fits() {
+    let discard = stream::DiscardPolicy::New;
+    let server = server(NatsVersion::V2_15, stream::Config { max_messages: 3, discard, ..everything() }).await;
+    let told = told(&broker(server.url(), Atomic::Always).await, &batch(1..=5)).await;
+    let throttled = Some(Class::Throttled(Duration::from_secs(1)));
+    let classes: Vec<_> = told.iter().map(|told| told.as_ref().map(|(class, _)| *class)).collect();
+    assert_eq!(classes, [None, None, None, throttled, throttled], "{told:?}");
+}
+
+#[tokio::test]
+async fn a_stream_that_takes_no_batches_any_more_gets_single_messages() {
+    let server = server(NatsVersion::V2_15, everything()).await;
+    let broker = broker(server.url(), Atomic::Always).await;
+    publish_all(&broker, &batch(1..=10)).await;
+    let context = jetstream::new(client(&server).await);
+    context.update_stream(stream::Config { allow_atomic_publish: false, ..everything() }).await.expect("updated");
+    publish_all(&broker, &batch(11..=20)).await;
+    assert_eq!(kept(&server).await, (1..=20).collect::<Vec<_>>());
+    assert_eq!(in_batches(&server).await, 10);
+}
+
+#[tokio::test]
+async fn an_uncertain_end_is_unknown_for_the_whole_batch_and_makes_no_second_message() {
+    for direction in [Direction::ToServer, Direction::ToClient] {
+        let server = server(NatsVersion::V2_15, everything()).await;
+        let proxy = CutProxy::start(([127, 0, 0, 1], server.port()).into()).await;
+        let broker = broker(format!("nats://{}", proxy.addr()), Atomic::Always).await;
+        proxy.stall(direction);
+        let batch = batch(1..=50);
+        let (told, ()) = tokio::join!(told(&broker, &batch), async {
+            proxy.until_held(direction).await;
+            proxy.cut().await;
+        });
+        for told in told {
+            assert_eq!(told.map(|(class, _)| class), Some(Class::Unknown));
+        }
+        proxy.thaw();
+        crate::harness::until(&broker, &publication(51, "k"), None).await;
+        publish_all(&broker, &batch).await;
+        let mut kept = kept(&server).await;
+        kept.sort_unstable();
+        assert_eq!(kept, (1..=51).collect::<Vec<_>>());
+    }
+}

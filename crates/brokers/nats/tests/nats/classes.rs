@@ -1,0 +1,230 @@
+//! What each refusal of a real server means, on both versions.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_nats::jetstream::{self, stream};
+use relevo_broker_nats::{Auth, Config};
+use relevo_conformance::broker::harness::{numbers, publication, to, with};
+use relevo_core::{Class, HeaderRules, Publication};
+use relevo_testkit::NatsVersion;
+use relevo_testkit::nats::{Private, Settings};
+
+use crate::harness::{
+    STREAM, client, everything, make_stream, make_stream_as, open, server, stored, told, told_of, until,
+};
+
+/// Publishes a refused message between two others, which must pass; what is told of it.
+async fn between(version: NatsVersion, config: stream::Config, refused: &Publication) -> (Class, String) {
+    let server = Private::start(version, Settings::new()).await;
+    make_stream(&server, config).await;
+    let broker = open(Config::new(server.url())).await;
+    let told = told(&broker, &[publication(1, "a"), refused.clone(), publication(3, "a")]).await;
+    let stored: Vec<_> = stored(&server, STREAM).await.into_iter().map(|(_, raw)| raw).collect();
+    assert_eq!(numbers(&stored), [1, 3], "the others are unharmed");
+    let [None, Some(told), None] = &told[..] else { panic!("{told:?}") };
+    told.clone()
+}
+
+fn with_header(name: &str, value: &str) -> Publication {
+    with(&publication(2, "a"), |message| {
+        message.headers.insert(name.to_owned(), value.to_owned());
+    })
+}
+
+#[tokio::test]
+async fn a_subject_without_a_stream_is_blocked() {
+    for version in NatsVersion::ALL {
+        let (class, text) = between(version, everything(), &to("elsewhere", 2, "a")).await;
+        assert_eq!(class, Class::Blocked, "{text}");
+    }
+}
+
+#[tokio::test]
+async fn an_address_that_is_no_subject_is_blocked_and_the_connection_lives() {
+    for address in ["orders.*", "orders..eu", "orders. eu", &"o".repeat(5_000)] {
+        let (class, text) = between(NatsVersion::V2_9, everything(), &to(address, 2, "a")).await;
+        assert_eq!(class, Class::Blocked, "{text}");
+    }
+}
+
+#[tokio::test]
+async fn the_longest_subject_passes() {
+    for version in NatsVersion::ALL {
+        let (_server, broker) = server(version).await;
+        let address = format!("orders.{}", "o".repeat(3_893));
+        assert_eq!(told_of(&broker, &to(&address, 1, "a")).await, None);
+    }
+}
+
+#[tokio::test]
+async fn another_stream_than_the_expected_one_is_blocked() {
+    for version in NatsVersion::ALL {
+        let (server, _) = server(version).await;
+        let broker = open(Config { stream: Some("other".to_owned()), ..Config::new(server.url()) }).await;
+        let (class, text) = told_of(&broker, &publication(1, "a")).await.expect("refused");
+        assert_eq!(class, Class::Blocked, "{text}");
+        let broker = open(Config { stream: Some(STREAM.to_owned()), ..Config::new(server.url()) }).await;
+        assert_eq!(told_of(&broker, &publication(1, "a")).await, None);
+    }
+}
+
+#[tokio::test]
+async fn a_full_stream_is_throttled_and_takes_more_when_there_is_room() {
+    for version in NatsVersion::ALL {
+        let server = Private::start(version, Settings::new()).await;
+        let discard = stream::DiscardPolicy::New;
+        make_stream(&server, stream::Config { max_messages: 2, discard, ..everything() }).await;
+        let broker = open(Config::new(server.url())).await;
+        let batch: Vec<_> = (1..=4).map(|number| publication(number, "a")).collect();
+        let classes: Vec<_> =
+            told(&broker, &batch).await.into_iter().map(|told| told.map(|(class, _)| class)).collect();
+        let throttled = Some(Class::Throttled(Duration::from_secs(1)));
+        assert_eq!(classes, [None, None, throttled, throttled]);
+        // What is there already is still recognised.
+        assert_eq!(told_of(&broker, &batch[0]).await, None);
+        let context = jetstream::new(client(&server).await);
+        context.get_stream(STREAM).await.expect("a stream").purge().await.expect("purged");
+        assert_eq!(told(&broker, &batch[2..]).await, [None, None]);
+    }
+}
+
+#[tokio::test]
+async fn a_server_without_room_on_its_disk_is_throttled() {
+    for version in NatsVersion::ALL {
+        let server = Private::start(version, Settings::new().jetstream("max_file_store: 65536")).await;
+        make_stream(&server, everything()).await;
+        let broker = open(Config::new(server.url())).await;
+        let large = |number| with(&publication(number, "a"), |message| message.payload = vec![b'x'; 30_000].into());
+        let told = told(&broker, &[large(1), large(2), large(3), large(4)]).await;
+        assert_eq!(told[0], None);
+        let (class, text) = told[3].clone().expect("refused");
+        assert_eq!(class, Class::Throttled(Duration::from_secs(1)), "{text}");
+    }
+}
+
+#[tokio::test]
+async fn a_message_larger_than_its_stream_allows_is_poison() {
+    for version in NatsVersion::ALL {
+        let config = stream::Config { max_message_size: 2_000, ..everything() };
+        let large = with(&publication(2, "a"), |message| message.payload = vec![b'x'; 3_000].into());
+        let (class, text) = between(version, config, &large).await;
+        assert_eq!(class, Class::Poison, "{text}");
+    }
+}
+
+#[tokio::test]
+async fn a_message_larger_than_the_server_allows_is_poison() {
+    for version in NatsVersion::ALL {
+        let server = Private::start(version, Settings::new().config("max_payload: 4096")).await;
+        make_stream(&server, everything()).await;
+        let broker = open(Config::new(server.url())).await;
+        let large = with(&publication(2, "a"), |message| message.payload = vec![b'x'; 4_000].into());
+        let told = told(&broker, &[publication(1, "a"), large, publication(3, "a")]).await;
+        let [None, Some((class, text)), None] = &told[..] else { panic!("{told:?}") };
+        assert_eq!(*class, Class::Poison, "{text}");
+    }
+}
+
+#[tokio::test]
+async fn headers_larger_than_jetstream_stores_are_poison() {
+    for version in NatsVersion::ALL {
+        let (class, text) = between(version, everything(), &with_header("x-long", &"v".repeat(70_000))).await;
+        assert_eq!(class, Class::Poison, "{text}");
+    }
+}
+
+#[tokio::test]
+async fn header_names_that_cannot_be_sent_are_poison() {
+    for name in ["a b", "a:b", "ñ", "a\r\nNats-Rollup", ""] {
+        let (class, text) = between(NatsVersion::V2_15, everything(), &with_header(name, "v")).await;
+        assert_eq!(class, Class::Poison, "{text}");
+    }
+}
+
+#[tokio::test]
+async fn no_writer_and_no_route_can_send_the_servers_own_headers() {
+    let rollup = stream::Config { allow_rollup: true, deny_delete: false, deny_purge: false, ..everything() };
+    let (class, text) = between(NatsVersion::V2_15, rollup.clone(), &with_header("Nats-Rollup", "all")).await;
+    assert_eq!(class, Class::Poison, "{text}");
+    let add = BTreeMap::from([("Nats-Rollup".to_owned(), "all".to_owned())]);
+    let headers = Arc::new(HeaderRules { add, ..HeaderRules::default() });
+    let (class, text) = between(NatsVersion::V2_15, rollup, &Publication { headers, ..publication(2, "a") }).await;
+    assert_eq!(class, Class::Poison, "{text}");
+}
+
+#[tokio::test]
+async fn a_sealed_stream_is_blocked() {
+    for version in NatsVersion::ALL {
+        let (server, broker) = server(version).await;
+        let context = jetstream::new(client(&server).await);
+        context.update_stream(stream::Config { sealed: true, ..everything() }).await.expect("sealed");
+        let (class, text) = told_of(&broker, &publication(1, "a")).await.expect("refused");
+        assert_eq!(class, Class::Blocked, "{text}");
+    }
+}
+
+#[tokio::test]
+async fn a_refusal_that_nobody_foresaw_is_transient_and_names_its_code() {
+    let server = Private::start(NatsVersion::V2_15, Settings::new()).await;
+    // A stream of counters takes only numbers to add.
+    let counters = stream::Config {
+        allow_message_counter: true,
+        allow_direct: true,
+        allow_atomic_publish: false,
+        duplicate_window: Duration::ZERO,
+        ..everything()
+    };
+    make_stream(&server, counters).await;
+    let broker = open(Config::new(server.url())).await;
+    let (class, text) = told_of(&broker, &publication(1, "a")).await.expect("refused");
+    assert_eq!(class, Class::Transient, "{text}");
+    assert!(text.contains("10169"), "{text}");
+}
+
+#[tokio::test]
+async fn a_subject_that_we_may_not_publish_to_is_blocked_and_heals() {
+    let may = |subjects: &str| {
+        format!(
+            "accounts {{ A {{ jetstream: enabled, users: [ {{ user: \"a\", password: \"p\", \
+             permissions: {{ publish: [ {subjects} ], subscribe: \">\" }} }} ] }} }}"
+        )
+    };
+    for version in NatsVersion::ALL {
+        let allowed = may("\"$JS.API.>\", \"orders\", \"_INBOX.>\"");
+        let server = Private::start(version, Settings::new().config(&allowed)).await;
+        let auth = Auth::UserPassword { user: "a".to_owned(), password: "p".to_owned() };
+        make_stream_as(&server, "a", "p").await;
+        let broker = open(Config { auth, ..Config::new(server.url()) }).await;
+        let denied: Vec<_> = (1..=300).map(|number| to("archive", number, "a")).collect();
+        let batch: Vec<_> = [publication(301, "a")].into_iter().chain(denied).chain([publication(302, "a")]).collect();
+        let mut told = told(&broker, &batch).await;
+        assert_eq!((told.remove(0), told.pop()), (None, Some(None)), "the others are unharmed");
+        for told in told {
+            let (class, text) = told.expect("refused");
+            assert_eq!(class, Class::Blocked, "{text}");
+            assert!(text.contains("archive"), "{text}");
+        }
+        let file = server.directory().join("nats.conf");
+        let text = std::fs::read_to_string(&file).expect("the server's file");
+        let all = may("\"$JS.API.>\", \"orders\", \"archive\", \"_INBOX.>\"");
+        std::fs::write(&file, text.replace(&allowed, &all)).expect("the directory can be written");
+        server.stop().await;
+        server.start_again().await;
+        until(&broker, &batch[1], None).await;
+    }
+}
+
+#[tokio::test]
+async fn an_inbox_that_we_may_not_subscribe_to_is_blocked_with_a_sentence_about_it() {
+    for version in NatsVersion::ALL {
+        let users = "authorization { users: [ { user: \"a\", password: \"p\", \
+                     permissions: { publish: \">\", subscribe: [ \"other\" ] } } ] }";
+        let server = Private::start(version, Settings::new().config(users)).await;
+        let auth = Auth::UserPassword { user: "a".to_owned(), password: "p".to_owned() };
+        let broker = open(Config { auth, ..Config::new(server.url()) }).await;
+        let text = until(&broker, &publication(1, "a"), Some(Class::Blocked)).await;
+        assert!(text.contains("inbox"), "{text}");
+    }
+}

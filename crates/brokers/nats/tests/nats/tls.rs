@@ -1,0 +1,124 @@
+//! Logins and certificates, right and wrong ones, against servers that ask for them.
+
+use relevo_broker_nats::{Auth, Config, Identity, Tls};
+use relevo_conformance::broker::harness::publication;
+use relevo_core::Class;
+use relevo_testkit::certs::{Certs, Fault, Holder};
+use relevo_testkit::nats::{Private, Settings};
+use relevo_testkit::{ClientCertificate, NatsVersion};
+
+use crate::harness::{make_stream_as, open, told_of, until};
+
+const SEED: &str = "SUAACAQDAQCQMBYIBEFAWDANBYHRAEISCMKBKFQXDAMRUGY4DUPB6IC5CQ";
+const PUBLIC_KEY: &str = "UB43KVROR7TFJ6KAPCYRF2FJROTZAH4FHLTJLPWX4DRZCC5NASLGJBFE";
+const OTHER_SEED: &str = "SUAAEAYEAUDAOCAJBIFQYDIOB4IBCEQTCQKRMFYYDENBWHA5DYPSAIOM6Y";
+
+/// Nothing listens to the subject: who gets so far was let in.
+const LET_IN: &str = "no stream";
+
+async fn told(config: Config) -> String {
+    let (class, text) = told_of(&open(config).await, &publication(1, "a")).await.expect("there is no stream");
+    assert_eq!(class, Class::Blocked, "{text}");
+    text
+}
+
+async fn with_auth(server: &Private, auth: Auth) -> String {
+    told(Config { auth, ..Config::new(server.url()) }).await
+}
+
+fn user(password: &str) -> Auth {
+    Auth::UserPassword { user: "relevo".to_owned(), password: password.to_owned() }
+}
+
+#[tokio::test]
+async fn only_the_right_login_gets_in() {
+    for version in NatsVersion::ALL {
+        for (settings, right, wrong) in [
+            (Settings::new().user("relevo", "right"), user("right"), user("wrong")),
+            (Settings::new().token("right"), Auth::Token("right".to_owned()), Auth::Token("wrong".to_owned())),
+            (Settings::new().nkey(PUBLIC_KEY), Auth::NKey(SEED.to_owned()), Auth::NKey(OTHER_SEED.to_owned())),
+        ] {
+            let server = Private::start(version, settings).await;
+            let text = with_auth(&server, right).await;
+            assert!(text.contains(LET_IN), "{text}");
+            for auth in [wrong, Auth::None] {
+                let text = with_auth(&server, auth).await;
+                assert!(text.contains("refuses the login"), "{text}");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_login_that_is_mended_at_the_server_heals() {
+    let server = Private::start(NatsVersion::V2_15, Settings::new().user("relevo", "other")).await;
+    let broker = open(Config { auth: user("right"), ..Config::new(server.url()) }).await;
+    let (class, text) = told_of(&broker, &publication(1, "a")).await.expect("refused");
+    assert_eq!(class, Class::Blocked, "{text}");
+    let file = server.directory().join("nats.conf");
+    let text = std::fs::read_to_string(&file).expect("the server's file");
+    std::fs::write(&file, text.replace("other", "right")).expect("the directory can be written");
+    server.stop().await;
+    server.start_again().await;
+    make_stream_as(&server, "relevo", "right").await;
+    until(&broker, &publication(1, "a"), None).await;
+}
+
+fn tls(certs: &Certs, client: Option<Fault>) -> Tls {
+    let ca = std::fs::read_to_string(certs.ca()).expect("the authority's file");
+    let identity = client.map(|fault| {
+        let pair = certs.pair(Holder::Client, fault);
+        Identity { cert_chain: pair.cert_pem(), key: pair.key_pem() }
+    });
+    Tls { required: true, ca: Some(ca), identity, ..Tls::default() }
+}
+
+async fn with_tls(server: &Private, tls: Tls) -> String {
+    told(Config { tls, ..Config::new(server.tls_url()) }).await
+}
+
+#[tokio::test]
+async fn a_private_authority_is_trusted_when_it_is_named() {
+    let certs = Certs::new();
+    for version in NatsVersion::ALL {
+        let server = Private::start(version, Settings::new().tls(&certs, ClientCertificate::NotAsked)).await;
+        let text = with_tls(&server, tls(&certs, None)).await;
+        assert!(text.contains(LET_IN), "{text}");
+        // The system's authorities know nothing of it.
+        let text = with_tls(&server, Tls::default()).await;
+        assert!(text.contains("certificate of the NATS server is not accepted"), "{text}");
+    }
+}
+
+#[tokio::test]
+async fn an_expired_or_foreign_certificate_of_the_server_is_blocked() {
+    let certs = Certs::new();
+    for (fault, word) in [(Fault::Expired, "xpired"), (Fault::Foreign, "UnknownIssuer")] {
+        let settings = Settings::new().faulty_tls(&certs, fault, ClientCertificate::NotAsked);
+        let server = Private::start(NatsVersion::V2_15, settings).await;
+        let text = with_tls(&server, tls(&certs, None)).await;
+        assert!(text.contains("certificate of the NATS server is not accepted") && text.contains(word), "{text}");
+    }
+}
+
+#[tokio::test]
+async fn only_our_right_certificate_gets_in() {
+    let certs = Certs::new();
+    for version in NatsVersion::ALL {
+        let server = Private::start(version, Settings::new().tls(&certs, ClientCertificate::Required)).await;
+        let text = with_tls(&server, tls(&certs, Some(Fault::None))).await;
+        assert!(text.contains(LET_IN), "{text}");
+        for client in [None, Some(Fault::Expired), Some(Fault::Foreign)] {
+            let text = with_tls(&server, tls(&certs, client)).await;
+            assert!(text.contains("does not accept our certificate"), "{client:?}: {text}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_server_without_encryption_is_refused_where_it_is_required() {
+    let certs = Certs::new();
+    let server = Private::start(NatsVersion::V2_15, Settings::new()).await;
+    let text = with_tls(&server, tls(&certs, None)).await;
+    assert!(text.contains("no encrypted connection"), "{text}");
+}
