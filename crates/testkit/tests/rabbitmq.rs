@@ -132,9 +132,9 @@ async fn a_server_with_tls_refuses_whoever_shows_no_good_certificate() {
 }
 
 #[tokio::test]
-async fn a_cluster_of_three_outlives_one_of_them() {
+async fn a_cluster_of_three_outlives_one_of_them_and_all_of_them() {
     let cluster = Cluster::of_three().await;
-    let [one, two, _] = cluster.nodes();
+    let [one, two, three] = cluster.nodes();
     let on_two = channel(&two.amqp_url()).await;
     declare(&on_two).await;
     assert!(publish(&on_two).await.is_ack());
@@ -142,6 +142,10 @@ async fn a_cluster_of_three_outlives_one_of_them() {
     one.kill9().await;
     assert!(tokio::time::timeout(DEADLINE, publish(&on_two)).await.unwrap().is_ack());
     one.start_again().await;
+    for node in [one, two, three] {
+        node.kill9().await;
+    }
+    cluster.start_all_again().await;
     let on_one = channel(&one.amqp_url()).await;
     assert!(holds_one(&on_one).await && holds_one(&on_one).await);
 }

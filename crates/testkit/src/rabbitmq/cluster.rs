@@ -50,9 +50,15 @@ impl Cluster {
         .await
     }
 
-    /// The nodes.
+    /// The nodes. One that starts again while no other runs waits for another: see [`Cluster::start_all_again`].
     pub fn nodes(&self) -> &[Private; 3] {
         &self.nodes
+    }
+
+    /// Starts all three again after all were ended: none of them is ready before it has found another.
+    pub async fn start_all_again(&self) {
+        let [one, two, three] = &self.nodes;
+        tokio::join!(one.start_again(), two.start_again(), three.start_again());
     }
 
     /// The URL of each node, as `guest`.

@@ -75,14 +75,28 @@ impl Private {
         unblocked(move || node.ctl(&arguments.iter().map(String::as_str).collect::<Vec<_>>())).await
     }
 
-    /// Turns the memory alarm on, by a limit that the server is above already, or off.
+    /// Turns the memory alarm on, by a limit that the server is above already, or off; returns when it is so.
     pub async fn memory_alarm(&self, on: bool) {
-        self.ctl(&["set_vm_memory_high_watermark", if on { "0.0000001" } else { "0.4" }]).await;
+        let limit = if on { "0.0000001" } else { "0.4" };
+        self.alarm("memory", on, &format!("vm_memory_monitor:set_vm_memory_high_watermark({limit})")).await;
     }
 
-    /// Turns the disk alarm on, by a limit that no disk keeps, or off.
+    /// Turns the disk alarm on, by a limit that no disk keeps, or off; returns when it is so.
     pub async fn disk_alarm(&self, on: bool) {
-        self.ctl(&["set_disk_free_limit", if on { "1000000GB" } else { "1MB" }]).await;
+        let limit = if on { "1000000GB" } else { "1MB" };
+        self.alarm("disk", on, &format!("rabbit_disk_monitor:set_disk_free_limit(\"{limit}\")")).await;
+    }
+
+    /// In one call what `rabbitmqctl` does and the wait for its effect, since each call starts an Erlang.
+    async fn alarm(&self, resource: &str, on: bool, set: &str) {
+        let alarms = "rabbit_alarm:get_alarms()";
+        let is_on =
+            format!("lists:any(fun({{{{resource_limit, {resource}, _}}, _}}) -> true; (_) -> false end, {alarms})");
+        let wait = format!(
+            "Wait = fun Again(0) -> error({alarms}); \
+             Again(N) -> case {is_on} of {on} -> ok; _ -> timer:sleep(20), Again(N - 1) end end"
+        );
+        self.ctl(&["eval", &format!("{set}, {wait}, Wait(1500).")]).await;
     }
 
     /// Ends every process of the server at once, as a crash would; returns when they are gone.
