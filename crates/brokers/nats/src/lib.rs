@@ -3,19 +3,23 @@
 //! Confirmed means kept: a message counts as published when the stream has acknowledged it. What the server then does
 //! with its disk is the server's setting; see `docs/reference/nats.md`.
 
+mod administer;
 mod broker;
 mod classify;
 mod config;
 mod consumer;
+mod examine;
 mod group;
 mod headers;
 mod lanes;
 mod link;
 mod publish;
+mod snapshot;
 mod subject;
 mod tls;
 mod topology;
 
+pub use administer::NatsAdmin;
 pub use broker::NatsBroker;
 pub use classify::Error;
 pub use config::{Atomic, Auth, Config, Identity, Tls};

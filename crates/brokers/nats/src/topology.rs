@@ -2,9 +2,14 @@
 
 use crate::group::Group;
 
+mod check;
+mod compare;
 mod stream;
+mod words;
 
+pub(crate) use compare::ATOMIC_FROM;
 pub use stream::{Discard, Retention, Storage, Stream};
+pub(crate) use words::words;
 
 /// What is to be at the server.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

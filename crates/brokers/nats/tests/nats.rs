@@ -10,11 +10,17 @@ mod conformance;
 mod consumer_harness;
 #[path = "nats/consuming.rs"]
 mod consuming;
+#[path = "nats/examine.rs"]
+mod examine;
 #[path = "nats/faults.rs"]
 mod faults;
 #[path = "nats/harness.rs"]
 mod harness;
 #[path = "nats/publish.rs"]
 mod publish;
+#[path = "nats/stage.rs"]
+mod stage;
 #[path = "nats/tls.rs"]
 mod tls;
+#[path = "nats/topology.rs"]
+mod topology;

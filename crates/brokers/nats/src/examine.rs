@@ -1,0 +1,97 @@
+//! Whether the server's settings keep what is promised; each finding that does not says what mends it.
+
+use std::collections::BTreeSet;
+
+use async_nats::jetstream::stream;
+use relevo_core::administer::Expectations;
+use relevo_core::operate::{Finding, Severity};
+use relevo_core::report::{Report, some_of};
+use relevo_core::template::Template;
+
+use crate::config::Config;
+use crate::snapshot::Snapshot;
+use crate::topology::words;
+
+mod consumers;
+mod server;
+mod streams;
+mod sync;
+
+pub(crate) use sync::Sync;
+
+/// Looks at everything.
+pub(crate) fn examine(config: &Config, expectations: &Expectations, seen: &Snapshot, sync: &Sync) -> Vec<Finding> {
+    let mut report = Report::default();
+    server::examine(config, seen, &mut report);
+    let mut names: BTreeSet<String> = BTreeSet::new();
+    for stream in &config.topology.streams {
+        names.insert(stream.name.clone());
+    }
+    for group in &config.topology.groups {
+        names.extend([group.stream.clone(), group.dead_stream()]);
+    }
+    for address in &expectations.addresses {
+        names.extend(examine_address(config, address, seen, &mut report));
+    }
+    for name in names {
+        let Some(info) = seen.streams.get(&name) else {
+            let what = format!("stream `{name}` of the topology is not there");
+            report.told(Severity::Warning, "stream-missing", what, "run `relevo topology apply`".to_owned());
+            continue;
+        };
+        streams::examine(info, seen, expectations, sync, &mut report);
+        let of_it = seen.consumers.iter().filter(|((stream, _), _)| *stream == name);
+        for (_, consumer) in of_it {
+            consumers::examine(consumer, &mut report);
+        }
+    }
+    consumers::examine_groups(config, seen, &mut report);
+    report.findings()
+}
+
+/// Whether one of these addresses could be stored by a stream.
+pub(crate) fn reaches(config: &Config, addresses: &[String], stream: &stream::Config) -> bool {
+    addresses.iter().flat_map(|address| subjects(config, address)).any(|subject| takes(stream, &subject))
+}
+
+/// The subjects of an address: one a lane.
+fn subjects(config: &Config, address: &str) -> Vec<String> {
+    match config.lanes {
+        None => vec![address.to_owned()],
+        Some(lanes) => (0..lanes).map(|lane| format!("{address}.{lane}")).collect(),
+    }
+}
+
+fn takes(stream: &stream::Config, subject: &str) -> bool {
+    let template = Template::new(subject);
+    stream.subjects.iter().any(|pattern| template.could_match(&words(pattern)))
+}
+
+/// Which streams store a route's address; a finding if none does.
+fn examine_address(config: &Config, address: &str, seen: &Snapshot, report: &mut Report) -> BTreeSet<String> {
+    let mut reached = BTreeSet::new();
+    let mut unbound = Vec::new();
+    for subject in subjects(config, address) {
+        let takes = |info: &&stream::Info| takes(&info.config, &subject);
+        let streams: Vec<String> = seen.streams.values().filter(takes).map(|info| info.config.name.clone()).collect();
+        if streams.is_empty() {
+            unbound.push(format!("`{subject}`"));
+        }
+        reached.extend(streams);
+    }
+    let fix = || "declare a stream with that subject in the topology, or mend the route's address".to_owned();
+    match &config.stream {
+        _ if !unbound.is_empty() => {
+            let what = format!("address `{address}`: no stream stores the subject {}", some_of(&unbound));
+            report.told(Severity::Danger, "route-unbound", what, fix());
+        }
+        Some(expected) if !reached.contains(expected) => {
+            let streams = reached.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>();
+            let what =
+                format!("address `{address}` is stored by {}, not by the expected `{expected}`", some_of(&streams));
+            report.told(Severity::Danger, "route-unbound", what, fix());
+        }
+        _ => report.good("route-unbound", format!("address `{address}`")),
+    }
+    reached
+}

@@ -1,0 +1,151 @@
+//! Whether each stream keeps what it acknowledged.
+
+use std::time::Duration;
+
+use async_nats::jetstream::stream::{self, DiscardPolicy, PersistenceMode, RetentionPolicy, StorageType};
+use relevo_core::administer::Expectations;
+use relevo_core::operate::Severity;
+use relevo_core::report::Report;
+
+use super::Sync;
+use crate::snapshot::Snapshot;
+
+/// Who keeps messages for less than that should know.
+const SHORT: Duration = Duration::from_hours(24);
+
+/// Looks at one stream.
+pub(super) fn examine(
+    info: &stream::Info,
+    seen: &Snapshot,
+    expectations: &Expectations,
+    sync: &Sync,
+    report: &mut Report,
+) {
+    let look = Look { config: &info.config, name: format!("stream `{}`", info.config.name) };
+    look.storage(report);
+    look.acknowledgement(report);
+    look.replicas(seen, report);
+    look.limits(report);
+    look.retention(seen, report);
+    let window = info.config.duplicate_window;
+    if window < expectations.repeat_horizon {
+        let what = format!(
+            "recognises repeats for {window:?}, and a message may be sent again after {:?}",
+            expectations.repeat_horizon
+        );
+        let fix = format!("set `duplicate_window` to {:?} or more", expectations.repeat_horizon);
+        look.told(Severity::Warning, "duplicate-window", &what, &fix, report);
+    } else {
+        look.good("duplicate-window", report);
+    }
+    sync.tell(&look.name, info.config.num_replicas, report);
+}
+
+struct Look<'a> {
+    config: &'a stream::Config,
+    /// As people call it.
+    name: String,
+}
+
+impl Look<'_> {
+    fn good(&self, subject: &'static str, report: &mut Report) {
+        report.good(subject, self.name.clone());
+    }
+
+    fn told(&self, severity: Severity, subject: &str, what: &str, fix: &str, report: &mut Report) {
+        report.told(severity, subject, format!("{} {what}", self.name), fix.to_owned());
+    }
+
+    fn storage(&self, report: &mut Report) {
+        if self.config.storage == StorageType::Memory {
+            let what = "is in memory: everything is gone when the server ends";
+            let fix = "make it again with storage `file`; a stream cannot change its storage";
+            self.told(Severity::Danger, "stream-storage", what, fix, report);
+        } else {
+            self.good("stream-storage", report);
+        }
+    }
+
+    /// Whether it says yes, and only to what it has.
+    fn acknowledgement(&self, report: &mut Report) {
+        if self.config.no_ack {
+            let what = "acknowledges nothing: no publication can ever be confirmed";
+            self.told(Severity::Danger, "stream-no-ack", what, "set `no_ack` to false", report);
+        } else {
+            self.good("stream-no-ack", report);
+        }
+        if self.config.persist_mode == Some(PersistenceMode::Async) {
+            let what = "acknowledges before it stores: a killed server loses what was confirmed";
+            self.told(Severity::Danger, "stream-persist", what, "make it again with `persist_mode` `default`", report);
+        } else {
+            self.good("stream-persist", report);
+        }
+    }
+
+    fn replicas(&self, seen: &Snapshot, report: &mut Report) {
+        let replicas = self.config.num_replicas;
+        let fix = "set `num_replicas` to 3";
+        match replicas {
+            _ if seen.server.cluster.is_none() => self.good("stream-replicas", report),
+            0 | 1 => {
+                let what = "has one replica in a cluster: its server's end is its own";
+                self.told(Severity::Danger, "stream-replicas", what, fix, report);
+            }
+            2 => {
+                let what = "has two replicas: it stands still when one of the two servers is down";
+                self.told(Severity::Warning, "stream-replicas", what, fix, report);
+            }
+            _ => self.good("stream-replicas", report),
+        }
+    }
+
+    /// Whether a full stream refuses, rather than drops.
+    fn limits(&self, report: &mut Report) {
+        let limits = [("max_bytes", self.config.max_bytes), ("max_msgs", self.config.max_messages)];
+        let per_subject = ("max_msgs_per_subject", self.config.max_messages_per_subject);
+        let drops = self.config.discard == DiscardPolicy::Old;
+        let drops_per_subject = drops || !self.config.discard_new_per_subject;
+        let dropping = limits
+            .into_iter()
+            .map(|limit| (limit, drops))
+            .chain([(per_subject, drops_per_subject)])
+            .find(|((_, limit), drops)| *limit > 0 && *drops);
+        if let Some(((name, limit), _)) = dropping {
+            let what = format!("has `{name}` {limit} and drops its oldest messages when it is reached, read or not");
+            let fix =
+                "set `discard` to `new` (for a limit a subject also `discard_new_per_subject`), or remove the limit";
+            self.told(Severity::Danger, "discard-old", &what, fix, report);
+        } else {
+            self.good("discard-old", report);
+        }
+        let age = self.config.max_age;
+        if age.is_zero() {
+            self.good("max-age", report);
+        } else {
+            let severity = if age < SHORT { Severity::Warning } else { Severity::Note };
+            let what = format!("removes messages after {age:?}, read or not");
+            let fix = "make `max_age` longer than any consumer can be away, or remove it";
+            self.told(severity, "max-age", &what, fix, report);
+        }
+    }
+
+    fn retention(&self, seen: &Snapshot, report: &mut Report) {
+        let consumed = seen.consumers.keys().any(|(stream, _)| *stream == self.config.name);
+        match self.config.retention {
+            RetentionPolicy::Interest if !consumed => {
+                let what = "keeps messages only while consumers want them, and has none: what is confirmed is dropped";
+                let fix = "declare its groups before anything is sent, or set `retention` to `limits`";
+                self.told(Severity::Danger, "stream-retention", what, fix, report);
+            }
+            RetentionPolicy::Interest => {
+                let what = "keeps messages only while consumers want them: a group that comes later misses them";
+                self.told(Severity::Note, "stream-retention", what, "set `retention` to `limits`", report);
+            }
+            RetentionPolicy::WorkQueue => {
+                let what = "removes a message when its one group has acknowledged it: nothing can be read again";
+                self.told(Severity::Note, "stream-retention", what, "set `retention` to `limits`", report);
+            }
+            RetentionPolicy::Limits => self.good("stream-retention", report),
+        }
+    }
+}

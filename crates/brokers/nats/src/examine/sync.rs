@@ -1,0 +1,107 @@
+//! How often the server writes its files through to the disk. Only its monitoring port tells.
+
+use std::time::Duration;
+
+use relevo_core::operate::Severity;
+use relevo_core::report::Report;
+use serde::Deserialize;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+use crate::config::Config;
+use crate::snapshot::Snapshot;
+
+/// An answer of the monitoring port is far smaller.
+const ANSWER_BYTES_MAX: u64 = 1 << 20;
+/// What servers before 2.10 do, and later ones unless they are told otherwise.
+const DEFAULT: Duration = Duration::from_mins(2);
+
+/// When what was acknowledged is safe from a loss of power.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Sync {
+    /// Before it is acknowledged.
+    Always,
+    /// So much later.
+    Every(Duration),
+    /// It could not be found out.
+    Unknown(String),
+}
+
+#[derive(Deserialize)]
+struct Jsz {
+    config: Settings,
+}
+
+#[derive(Deserialize)]
+struct Settings {
+    sync_interval: Option<u64>,
+    #[serde(default)]
+    sync_always: bool,
+}
+
+impl Sync {
+    /// Finds it out, as far as it can be.
+    pub(crate) async fn ask(config: &Config, seen: &Snapshot) -> Self {
+        if seen.version < (2, 10) {
+            return Self::Every(DEFAULT);
+        }
+        let Some(url) = &config.monitor_url else {
+            return Self::Unknown("no `monitor_url` is configured".to_owned());
+        };
+        match timeout(config.connect_deadline, get(url)).await {
+            Ok(Ok(Settings { sync_always: true, .. })) => Self::Always,
+            Ok(Ok(Settings { sync_interval: Some(nanos), .. })) => Self::Every(Duration::from_nanos(nanos)),
+            Ok(Ok(_)) => Self::Unknown("the monitoring port does not tell".to_owned()),
+            Ok(Err(error)) => Self::Unknown(format!("the monitoring port cannot be asked: {error}")),
+            Err(_) => Self::Unknown("the monitoring port does not answer".to_owned()),
+        }
+    }
+
+    /// Tells it of one stream.
+    pub(super) fn tell(&self, name: &str, replicas: usize, report: &mut Report) {
+        let fix = "set `sync_interval: always` in the server's `jetstream` block; atomic batches make up for its price";
+        match self {
+            Self::Always => report.good("sync-interval", name.to_owned()),
+            Self::Every(interval) => {
+                let what = format!(
+                    "{name}: the server writes to the disk every {interval:?}; a loss of power loses what it acknowledged \
+                     since{}",
+                    if replicas > 1 { ", if it hits most replicas at once" } else { "" }
+                );
+                let severity = if replicas > 1 { Severity::Note } else { Severity::Warning };
+                report.told(severity, "sync-interval", what, fix.to_owned());
+            }
+            Self::Unknown(why) => {
+                let what = format!("{name}: how often the server writes to the disk is not known: {why}");
+                let fix = format!(
+                    "look for `sync_interval` in the server's configuration (it is 2 minutes unless set), or set \
+                     `monitor_url`; {fix}"
+                );
+                report.told(Severity::Note, "sync-interval", what, fix);
+            }
+        }
+    }
+}
+
+/// Asks the monitoring port, in as much of HTTP as that needs.
+async fn get(url: &str) -> std::io::Result<Settings> {
+    let unexpected = |what: &str| std::io::Error::new(std::io::ErrorKind::InvalidData, what.to_owned());
+    let address =
+        url.strip_prefix("http://").ok_or_else(|| unexpected("`monitor_url` is not like `http://host:8222`"))?;
+    let (address, path) = address.split_once('/').unwrap_or((address, ""));
+    let slash = if path.is_empty() || path.ends_with('/') { "" } else { "/" };
+    let mut stream = TcpStream::connect(address).await?;
+    // Version 1.0: the answer ends where the connection does, and never comes in chunks.
+    let request = format!("GET /{path}{slash}jsz?config=true HTTP/1.0\r\nHost: {address}\r\n\r\n");
+    stream.write_all(request.as_bytes()).await?;
+    let mut answer = Vec::new();
+    stream.take(ANSWER_BYTES_MAX).read_to_end(&mut answer).await?;
+    let answer = String::from_utf8_lossy(&answer);
+    let (head, body) = answer.split_once("\r\n\r\n").ok_or_else(|| unexpected("no HTTP"))?;
+    if head.split(' ').nth(1) != Some("200") {
+        return Err(unexpected(head.lines().next().unwrap_or_default()));
+    }
+    let jsz: Jsz = serde_json::from_str(body).map_err(|_| unexpected("no answer of JetStream"))?;
+    Ok(jsz.config)
+}

@@ -1,0 +1,101 @@
+//! Whether a topology can be made at all, found out before the server is asked.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use super::{Stream, Topology};
+use crate::classify::Error;
+
+/// As for groups: names become parts of subjects and of files.
+const NAME_BYTES_MAX: usize = 200;
+/// The server takes no more.
+const REPLICAS_MAX: usize = 5;
+
+impl Topology {
+    /// Says what makes this topology impossible, if anything does.
+    pub fn check(&self) -> Result<(), Error> {
+        let mut names = BTreeSet::new();
+        for stream in &self.streams {
+            stream.check()?;
+            if !names.insert(stream.name.clone()) {
+                return Err(Error::Config(format!("two streams of the topology are called `{}`", stream.name)));
+            }
+        }
+        let mut groups = BTreeSet::new();
+        for group in &self.groups {
+            group.check()?;
+            if !groups.insert(&group.name) || !names.insert(group.dead_stream()) {
+                let name = &group.name;
+                return Err(Error::Config(format!("two groups or streams of the topology are called `{name}`")));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Stream {
+    fn check(&self) -> Result<(), Error> {
+        let wrong = |why: &str| Err(Error::Config(format!("the stream `{}` {why}", self.name)));
+        let fits = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
+        if self.name.is_empty() || self.name.len() > NAME_BYTES_MAX || !self.name.bytes().all(fits) {
+            return wrong("needs a name of letters, digits, `-` and `_`, at most 200");
+        }
+        if self.subjects.is_empty() {
+            return wrong("has no subjects");
+        }
+        if !self.subjects.iter().all(|subject| is_subject(subject)) {
+            return wrong("has a subject that is none");
+        }
+        if !(1..=REPLICAS_MAX).contains(&self.replicas) {
+            return wrong("needs 1 to 5 replicas");
+        }
+        // Nothing may be remembered longer than it is kept.
+        if self.max_age.is_some_and(|age| age < self.duplicate_window) {
+            return wrong("has a `duplicate_window` longer than its `max_age`");
+        }
+        if self.duplicate_window < Duration::from_millis(100) {
+            return wrong("needs a `duplicate_window` of at least 100 ms");
+        }
+        Ok(())
+    }
+}
+
+fn is_subject(subject: &str) -> bool {
+    let words: Vec<&str> = subject.split('.').collect();
+    let last = words.len() - 1;
+    let is_word = |(at, word): (usize, &&str)| match *word {
+        "" => false,
+        ">" => at == last,
+        word => word.bytes().all(|byte| byte.is_ascii_graphic()) && (word == "*" || !word.contains(['*', '>'])),
+    };
+    words.iter().enumerate().all(is_word)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::group::Group;
+
+    #[test]
+    fn what_can_never_be_is_refused() {
+        let good = || Stream::new("ORDERS", ["orders.>"]);
+        let of = |stream: Stream| Topology { streams: vec![stream], groups: Vec::new() };
+        of(good()).check().expect("a good one");
+        for bad in [
+            Stream { name: "a.b".to_owned(), ..good() },
+            Stream { subjects: Vec::new(), ..good() },
+            Stream { subjects: vec!["a.>.b".to_owned()], ..good() },
+            Stream { subjects: vec!["a..b".to_owned()], ..good() },
+            Stream { replicas: 0, ..good() },
+            Stream { max_age: Some(Duration::from_secs(1)), ..good() },
+            Stream { duplicate_window: Duration::ZERO, ..good() },
+        ] {
+            assert!(matches!(of(bad.clone()).check(), Err(Error::Config(_))), "{bad:?}");
+        }
+        let twice = Topology { streams: vec![good(), good()], groups: Vec::new() };
+        assert!(twice.check().is_err());
+        let group = Group::new("billing", "ORDERS", ["orders.>"]);
+        let clash = Topology { streams: vec![Stream::new("billing-dead", ["x"])], groups: vec![group] };
+        assert!(clash.check().is_err());
+    }
+}

@@ -1,0 +1,167 @@
+//! What of a topology is at the server, and what differs.
+
+use std::time::Duration;
+
+use async_nats::jetstream::consumer;
+use async_nats::jetstream::stream::{self, DiscardPolicy, RetentionPolicy, StorageType};
+use relevo_core::administer::{Difference, Piece, State};
+
+use super::words::overlap;
+use super::{Discard, Retention, Storage, Stream, Topology};
+use crate::group::Group;
+use crate::lanes;
+use crate::snapshot::Snapshot;
+
+/// The first version that stores batches all or nothing.
+pub(crate) const ATOMIC_FROM: (u32, u32) = (2, 12);
+
+impl Topology {
+    /// How everything stands, in the order in which it is made.
+    pub(crate) fn compared(&self, seen: &Snapshot) -> Vec<Piece> {
+        let mut pieces: Vec<Piece> = self.streams.iter().map(|stream| stream.compared(seen)).collect();
+        let there = |name: &str| if seen.streams.contains_key(name) { State::Same } else { State::Missing };
+        if !self.groups.is_empty() {
+            let name = format!("bucket `{}`", crate::group::BUCKET);
+            pieces.push(Piece { name, state: there(&lanes::stream_name()) });
+        }
+        for group in &self.groups {
+            let dead = group.dead_stream_config(1);
+            let state = match seen.streams.get(&dead.name) {
+                None => foreign(&dead.name, &dead.subjects, seen),
+                Some(found) => of(subjects(&dead.subjects, &found.config.subjects).into_iter().collect()),
+            };
+            pieces.push(Piece { name: format!("stream `{}`", dead.name), state });
+            pieces.extend((0..group.lane_count()).map(|lane| consumer_piece(group, lane, seen)));
+        }
+        pieces
+    }
+}
+
+impl Stream {
+    fn compared(&self, seen: &Snapshot) -> Piece {
+        let wanted = self.config(seen.version);
+        let state = match seen.streams.get(&self.name) {
+            None => foreign(&self.name, &self.subjects, seen),
+            Some(found) => of(differences(&wanted, &found.config)),
+        };
+        Piece { name: format!("stream `{}`", self.name), state }
+    }
+
+    /// The stream as the server is asked for it. What the server is too old for is left out, not asked for in vain.
+    pub(crate) fn config(&self, version: (u32, u32)) -> stream::Config {
+        let limit = |limit: Option<u64>| limit.map_or(-1, |limit| i64::try_from(limit).unwrap_or(i64::MAX));
+        stream::Config {
+            name: self.name.clone(),
+            subjects: self.subjects.clone(),
+            storage: match self.storage {
+                Storage::File => StorageType::File,
+                Storage::Memory => StorageType::Memory,
+            },
+            num_replicas: self.replicas,
+            retention: match self.retention {
+                Retention::Limits => RetentionPolicy::Limits,
+                Retention::Interest => RetentionPolicy::Interest,
+                Retention::WorkQueue => RetentionPolicy::WorkQueue,
+            },
+            max_age: self.max_age.unwrap_or(Duration::ZERO),
+            max_bytes: limit(self.max_bytes),
+            max_messages: limit(self.max_messages),
+            max_messages_per_subject: -1,
+            max_message_size: self.max_message_bytes.map_or(-1, |max| i32::try_from(max).unwrap_or(i32::MAX)),
+            discard: match self.discard {
+                Discard::New => DiscardPolicy::New,
+                Discard::Old => DiscardPolicy::Old,
+            },
+            duplicate_window: self.duplicate_window,
+            allow_atomic_publish: self.atomic && version >= ATOMIC_FROM,
+            ..stream::Config::default()
+        }
+    }
+}
+
+/// A stream that is not there, and whose subjects another one may have.
+fn foreign(name: &str, wanted: &[String], seen: &Snapshot) -> State {
+    let has = |other: &&stream::Info| {
+        let theirs = &other.config.subjects;
+        other.config.name != name && theirs.iter().any(|their| wanted.iter().any(|ours| overlap(ours, their)))
+    };
+    match seen.streams.values().find(has) {
+        None => State::Missing,
+        Some(other) => {
+            let found = format!("stored by stream `{}` as {}", other.config.name, other.config.subjects.join(", "));
+            State::Differs(vec![difference("subjects", &wanted.join(", "), &found)])
+        }
+    }
+}
+
+fn consumer_piece(group: &Group, lane: u16, seen: &Snapshot) -> Piece {
+    let name = group.durable(lane);
+    let state = match seen.consumers.get(&(group.stream.clone(), name.clone())) {
+        None => State::Missing,
+        Some(found) => of(consumer_differences(group, lane, &found.config)),
+    };
+    Piece { name: format!("consumer `{name}` of stream `{}`", group.stream), state }
+}
+
+fn differences(wanted: &stream::Config, found: &stream::Config) -> Vec<Difference> {
+    let no_limit = |limit: i64| if limit <= 0 { "none".to_owned() } else { limit.to_string() };
+    let time = |time: Duration| if time.is_zero() { "none".to_owned() } else { format!("{time:?}") };
+    let rows = [
+        ("storage", format!("{:?}", wanted.storage), format!("{:?}", found.storage)),
+        ("num_replicas", wanted.num_replicas.to_string(), found.num_replicas.to_string()),
+        ("retention", format!("{:?}", wanted.retention), format!("{:?}", found.retention)),
+        ("max_age", time(wanted.max_age), time(found.max_age)),
+        ("max_bytes", no_limit(wanted.max_bytes), no_limit(found.max_bytes)),
+        ("max_msgs", no_limit(wanted.max_messages), no_limit(found.max_messages)),
+        ("max_msgs_per_subject", no_limit(wanted.max_messages_per_subject), no_limit(found.max_messages_per_subject)),
+        ("max_msg_size", no_limit(wanted.max_message_size.into()), no_limit(found.max_message_size.into())),
+        ("discard", format!("{:?}", wanted.discard), format!("{:?}", found.discard)),
+        ("duplicate_window", time(wanted.duplicate_window), time(found.duplicate_window)),
+        ("no_ack", wanted.no_ack.to_string(), found.no_ack.to_string()),
+        ("sealed", wanted.sealed.to_string(), found.sealed.to_string()),
+        ("mirror", "none".to_owned(), found.mirror.as_ref().map_or("none".to_owned(), |mirror| mirror.name.clone())),
+        ("allow_atomic_publish", wanted.allow_atomic_publish.to_string(), found.allow_atomic_publish.to_string()),
+    ];
+    let first = subjects(&wanted.subjects, &found.subjects);
+    first.into_iter().chain(rows.into_iter().filter_map(row)).collect()
+}
+
+/// What of a durable consumer is not as the group needs it. Where it began is nobody's business but of who made it.
+fn consumer_differences(group: &Group, lane: u16, found: &consumer::Config) -> Vec<Difference> {
+    let wanted = group.consumer_config(lane);
+    let filters = |one: &str, many: &[String]| if one.is_empty() { many.to_vec() } else { vec![one.to_owned()] };
+    let first = subjects(
+        &filters(&wanted.filter_subject, &wanted.filter_subjects),
+        &filters(&found.filter_subject, &found.filter_subjects),
+    );
+    let push = found.deliver_subject.clone().unwrap_or_else(|| "none".to_owned());
+    let rows = [
+        ("ack_policy", format!("{:?}", wanted.ack_policy), format!("{:?}", found.ack_policy)),
+        ("ack_wait", format!("{:?}", wanted.ack_wait), format!("{:?}", found.ack_wait)),
+        ("max_ack_pending", wanted.max_ack_pending.to_string(), found.max_ack_pending.to_string()),
+        ("max_deliver", wanted.max_deliver.to_string(), found.max_deliver.to_string()),
+        ("deliver_subject", "none".to_owned(), push),
+    ];
+    first.into_iter().chain(rows.into_iter().filter_map(row)).collect()
+}
+
+fn subjects(wanted: &[String], found: &[String]) -> Option<Difference> {
+    let listed = |subjects: &[String]| {
+        let mut subjects = subjects.to_vec();
+        subjects.sort_unstable();
+        if subjects.is_empty() { "all".to_owned() } else { subjects.join(", ") }
+    };
+    row(("subjects", listed(wanted), listed(found)))
+}
+
+fn row((setting, wanted, found): (&str, String, String)) -> Option<Difference> {
+    (wanted != found).then(|| difference(setting, &wanted, &found))
+}
+
+fn difference(setting: &str, wanted: &str, found: &str) -> Difference {
+    Difference { setting: setting.to_owned(), wanted: wanted.to_owned(), found: found.to_owned() }
+}
+
+fn of(differences: Vec<Difference>) -> State {
+    if differences.is_empty() { State::Same } else { State::Differs(differences) }
+}

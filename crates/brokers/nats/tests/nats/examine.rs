@@ -1,0 +1,195 @@
+//! Every setting that breaks a promise, set up on the real server, found, mended, and found good.
+
+use std::net::TcpListener;
+use std::time::Duration;
+
+use async_nats::jetstream::consumer::{AckPolicy, pull};
+use async_nats::jetstream::stream::{self, DiscardPolicy, PersistenceMode, RetentionPolicy, StorageType};
+use relevo_broker_nats::{Config, Group, Stream, Topology};
+use relevo_core::administer::Administer as _;
+use relevo_core::operate::Severity::{self, Danger, Note, Warning};
+use relevo_testkit::NatsVersion;
+use relevo_testkit::nats::{Private, Settings};
+
+use crate::stage::Stage;
+
+/// Makes a stream so, looks for the finding, mends the stream, and asserts that it is good then.
+async fn found(severity: Severity, subject: &str, change: impl Fn(&mut stream::Config)) {
+    let stage = Stage::shared(NatsVersion::V2_15).await;
+    let mut config = stage.safe();
+    change(&mut config);
+    stage.stream(config).await;
+    stage.examine().await.has(severity, subject, &stage.name);
+    stage.stream(stage.safe()).await;
+    stage.examine().await.good(subject, &stage.name);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn memory_storage_is_a_danger() {
+    found(Danger, "stream-storage", |stream| stream.storage = StorageType::Memory).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_that_confirms_nothing_or_too_early_is_a_danger() {
+    found(Danger, "stream-no-ack", |stream| stream.no_ack = true).await;
+    found(Danger, "stream-persist", |stream| stream.persist_mode = Some(PersistenceMode::Async)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_stream_that_drops_is_a_danger() {
+    let old = |stream: &mut stream::Config| stream.discard = DiscardPolicy::Old;
+    found(Danger, "discard-old", |stream| {
+        old(stream);
+        stream.max_bytes = 1_000_000;
+    })
+    .await;
+    found(Danger, "discard-old", |stream| {
+        old(stream);
+        stream.max_messages = 10;
+    })
+    .await;
+    // A limit a subject drops even where a full stream refuses.
+    found(Danger, "discard-old", |stream| stream.max_messages_per_subject = 1).await;
+    let stage = Stage::shared(NatsVersion::V2_15).await;
+    stage
+        .stream(stream::Config {
+            max_messages: 10,
+            max_messages_per_subject: 1,
+            discard_new_per_subject: true,
+            ..stage.safe()
+        })
+        .await;
+    stage.examine().await.good("discard-old", &stage.name);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn messages_that_grow_old_are_told() {
+    found(Warning, "max-age", |stream| stream.max_age = Duration::from_hours(1)).await;
+    found(Note, "max-age", |stream| stream.max_age = Duration::from_hours(72)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_duplicate_window_shorter_than_the_horizon_is_a_warning() {
+    found(Warning, "duplicate-window", |stream| stream.duplicate_window = Duration::from_mins(2)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn retention_by_interest_without_consumers_is_a_danger() {
+    found(Danger, "stream-retention", |stream| stream.retention = RetentionPolicy::Interest).await;
+    found(Note, "stream-retention", |stream| stream.retention = RetentionPolicy::WorkQueue).await;
+    let stage = Stage::shared(NatsVersion::V2_15).await;
+    stage.stream(stream::Config { retention: RetentionPolicy::Interest, ..stage.safe() }).await;
+    consumer(&stage, pull::Config::default()).await;
+    stage.examine().await.has(Note, "stream-retention", &stage.name);
+}
+
+async fn consumer(stage: &Stage, config: pull::Config) {
+    let stream = stage.jetstream.get_stream(&stage.name).await.expect("the stream");
+    let config = pull::Config { durable_name: Some("reader".to_owned()), ..config };
+    stream.create_consumer(config).await.expect("a consumer");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_consumer_that_may_lose_messages_is_a_warning() {
+    let stage = Stage::shared(NatsVersion::V2_15).await;
+    stage.stream(stage.safe()).await;
+    consumer(&stage, pull::Config { ack_policy: AckPolicy::None, max_deliver: 3, ..Default::default() }).await;
+    let findings = stage.examine().await;
+    findings.has(Warning, "consumer-ack", "reader");
+    findings.has(Warning, "delivery-limit-drops", "reader");
+    stage.stream(stage.safe()).await;
+    consumer(&stage, pull::Config { ack_policy: AckPolicy::Explicit, ..Default::default() }).await;
+    let findings = stage.examine().await;
+    findings.good("consumer-ack", "reader");
+    findings.good("delivery-limit-drops", "reader");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_route_that_no_stream_stores_is_a_danger() {
+    let stage = Stage::shared(NatsVersion::V2_15).await;
+    let (subject, name) = (stage.subject(), stage.name.clone());
+    stage.examine().await.has(Danger, "route-unbound", &subject);
+    let narrow = |subjects: &[String]| stream::Config { subjects: subjects.to_vec(), ..stage.safe() };
+    stage.stream(narrow(&[format!("{name}.*.0")])).await;
+    let lanes = Config { lanes: Some(2), ..stage.config() };
+    let findings = stage.examine_with(lanes.clone(), &[&subject]).await;
+    findings.has(Danger, "route-unbound", &subject);
+    findings.has(Danger, "route-unbound", &format!("{subject}.1"));
+    stage.stream(narrow(&[format!("{name}.*.*")])).await;
+    stage.examine_with(lanes, &[&subject]).await.good("route-unbound", &subject);
+    let templated = format!("{name}.{{type}}");
+    stage.examine_with(stage.config(), &[&templated]).await.good("route-unbound", &templated);
+    // The expected stream is another.
+    let elsewhere = Config { stream: Some("ELSEWHERE".to_owned()), ..stage.config() };
+    stage.examine_with(elsewhere, &[&templated]).await.has(Danger, "route-unbound", "ELSEWHERE");
+    let right = Config { stream: Some(name), ..stage.config() };
+    stage.examine_with(right, &[&templated]).await.good("route-unbound", &templated);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_old_server_and_what_it_ignores_are_told() {
+    let stage = Stage::shared(NatsVersion::V2_9).await;
+    let name = &stage.name;
+    let stream = Stream::new(name, [format!("{name}.>")]);
+    let group = Group::new(format!("g{name}"), name, [format!("{name}.a"), format!("{name}.b")]);
+    let topology = Topology { streams: vec![stream], groups: vec![group.clone()] };
+    stage.stream(stage.safe()).await;
+    let findings = stage.examine_with(Config { topology: topology.clone(), ..stage.config() }, &[]).await;
+    findings.has(Danger, "settings-ignored", &group.name);
+    findings.has(Note, "settings-ignored", name);
+    findings.has(Warning, "stream-missing", &group.dead_stream());
+    // Fixed in that version, and therefore known without asking.
+    findings.has(Warning, "sync-interval", name);
+    let version: Vec<_> = findings.0.iter().filter(|finding| finding.subject == "server-version").collect();
+    assert!(matches!(version[..], [found] if found.severity == Note && found.seen.contains("2.9")), "{version:?}");
+
+    let stage = Stage::shared(NatsVersion::V2_15).await;
+    let name = &stage.name;
+    let stream = Stream::new(name, [format!("{name}.>")]);
+    let group = Group::new(format!("g{name}"), name, [format!("{name}.a"), format!("{name}.b")]);
+    let topology = Topology { streams: vec![stream], groups: vec![group.clone()] };
+    stage.admin(topology.clone()).apply().await.expect("made");
+    let findings = stage.examine_with(Config { topology, ..stage.config() }, &[]).await;
+    findings.good("settings-ignored", &group.name);
+    findings.good("stream-storage", &group.dead_stream());
+    assert!(findings.0.iter().all(|finding| finding.severity <= Note), "{findings:#?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_sync_interval_is_read_where_it_is_told() {
+    let private = Private::start(NatsVersion::V2_15, Settings::new()).await;
+    let stage = Stage::at(&private.url()).await;
+    stage.stream(stage.safe()).await;
+    stage.examine().await.has(Note, "sync-interval", &stage.name);
+    let asked = Config { monitor_url: Some(private.monitor_url()), ..stage.config() };
+    stage.examine_with(asked, &[&stage.subject()]).await.has(Warning, "sync-interval", &stage.name);
+    let nobody = Config { monitor_url: Some("http://127.0.0.1:1".to_owned()), ..stage.config() };
+    stage.examine_with(nobody, &[&stage.subject()]).await.has(Note, "sync-interval", &stage.name);
+
+    let private = Private::start(NatsVersion::V2_15, Settings::new().jetstream("sync_interval: always")).await;
+    let stage = Stage::at(&private.url()).await;
+    stage.stream(stage.safe()).await;
+    let asked = Config { monitor_url: Some(private.monitor_url()), ..stage.config() };
+    stage.examine_with(asked, &[&stage.subject()]).await.good("sync-interval", &stage.name);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_replica_in_a_cluster_is_a_danger() {
+    let listeners = [(); 3].map(|()| TcpListener::bind("127.0.0.1:0").expect("a port"));
+    let ports = listeners.each_ref().map(|listener| listener.local_addr().expect("an address").port());
+    drop(listeners);
+    let routes = ports.map(|port| format!("\"nats://127.0.0.1:{port}\"")).join(", ");
+    let settings = |port: u16| {
+        let cluster = format!("cluster {{ name: relevo, listen: \"127.0.0.1:{port}\", routes: [ {routes} ] }}");
+        Settings::new().config(&cluster)
+    };
+    let start = |port| Private::start(NatsVersion::V2_15, settings(port));
+    let servers: [Private; 3] = tokio::join!(start(ports[0]), start(ports[1]), start(ports[2])).into();
+    let stage = Stage::at(&servers[0].url()).await;
+    for (replicas, severity) in [(1, Danger), (2, Warning)] {
+        stage.stream(stream::Config { num_replicas: replicas, ..stage.safe() }).await;
+        stage.examine().await.has(severity, "stream-replicas", &stage.name);
+    }
+    stage.stream(stream::Config { num_replicas: 3, ..stage.safe() }).await;
+    stage.examine().await.good("stream-replicas", &stage.name);
+}

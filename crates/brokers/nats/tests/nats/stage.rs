@@ -1,0 +1,102 @@
+//! Streams of one test's own, and hands to set them up as nobody should.
+
+use std::time::Duration;
+
+use async_nats::jetstream::{self, stream};
+use relevo_broker_nats::{Config, NatsAdmin, Topology};
+use relevo_core::administer::{Administer as _, Expectations};
+use relevo_core::operate::{Finding, Severity};
+use relevo_testkit::NatsVersion;
+use relevo_testkit::nats::{Server, unique};
+
+pub(crate) struct Stage {
+    pub(crate) url: String,
+    pub(crate) jetstream: jetstream::Context,
+    /// The one stream that most tests look at, and the first word of its subjects.
+    pub(crate) name: String,
+}
+
+impl Stage {
+    pub(crate) async fn shared(version: NatsVersion) -> Self {
+        Self::at(Server::shared(version).url()).await
+    }
+
+    pub(crate) async fn at(url: &str) -> Self {
+        let client = async_nats::connect(url).await.expect("a connection");
+        Self { url: url.to_owned(), jetstream: jetstream::new(client), name: unique("s") }
+    }
+
+    pub(crate) fn config(&self) -> Config {
+        Config::new(&self.url)
+    }
+
+    pub(crate) fn admin(&self, topology: Topology) -> NatsAdmin {
+        NatsAdmin::new(Config { topology, ..self.config() }).expect("a topology that can be")
+    }
+
+    /// The subject `orders` of this test's own.
+    pub(crate) fn subject(&self) -> String {
+        format!("{}.orders", self.name)
+    }
+
+    /// As it should be.
+    pub(crate) fn safe(&self) -> stream::Config {
+        stream::Config {
+            name: self.name.clone(),
+            subjects: vec![format!("{}.>", self.name)],
+            discard: stream::DiscardPolicy::New,
+            duplicate_window: Duration::from_mins(10),
+            ..stream::Config::default()
+        }
+    }
+
+    /// Makes the stream, in place of what there is.
+    pub(crate) async fn stream(&self, config: stream::Config) {
+        self.delete().await;
+        self.jetstream.create_stream(config).await.expect("a stream");
+    }
+
+    pub(crate) async fn delete(&self) {
+        // None may be there yet.
+        self.jetstream.delete_stream(&self.name).await.ok();
+    }
+
+    /// What doctor finds for this test's subject.
+    pub(crate) async fn examine(&self) -> Findings {
+        self.examine_with(self.config(), &[&self.subject()]).await
+    }
+
+    pub(crate) async fn examine_with(&self, config: Config, addresses: &[&str]) -> Findings {
+        let admin = NatsAdmin::new(config).expect("a configuration that can be");
+        let addresses = addresses.iter().map(|address| (*address).to_owned()).collect();
+        let expectations = Expectations { addresses, repeat_horizon: Duration::from_mins(5) };
+        Findings(admin.examine(&expectations).await.expect("findings"))
+    }
+}
+
+/// What doctor found.
+#[derive(Debug)]
+pub(crate) struct Findings(pub(crate) Vec<Finding>);
+
+impl Findings {
+    /// Asserts that there is a finding of this subject that names the object, so bad, and with a way to mend it.
+    #[track_caller]
+    pub(crate) fn has(&self, severity: Severity, subject: &str, object: &str) {
+        let found: Vec<_> = self.about(subject, object).collect();
+        let fits = matches!(found[..], [finding] if finding.severity == severity && finding.fix.is_some());
+        assert!(fits, "`{subject}` of `{object}` is not {severity:?}: {found:#?}\nin {self:#?}");
+    }
+
+    /// Asserts that the object is good in this respect.
+    #[track_caller]
+    pub(crate) fn good(&self, subject: &str, object: &str) {
+        let found: Vec<_> = self.about(subject, object).collect();
+        let fits = matches!(found[..], [finding] if finding.severity == Severity::Good);
+        assert!(fits, "`{subject}` of `{object}` is not good: {found:#?}\nin {self:#?}");
+    }
+
+    fn about(&self, subject: &str, object: &str) -> impl Iterator<Item = &Finding> {
+        let object = format!("`{object}`");
+        self.0.iter().filter(move |finding| finding.subject == subject && finding.seen.contains(&object))
+    }
+}
