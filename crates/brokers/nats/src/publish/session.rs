@@ -60,8 +60,8 @@ impl Session {
             });
         let client = options.connect(server.clone()).await.map_err(tls::refused)?;
         let inbox = client.new_inbox() + ".";
-        let answers = client.subscribe(format!("{inbox}*")).await;
-        let answers = answers.map_err(|error| Error::Api { what: "subscribing to the inbox", source: error.into() })?;
+        // It fails only where the connection is gone again.
+        let answers = client.subscribe(format!("{inbox}*")).await.map_err(|_| Error::Disconnected)?;
         let acks = Acks::new(config.in_flight_max, config.ack_deadline);
         let ability = Ability::default();
         let answered = ability.ask(&client, config).await;

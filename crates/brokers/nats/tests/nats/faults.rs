@@ -1,17 +1,18 @@
 //! Servers and connections that break, for real: nothing that was confirmed is missing, first appearances are in the
 //! order of their keys, and what is sent again makes no second message.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
+use async_nats::jetstream::stream;
 use relevo_broker_nats::{Config, NatsBroker};
-use relevo_conformance::broker::harness::{decoded, publication, publish_all, soon};
+use relevo_conformance::broker::harness::{decoded, publication, publish_all};
 use relevo_core::{Class, Publication};
 use relevo_testkit::NatsVersion;
-use relevo_testkit::nats::Private;
+use relevo_testkit::nats::{Cluster, Private};
 use relevo_testkit::proxy::{CutProxy, Direction};
 
-use crate::harness::{STREAM, open, server, stored, told, told_of, until};
+use crate::harness::{STREAM, everything, make_stream, open, server, stored, told, told_of, until};
 
 /// Shorter than the deadline of an acknowledgement: what is told within it was not waited for.
 const AT_ONCE: Duration = Duration::from_secs(2);
@@ -24,24 +25,30 @@ async fn through_a_proxy(version: NatsVersion) -> (Private, CutProxy, NatsBroker
 }
 
 fn batch(numbers: std::ops::RangeInclusive<u32>) -> Vec<Publication> {
-    numbers.map(|number| publication(number, &format!("k-{}", number % 7))).collect()
+    numbers.map(|number| publication(number, &format!("k-{}", number % 97))).collect()
 }
 
 fn classes(told: &[Option<(Class, String)>]) -> Vec<Option<Class>> {
     told.iter().map(|told| told.as_ref().map(|(class, _)| *class)).collect()
 }
 
-/// Sends a batch until all of it is confirmed, as the relay does: what failed goes again, after what it follows.
-async fn insist(broker: &NatsBroker, batch: &[Publication]) {
+/// Sends everything until all of it is confirmed, as the relay does: of each key the first that is not confirmed.
+async fn insist(broker: &NatsBroker, all: &[Publication]) {
     let insisting = async {
-        let mut left = batch.to_vec();
+        let mut left = all.to_vec();
         while !left.is_empty() {
-            let told = told(broker, &left).await;
-            left = left.into_iter().zip(told).filter_map(|(one, told)| told.map(|_| one)).collect();
-            tokio::time::sleep(Duration::from_millis(20)).await;
+            let mut keys = BTreeSet::new();
+            let (first, rest): (Vec<_>, Vec<_>) =
+                left.into_iter().partition(|one| keys.insert(one.message.key.to_string()));
+            let told = told(broker, &first).await;
+            let failed: Vec<_> = first.into_iter().zip(told).filter_map(|(one, told)| told.map(|_| one)).collect();
+            if !failed.is_empty() {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+            left = failed.into_iter().chain(rest).collect();
         }
     };
-    soon(insisting).await;
+    tokio::time::timeout(Duration::from_mins(1), insisting).await.expect("everything is confirmed in the end");
 }
 
 /// Everything is there once, and each key in order.
@@ -198,4 +205,39 @@ async fn what_the_client_still_sends_after_it_was_given_up_makes_no_second_messa
     proxy.thaw();
     insist(&broker, &batch).await;
     assert_whole(&server, 4_000).await;
+}
+
+#[tokio::test]
+async fn a_cluster_goes_on_when_the_node_that_we_talk_to_dies() {
+    let cluster = Cluster::of_three().await;
+    let [first, second, _] = cluster.nodes();
+    make_stream(first, stream::Config { num_replicas: 3, ..everything() }).await;
+    // The others are known from the one.
+    let broker = open(Config::new(first.url())).await;
+    publish_all(&broker, &batch(1..=100)).await;
+    let batch = batch(101..=2_000);
+    tokio::join!(insist(&broker, &batch), first.kill9());
+    // Only reading it needs all three.
+    first.start_again().await;
+    cluster.healthy().await;
+    assert_whole(second, 2_000).await;
+}
+
+#[tokio::test]
+async fn a_cluster_without_a_majority_stores_nothing_and_loses_nothing() {
+    let cluster = Cluster::of_three().await;
+    let [first, second, third] = cluster.nodes();
+    make_stream(first, stream::Config { num_replicas: 3, ..everything() }).await;
+    let ack_deadline = Duration::from_millis(500);
+    let broker = open(Config { ack_deadline, ..Config::new(first.url()) }).await;
+    publish_all(&broker, &batch(1..=100)).await;
+    second.kill9().await;
+    third.kill9().await;
+    let told = told(&broker, &batch(101..=200)).await;
+    assert!(told.iter().all(Option::is_some), "{told:?}");
+    second.start_again().await;
+    third.start_again().await;
+    cluster.healthy().await;
+    insist(&broker, &batch(101..=200)).await;
+    assert_whole(first, 200).await;
 }
