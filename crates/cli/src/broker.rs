@@ -1,6 +1,7 @@
 //! A broker of any kind, as people and the daemon look at it before anything is sent.
 
 use anyhow::{Result, anyhow};
+use relevo_broker_nats::NatsAdmin;
 use relevo_broker_rabbitmq::RabbitAdmin;
 use relevo_core::administer::{Administer, Piece, State};
 use relevo_core::{Class, Failure};
@@ -11,9 +12,13 @@ use crate::exit::{away, usage};
 /// The broker's administration; `None` for a kind that has neither topology nor settings of its own.
 pub(crate) fn admin(broker: &Broker) -> Result<Option<Box<dyn Administer>>> {
     Ok(match broker {
-        Broker::Embedded { .. } | Broker::Nats(_) => None,
+        Broker::Embedded { .. } => None,
         Broker::Rabbitmq(config) => {
             let admin = RabbitAdmin::new(config.as_ref().clone()).map_err(|error| usage(error.to_string()))?;
+            Some(Box::new(admin))
+        }
+        Broker::Nats(config) => {
+            let admin = NatsAdmin::new(config.as_ref().clone()).map_err(|error| usage(error.to_string()))?;
             Some(Box::new(admin))
         }
     })

@@ -1,15 +1,27 @@
-//! The daemon as a process: the real binary, a real PostgreSQL, the embedded broker.
+//! The daemon as a process: the real binary, a real PostgreSQL, the embedded broker, RabbitMQ and NATS.
 
 #[path = "run/admin.rs"]
 mod admin;
+#[path = "run/both.rs"]
+mod both;
+#[path = "run/command.rs"]
+mod command;
 #[path = "run/daemon.rs"]
 mod daemon;
+#[path = "run/far.rs"]
+mod far;
 #[path = "run/flow.rs"]
 mod flow;
+#[path = "run/nats.rs"]
+mod nats;
+#[path = "run/rabbitmq.rs"]
+mod rabbitmq;
 #[path = "run/reload.rs"]
 mod reload;
 #[path = "run/systemd.rs"]
 mod systemd;
+#[path = "run/topology.rs"]
+mod topology;
 #[path = "run/trouble.rs"]
 mod trouble;
 #[path = "run/world.rs"]

@@ -10,7 +10,8 @@ use serde_json::Value;
 
 /// How long anything that must happen may take on a busy machine.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(30);
-const POLL: Duration = Duration::from_millis(10);
+/// How often it is looked whether it has happened.
+pub(crate) const POLL: Duration = Duration::from_millis(10);
 
 /// A running `relevo run`; killed when it is dropped.
 pub(crate) struct Daemon {

@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 use relevo_broker_embedded::EmbeddedBroker;
 use relevo_store_postgres::{Schema, migrate};
@@ -10,7 +11,7 @@ use relevo_testkit::postgres::{Database, Server};
 use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection};
 use sqlx::{ConnectOptions as _, Row as _};
 
-use crate::daemon::{Daemon, until};
+use crate::daemon::{DEADLINE, Daemon, POLL, until};
 
 /// What every test's file begins with.
 pub(crate) const BEGIN: &str = "\
@@ -90,6 +91,27 @@ impl World {
         self.run(&sql).await;
     }
 
+    /// Messages with these numbers, of seven keys.
+    pub(crate) async fn emit_numbers(&self, topic: &str, numbers: std::ops::RangeInclusive<i64>) {
+        let (first, last) = numbers.into_inner();
+        let sql = format!(
+            "SELECT relevo.emit('{topic}', 'key-' || n % 7, 'Happened', jsonb_build_object('n', n)) FROM generate_series({first}, {last}) n"
+        );
+        self.run(&sql).await;
+    }
+
+    /// A file with one outbox and these destinations: their names and what stands in their broker's section, in which
+    /// `BROKER` is the section's name.
+    pub(crate) fn carried_to(&self, destinations: &[(&str, &str)], more: &str) -> PathBuf {
+        let mut text = format!("{BEGIN}[outboxes.shop]\ndatabase = \"{}\"\n", self.database.url());
+        for (name, broker) in destinations {
+            let section = format!("outboxes.shop.destinations.{name}");
+            write!(text, "[{section}]\ncreate = true\nstart = \"oldest\"\n[{section}.broker]\n").expect("a text");
+            write!(text, "{}\n", broker.replace("BROKER", &format!("{section}.broker"))).expect("a text");
+        }
+        self.directory.write("relevo.toml", &format!("{text}{more}"))
+    }
+
     pub(crate) async fn run(&self, sql: &str) {
         let mut connection = self.database.connect().await;
         sqlx::raw_sql(sqlx::AssertSqlSafe(sql.to_owned())).execute(&mut connection).await.expect("a good statement");
@@ -120,6 +142,17 @@ impl World {
         let kept = broker.peek("**", 0, 10_000).await.expect("it can be read");
         broker.close().await;
         kept.into_iter().map(|kept| kept.address).collect()
+    }
+
+    /// Waits until a destination has taken so many.
+    pub(crate) fn taken(daemon: &Daemon, destination: &str, count: i64) {
+        let labels = format!("{{service=\"relevo\",outbox=\"shop\",destination=\"{destination}\"");
+        let end = Instant::now() + DEADLINE;
+        while daemon.metric(&format!("outbox_published_total{labels}")) < Some(count) {
+            let (log, metrics) = (daemon.log(), daemon.get("/metrics").1);
+            assert!(Instant::now() < end, "`{destination}` has not taken {count}:\n{log}\n{metrics}");
+            std::thread::sleep(POLL);
+        }
     }
 
     /// Waits until so many arrived.

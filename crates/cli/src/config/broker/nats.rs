@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use relevo_broker_nats::{Atomic, Auth, Config, Discard, Group, Identity, Retention, Storage, Stream, Tls, Topology};
+use relevo_broker_nats::{
+    Atomic, Auth, Config, Discard, Group, Identity, NatsAdmin, Retention, Storage, Stream, Tls, Topology,
+};
 
 use super::super::keys::{Key, Kind};
 use super::super::problem::Problem;
@@ -187,7 +189,12 @@ pub(super) fn resolve(reader: &mut Reader<'_>, path: &Path, publish_deadline: Du
         topology: topology(reader, path),
         ..Config::new("")
     };
-    Some(Config { urls: urls?, ..config })
+    let config = Config { urls: urls?, ..config };
+    // It says what can never work, the topology's included, and asks nothing of the server.
+    if let Err(wrong) = NatsAdmin::new(config.clone()) {
+        reader.problem(path, Problem::new(wrong.to_string()));
+    }
+    Some(config)
 }
 
 fn auth(reader: &mut Reader<'_>, path: &Path) -> Auth {

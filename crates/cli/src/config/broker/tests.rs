@@ -308,3 +308,18 @@ fn a_key_that_several_kinds_have_takes_the_same_in_all() {
         }
     }
 }
+
+#[test]
+fn the_guide_s_configurations_are_good() {
+    let page = include_str!("../../../../../docs/guides/brokers.md");
+    let blocks = page.split("```toml\n").skip(1).map(|rest| rest.split("```").next().unwrap_or_default());
+    let whole: Vec<&str> = blocks.filter(|block| block.contains("[outboxes.shop]\n")).collect();
+    assert_eq!(whole.len(), 2);
+    for block in whole {
+        let here = block
+            .replace("database_env = \"SHOP_DATABASE_URL\"", "database = \"postgres://db/shop\"")
+            .replace("password_file = \"/run/credentials/relevo/rabbitmq\"", "password_env = \"PATH\"")
+            .replace("password_file = \"/run/credentials/relevo/nats\"", "password_env = \"PATH\"");
+        assert_eq!(problems(&here), [""; 0], "{block}");
+    }
+}

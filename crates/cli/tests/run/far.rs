@@ -1,0 +1,105 @@
+//! What arrived at a real broker, read with the plain client.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use async_nats::jetstream;
+use lapin::options::{BasicGetOptions, QueueDeclareOptions};
+use lapin::types::{AMQPValue, FieldTable};
+use lapin::{Connection, ConnectionProperties};
+use serde_json::Value;
+
+use crate::daemon::DEADLINE;
+
+/// A message at the broker: its number, and its headers.
+#[derive(Debug)]
+pub(crate) struct Kept {
+    pub(crate) number: i64,
+    pub(crate) headers: BTreeMap<String, String>,
+}
+
+/// Numbers of messages in the order in which each was first seen.
+pub(crate) fn first_seen(kept: &[Kept]) -> Vec<i64> {
+    let mut seen = std::collections::BTreeSet::new();
+    kept.iter().map(|kept| kept.number).filter(|number| seen.insert(*number)).collect()
+}
+
+/// Each of the numbers is there, and those of a key are in their order.
+pub(crate) fn assert_in_order(kept: &[Kept], numbers: std::ops::RangeInclusive<i64>) {
+    let seen = first_seen(kept);
+    let mut sorted = seen.clone();
+    sorted.sort_unstable();
+    assert_eq!(sorted, numbers.collect::<Vec<_>>());
+    for key in 0..7 {
+        let of_key: Vec<i64> = seen.iter().copied().filter(|number| number % 7 == key).collect();
+        assert!(of_key.is_sorted(), "{of_key:?}");
+    }
+}
+
+fn number(payload: &[u8]) -> i64 {
+    let payload: Value = serde_json::from_slice(payload).expect("JSON");
+    payload["n"].as_i64().expect("a number")
+}
+
+pub(crate) async fn channel(url: &str) -> (Connection, lapin::Channel) {
+    let connection = Connection::connect(url, ConnectionProperties::default()).await.expect("the server is there");
+    let channel = connection.create_channel().await.expect("a channel");
+    (connection, channel)
+}
+
+/// A durable queue with these arguments.
+pub(crate) async fn declare_queue(url: &str, queue: &str, arguments: &[(&str, AMQPValue)]) {
+    let (_connection, channel) = channel(url).await;
+    let mut table = FieldTable::default();
+    for (name, value) in arguments {
+        table.insert((*name).try_into().expect("a short name"), value.clone());
+    }
+    let options = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
+    channel.queue_declare(queue.try_into().expect("a short name"), options, table).await.expect("a new queue");
+}
+
+/// Takes messages out of a queue until the last of these numbers has come.
+pub(crate) async fn take_from_queue(url: &str, queue: &str, last: i64) -> Vec<Kept> {
+    let (_connection, channel) = channel(url).await;
+    let (mut kept, end) = (Vec::new(), Instant::now() + DEADLINE);
+    while !kept.iter().any(|kept: &Kept| kept.number == last) || channel_has_more(&channel, queue).await {
+        let got = channel.basic_get(queue.try_into().expect("a short name"), BasicGetOptions { no_ack: true });
+        let Some(message) = got.await.expect("the queue is there") else {
+            assert!(Instant::now() < end, "{last} has not come: {:?}", first_seen(&kept));
+            continue;
+        };
+        let table = message.delivery.properties.headers().clone().unwrap_or_default();
+        let headers = table.inner().iter().filter_map(|(name, value)| match value {
+            AMQPValue::LongString(text) => Some((name.to_string(), text.to_string())),
+            _ => None,
+        });
+        kept.push(Kept { number: number(&message.delivery.data), headers: headers.collect() });
+    }
+    kept
+}
+
+async fn channel_has_more(channel: &lapin::Channel, queue: &str) -> bool {
+    let options = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
+    let declared = channel.queue_declare(queue.try_into().expect("a short name"), options, FieldTable::default()).await;
+    declared.expect("the queue is there").message_count() > 0
+}
+
+pub(crate) async fn jetstream(url: &str) -> jetstream::Context {
+    jetstream::new(async_nats::connect(url).await.expect("the server is there"))
+}
+
+/// Everything that a stream has stored.
+pub(crate) async fn stored_in(url: &str, stream: &str) -> Vec<Kept> {
+    let mut stream = jetstream(url).await.get_stream(stream).await.expect("the stream is there");
+    let last = stream.info().await.expect("it answers").state.last_sequence;
+    let mut kept = Vec::new();
+    for sequence in 1..=last {
+        let message = stream.get_raw_message(sequence).await.expect("it keeps everything");
+        let headers = message.headers.iter().map(|(name, values)| {
+            let value = values.first().map_or_else(String::new, ToString::to_string);
+            (name.to_string(), value)
+        });
+        kept.push(Kept { number: number(&message.payload), headers: headers.collect() });
+    }
+    kept
+}

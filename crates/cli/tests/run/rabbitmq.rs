@@ -1,0 +1,116 @@
+//! From PostgreSQL to a real RabbitMQ.
+
+use lapin::types::AMQPValue;
+use relevo_testkit::rabbitmq::{Private, Server, Settings, Vhost};
+
+use crate::command::relevo;
+use crate::daemon::{Daemon, until};
+use crate::far::{assert_in_order, declare_queue, take_from_queue};
+use crate::world::World;
+
+/// The section of a broker at a virtual host of the shared server, with its management API.
+fn at(vhost: &Vhost, more: &str) -> String {
+    format!(
+        "kind = \"rabbitmq\"\nurls = [\"{}\"]\nmanagement_url = \"{}\"\n{more}",
+        vhost.amqp_url(),
+        vhost.management_url()
+    )
+}
+
+/// An exchange with one queue, for everything under `orders`.
+const TOPOLOGY: &str =
+    "exchange = \"shop\"\n[BROKER.exchanges.shop]\n[BROKER.queues.billing]\nbind = [\"shop/orders.#\"]\n";
+
+const HEADERS: &str = "[[outboxes.shop.destinations.main.routes]]\n\
+    headers = { x-event-id = \"{id}\" }\n";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_committed_arrives_in_queues_that_were_made_at_the_start() {
+    let (world, vhost) = (World::new().await, Server::shared().vhost().await);
+    let file = world.carried_to(&[("main", &at(&vhost, &format!("topology = \"apply\"\n{TOPOLOGY}")))], HEADERS);
+    world.emit_numbers("orders", 1..=100).await;
+    let mut daemon = Daemon::start(&file, &[]);
+    World::taken(&daemon, "main", 100);
+    world.emit_numbers("orders.eu", 101..=200).await;
+    World::taken(&daemon, "main", 200);
+    daemon.ready();
+    assert_eq!(daemon.line("made at the broker")["level"], "INFO");
+    assert_eq!(daemon.metric("outbox_destination_up{"), Some(1));
+    assert_eq!(daemon.metric("outbox_destination_away_seconds{"), Some(0));
+    daemon.stop();
+    let kept = take_from_queue(&vhost.amqp_url(), "billing", 200).await;
+    assert_in_order(&kept, 1..=200);
+    for message in &kept {
+        assert_eq!(message.headers["x-event-id"], message.headers["ce-id"], "{message:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_queue_that_is_missing_keeps_it_from_starting_until_it_is_made() {
+    let (world, vhost) = (World::new().await, Server::shared().vhost().await);
+    let file = world.carried_to(&[("main", &at(&vhost, TOPOLOGY))], "");
+    let mut daemon = Daemon::start(&file, &[]);
+    assert_eq!(daemon.end(), Some(2), "{}", daemon.log());
+    until("it says what to do", || daemon.log().contains("hint: `relevo topology apply` makes what is missing"));
+    assert!(daemon.log().contains("queue `billing` is missing"), "{}", daemon.log());
+    let (code, _, stderr) = relevo(&file, &["topology", "apply", "--yes"]);
+    assert_eq!(code, 0, "{stderr}");
+    let mut daemon = Daemon::start(&file, &[]);
+    world.emit_numbers("orders", 1..=10).await;
+    World::taken(&daemon, "main", 10);
+    daemon.stop();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dangerous_setting_ends_it_unless_it_is_accepted_by_name() {
+    let (world, vhost) = (World::new().await, Server::shared().vhost().await);
+    let limit = [("x-max-length", AMQPValue::LongInt(1_000_000))];
+    declare_queue(&vhost.amqp_url(), "orders", &limit).await;
+    let mut daemon = Daemon::start(&world.carried_to(&[("main", &at(&vhost, ""))], ROUTE), &[]);
+    assert_eq!(daemon.end(), Some(2), "{}", daemon.log());
+    let line = daemon.line("a setting of the broker contradicts a promise");
+    assert_eq!((&line["subject"], &line["level"]), (&"overflow-drops".into(), &"ERROR".into()));
+    assert!(line["fix"].as_str().is_some_and(|fix| !fix.is_empty()), "{line}");
+    until("it says what to write", || {
+        let told =
+            "start all the same with `accept = [\"overflow-drops\"]` in `[outboxes.shop.destinations.main.broker]`";
+        daemon.log().contains(told)
+    });
+    let accepting = at(&vhost, "accept = [\"overflow-drops\", \"queue-mirrored\"]");
+    let mut daemon = Daemon::start(&world.carried_to(&[("main", &accepting)], ROUTE), &[]);
+    world.emit_numbers("orders", 1..=10).await;
+    World::taken(&daemon, "main", 10);
+    daemon.line("a setting of the broker contradicts a promise, and is accepted");
+    let needless = daemon.line("`accept` names what was not found: it can be removed");
+    assert_eq!(needless["subject"], "queue-mirrored");
+    daemon.stop();
+    assert_in_order(&take_from_queue(&vhost.amqp_url(), "orders", 10).await, 1..=10);
+}
+
+/// One address, whose queue the default exchange knows by name.
+const ROUTE: &str = "[[outboxes.shop.destinations.main.routes]]\naddress = \"orders\"\n";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_wrong_password_is_told_by_readiness_and_heals_when_it_is_mended() {
+    let world = World::new().await;
+    let server = Private::start_with(Settings::new().user("relay", "first")).await;
+    declare_queue(&server.amqp_url(), "orders", &[("x-queue-type", AMQPValue::LongString("quorum".into()))]).await;
+    let password = world.directory.write("password", "second\n");
+    let broker = format!(
+        "kind = \"rabbitmq\"\nurls = [\"amqp://127.0.0.1:{}\"]\nuser = \"relay\"\npassword_file = {password:?}\n",
+        server.port()
+    );
+    let mut daemon = Daemon::start(&world.carried_to(&[("main", &broker)], ROUTE), &[]);
+    let line = daemon.line("the broker refuses us, a person must mend it, will try again");
+    assert_eq!(line["level"], "ERROR");
+    let (status, body) = daemon.get("/readyz");
+    assert!(status == 503 && body.contains("the broker refuses us: ") && body.contains("`relay`"), "{status} {body}");
+    assert_eq!((daemon.get("/livez").0, daemon.metric("outbox_destination_up{")), (200, Some(0)));
+    server.ctl(&["change_password", "relay", "second"]).await;
+    world.emit_numbers("orders", 1..=10).await;
+    World::taken(&daemon, "main", 10);
+    daemon.ready();
+    assert_eq!(daemon.metric("outbox_destination_up{"), Some(1));
+    daemon.stop();
+    assert!(!daemon.log().contains("second"), "{}", daemon.log());
+}

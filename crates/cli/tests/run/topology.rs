@@ -1,0 +1,166 @@
+//! `relevo topology` and `relevo doctor -c`, against real brokers.
+
+use std::path::PathBuf;
+
+use lapin::types::AMQPValue;
+use relevo_testkit::NatsVersion;
+use relevo_testkit::nats::{self, unique};
+use relevo_testkit::rabbitmq::{Server, Vhost};
+use serde_json::Value;
+
+use crate::command::relevo;
+use crate::far::declare_queue;
+use crate::world::World;
+
+fn objects(lines: &str) -> Vec<Value> {
+    lines.lines().map(|line| serde_json::from_str(line).expect("JSON lines")).collect()
+}
+
+fn states(json: &str) -> Vec<(String, String)> {
+    let text = |value: &Value| value.as_str().expect("a text").to_owned();
+    objects(json).iter().map(|piece| (text(&piece["piece"]), text(&piece["state"]))).collect()
+}
+
+fn rabbit(vhost: &Vhost) -> String {
+    format!(
+        "kind = \"rabbitmq\"\nurls = [\"{}\"]\nmanagement_url = \"{}\"\nexchange = \"shop\"\n[BROKER.exchanges.shop]\n\
+         [BROKER.queues.billing]\nretry_ms = [1000]\nmax_length = 1000\nbind = [\"shop/orders.#\"]\n",
+        vhost.amqp_url(),
+        vhost.management_url()
+    )
+}
+
+fn file(world: &World, vhost: &Vhost) -> PathBuf {
+    world.carried_to(&[("main", &rabbit(vhost)), ("side", "kind = \"embedded\"\npath = \"side.db\"")], "")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_missing_at_rabbitmq_is_told_then_made_then_the_same() {
+    let (world, vhost) = (World::new().await, Server::shared().vhost().await);
+    let file = file(&world, &vhost);
+    let (code, missing, stderr) = relevo(&file, &["topology", "plan"]);
+    assert_eq!(code, 3, "{stderr}");
+    assert_eq!(stderr, "outbox `shop`, destination `side`: an embedded broker has no topology\n");
+    assert!(missing.starts_with("outbox `shop`, destination `main`: "), "{missing}");
+    assert!(missing.contains("\nmissing  queue `billing`\n"), "{missing}");
+    let (code, dry, _) = relevo(&file, &["topology", "apply", "--dry-run"]);
+    assert_eq!((code, &dry), (3, &missing));
+    let (code, stdout, stderr) = relevo(&file, &["topology", "apply"]);
+    assert_eq!((code, stdout.as_str()), (1, ""));
+    assert!(
+        stderr.contains("missing  queue `billing`\n") && stderr.contains("hint: `--yes` answers beforehand"),
+        "{stderr}"
+    );
+    let (code, made, stderr) = relevo(&file, &["topology", "apply", "--yes", "--json"]);
+    assert_eq!(code, 0, "{stderr}");
+    assert!(states(&made).contains(&("queue `billing`".to_owned(), "made".to_owned())), "{made}");
+    let (code, same, _) = relevo(&file, &["topology", "plan", "--json", "--outbox", "shop", "--destination", "main"]);
+    assert!(code == 0 && states(&same).iter().all(|(_, state)| state == "same"), "{same}");
+    assert_eq!(states(&same).len(), states(&made).len());
+    assert_eq!(relevo(&file, &["topology", "apply"]).0, 0, "with nothing to do nothing is asked");
+    assert_eq!(relevo(&file, &["topology", "plan", "--destination", "nobody"]).0, 4);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_differs_at_rabbitmq_is_told_and_nothing_is_made() {
+    let (world, vhost) = (World::new().await, Server::shared().vhost().await);
+    let quorum = ("x-queue-type", AMQPValue::LongString("quorum".into()));
+    declare_queue(&vhost.amqp_url(), "billing", &[quorum, ("x-max-length", AMQPValue::LongInt(7))]).await;
+    let file = file(&world, &vhost);
+    let (code, stdout, stderr) = relevo(&file, &["topology", "apply", "--yes"]);
+    assert_eq!(code, 3, "{stdout}{stderr}");
+    assert!(
+        stdout.contains("differs  queue `billing`\n") && stdout.contains("`x-max-length` is 7, wanted 1000"),
+        "{stdout}"
+    );
+    assert!(stdout.contains("missing  exchange `shop`\n"), "nothing was made: {stdout}");
+    assert!(stderr.contains("nothing was made, for something differs"), "{stderr}");
+    let (_, json, _) = relevo(&file, &["topology", "plan", "--json"]);
+    let billing = objects(&json).into_iter().find(|piece| piece["piece"] == "queue `billing`").expect("it is told");
+    let length = &billing["differences"].as_array().expect("a list").iter().find(|it| it["setting"] == "x-max-length");
+    assert_eq!(length.map(|it| (&it["wanted"], &it["found"])), Some((&"1000".into(), &"7".into())), "{billing}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn streams_and_groups_are_made_at_both_versions_of_nats() {
+    for version in NatsVersion::ALL {
+        let (world, server, stream) = (World::new().await, nats::Server::shared(version), unique("shop"));
+        let broker = |more: &str| {
+            format!(
+                "kind = \"nats\"\nurls = [\"{}\"]\n[BROKER.streams.one]\nname = \"{stream}\"\nsubjects = [\"{stream}.>\"]\n{more}\n\
+                 [BROKER.groups.billing]\nname = \"{stream}-billing\"\nstream = \"{stream}\"\n",
+                server.url()
+            )
+        };
+        let file = world.carried_to(&[("main", &broker(""))], "");
+        let (code, missing, stderr) = relevo(&file, &["topology", "plan"]);
+        assert!(code == 3 && missing.contains(&format!("missing  stream `{stream}`\n")), "{missing}{stderr}");
+        let (code, made, stderr) = relevo(&file, &["topology", "apply", "--yes"]);
+        assert!(code == 0 && made.contains(&format!("made     stream `{stream}`\n")), "{made}{stderr}");
+        let (code, same, _) = relevo(&file, &["topology", "plan"]);
+        assert_eq!(code, 0, "{same}");
+        let file = world.carried_to(&[("main", &broker("max_messages = 5"))], "");
+        let (code, differs, _) = relevo(&file, &["topology", "apply", "--yes"]);
+        assert!(code == 3 && differs.contains(&format!("differs  stream `{stream}`\n")), "{differs}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn doctor_examines_databases_and_brokers_of_a_configuration() {
+    let (world, vhost, server) =
+        (World::new().await, Server::shared().vhost().await, nats::Server::shared(NatsVersion::V2_15));
+    let limit = [("x-max-length", AMQPValue::LongInt(5))];
+    declare_queue(&vhost.amqp_url(), "orders", &limit).await;
+    let stream = unique("shop");
+    let rabbit = format!(
+        "kind = \"rabbitmq\"\nurls = [\"{}\"]\nmanagement_url = \"{}\"\n",
+        vhost.amqp_url(),
+        vhost.management_url()
+    );
+    let nats = format!("kind = \"nats\"\nurls = [\"{}\"]\n", server.url());
+    let routes = format!(
+        "[[outboxes.shop.destinations.rabbit.routes]]\naddress = \"orders\"\n\
+         [[outboxes.shop.destinations.stream.routes]]\naddress = \"{stream}.orders\"\n"
+    );
+    let file = world.carried_to(&[("rabbit", &rabbit), ("stream", &nats)], &routes);
+    let (code, stdout, stderr) = relevo(&file, &["doctor"]);
+    assert_eq!((code, stderr.as_str()), (3, ""), "{stdout}");
+    for title in ["outbox `shop`:", "outbox `shop`, destination `rabbit`:", "outbox `shop`, destination `stream`:"] {
+        assert!(stdout.contains(&format!("{title}\n")), "{title}: {stdout}");
+    }
+    let (code, json, _) = relevo(&file, &["doctor", "--json"]);
+    assert_eq!(code, 3);
+    let findings = objects(&json);
+    let dangers = |destination: &str| -> Vec<&Value> {
+        let of = findings.iter().filter(|it| it["destination"] == destination && it["severity"] == "danger");
+        of.inspect(|it| assert!(it["fix"].is_string(), "{it}")).map(|it| &it["subject"]).collect()
+    };
+    assert!(dangers("rabbit").contains(&&Value::from("overflow-drops")), "{json}");
+    assert!(dangers("stream").contains(&&Value::from("route-unbound")), "{json}");
+    let accepting = rabbit.clone() + "accept = [\"overflow-drops\"]\n";
+    let file = world.carried_to(&[("rabbit", &accepting), ("stream", &nats)], &routes);
+    let (_, json, _) = relevo(&file, &["doctor", "--json"]);
+    let findings = objects(&json);
+    let accepted = findings.iter().find(|it| it["subject"] == "overflow-drops").expect("it is still told");
+    assert_eq!(accepted["accepted"], true);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_broker_that_cannot_be_reached_is_exit_code_5_after_everything_else_was_told() {
+    let world = World::new().await;
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = taken.local_addr().expect("an address");
+    drop(taken);
+    let nats = format!("kind = \"nats\"\nurls = [\"nats://{address}\"]\n");
+    let file = world.carried_to(&[("main", &nats)], "");
+    let (code, stdout, stderr) = relevo(&file, &["doctor"]);
+    assert_eq!(code, 5, "{stdout}{stderr}");
+    assert!(stdout.contains("outbox `shop`:\n"), "{stdout}");
+    assert!(
+        stderr.starts_with("error: outbox `shop`, destination `main`: ") && stderr.contains("\nhint: "),
+        "{stderr}"
+    );
+    assert_eq!(relevo(&file, &["topology", "plan"]).0, 5);
+    let (code, _, stderr) = relevo(&file, &["doctor", "--schema", "other"]);
+    assert!(code == 2 && stderr.contains("leave `--database` and `--schema` out"), "{stderr}");
+}
