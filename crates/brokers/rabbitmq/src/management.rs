@@ -181,11 +181,23 @@ fn refused(path: &str, status: StatusCode, answer: &[u8]) -> Error {
 fn away(error: &hyper_util::client::legacy::Error) -> Error {
     let mut text = error.to_string();
     let mut cause = std::error::Error::source(error);
+    let mut is_tls = false;
     while let Some(source) = cause {
-        text = format!("{text}: {source}");
+        is_tls |= holds_tls(source);
+        let told = source.to_string();
+        if !text.ends_with(&told) {
+            text = format!("{text}: {told}");
+        }
         cause = source.source();
     }
-    Error::ManagementAway(text)
+    // A certificate that is not accepted, by us or by them, stays so until a person acts.
+    if is_tls { Error::Management(text) } else { Error::ManagementAway(text) }
+}
+
+/// An error of input and output hides what it holds from `source`, and may hold another one.
+fn holds_tls(error: &(dyn std::error::Error + 'static)) -> bool {
+    let inner = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);
+    error.is::<rustls::Error>() || inner.is_some_and(|inner| holds_tls(inner))
 }
 
 fn client(tls: &Tls) -> Result<Client<HttpsConnector<HttpConnector>, Body>, Error> {

@@ -16,6 +16,8 @@ mod examine;
 mod faults;
 #[path = "rabbitmq/harness.rs"]
 mod harness;
+#[path = "rabbitmq/looking.rs"]
+mod looking;
 #[path = "rabbitmq/publish.rs"]
 mod publish;
 #[path = "rabbitmq/stage.rs"]

@@ -23,7 +23,7 @@ pub(super) fn examine(config: &Config, seen: &Snapshot, report: &mut Report) {
         None => report.told(
             Severity::Note,
             "management",
-            "the management API does not show the nodes to this user: replicas were not compared with the cluster"
+            "the user lacks the tag `monitoring`: the nodes are not shown, and replicas were not compared with the cluster"
                 .to_owned(),
             "give the user the tag `monitoring`".to_owned(),
         ),

@@ -70,8 +70,12 @@ impl Topology {
         check_names("queue", declared.queues.iter().map(|queue| queue.name.as_str()))?;
         check_names("policy", declared.policies.iter().map(|policy| policy.name.as_str()))?;
         self.check_bindings()?;
-        match declared.bindings.iter().find(|binding| binding.key.len() > NAME_BYTES_MAX) {
-            Some(binding) => Err(Wrong::TooLong(binding.key.clone())),
+        let short = declared.bindings.iter().flat_map(|binding| {
+            let (Target::Queue(to) | Target::Exchange(to)) = &binding.to;
+            [&binding.key, &binding.exchange, to].into_iter().chain(binding.arguments.keys())
+        });
+        match short.into_iter().find(|text| text.len() > NAME_BYTES_MAX) {
+            Some(text) => Err(Wrong::TooLong(text.clone())),
             None => Ok(()),
         }
     }
@@ -165,6 +169,10 @@ mod tests {
         assert_eq!(of(vec![Queue::new(&long)]).check(), Err(Wrong::TooLong(format!("{long}.dead"))));
         let twice = Wrong::Twice { what: "queue", name: "a.dead".to_owned() };
         assert_eq!(of(vec![Queue::new("a"), Queue::new("a.dead")]).check(), Err(twice));
+        let mut by_header = Binding::to_queue("a", "", "a");
+        by_header.headers.insert("h".repeat(256), "x".to_owned());
+        let bound = Topology { bindings: vec![by_header], ..Topology::default() };
+        assert_eq!(bound.check(), Err(Wrong::TooLong("h".repeat(256))));
         let bound = Topology { bindings: vec![Binding::to_queue("", "a", "a")], ..Topology::default() };
         assert_eq!(bound.check(), Err(Wrong::DefaultExchange("a".to_owned())));
     }

@@ -17,7 +17,10 @@ pub(crate) struct Stage {
 
 impl Stage {
     pub(crate) async fn new() -> Self {
-        let vhost = Server::shared().vhost().await;
+        Self::at(Server::shared().vhost().await).await
+    }
+
+    pub(crate) async fn at(vhost: Vhost) -> Self {
         let connection =
             Connection::connect(&vhost.amqp_url(), ConnectionProperties::default()).await.expect("a connection");
         let channel = connection.create_channel().await.expect("a channel");

@@ -1,0 +1,85 @@
+//! Looking at servers that are set up otherwise than the shared one: the management API behind TLS, and a cluster.
+
+use std::net::TcpListener;
+
+use relevo_broker_rabbitmq::{Config, Identity, RabbitAdmin, Tls};
+use relevo_core::administer::{Administer as _, Expectations};
+use relevo_core::operate::Severity::{Danger, Note, Warning};
+use relevo_core::{Class, Failure};
+use relevo_testkit::certs::Certs;
+use relevo_testkit::rabbitmq::{Cluster, Private, Settings};
+use serde_json::json;
+
+use crate::stage::{Findings, Stage};
+
+async fn examine(config: Config) -> Result<Findings, Failure> {
+    let admin = RabbitAdmin::new(config).expect("a configuration that can be");
+    Ok(Findings(admin.examine(&Expectations::default()).await?))
+}
+
+fn read(path: &std::path::Path) -> String {
+    std::fs::read_to_string(path).expect("a file")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_management_api_is_asked_over_tls_by_who_may() {
+    let certs = Certs::new();
+    let port = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a port").port();
+    let server = certs.server();
+    let settings = Settings::new()
+        .management()
+        .config(&format!("management.ssl.port = {port}\nmanagement.ssl.ip = 127.0.0.1"))
+        .config(&format!("management.ssl.cacertfile = {}", certs.ca().display()))
+        .config(&format!("management.ssl.certfile = {}", server.cert.display()))
+        .config(&format!("management.ssl.keyfile = {}", server.key.display()))
+        .config("management.ssl.verify = verify_peer\nmanagement.ssl.fail_if_no_peer_cert = true");
+    let private = Private::start_with(settings).await;
+    private.ctl(&["add_user", "looker", "p@ss:word"]).await;
+    private.ctl(&["set_permissions", "looker", ".*", ".*", ".*"]).await;
+
+    let client = certs.client();
+    let identity = Some(Identity { cert_chain: client.cert_pem(), key: client.key_pem() });
+    let good = Config {
+        tls: Tls { ca: Some(read(&certs.ca())), identity: identity.clone(), external: false },
+        management_url: Some(format!("https://localhost:{port}")),
+        ..Config::new(private.amqp_url())
+    };
+    examine(good.clone()).await.expect("findings").all_good();
+
+    for tls in [
+        Tls { identity: None, ..good.tls.clone() },
+        Tls { ca: Some(read(&certs.foreign_ca())), ..good.tls.clone() },
+        Tls { ca: None, ..good.tls.clone() },
+    ] {
+        let refused = examine(Config { tls, ..good.clone() }).await.expect_err("a certificate is not accepted");
+        assert_eq!(refused.class(), Class::Blocked, "{}", refused.describe());
+    }
+
+    // Who may publish may not look; who may look does not see the nodes without a further tag.
+    let looker = Config { user: Some("looker".into()), password: Some("p@ss:word".into()), ..good.clone() };
+    let refused = examine(looker.clone()).await.expect_err("a user without a tag");
+    assert_eq!(refused.class(), Class::Blocked, "{}", refused.describe());
+    private.ctl(&["set_user_tags", "looker", "management"]).await;
+    examine(looker.clone()).await.expect("findings").has(Note, "management", "monitoring");
+    private.ctl(&["set_user_tags", "looker", "monitoring"]).await;
+    let in_url = format!("https://looker:p%40ss%3Aword@localhost:{port}");
+    examine(Config { management_url: Some(in_url), ..good }).await.expect("findings").all_good();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_copy_in_a_cluster_is_a_danger() {
+    let cluster = Cluster::of_three_with(Settings::new().management()).await;
+    let stage = Stage::at(cluster.nodes()[0].vhost().await).await;
+    let quorum = |size: u8| json!({ "x-queue-type": "quorum", "x-quorum-initial-group-size": size });
+    for (name, size) in [("one", 1), ("two", 2), ("three", 3)] {
+        stage.queue(name, quorum(size)).await;
+    }
+    stage.queue("classic", json!({})).await;
+    let findings = stage.examine(&["one", "two", "three", "classic"]).await;
+    findings.has(Danger, "queue-replicas", "one");
+    findings.has(Warning, "queue-replicas", "two");
+    findings.good("queue-replicas", "three");
+    findings.has(Danger, "queue-replicas", "classic");
+    cluster.nodes()[2].kill9().await;
+    stage.examine(&["three"]).await.has(Warning, "cluster-node", "three@localhost");
+}
