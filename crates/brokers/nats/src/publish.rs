@@ -1,5 +1,6 @@
 //! One call of `publish`.
 
+mod absent;
 mod acks;
 mod answer;
 mod atomic;

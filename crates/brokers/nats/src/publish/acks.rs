@@ -9,6 +9,7 @@ use relevo_core::{Confirms, Outcome};
 use slab::Slab;
 use tokio::sync::{Notify, oneshot, watch};
 
+use super::absent::Absent;
 use super::pace::Pace;
 use super::room::Room;
 use crate::classify::Error;
@@ -77,6 +78,7 @@ struct Table {
     turn: u64,
     closed: bool,
     pace: Pace,
+    absent: Absent,
 }
 
 /// Places in the table; a token is a place and the turn in which it was used.
@@ -85,8 +87,9 @@ const PLACES_BITS: u32 = 16;
 pub(crate) const IN_FLIGHT_MAX: usize = 1 << PLACES_BITS;
 
 impl Acks {
-    pub(crate) fn new(in_flight_max: usize, within: Duration) -> Self {
-        let (table, lost) = (Mutex::default(), watch::Sender::new(false));
+    pub(crate) fn new(in_flight_max: usize, within: Duration, clustered: bool) -> Self {
+        let table = Mutex::new(Table { absent: Absent::new(clustered), ..Table::default() });
+        let lost = watch::Sender::new(false);
         Self { room: Room::new(in_flight_max), table, within, lost }
     }
 
@@ -154,6 +157,7 @@ impl Acks {
             if let Some(waiting) = table.take(token) {
                 let wanted = waiting.messages();
                 let weight = self.room.weight(waiting.messages());
+                let answer = table.judged(&waiting.subject, answer);
                 settled.push(waiting, weight, answer.and_then(|stored| whole(stored, wanted)));
             }
         }
@@ -239,6 +243,17 @@ impl Waiting {
 }
 
 impl Table {
+    /// What an answer means for this subject.
+    fn judged(&mut self, subject: &str, answer: Result<usize, Error>) -> Result<usize, Error> {
+        match answer {
+            Err(Error::NoStream) => Err(self.absent.nobody(subject, Instant::now())),
+            answer => {
+                self.absent.somebody(subject);
+                answer
+            }
+        }
+    }
+
     fn take(&mut self, token: u64) -> Option<Waiting> {
         let place = usize::try_from(token % IN_FLIGHT_MAX as u64).ok()?;
         let turn = token >> PLACES_BITS;
@@ -289,7 +304,7 @@ mod tests {
     use super::*;
 
     fn acks() -> Acks {
-        Acks::new(2, Duration::from_secs(4))
+        Acks::new(2, Duration::from_secs(4), false)
     }
 
     fn classes(reports: &Reports) -> Vec<(usize, Option<Class>)> {

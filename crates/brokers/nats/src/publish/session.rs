@@ -62,7 +62,8 @@ impl Session {
         let inbox = client.new_inbox() + ".";
         // It fails only where the connection is gone again.
         let answers = client.subscribe(format!("{inbox}*")).await.map_err(|_| Error::Disconnected)?;
-        let acks = Acks::new(config.in_flight_max, config.ack_deadline);
+        let clustered = client.server_info().cluster.is_some();
+        let acks = Acks::new(config.in_flight_max, config.ack_deadline, clustered);
         let ability = Ability::default();
         let answered = ability.ask(&client, config).await;
         Ok((Self { client, acks, ability, inbox, denied: Mutex::default() }, Ears { events, answers, answered }))

@@ -9,7 +9,7 @@ use relevo_broker_nats::{Auth, Config};
 use relevo_conformance::broker::harness::{numbers, publication, to, with};
 use relevo_core::{Class, HeaderRules, Publication};
 use relevo_testkit::NatsVersion;
-use relevo_testkit::nats::{Private, Settings};
+use relevo_testkit::nats::{Cluster, Private, Settings};
 
 use crate::harness::{
     STREAM, client, everything, make_stream, make_stream_as, open, server, stored, told, told_of, until,
@@ -39,6 +39,14 @@ async fn a_subject_without_a_stream_is_blocked() {
         let (class, text) = between(version, everything(), &to("elsewhere", 2, "a")).await;
         assert_eq!(class, Class::Blocked, "{text}");
     }
+}
+
+#[tokio::test]
+async fn in_a_cluster_it_may_be_an_election_and_is_throttled_at_first() {
+    let cluster = Cluster::of_three().await;
+    let broker = open(Config::new(cluster.nodes()[0].url())).await;
+    let (class, text) = told_of(&broker, &publication(1, "a")).await.expect("there is no stream");
+    assert_eq!(class, Class::Throttled(Duration::from_secs(1)), "{text}");
 }
 
 #[tokio::test]

@@ -69,6 +69,10 @@ pub(crate) async fn make_stream_as(server: &Private, user: &str, password: &str)
 
 /// Everything that a stream holds, with the subject of each.
 pub(crate) async fn stored(server: &Private, name: &str) -> Vec<(String, Raw)> {
+    soon(read(server, name)).await
+}
+
+async fn read(server: &Private, name: &str) -> Vec<(String, Raw)> {
     let jetstream = jetstream::new(client(server).await);
     let stream = jetstream.get_stream(name).await.expect("the stream is there");
     let waiting = stream.cached_info().state.messages;
@@ -82,7 +86,8 @@ pub(crate) async fn stored(server: &Private, name: &str) -> Vec<(String, Raw)> {
         let mut some =
             consumer.batch().max_messages(1_000).expires(Duration::from_secs(5)).messages().await.expect("some");
         while let Some(message) = some.next().await {
-            let message = message.expect("a message");
+            // A consumer in a cluster is there before it has its leader; then it is asked again.
+            let Ok(message) = message else { break };
             let headers = message.headers.as_ref().map(decode_headers).unwrap_or_default();
             stored.push((message.subject.to_string(), Raw::new(headers, message.payload.clone())));
             if stored.len() as u64 == waiting {
