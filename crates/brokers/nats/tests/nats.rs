@@ -16,6 +16,8 @@ mod examine;
 mod faults;
 #[path = "nats/harness.rs"]
 mod harness;
+#[path = "nats/lanes.rs"]
+mod lanes;
 #[path = "nats/publish.rs"]
 mod publish;
 #[path = "nats/stage.rs"]

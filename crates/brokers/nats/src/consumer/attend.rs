@@ -113,13 +113,14 @@ impl Shared {
         }
         let released = self.give_up(share).await?;
         // One that is closed meanwhile must not take anything any more.
-        let taken = if self.is_closed() { 0 } else { self.take_free(share, now_ms).await? };
+        if !self.is_closed() {
+            self.take_free(share, now_ms).await?;
+        }
         if released > 0 {
             self.sign(true, self.lease_ms()).await?;
         }
-        if released + taken > 0 {
-            self.changed.notify_waiters();
-        }
+        // A lane may have come, or need not leave any more.
+        self.changed.notify_waiters();
         Ok(share)
     }
 
@@ -178,10 +179,10 @@ impl Shared {
         Ok(released)
     }
 
-    async fn take_free(self: &Arc<Self>, share: usize, now_ms: i64) -> Result<usize, Error> {
+    async fn take_free(self: &Arc<Self>, share: usize, now_ms: i64) -> Result<(), Error> {
         let held = self.lanes_held().await;
         if held >= share {
-            return Ok(0);
+            return Ok(());
         }
         let looked = self.cells.iter().map(|cell| async move {
             if cell.held.lock().await.is_some() {
@@ -195,7 +196,7 @@ impl Shared {
             free.extend(looked?);
         }
         let taken = join_all(free.into_iter().take(share - held).map(|(cell, found)| self.take(cell, found))).await;
-        taken.into_iter().sum()
+        taken.into_iter().collect()
     }
 
     fn is_free(&self, found: Option<&Found>, now_ms: i64) -> bool {
@@ -206,7 +207,7 @@ impl Shared {
     }
 
     /// Takes a lane, unless somebody else is quicker.
-    async fn take(self: &Arc<Self>, cell: &Cell, found: Option<Found>) -> Result<usize, Error> {
+    async fn take(self: &Arc<Self>, cell: &Cell, found: Option<Found>) -> Result<(), Error> {
         let info = self.stream.consumer_info(&cell.durable).await;
         let info = info.map_err(|error| Error::Api { what: "looking at a lane's consumer", source: error.into() })?;
         let durable_ns = i64::try_from(info.created.unix_timestamp_nanos()).unwrap_or_default();
@@ -220,7 +221,7 @@ impl Shared {
         record.epoch += 1;
         record.lease_ms = self.lease_ms();
         let mut slot = cell.held.lock().await;
-        let Written::Kept(revision) = self.bucket.write(cell.number, &record, revision).await? else { return Ok(0) };
+        let Written::Kept(revision) = self.bucket.write(cell.number, &record, revision).await? else { return Ok(()) };
         let reader = self.spawn(read::read(Arc::clone(self), cell.number, record.epoch));
         *slot = Some(Held {
             epoch: record.epoch,
@@ -232,7 +233,7 @@ impl Shared {
             paused: false,
             reader,
         });
-        Ok(1)
+        Ok(())
     }
 
     /// Gives everything back and says so.

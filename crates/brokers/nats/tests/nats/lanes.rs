@@ -1,0 +1,371 @@
+//! What the suite of consuming does not ask: servers and connections that break, lanes that move, settings that are ignored.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use async_nats::jetstream::stream;
+use relevo_broker_nats::{Config, Group, Membership, NatsBroker, NatsConsumer, consumer, declare};
+use relevo_conformance::broker::harness::{
+    BrokerHarness as _, ConsumerHarness as _, key, nothing, number, publication, publish_all, receive, soon,
+};
+use relevo_core::{Answer, Class, Consumer as _, Delivery, Publication, Tag};
+use relevo_testkit::NatsVersion;
+use relevo_testkit::proxy::CutProxy;
+use tokio::time::Instant;
+
+use crate::consumer_harness::{Lanes, STREAM, group, start};
+use crate::harness::make_stream;
+
+fn batch(numbers: std::ops::Range<u32>, keys: u32) -> Vec<Publication> {
+    numbers.map(|number| publication(number, &format!("k-{}", number % keys))).collect()
+}
+
+fn brief(lease: Duration) -> Membership {
+    Membership { lease, prefetch: 20, ..Membership::default() }
+}
+
+async fn acknowledge(consumer: &NatsConsumer, deliveries: &[Delivery]) -> Vec<Tag> {
+    let answers: Vec<_> = deliveries.iter().map(|delivery| (delivery.tag, Answer::Acknowledge)).collect();
+    // The server may be away: the same call may be made again, and what was kept the first time is told as lost.
+    loop {
+        if let Ok(lost) = soon(consumer.settle(&answers)).await {
+            return lost;
+        }
+    }
+}
+
+/// Everything that was received, whoever received it.
+#[derive(Default)]
+struct History {
+    appeared: BTreeSet<i64>,
+    order: BTreeMap<String, Vec<i64>>,
+    settled: BTreeMap<i64, usize>,
+}
+
+impl History {
+    fn note(&mut self, deliveries: &[Delivery]) {
+        for delivery in deliveries {
+            if self.appeared.insert(number(delivery)) {
+                self.order.entry(key(delivery)).or_default().push(number(delivery));
+            }
+        }
+    }
+
+    fn settle(&mut self, deliveries: &[Delivery], lost: &[Tag]) {
+        for delivery in deliveries.iter().filter(|delivery| !lost.contains(&delivery.tag)) {
+            *self.settled.entry(number(delivery)).or_default() += 1;
+        }
+    }
+
+    fn assert_in_order(&self) {
+        for (key, numbers) in &self.order {
+            assert!(numbers.is_sorted(), "{key}: {numbers:?}");
+        }
+    }
+}
+
+/// Receives and acknowledges until everything up to `end` has appeared.
+async fn drain(consumer: &NatsConsumer, history: &mut History, end: usize) {
+    let deadline = Instant::now() + Duration::from_mins(1);
+    while history.appeared.len() < end {
+        assert!(Instant::now() < deadline, "only {} of {end} came", history.appeared.len());
+        // An error says that the server is away; what is received next shows whether it mattered.
+        if let Ok(some) = soon(consumer.receive(50)).await {
+            history.note(&some);
+            let lost = acknowledge(consumer, &some).await;
+            history.settle(&some, &lost);
+        }
+    }
+}
+
+async fn members_come_and_go(version: NatsVersion) {
+    let lanes = start(version).await;
+    let config = Config { lanes: Some(4), ..lanes.config() };
+    let group = Group { lanes: Some(4), max_ack_pending: 40, ..group("billing", "orders") };
+    declare(&config, &group).await.expect("a group");
+    let broker = NatsBroker::open(config.clone()).await.expect("a broker");
+    let mut history = History::default();
+    let mut steady = consumer(&config, &group, brief(Duration::from_secs(1))).await.expect("a consumer");
+    let mut total = 0;
+    for round in 0..8_u32 {
+        publish_all(&broker, &batch(total..total + 50, 10)).await;
+        total += 50;
+        let guest = consumer(&config, &group, brief(Duration::from_secs(1))).await.expect("a consumer");
+        for _ in 0..3 {
+            for member in [&steady, &guest] {
+                let Ok(some) = tokio::time::timeout(Duration::from_millis(200), member.receive(9)).await else {
+                    continue;
+                };
+                let some = some.expect("deliveries");
+                history.note(&some);
+                // The rest stays out, and is lost with the member.
+                let some = &some[..=some.len() / 2];
+                let lost = acknowledge(member, some).await;
+                history.settle(some, &lost);
+            }
+        }
+        match round % 4 {
+            0 => soon(guest.close()).await.expect("closed"),
+            1 => drop(guest),
+            // The guest stays, and the other one goes.
+            2 => drop(std::mem::replace(&mut steady, guest)),
+            _ => soon(std::mem::replace(&mut steady, guest).close()).await.expect("closed"),
+        }
+    }
+    // What the last one has out comes again to its successor, and what the dead had out when their leases end.
+    soon(steady.close()).await.expect("closed");
+    let successor = consumer(&config, &group, brief(Duration::from_secs(1))).await.expect("a consumer");
+    while history.settled.len() < total as usize {
+        let some = soon(successor.receive(50)).await.expect("deliveries");
+        history.note(&some);
+        let lost = acknowledge(&successor, &some).await;
+        history.settle(&some, &lost);
+    }
+    nothing(&successor).await;
+    history.assert_in_order();
+    assert!(history.settled.values().all(|times| *times == 1), "something was settled twice: {:?}", history.settled);
+}
+
+#[tokio::test]
+async fn members_come_and_go_and_each_message_is_settled_once_in_order() {
+    members_come_and_go(NatsVersion::V2_15).await;
+}
+
+#[tokio::test]
+async fn members_come_and_go_on_an_old_server_too() {
+    members_come_and_go(NatsVersion::V2_9).await;
+}
+
+async fn survives(version: NatsVersion, harm: impl AsyncFn(&Lanes)) {
+    let lanes = start(version).await;
+    lanes.group("billing", "orders").await;
+    let broker = lanes.broker().await;
+    publish_all(&broker, &batch(0..200, 10)).await;
+    let consumer = consumer(&lanes.config(), &group("billing", "orders"), brief(Duration::from_secs(3))).await;
+    let consumer = consumer.expect("a consumer");
+    let mut history = History::default();
+    let held = receive(&consumer, 40).await;
+    history.note(&held);
+    history.settle(&held[..20], &acknowledge(&consumer, &held[..20]).await);
+    harm(&lanes).await;
+    history.settle(&held[20..], &acknowledge(&consumer, &held[20..]).await);
+    let broker = lanes.broker().await;
+    let deadline = Instant::now() + Duration::from_secs(20);
+    // The same ids again until they are confirmed: the stream knows them.
+    loop {
+        let outcomes = relevo_conformance::broker::harness::publish(&broker, &batch(200..400, 10)).await;
+        if outcomes.iter().all(Option::is_none) {
+            break;
+        }
+        assert!(Instant::now() < deadline, "{outcomes:?}");
+    }
+    drain(&consumer, &mut history, 400).await;
+    history.assert_in_order();
+}
+
+#[tokio::test]
+async fn a_server_that_is_killed_and_started_again_costs_nothing() {
+    for version in NatsVersion::ALL {
+        survives(version, async |lanes| {
+            lanes.server.kill9().await;
+            lanes.server.start_again().await;
+        })
+        .await;
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_stands_still_for_a_while_costs_nothing() {
+    for version in NatsVersion::ALL {
+        survives(version, async |lanes| {
+            lanes.server.pause().await;
+            tokio::time::sleep(Duration::from_secs(6)).await;
+            lanes.server.resume().await;
+        })
+        .await;
+    }
+}
+
+#[tokio::test]
+async fn a_connection_cut_in_mid_settlement_settles_or_does_not() {
+    for version in NatsVersion::ALL {
+        let lanes = start(version).await;
+        lanes.group("billing", "orders").await;
+        publish_all(&lanes.broker().await, &batch(0..300, 10)).await;
+        let proxy = CutProxy::start(([127, 0, 0, 1], lanes.server.port()).into()).await;
+        let config =
+            Config { ack_deadline: Duration::from_millis(500), ..Config::new(format!("nats://{}", proxy.addr())) };
+        let one = consumer(&config, &group("billing", "orders"), brief(Duration::from_secs(30))).await.expect("one");
+        let mut history = History::default();
+        while history.settled.len() < 300 {
+            let Ok(some) = soon(one.receive(20)).await else { continue };
+            history.note(&some);
+            let answers: Vec<_> = some.iter().map(|delivery| (delivery.tag, Answer::Acknowledge)).collect();
+            let (settled, ()) = tokio::join!(soon(one.settle(&answers)), proxy.cut());
+            match settled {
+                Ok(lost) => history.settle(&some, &lost),
+                // Each was kept or not; if not it can still be said, or comes again.
+                Err(failure) => {
+                    assert_eq!(failure.class(), Class::Unknown);
+                    acknowledge(&one, &some).await;
+                    history.settle(&some, &[]);
+                }
+            }
+        }
+        history.assert_in_order();
+        assert!(history.settled.values().all(|times| *times == 1), "{:?}", history.settled);
+        soon(one.close()).await.expect("closed");
+        let next = lanes.consumer("billing", 100).await;
+        nothing(&next).await;
+    }
+}
+
+#[tokio::test]
+async fn a_full_lane_goes_on_at_its_next_owner_without_waiting_for_the_server() {
+    for version in NatsVersion::ALL {
+        let lanes = start(version).await;
+        let config = Config { lanes: Some(1), ..lanes.config() };
+        // The dead one had as many as the server gives, and the server waits for word of each for five minutes.
+        let group = Group {
+            lanes: Some(1),
+            max_ack_pending: 20,
+            ack_wait: Duration::from_mins(5),
+            ..Group::new("billing", STREAM, ["orders"])
+        };
+        declare(&config, &group).await.expect("a group");
+        let broker = NatsBroker::open(config.clone()).await.expect("a broker");
+        publish_all(&broker, &batch(0..200, 10)).await;
+        let first = consumer(&config, &group, brief(Duration::from_secs(1))).await.expect("a consumer");
+        let mut history = History::default();
+        history.note(&receive(&first, 15).await);
+        drop(first);
+        let second = consumer(&config, &group, brief(Duration::from_secs(1))).await.expect("a consumer");
+        soon(drain(&second, &mut history, 200)).await;
+        history.assert_in_order();
+    }
+}
+
+#[tokio::test]
+async fn what_is_worked_on_for_long_is_not_brought_again() {
+    for version in NatsVersion::ALL {
+        let lanes = start(version).await;
+        let group = Group { ack_wait: Duration::from_secs(1), ..group("billing", "orders") };
+        declare(&lanes.config(), &group).await.expect("a group");
+        publish_all(&lanes.broker().await, &batch(0..4, 1)).await;
+        let one = consumer(&lanes.config(), &group, brief(Duration::from_mins(1))).await.expect("a consumer");
+        let held = receive(&one, 4).await;
+        let after = Duration::from_secs(4);
+        assert_eq!(one.settle(&[(held[1].tag, Answer::RetryLater { after })]).await.expect("settled").len(), 0);
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        nothing(&one).await;
+        let stream = lanes.jetstream().await.get_stream(STREAM).await.expect("the stream");
+        for lane in 0..8 {
+            let info = stream.consumer_info(format!("billing-{lane}")).await.expect("a consumer");
+            assert_eq!(info.num_redelivered, 0, "lane {lane}");
+        }
+        acknowledge(&one, &held[..1]).await;
+        let again = receive(&one, 1).await;
+        assert_eq!((number(&again[0]), again[0].count), (1, 2));
+    }
+}
+
+#[tokio::test]
+async fn settings_that_an_old_server_ignores_are_noticed() {
+    for version in NatsVersion::ALL {
+        let lanes = start(version).await;
+        let two = Group { subjects: vec!["orders".to_owned(), "other".to_owned()], ..group("billing", "orders") };
+        let declared = declare(&lanes.config(), &two).await;
+        let stream = lanes.jetstream().await.get_stream(STREAM).await.expect("the stream");
+        let made = stream.consumer_info("billing-0").await;
+        if version == NatsVersion::V2_9 {
+            let error = declared.expect_err("it knows one filter only");
+            assert_eq!(error.class(), Class::Blocked);
+            let told = error.to_string();
+            assert!(told.contains(r#"subjects is [], asked for ["orders.0", "other.0"]"#), "{told}");
+            assert!(made.is_err(), "what was made is not what was asked for");
+        } else {
+            declared.expect("a group");
+            made.expect("a consumer");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_group_that_is_missing_or_different_is_refused_and_a_deleted_one_is_told() {
+    let lanes = start(NatsVersion::V2_15).await;
+    let wanted = group("billing", "orders");
+    let open = async |group: &Group| consumer(&lanes.config(), group, Membership::default()).await;
+    assert_eq!(open(&wanted).await.expect_err("it was never made").class(), Class::Blocked);
+    declare(&lanes.config(), &wanted).await.expect("a group");
+    declare(&lanes.config(), &wanted).await.expect("the same");
+    let other = Group { max_ack_pending: 999, ..wanted.clone() };
+    for refused in [open(&other).await.map(drop), declare(&lanes.config(), &other).await] {
+        let error = refused.expect_err("it is another one");
+        assert_eq!(error.class(), Class::Blocked);
+        assert!(error.to_string().ends_with("max_ack_pending is 1000, asked for 999"), "{error}");
+    }
+    let too_many = Membership { prefetch: 1_001, ..Membership::default() };
+    let refused = consumer(&lanes.config(), &wanted, too_many).await.expect_err("more than may be out");
+    assert_eq!(refused.class(), Class::Blocked);
+
+    let one = open(&wanted).await.expect("a consumer");
+    let stream = lanes.jetstream().await.get_stream(STREAM).await.expect("the stream");
+    for lane in 0..8 {
+        stream.delete_consumer(&format!("billing-{lane}")).await.expect("deleted");
+    }
+    let failure = soon(one.receive(1)).await.expect_err("there is nothing to receive from");
+    assert_eq!(failure.class(), Class::Blocked);
+}
+
+#[tokio::test]
+async fn a_group_that_is_made_again_begins_where_it_is_told() {
+    let lanes = start(NatsVersion::V2_15).await;
+    lanes.group("billing", "orders").await;
+    publish_all(&lanes.broker().await, &batch(0..5, 1)).await;
+    let one = lanes.consumer("billing", 10).await;
+    acknowledge(&one, &receive(&one, 5).await).await;
+    soon(one.close()).await.expect("closed");
+    let stream = lanes.jetstream().await.get_stream(STREAM).await.expect("the stream");
+    for lane in 0..8 {
+        stream.delete_consumer(&format!("billing-{lane}")).await.expect("deleted");
+    }
+    lanes.group("billing", "orders").await;
+    let two = lanes.consumer("billing", 10).await;
+    let numbers: Vec<_> = receive(&two, 5).await.iter().map(number).collect();
+    assert_eq!(numbers, [0, 1, 2, 3, 4]);
+}
+
+#[tokio::test]
+async fn a_work_queue_is_empty_when_everything_is_answered() {
+    for version in NatsVersion::ALL {
+        let lanes = start(version).await;
+        let config = stream::Config {
+            name: "work".to_owned(),
+            subjects: vec!["work".to_owned()],
+            retention: stream::RetentionPolicy::WorkQueue,
+            ..stream::Config::default()
+        };
+        make_stream(&lanes.server, config).await;
+        let config = Config::new(lanes.server.url());
+        let group = Group::new("workers", "work", ["work"]);
+        declare(&config, &group).await.expect("a group");
+        let broker = NatsBroker::open(config.clone()).await.expect("a broker");
+        let to_work = |number: u32| Publication { address: "work".into(), ..publication(number, "k") };
+        publish_all(&broker, &(0..10).map(to_work).collect::<Vec<_>>()).await;
+        let one = consumer(&config, &group, Membership::default()).await.expect("a consumer");
+        let held = receive(&one, 10).await;
+        assert!(held.iter().all(|delivery| &*delivery.address == "work"));
+        let reject = Answer::Reject { reason: "two\r\nlines".to_owned() };
+        assert_eq!(one.settle(&[(held[0].tag, reject)]).await.expect("settled"), []);
+        acknowledge(&one, &held[1..]).await;
+        let mut stream = lanes.jetstream().await.get_stream("work").await.expect("the stream");
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while stream.info().await.expect("info").state.messages > 0 {
+            assert!(Instant::now() < deadline, "the server was not told");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        let dead = lanes.dead("workers").await;
+        let reason = dead[0].headers.iter().find(|(name, _)| name == "relevo-reason").map(|(_, value)| &**value);
+        assert_eq!(reason, Some(&b"two\r\nlines"[..]));
+    }
+}
