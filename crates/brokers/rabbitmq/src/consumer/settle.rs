@@ -127,7 +127,8 @@ impl Shared {
     }
 
     /// An acknowledgement has no answer. What is asked after it on the same channel is answered after it was seen: here by
-    /// the queue itself.
+    /// the queue itself. From then on neither this process nor its connection matters to it. The broker's own crash does:
+    /// the queue may have it in memory only.
     async fn round_trip(&self, lane: usize, channel: &Channel) -> Result<(), Error> {
         let options = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
         let asked = channel.queue_declare(self.queues[lane].as_str().into(), options, FieldTable::default());

@@ -1,0 +1,164 @@
+//! Consuming from a server that is killed, sleeps, or is short of memory.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use relevo_broker_rabbitmq::{Config, Group, Membership, consumer};
+use relevo_conformance::broker::harness::{
+    ADDRESS, BrokerHarness as _, number, publication, publish_all, receive, soon,
+};
+use relevo_core::{Answer, Class, Consumer as _, Publication};
+use relevo_testkit::rabbitmq::Private;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+use crate::consumer_harness::{Groups, Patience};
+
+const QUEUE: &str = "billing";
+
+async fn lanes() -> (Groups, Group) {
+    let groups = Groups::private(Private::start().await).await;
+    let queue = groups.queue(QUEUE);
+    groups.declare(&queue, ADDRESS).await;
+    (groups, queue.group())
+}
+
+fn server(groups: &Groups) -> &Private {
+    groups.private.as_ref().expect("a server of the test's own")
+}
+
+fn batch(numbers: std::ops::Range<u32>) -> Vec<Publication> {
+    numbers.map(|number| publication(number, &format!("k-{}", number % 50))).collect()
+}
+
+/// Receives and acknowledges until nothing comes for a while or the server is gone.
+async fn work(config: Config, group: Group, progress: watch::Sender<usize>) -> Worked {
+    let membership = Membership { prefetch: 40, ..Membership::default() };
+    let consumer = consumer(&config, &group, membership).await.expect("a consumer");
+    let mut worked = Worked::default();
+    while let Ok(some) = tokio::time::timeout(Duration::from_secs(3), consumer.receive(40)).await {
+        let some = some.expect("deliveries");
+        worked.first.extend(some.iter().filter(|one| one.count == 1).map(number));
+        let answers: Vec<_> = some.iter().map(|one| (one.tag, Answer::Acknowledge)).collect();
+        let Ok(lost) = consumer.settle(&answers).await else {
+            worked.doubtful.extend(some.iter().map(number));
+            break;
+        };
+        worked.kept.extend(some.iter().filter(|one| !lost.contains(&one.tag)).map(number));
+        progress.send_replace(worked.kept.len());
+    }
+    worked
+}
+
+/// What became of messages.
+#[derive(Default)]
+struct Worked {
+    /// Settled, as the consumer was told.
+    kept: BTreeSet<i64>,
+    /// On their way when the server died.
+    doubtful: BTreeSet<i64>,
+    /// Delivered as if for the first time.
+    first: BTreeSet<i64>,
+}
+
+/// When so many are settled, each time.
+const KILLS: [usize; 3] = [40, 500, 1_000];
+
+/// Each time the server is killed in the middle of a stream of answers. Those that it had shown to know may be forgotten, and
+/// this was seen: their messages come again. No message is lost, and a repeat is told from a first delivery.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_killed_among_answers_may_forget_some_and_loses_no_message() {
+    let (groups, group) = lanes().await;
+    let mut all = Worked::default();
+    let total = 6_000;
+    let broker = groups.broker().await;
+    for start in (0..total).step_by(200) {
+        publish_all(&broker, &batch(start..start + 200)).await;
+    }
+    for settled in KILLS {
+        let mut working = JoinSet::new();
+        let (progress, mut seen) = watch::channel(0);
+        working.spawn(work(groups.config(), group.clone(), progress));
+        soon(seen.wait_for(|seen| *seen >= settled)).await.expect("it works");
+        server(&groups).kill9().await;
+        all.add(working.join_next().await.expect("it works").expect("no panic"));
+        server(&groups).start_again().await;
+    }
+    all.add(work(groups.config(), group, watch::Sender::new(0)).await);
+    let expected: BTreeSet<i64> = (0..i64::from(total)).collect();
+    let answered: BTreeSet<i64> = all.kept.union(&all.doubtful).copied().collect();
+    assert_eq!(answered, expected, "lost, or from nowhere");
+}
+
+impl Worked {
+    fn add(&mut self, more: Self) {
+        let again: Vec<&i64> = more.first.intersection(&self.first).collect();
+        assert!(again.is_empty(), "a repeat says that it is none: {again:?}");
+        self.kept.extend(more.kept);
+        self.doubtful.extend(more.doubtful);
+        self.first.extend(more.first);
+    }
+}
+
+#[tokio::test]
+async fn a_consumer_goes_on_after_its_server_was_killed_or_slept() {
+    let (groups, group) = lanes().await;
+    let config = Config { heartbeat: Duration::from_secs(1), ..groups.config() };
+    let consumer = consumer(&config, &group, Membership::default()).await.expect("a consumer");
+    publish_all(&groups.broker().await, &batch(0..20)).await;
+    let held = receive(&consumer, 20).await;
+    server(&groups).kill9().await;
+    server(&groups).start_again().await;
+    // By itself; and what it had out before is lost.
+    let again = receive(&consumer, 20).await;
+    let expected: BTreeSet<i64> = (0..20).collect();
+    assert_eq!(again.iter().map(number).collect::<BTreeSet<_>>(), expected);
+    assert!(again.iter().all(|one| one.count == 2));
+    let answers: Vec<_> = held.iter().map(|one| (one.tag, Answer::Acknowledge)).collect();
+    assert_eq!(soon(consumer.settle(&answers)).await.expect("an answer").len(), 20);
+
+    server(&groups).pause().await;
+    let mut patience = Patience::new("the silence is noticed");
+    while consumer.is_connected() {
+        patience.pause().await;
+    }
+    server(&groups).resume().await;
+    let third = receive(&consumer, 20).await;
+    assert_eq!(third.iter().map(number).collect::<BTreeSet<_>>(), expected);
+    let answers: Vec<_> = third.iter().map(|one| (one.tag, Answer::Acknowledge)).collect();
+    assert_eq!(soon(consumer.settle(&answers)).await.expect("settled"), []);
+}
+
+#[tokio::test]
+async fn a_server_short_of_memory_can_be_emptied_and_retries_wait() {
+    let (groups, group) = lanes().await;
+    publish_all(&groups.broker().await, &batch(0..20)).await;
+    let config = Config { confirm_deadline: Duration::from_secs(1), ..groups.config() };
+    let consumer = consumer(&config, &group, Membership::default()).await.expect("a consumer");
+    let held = receive(&consumer, 20).await;
+    server(&groups).memory_alarm(true).await;
+    let acknowledged: Vec<_> = held[..10].iter().map(|one| (one.tag, Answer::Acknowledge)).collect();
+    assert_eq!(soon(consumer.settle(&acknowledged)).await.expect("settled"), []);
+    let retry: Vec<_> = held[10..].iter().map(|one| (one.tag, Answer::RetryLater { after: Duration::ZERO })).collect();
+    let failure = soon(consumer.settle(&retry)).await.expect_err("the server takes nothing");
+    assert_eq!(failure.class(), Class::Unknown);
+    let failure = soon(consumer.settle(&retry)).await.expect_err("the server takes nothing");
+    assert_eq!(failure.class(), Class::Outage);
+    server(&groups).memory_alarm(false).await;
+    // They are still out: the same call again.
+    let mut patience = Patience::new("the alarm ends");
+    loop {
+        match soon(consumer.settle(&retry)).await {
+            Ok(lost) => break assert_eq!(lost, []),
+            Err(_) => patience.pause().await,
+        }
+    }
+    // What the first call had sent came too, later; repeats have the same number.
+    let mut seen = BTreeSet::new();
+    let expected: BTreeSet<i64> = held[10..].iter().map(number).collect();
+    while seen != expected {
+        let some = soon(consumer.receive(20)).await.expect("deliveries");
+        assert!(some.iter().all(|one| one.count == 2));
+        seen.extend(some.iter().map(number));
+    }
+}
