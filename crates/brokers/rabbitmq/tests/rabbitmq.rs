@@ -10,12 +10,16 @@ mod conformance;
 mod consumer_harness;
 #[path = "rabbitmq/consuming.rs"]
 mod consuming;
+#[path = "rabbitmq/consuming_faults.rs"]
+mod consuming_faults;
 #[path = "rabbitmq/examine.rs"]
 mod examine;
 #[path = "rabbitmq/faults.rs"]
 mod faults;
 #[path = "rabbitmq/harness.rs"]
 mod harness;
+#[path = "rabbitmq/ladder.rs"]
+mod ladder;
 #[path = "rabbitmq/looking.rs"]
 mod looking;
 #[path = "rabbitmq/publish.rs"]
