@@ -74,6 +74,10 @@ pub(crate) struct Directory {
     pub(crate) path: PathBuf,
 }
 
+fn port_of(url: &str) -> Option<u16> {
+    url.rsplit(':').next()?.parse().ok()
+}
+
 impl Directory {
     /// Starts a new server in an empty directory, on free ports.
     pub(crate) fn start(&self, kind: &dyn Kind) -> Result<Started> {
@@ -108,7 +112,10 @@ impl Directory {
     pub(crate) fn running(&self) -> Option<(u32, Vec<String>)> {
         let urls = std::fs::read_to_string(self.path.join("urls")).ok()?;
         let process = self.processes().into_iter().min()?;
-        Some((process, urls.lines().map(str::to_owned).collect()))
+        // A part of it may have survived the rest: RabbitMQ's name server does.
+        let answers =
+            |url: &str| port_of(url).is_some_and(|port| TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_ok());
+        urls.lines().all(answers).then(|| (process, urls.lines().map(str::to_owned).collect()))
     }
 
     /// Ends it at once: nobody's data is in it.
