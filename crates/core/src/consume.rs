@@ -165,8 +165,9 @@ pub trait Consumer: Send + Sync {
     /// the lane has gone to another consumer, or the delivery was taken back or settled before. Of these nothing was
     /// changed, and the messages come again or have been settled by somebody else.
     ///
-    /// All answers of one call that concern one lane are kept together or not at all. After an error, or when the call
-    /// is cancelled, each may or may not have been kept; the same call may be made again.
+    /// What `Ok` says of a crash of the broker itself, [`Consuming::keeps_answers`] tells. After an error, or when the call is
+    /// cancelled, each answer may or may not have been kept, whatever became of the others; the same call may be made
+    /// again.
     async fn settle(&self, answers: &[(Tag, Answer)]) -> Result<Vec<Tag>, Failure>;
 
     /// Hands out nothing more of one lane until it is resumed; what is out of it stays out and can be settled. The
