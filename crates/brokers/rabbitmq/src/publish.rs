@@ -62,7 +62,11 @@ impl Owner {
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             self.step().await;
-            let idle = self.backlog.is_empty() && self.flight.as_ref().is_none_or(|(_, flight)| flight.live() == 0);
+            if self.flight.as_ref().is_some_and(|(_, flight)| flight.wants_round()) {
+                tokio::task::yield_now().await;
+                continue;
+            }
+            let idle = self.backlog.is_empty() && self.flight.as_ref().is_none_or(|(_, flight)| !flight.is_busy());
             let room = self.backlog.len() < self.config.in_flight_max;
             let wakes = self.flight.as_ref().map(|(_, flight)| flight.wakes());
             let woken = async {
@@ -110,7 +114,7 @@ impl Owner {
             State::Connecting | State::Down(_) => false,
             State::Closed => true,
         };
-        let silent = !flight.is_open() && flight.live() == 0;
+        let silent = !flight.is_open() && !flight.is_busy();
         if let Some(error) = broken {
             self.end_flight(&error, told);
         } else if gone || silent {

@@ -75,6 +75,16 @@ impl Flight {
         self.live
     }
 
+    /// Whether any message waits for its outcome.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.live > 0 || !self.returns.is_empty()
+    }
+
+    /// Whether [`Self::settle`] decides more without being woken.
+    pub(crate) fn wants_round(&self) -> bool {
+        self.returns.is_open()
+    }
+
     /// How many are sent and not confirmed.
     pub(crate) const fn unconfirmed(&self) -> usize {
         self.slots.len() - self.free.len()
@@ -162,7 +172,6 @@ impl Flight {
             id: returned.delivery.properties.message_id().clone().unwrap_or_default(),
             key: returned.delivery.routing_key.clone(),
         });
-        // The names are kept in the verdict only where it needs them.
         self.returns.land((sent.ticket, confirmed), sent.name, carried);
     }
 
@@ -196,6 +205,11 @@ impl Flight {
                 self.mute.get_or_insert(now);
                 told.push((ticket, Err(Error::Unconfirmed(deadline))));
             }
+        }
+        if self.live == 0 && !self.returns.is_open() {
+            // Nobody waits for what could still tell whether these came back.
+            let undecided = self.returns.give_up().filter_map(|(ticket, _)| ticket);
+            told.extend(undecided.map(|ticket| (ticket, Err(Error::Unconfirmed(deadline)))));
         }
     }
 

@@ -105,6 +105,11 @@ impl<T> Returns<T> {
         self.landed.drain(..).map(|landed| landed.what)
     }
 
+    /// Whether everything is decided.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.landed.is_empty()
+    }
+
     /// Whether another round decides something that this one did not.
     pub(crate) fn is_open(&self) -> bool {
         self.landed.iter().any(|landed| !landed.carried)
