@@ -2,6 +2,23 @@
 //!
 //! Confirmed means kept: a message counts as published when the stream has acknowledged it. What the server then does
 //! with its disk is the server's setting; see `docs/reference/nats.md`.
+//!
+//! ```no_run
+//! # async fn example(batch: &[relevo_core::Publication]) -> Result<(), Box<dyn std::error::Error>> {
+//! use relevo_broker_nats::{Config, NatsBroker};
+//! use relevo_core::Broker;
+//! use relevo_core::broker::Reports;
+//!
+//! let config = Config { stream: Some("orders".to_owned()), ..Config::new("nats://localhost:4222") };
+//! let broker = NatsBroker::open(config).await?;
+//! let reports = Reports::default();
+//! broker.publish(batch, &reports.confirms(1)).await;
+//! for (_, index, outcome) in reports.take() {
+//!     println!("{} {}", batch[index].message.id, if outcome.is_ok() { "is stored" } else { "is not confirmed" });
+//! }
+//! # Ok(())
+//! # }
+//! ```
 
 mod administer;
 mod broker;
