@@ -52,10 +52,10 @@ pub(crate) async fn declare_queue(url: &str, queue: &str, arguments: &[(&str, AM
     let (_connection, channel) = channel(url).await;
     let mut table = FieldTable::default();
     for (name, value) in arguments {
-        table.insert((*name).try_into().expect("a short name"), value.clone());
+        table.insert((*name).into(), value.clone());
     }
     let options = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
-    channel.queue_declare(queue.try_into().expect("a short name"), options, table).await.expect("a new queue");
+    channel.queue_declare(queue.into(), options, table).await.expect("a new queue");
 }
 
 /// Takes messages out of a queue until the last of these numbers has come.
@@ -63,7 +63,7 @@ pub(crate) async fn take_from_queue(url: &str, queue: &str, last: i64) -> Vec<Ke
     let (_connection, channel) = channel(url).await;
     let (mut kept, end) = (Vec::new(), Instant::now() + DEADLINE);
     while !kept.iter().any(|kept: &Kept| kept.number == last) || channel_has_more(&channel, queue).await {
-        let got = channel.basic_get(queue.try_into().expect("a short name"), BasicGetOptions { no_ack: true });
+        let got = channel.basic_get(queue.into(), BasicGetOptions { no_ack: true });
         let Some(message) = got.await.expect("the queue is there") else {
             assert!(Instant::now() < end, "{last} has not come: {:?}", first_seen(&kept));
             continue;
@@ -80,7 +80,7 @@ pub(crate) async fn take_from_queue(url: &str, queue: &str, last: i64) -> Vec<Ke
 
 async fn channel_has_more(channel: &lapin::Channel, queue: &str) -> bool {
     let options = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
-    let declared = channel.queue_declare(queue.try_into().expect("a short name"), options, FieldTable::default()).await;
+    let declared = channel.queue_declare(queue.into(), options, FieldTable::default()).await;
     declared.expect("the queue is there").message_count() > 0
 }
 

@@ -107,7 +107,7 @@ impl World {
         for (name, broker) in destinations {
             let section = format!("outboxes.shop.destinations.{name}");
             write!(text, "[{section}]\ncreate = true\nstart = \"oldest\"\n[{section}.broker]\n").expect("a text");
-            write!(text, "{}\n", broker.replace("BROKER", &format!("{section}.broker"))).expect("a text");
+            writeln!(text, "{}", broker.replace("BROKER", &format!("{section}.broker"))).expect("a text");
         }
         self.directory.write("relevo.toml", &format!("{text}{more}"))
     }
