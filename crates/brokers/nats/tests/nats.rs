@@ -12,6 +12,8 @@ mod consumer_harness;
 mod consuming;
 #[path = "nats/examine.rs"]
 mod examine;
+#[path = "nats/fault_harness.rs"]
+mod fault_harness;
 #[path = "nats/faults.rs"]
 mod faults;
 #[path = "nats/harness.rs"]

@@ -14,6 +14,8 @@ mod consuming;
 mod consuming_faults;
 #[path = "rabbitmq/examine.rs"]
 mod examine;
+#[path = "rabbitmq/fault_harness.rs"]
+mod fault_harness;
 #[path = "rabbitmq/faults.rs"]
 mod faults;
 #[path = "rabbitmq/harness.rs"]

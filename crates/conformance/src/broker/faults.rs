@@ -5,7 +5,7 @@
 //! order, repeats are the same message, and no failure was one that counts against a message.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -67,8 +67,21 @@ struct Met {
     longest: Duration,
 }
 
+/// How far a carrier is, and whether the fault is there.
+#[derive(Debug, Default)]
+struct Progress {
+    confirmed: AtomicUsize,
+    harmed: AtomicBool,
+}
+
+impl Progress {
+    fn confirmed(&self) -> usize {
+        self.confirmed.load(Ordering::Relaxed)
+    }
+}
+
 /// Sends everything, one message of a key at a time, until it is confirmed.
-async fn carry(broker: &impl Broker, messages: &[Publication], confirmed: &AtomicUsize) -> Met {
+async fn carry(broker: &impl Broker, messages: &[Publication], progress: &Progress) -> Met {
     let mut waiting: BTreeMap<&str, VecDeque<&Publication>> = BTreeMap::new();
     for message in messages {
         waiting.entry(&message.message.key).or_default().push_back(message);
@@ -76,6 +89,11 @@ async fn carry(broker: &impl Broker, messages: &[Publication], confirmed: &Atomi
     let (mut met, began) = (Met::default(), Instant::now());
     while !waiting.is_empty() {
         assert!(began.elapsed() < CARRIED_WITHIN, "{} keys are not carried: {met:?}", waiting.len());
+        if progress.confirmed() >= messages.len() * 3 / 5 && !progress.harmed.load(Ordering::Relaxed) {
+            // Some faults take their time to come, and there must be something left for them to harm.
+            sleep(Duration::from_millis(1)).await;
+            continue;
+        }
         let batch: Vec<Publication> = waiting.values().map(|queue| queue[0].clone()).collect();
         let reports = Reports::default();
         let called = Instant::now();
@@ -100,7 +118,7 @@ async fn carry(broker: &impl Broker, messages: &[Publication], confirmed: &Atomi
         if reported.len() < batch.len() {
             *met.classes.entry("unreported").or_default() += batch.len() - reported.len();
         }
-        confirmed.fetch_add(passed, Ordering::Relaxed);
+        progress.confirmed.fetch_add(passed, Ordering::Relaxed);
         if passed == 0 {
             // As the relay pauses in an outage.
             sleep(Duration::from_millis(50)).await;
@@ -114,21 +132,17 @@ async fn through(harness: &mut impl FaultHarness, fault: Fault, lasts: Duration)
     let broker = harness.distant().await;
     let messages: Vec<Publication> =
         (1..=MESSAGES).map(|number| publication(number, &format!("k-{}", number % KEYS))).collect();
-    let confirmed = AtomicUsize::new(0);
+    let progress = Progress::default();
     let harming = async {
-        while confirmed.load(Ordering::Relaxed) < messages.len() / 5 {
+        while progress.confirmed() < messages.len() / 5 {
             sleep(Duration::from_millis(1)).await;
         }
         harness.harm(fault).await;
+        progress.harmed.store(true, Ordering::Relaxed);
         sleep(lasts).await;
-        let during = confirmed.load(Ordering::Relaxed);
         harness.mend(fault).await;
-        during
     };
-    let (met, during) = tokio::join!(carry(&broker, &messages, &confirmed), harming);
-    if !matches!(fault, Fault::Cut) {
-        assert!(during < messages.len(), "everything was carried before the fault could do harm");
-    }
+    let (met, ()) = tokio::join!(carry(&broker, &messages, &progress), harming);
     for (class, times) in &met.classes {
         let counts = [Class::Transient.word(), Class::Poison.word()].contains(class);
         assert!(!counts, "{times} failures of class {class} counted against messages: {met:?}");

@@ -11,3 +11,11 @@ mod oldest {
 mod atomic {
     relevo_conformance::broker_suite!(crate::harness::atomic);
 }
+
+mod newest_failing {
+    relevo_conformance::broker_fault_suite!(crate::fault_harness::newest);
+}
+
+mod oldest_failing {
+    relevo_conformance::broker_fault_suite!(crate::fault_harness::oldest);
+}

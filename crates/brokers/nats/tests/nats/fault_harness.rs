@@ -1,0 +1,164 @@
+//! NATS as the suite of faults sees it: behind a proxy, on a server that may be harmed.
+
+use std::time::Duration;
+
+use async_nats::jetstream::{self, stream};
+use async_trait::async_trait;
+use relevo_broker_nats::{Config, NatsBroker};
+use relevo_conformance::broker::faults::{Fault, FaultHarness};
+use relevo_conformance::broker::harness::{BrokerHarness, Promises, soon};
+use relevo_core::Raw;
+use relevo_testkit::NatsVersion;
+use relevo_testkit::nats::{Private, Settings};
+use relevo_testkit::proxy::{CutProxy, Direction};
+
+use crate::harness::{STREAM, client, everything, make_stream, open, stored};
+
+/// So many messages fit into the stream of the case that fills it: more than half of what is sent, and less than what is sent before the fault.
+const ROOM: u64 = 1_600;
+/// So many bytes in that of the case without memory.
+const ROOM_BYTES: i64 = 500_000;
+/// What the server may store in all, in the case without disk.
+const DISK: &str = "max_file_store: 2097152";
+const BALLAST_BYTES: usize = 1_600_000;
+
+pub(crate) struct Harmed {
+    server: Private,
+    proxy: CutProxy,
+}
+
+pub(crate) async fn newest() -> Harmed {
+    start(NatsVersion::V2_15).await
+}
+
+pub(crate) async fn oldest() -> Harmed {
+    start(NatsVersion::V2_9).await
+}
+
+async fn start(version: NatsVersion) -> Harmed {
+    // The thread of a test has its name, and what a server may store is said when it starts.
+    let named = |part| std::thread::current().name().is_some_and(|name| name.contains(part));
+    let settings = if named("short_of_disk") { Settings::new().jetstream(DISK) } else { Settings::new() };
+    let server = Private::start(version, settings).await;
+    let mut config = stream::Config { discard: stream::DiscardPolicy::New, ..everything() };
+    if named("full") {
+        config.max_messages = i64::try_from(ROOM).expect("a small number");
+    }
+    if named("short_of_memory") {
+        config.max_bytes = ROOM_BYTES;
+    }
+    make_stream(&server, config).await;
+    if named("short_of_disk") {
+        ballast(&server).await;
+    }
+    let proxy = CutProxy::start(([127, 0, 0, 1], server.port()).into()).await;
+    Harmed { server, proxy }
+}
+
+/// Takes most of the room that the server has.
+async fn ballast(server: &Private) {
+    let config = stream::Config {
+        name: "ballast".to_owned(),
+        subjects: vec!["ballast".to_owned()],
+        ..stream::Config::default()
+    };
+    make_stream(server, config).await;
+    let jetstream = jetstream::new(client(server).await);
+    for part in vec![0; BALLAST_BYTES].chunks(500_000) {
+        let stored = jetstream.publish("ballast", part.to_vec().into()).await.expect("sent");
+        stored.await.expect("stored");
+    }
+}
+
+impl Harmed {
+    /// Waits until the stream grows no more.
+    async fn is_full(&self) {
+        let jetstream = jetstream::new(client(&self.server).await);
+        let mut before = 0;
+        loop {
+            tokio::time::sleep(Duration::from_millis(200)).await;
+            let stream = jetstream.get_stream(STREAM).await.expect("the stream is there");
+            let now = stream.cached_info().state.messages;
+            if now == before && now > 0 {
+                return;
+            }
+            before = now;
+        }
+    }
+
+    /// Gives the stream as much room as it wants.
+    async fn widen(&self) {
+        let config = stream::Config { discard: stream::DiscardPolicy::New, ..everything() };
+        jetstream::new(client(&self.server).await).update_stream(config).await.expect("a wider stream");
+    }
+}
+
+#[async_trait]
+impl BrokerHarness for Harmed {
+    type Broker = NatsBroker;
+
+    async fn broker(&self) -> NatsBroker {
+        open(Config::new(self.server.url())).await
+    }
+
+    async fn kept(&self, address: &str) -> Vec<Raw> {
+        let stored = stored(&self.server, STREAM).await;
+        stored.into_iter().filter(|(subject, _)| subject == address).map(|(_, raw)| raw).collect()
+    }
+
+    async fn crash(&mut self) {
+        self.server.kill9().await;
+        self.server.start_again().await;
+    }
+
+    fn promises(&self) -> Promises {
+        Promises { survives_crash: true, recognises_repeats: true }
+    }
+}
+
+#[async_trait]
+impl FaultHarness for Harmed {
+    async fn distant(&self) -> NatsBroker {
+        let second = Duration::from_secs(1);
+        let url = format!("nats://{}", self.proxy.addr());
+        open(Config { ack_deadline: second, connect_deadline: second, ..Config::new(url) }).await
+    }
+
+    async fn harm(&mut self, fault: Fault) {
+        match fault {
+            Fault::Stopped => self.server.pause().await,
+            Fault::Killed => self.server.kill9().await,
+            Fault::Cut => self.proxy.cut().await,
+            Fault::Unreachable => self.proxy.block().await,
+            Fault::Mute => self.proxy.stall(Direction::ToClient),
+            Fault::Slow => {
+                self.proxy.delay(Duration::from_millis(20));
+                self.proxy.throttle(50_000);
+            }
+            // NATS knows no alarms; the nearest are the limits of a stream's bytes and of all that the server stores.
+            Fault::Full | Fault::Memory | Fault::Disk => soon(self.is_full()).await,
+        }
+    }
+
+    async fn mend(&mut self, fault: Fault) {
+        match fault {
+            Fault::Stopped => self.server.resume().await,
+            Fault::Killed => self.server.start_again().await,
+            Fault::Cut => {}
+            Fault::Unreachable => self.proxy.unblock(),
+            Fault::Mute => {
+                self.proxy.cut().await;
+                self.proxy.flow(Direction::ToClient);
+            }
+            Fault::Slow => {
+                self.proxy.delay(Duration::ZERO);
+                self.proxy.unthrottle();
+            }
+            Fault::Full | Fault::Memory => self.widen().await,
+            Fault::Disk => {
+                let jetstream = jetstream::new(client(&self.server).await);
+                jetstream.delete_stream("ballast").await.expect("the ballast is thrown out");
+            }
+        }
+    }
+}

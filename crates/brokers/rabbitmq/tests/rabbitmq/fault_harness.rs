@@ -1,0 +1,146 @@
+//! RabbitMQ as the suite of faults sees it: behind a proxy, on a server that may be harmed.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use lapin::options::QueueDeclareOptions;
+use lapin::types::{AMQPValue, FieldTable};
+use relevo_broker_rabbitmq::{Config, RabbitBroker};
+use relevo_conformance::broker::faults::{Fault, FaultHarness};
+use relevo_conformance::broker::harness::{ADDRESS, BrokerHarness, Promises, soon};
+use relevo_core::Raw;
+use relevo_testkit::proxy::{CutProxy, Direction};
+use relevo_testkit::rabbitmq::{Private, Server, Vhost};
+
+use crate::harness::Side;
+
+/// So many messages fit into the queue of the case that fills it: more than half of what is sent.
+const ROOM: u32 = 1_600;
+
+pub(crate) struct Harmed {
+    vhost: Vhost,
+    /// Only a case that harms the server itself has one of its own.
+    private: Option<Private>,
+    proxy: CutProxy,
+    /// What was taken from the queue to make room in it.
+    taken: Vec<Raw>,
+}
+
+pub(crate) async fn start() -> Harmed {
+    // The thread of a test has its name; a server takes seconds to start.
+    let named = |part| std::thread::current().name().is_some_and(|name| name.contains(part));
+    let harms_server = ["a_server_that_is", "a_server_short_of"].into_iter().any(named);
+    let private = if harms_server { Some(Private::start().await) } else { None };
+    let (vhost, port) = match &private {
+        Some(server) => (server.vhost().await, server.port()),
+        None => (Server::shared().vhost().await, port_of(Server::shared().amqp_url())),
+    };
+    let full = [("x-max-length", AMQPValue::LongLongInt(ROOM.into())), ("x-overflow", text("reject-publish"))];
+    let arguments: &[_] = if named("full") { &full } else { &[] };
+    Side::of(&vhost.amqp_url()).await.quorum_queue(ADDRESS, arguments).await;
+    if harms_server {
+        // A quorum queue that is killed within its first moments may come back empty, and nothing tells when it is safe.
+        tokio::time::sleep(Duration::from_secs(2)).await;
+    }
+    let proxy = CutProxy::start(([127, 0, 0, 1], port).into()).await;
+    Harmed { vhost, private, proxy, taken: Vec::new() }
+}
+
+fn text(value: &str) -> AMQPValue {
+    AMQPValue::LongString(value.into())
+}
+
+fn port_of(url: &str) -> u16 {
+    let after_host = url.rsplit(':').next().expect("a URL with a port");
+    after_host.split('/').next().and_then(|port| port.parse().ok()).expect("a port")
+}
+
+impl Harmed {
+    fn server(&self) -> &Private {
+        self.private.as_ref().expect("a case that harms the server has one of its own")
+    }
+
+    /// Waits until the queue takes nothing more.
+    async fn is_full(&self) {
+        let side = Side::of(&self.vhost.amqp_url()).await;
+        let passive = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
+        loop {
+            let queue = side.channel.queue_declare(ADDRESS.into(), passive, FieldTable::default()).await;
+            if queue.expect("the queue is there").message_count() >= ROOM {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+}
+
+#[async_trait]
+impl BrokerHarness for Harmed {
+    type Broker = RabbitBroker;
+
+    async fn broker(&self) -> RabbitBroker {
+        RabbitBroker::open(Config::new(self.vhost.amqp_url())).await.expect("a configuration that works")
+    }
+
+    async fn kept(&self, address: &str) -> Vec<Raw> {
+        let rest = Side::of(&self.vhost.amqp_url()).await.kept(address).await;
+        self.taken.iter().cloned().chain(rest).collect()
+    }
+
+    async fn crash(&mut self) {
+        self.server().kill9().await;
+        self.server().start_again().await;
+    }
+
+    fn promises(&self) -> Promises {
+        Promises { survives_crash: true, recognises_repeats: false }
+    }
+}
+
+#[async_trait]
+impl FaultHarness for Harmed {
+    async fn distant(&self) -> RabbitBroker {
+        let url = format!("amqp://guest:guest@{}/{}", self.proxy.addr(), self.vhost.name());
+        let second = Duration::from_secs(1);
+        let config =
+            Config { heartbeat: second, connect_deadline: second, confirm_deadline: second, ..Config::new(url) };
+        RabbitBroker::open(config).await.expect("a configuration that works")
+    }
+
+    async fn harm(&mut self, fault: Fault) {
+        match fault {
+            Fault::Stopped => self.server().pause().await,
+            Fault::Killed => self.server().kill9().await,
+            Fault::Cut => self.proxy.cut().await,
+            Fault::Unreachable => self.proxy.block().await,
+            Fault::Mute => self.proxy.stall(Direction::ToClient),
+            Fault::Slow => {
+                self.proxy.delay(Duration::from_millis(20));
+                self.proxy.throttle(50_000);
+            }
+            Fault::Full => soon(self.is_full()).await,
+            Fault::Memory => self.server().memory_alarm(true).await,
+            Fault::Disk => self.server().disk_alarm(true).await,
+        }
+    }
+
+    async fn mend(&mut self, fault: Fault) {
+        match fault {
+            Fault::Stopped => self.server().resume().await,
+            Fault::Killed => self.server().start_again().await,
+            Fault::Cut => {}
+            Fault::Unreachable => self.proxy.unblock(),
+            Fault::Mute => {
+                self.proxy.cut().await;
+                self.proxy.flow(Direction::ToClient);
+            }
+            Fault::Slow => {
+                self.proxy.delay(Duration::ZERO);
+                self.proxy.unthrottle();
+            }
+            Fault::Full => self.taken = Side::of(&self.vhost.amqp_url()).await.take_all(ADDRESS).await,
+            Fault::Memory => self.server().memory_alarm(false).await,
+            Fault::Disk => self.server().disk_alarm(false).await,
+        }
+    }
+}
