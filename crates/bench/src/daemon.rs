@@ -2,14 +2,13 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail, ensure};
 use relevo_broker_embedded::EmbeddedBroker;
-use relevo_core::broker::{Broker as _, Publication, Reports};
+use relevo_core::Draft;
+use relevo_core::broker::{Broker as _, Reports};
 use relevo_core::operate::{Operate as _, Start};
-use relevo_core::{Draft, Message, MessageId};
 use relevo_store_sqlite::{begin, connect_options, emit};
 use sqlx::ConnectOptions as _;
 use sqlx::postgres::PgConnectOptions;
@@ -18,6 +17,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::process::{Child, Command};
 use tokio::time::{Instant, sleep};
 
+use crate::brokers::publication;
 use crate::fill::{Bench, KEYS, PAYLOAD_BYTES, SHARDS};
 use crate::report::Report;
 
@@ -103,28 +103,6 @@ async fn broker_alone(file: &Path) -> anyhow::Result<f64> {
         ensure!(reports.take().iter().filter(|(_, _, outcome)| outcome.is_ok()).count() == 1000, "a batch was refused");
     }
     Ok(f64::from(COUNT) / began.elapsed().as_secs_f64())
-}
-
-fn publication(number: u32) -> Publication {
-    let mut random = [0; 10];
-    random[..4].copy_from_slice(&number.to_be_bytes());
-    let message = Message {
-        id: MessageId::v7(number.into(), random),
-        kind: "OrderPlaced".into(),
-        key: format!("k-{}", number % KEYS).into(),
-        topic: "orders".into(),
-        payload: vec![b'x'; PAYLOAD_BYTES].into(),
-        content_type: "application/json".into(),
-        headers: relevo_core::message::Headers::new(),
-        created_at: jiff::Timestamp::UNIX_EPOCH,
-    };
-    Publication {
-        message: Arc::new(message),
-        address: "orders".into(),
-        headers: Arc::default(),
-        seq: number.into(),
-        epoch: 1,
-    }
 }
 
 async fn fill_sqlite(file: &Path) -> anyhow::Result<()> {

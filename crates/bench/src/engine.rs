@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use relevo_broker_memory::{Match, MemoryBroker, Rule, Settings};
-use relevo_core::{Class, Route, Routes};
+use relevo_core::{Broker, Class, Route, Routes};
 use relevo_relay::{Config, Relay};
 use relevo_store_postgres::Store;
 use sqlx::ConnectOptions;
@@ -19,8 +19,13 @@ use crate::report::Report;
 const COUNT: u32 = 400_000;
 
 /// Drains the backlog with one relay; returns messages a second, from its first to its last.
-pub(crate) async fn drain(store: Store, broker: Arc<MemoryBroker>, config: Config, count: u64) -> anyhow::Result<f64> {
-    let relay = Relay::new(Arc::new(store), Arc::clone(&broker), config);
+pub(crate) async fn drain<B: Broker + ?Sized + 'static>(
+    store: Store,
+    broker: Arc<B>,
+    config: Config,
+    count: u64,
+) -> anyhow::Result<f64> {
+    let relay = Relay::new(Arc::new(store), broker, config);
     let stats = relay.stats();
     let stop = CancellationToken::new();
     let mut tasks = tokio::task::JoinSet::new();
@@ -98,7 +103,8 @@ async fn in_turns(one: &mut Bench, other: &mut Bench) -> anyhow::Result<(f64, f6
     Ok((median(first), median(second)))
 }
 
-fn median(mut rates: Vec<f64>) -> f64 {
+/// The one in the middle.
+pub(crate) fn median(mut rates: Vec<f64>) -> f64 {
     rates.sort_by(f64::total_cmp);
     rates[rates.len() / 2]
 }

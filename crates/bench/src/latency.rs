@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use relevo_core::MessageId;
+use relevo_core::{Broker, MessageId};
 use relevo_relay::{Config, Relay};
 use sqlx::postgres::PgConnectOptions;
 use sqlx::{ConnectOptions, Row as _};
@@ -14,20 +14,21 @@ use uuid::Uuid;
 use crate::fill::{Bench, PAYLOAD_BYTES, quick_broker};
 use crate::report::Report;
 
-type Receipts = Arc<Mutex<BTreeMap<MessageId, Instant>>>;
+/// When each message was received or confirmed.
+pub(crate) type Receipts = Arc<Mutex<BTreeMap<MessageId, Instant>>>;
 
 pub(crate) async fn measure(server: &PgConnectOptions, report: &mut Report) -> anyhow::Result<()> {
-    let fast = at_rate(server, 1000, 4, Duration::from_secs(15)).await?;
+    let fast = to_memory(server, 1000, 4, Duration::from_secs(15)).await?;
     let told = format!("{} messages", fast.len());
     report.at_most("latency at 1000/s, p50", percentile(&fast, 50), "ms", 4.0, told.clone());
     report.at_most("latency at 1000/s, p99", percentile(&fast, 99), "ms", 10.0, told);
-    let slow = at_rate(server, 1, 1, Duration::from_secs(40)).await?;
+    let slow = to_memory(server, 1, 1, Duration::from_secs(40)).await?;
     report.at_most("latency at 1/s, p99", percentile(&slow, 99), "ms", 60.0, format!("{} messages", slow.len()));
     Ok(())
 }
 
-/// Emits at a steady rate with some clients; gives the latencies in milliseconds, sorted.
-async fn at_rate(server: &PgConnectOptions, rate: u32, clients: u32, time: Duration) -> anyhow::Result<Vec<f64>> {
+/// To a broker that receives at once.
+async fn to_memory(server: &PgConnectOptions, rate: u32, clients: u32, time: Duration) -> anyhow::Result<Vec<f64>> {
     let bench = Bench::new(server, "latency").await?;
     let receipts: Receipts = Arc::default();
     let seen = Arc::clone(&receipts);
@@ -36,7 +37,19 @@ async fn at_rate(server: &PgConnectOptions, rate: u32, clients: u32, time: Durat
         let now = Instant::now();
         seen.lock().unwrap_or_else(PoisonError::into_inner).entry(publication.message.id).or_insert(now);
     });
-    let relay = Relay::new(Arc::new(bench.store().await?), Arc::new(broker), Config::default());
+    at_rate(&bench, Arc::new(broker), &receipts, rate, clients, time).await
+}
+
+/// Emits at a steady rate with some clients; gives the latencies to what `broker` notes, in milliseconds, sorted.
+pub(crate) async fn at_rate(
+    bench: &Bench,
+    broker: Arc<dyn Broker>,
+    receipts: &Receipts,
+    rate: u32,
+    clients: u32,
+    time: Duration,
+) -> anyhow::Result<Vec<f64>> {
+    let relay = Relay::new(Arc::new(bench.store().await?), broker, Config::default());
     let stop = CancellationToken::new();
     let mut tasks = tokio::task::JoinSet::new();
     tasks.spawn(relay.run(stop.clone()));
@@ -84,6 +97,7 @@ async fn at_rate(server: &PgConnectOptions, rate: u32, clients: u32, time: Durat
     Ok(millis)
 }
 
-fn percentile(sorted: &[f64], percent: usize) -> f64 {
+/// Of a sorted list.
+pub(crate) fn percentile(sorted: &[f64], percent: usize) -> f64 {
     sorted.get((sorted.len() * percent / 100).min(sorted.len().saturating_sub(1))).copied().unwrap_or(f64::NAN)
 }

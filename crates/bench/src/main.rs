@@ -3,6 +3,7 @@
 #![expect(clippy::print_stdout, reason = "the table is this program's output")]
 
 mod baseline;
+mod brokers;
 mod daemon;
 mod emit;
 mod engine;
@@ -21,7 +22,7 @@ use crate::report::Report;
 #[derive(Parser)]
 #[command(name = "relevo-bench")]
 struct Args {
-    /// What to measure: `engine`, `daemon`, or both.
+    /// What to measure: `engine`, `daemon`, `brokers`, or all of them.
     #[arg(default_value = "all")]
     suite: String,
     /// Only lines whose name contains this.
@@ -37,8 +38,8 @@ struct Args {
 
 fn main() -> anyhow::Result<()> {
     let args = Args::parse();
-    if !["all", "engine", "daemon"].contains(&args.suite.as_str()) {
-        bail!("`{}` is not a suite; hint: `engine` or `daemon`, or nothing for both", args.suite);
+    if !["all", "engine", "daemon", "brokers"].contains(&args.suite.as_str()) {
+        bail!("`{}` is not a suite; hint: `engine`, `daemon` or `brokers`, or nothing for all", args.suite);
     }
     if let Some(url) = memory::child_of() {
         return memory::drain_as_child(&url);
@@ -48,8 +49,8 @@ fn main() -> anyhow::Result<()> {
     let options: PgConnectOptions = url.parse()?;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let mut report = Report::default();
-    let engine =
-        |name: &str| args.suite != "daemon" && args.only.as_ref().is_none_or(|only| name.contains(only.as_str()));
+    let suite = |name: &str| args.suite == "all" || args.suite == name;
+    let engine = |name: &str| suite("engine") && args.only.as_ref().is_none_or(|only| name.contains(only.as_str()));
     runtime.block_on(async {
         if engine("emit") {
             emit::measure(&options, &mut report).await?;
@@ -63,8 +64,11 @@ fn main() -> anyhow::Result<()> {
         if engine("memory") {
             memory::measure(&options, &mut report).await?;
         }
-        if args.suite != "engine" && args.only.is_none() {
+        if suite("daemon") && args.only.is_none() {
             daemon::measure(&options, &mut report).await?;
+        }
+        if suite("brokers") {
+            brokers::measure(&options, args.only.as_deref(), &mut report).await?;
         }
         if args.history {
             engine::measure_history(&options, &mut report).await?;

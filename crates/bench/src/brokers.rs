@@ -1,0 +1,192 @@
+//! From PostgreSQL into real brokers, beside their client libraries publishing the same messages from memory.
+
+mod nats;
+mod rabbitmq;
+mod timed;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use relevo_core::{Broker, Message, MessageId, Publication};
+use relevo_relay::Config;
+use sqlx::ConnectOptions as _;
+use sqlx::postgres::PgConnectOptions;
+
+use crate::engine::{self, median};
+use crate::fill::{Bench, KEYS, PAYLOAD_BYTES, run};
+use crate::report::Report;
+use crate::{latency, memory};
+use timed::Timed;
+
+/// Messages of one measured drain.
+pub(crate) const COUNT: u32 = 150_000;
+/// Unconfirmed messages of the client alone: as many as there are keys, because the relay has one of each in flight.
+const WINDOW: usize = KEYS as usize;
+const HOT: u32 = 5_000;
+const ROUNDS: usize = 3;
+
+/// One of the brokers that are measured.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Kind {
+    /// NATS JetStream, a stream in files.
+    Nats,
+    /// The same server, which flushes to the disk before it acknowledges.
+    NatsSynced,
+    /// RabbitMQ, a quorum queue.
+    RabbitMq,
+}
+
+impl Kind {
+    const ALL: [Self; 3] = [Self::Nats, Self::NatsSynced, Self::RabbitMq];
+
+    /// The one whose variant is called so.
+    pub(crate) fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| format!("{kind:?}") == name)
+    }
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Nats => "NATS JetStream",
+            Self::NatsSynced => "NATS JetStream, sync_interval always",
+            Self::RabbitMq => "RabbitMQ, quorum queue",
+        }
+    }
+
+    const fn variable(self) -> &'static str {
+        match self {
+            Self::Nats => "RELEVO_TEST_NATS_URL",
+            Self::NatsSynced => "RELEVO_BENCH_NATS_SYNCED_URL",
+            Self::RabbitMq => "RELEVO_TEST_RABBITMQ_URL",
+        }
+    }
+
+    fn url(self) -> anyhow::Result<String> {
+        let name = self.variable();
+        std::env::var(name).with_context(|| format!("`{name}` is not set; hint: run `cargo xtask bench brokers`"))
+    }
+
+    /// Makes an empty stream or queue, deleting what an earlier run left.
+    async fn empty(self) -> anyhow::Result<()> {
+        match self {
+            Self::Nats | Self::NatsSynced => nats::empty(&self.url()?).await,
+            Self::RabbitMq => rabbitmq::empty(&self.url()?).await,
+        }
+    }
+
+    /// Our adapter.
+    pub(crate) async fn open(self) -> anyhow::Result<Arc<dyn Broker>> {
+        Ok(match self {
+            Self::Nats | Self::NatsSynced => Arc::new(nats::open(&self.url()?).await?),
+            Self::RabbitMq => Arc::new(rabbitmq::open(&self.url()?).await?),
+        })
+    }
+
+    /// The client library alone; messages a second.
+    async fn alone(self, batch: &[Publication]) -> anyhow::Result<f64> {
+        match self {
+            Self::Nats | Self::NatsSynced => nats::alone(&self.url()?, batch, WINDOW).await,
+            Self::RabbitMq => rabbitmq::alone(&self.url()?, batch, WINDOW).await,
+        }
+    }
+
+    /// Median and 99th percentile from COMMIT to confirm that are asked for, in milliseconds.
+    const fn latencies(self) -> Option<(f64, f64)> {
+        match self {
+            Self::Nats => Some((5.0, 12.0)),
+            Self::NatsSynced => None,
+            Self::RabbitMq => Some((8.0, 25.0)),
+        }
+    }
+}
+
+pub(crate) async fn measure(server: &PgConnectOptions, only: Option<&str>, report: &mut Report) -> anyhow::Result<()> {
+    let mut bench = Bench::new(server, "brokers").await?;
+    drop(bench.store().await?);
+    bench.fill(COUNT).await?;
+    let messages: Vec<Publication> = (0..COUNT).map(publication).collect();
+    for kind in Kind::ALL.into_iter().filter(|kind| only.is_none_or(|only| kind.name().contains(only))) {
+        share(kind, &mut bench, &messages, report).await?;
+        hot_key(kind, server, report).await?;
+        if let Some(targets) = kind.latencies() {
+            latencies(kind, server, targets, report).await?;
+        }
+        kind.empty().await?;
+        bench.rewind().await?;
+        let peak = memory::peak_of_child(bench.options.to_url_lossy().as_ref(), Some(kind))?;
+        report.told(&format!("{}: resident memory", kind.name()), peak, "MB", format!("draining {COUNT}"));
+    }
+    Ok(())
+}
+
+/// The relay end to end beside the client alone, in turns.
+async fn share(kind: Kind, bench: &mut Bench, messages: &[Publication], report: &mut Report) -> anyhow::Result<()> {
+    let (mut relay, mut alone) = (Vec::new(), Vec::new());
+    for _ in 0..ROUNDS {
+        kind.empty().await?;
+        alone.push(kind.alone(messages).await?);
+        kind.empty().await?;
+        bench.rewind().await?;
+        let store = bench.store().await?;
+        relay.push(engine::drain(store, kind.open().await?, Config::default(), COUNT.into()).await?);
+    }
+    let (relay, alone) = (median(relay), median(alone));
+    let details = format!("relay {relay:.0}/s, client alone {alone:.0}/s");
+    report.ratio(&format!("{}: share of the raw client", kind.name()), relay / alone, 0.7, details);
+    Ok(())
+}
+
+async fn hot_key(kind: Kind, server: &PgConnectOptions, report: &mut Report) -> anyhow::Result<()> {
+    let mut bench = Bench::new(server, "brokers_hot").await?;
+    drop(bench.store().await?);
+    run(
+        &mut bench.connection,
+        &format!("SELECT count(relevo.emit('orders', 'hot', 'OrderChanged', '{{}}')) FROM generate_series(1, {HOT})"),
+    )
+    .await?;
+    kind.empty().await?;
+    let rate = engine::drain(bench.store().await?, kind.open().await?, Config::default(), HOT.into()).await?;
+    report.rate(&format!("{}: one hot key only", kind.name()), rate, None, "one message in flight".to_owned());
+    Ok(())
+}
+
+async fn latencies(
+    kind: Kind,
+    server: &PgConnectOptions,
+    (p50, p99): (f64, f64),
+    report: &mut Report,
+) -> anyhow::Result<()> {
+    kind.empty().await?;
+    let bench = Bench::new(server, "brokers_latency").await?;
+    let receipts = latency::Receipts::default();
+    let broker = Timed::new(kind.open().await?, Arc::clone(&receipts));
+    let millis = latency::at_rate(&bench, Arc::new(broker), &receipts, 1000, 4, Duration::from_secs(15)).await?;
+    let told = format!("{} messages", millis.len());
+    let name = |part: &str| format!("{}: COMMIT to confirm at 1000/s, {part}", kind.name());
+    report.at_most(&name("p50"), latency::percentile(&millis, 50), "ms", p50, told.clone());
+    report.at_most(&name("p99"), latency::percentile(&millis, 99), "ms", p99, told);
+    Ok(())
+}
+
+/// What a row of the outbox becomes.
+pub(crate) fn publication(number: u32) -> Publication {
+    let mut random = [0; 10];
+    random[..4].copy_from_slice(&number.to_be_bytes());
+    let message = Message {
+        id: MessageId::v7(number.into(), random),
+        kind: "OrderPlaced".into(),
+        key: format!("k-{}", number % KEYS).into(),
+        topic: "orders".into(),
+        payload: vec![b'x'; PAYLOAD_BYTES].into(),
+        content_type: "application/json".into(),
+        headers: relevo_core::message::Headers::new(),
+        created_at: jiff::Timestamp::UNIX_EPOCH,
+    };
+    Publication {
+        message: Arc::new(message),
+        address: "orders".into(),
+        headers: Arc::default(),
+        seq: number.into(),
+        epoch: 1,
+    }
+}
