@@ -81,16 +81,23 @@ fn port_of(url: &str) -> Option<u16> {
 impl Directory {
     /// Starts a new server in an empty directory, on free ports.
     pub(crate) fn start(&self, kind: &dyn Kind) -> Result<Started> {
+        let mut said = String::new();
         for _ in 0..STARTS_MAX {
             let prepared = kind.prepare(&self.path)?;
             if let Some(process) = self.try_start(prepared.command, &prepared.probes)? {
                 std::fs::write(self.path.join("urls"), prepared.urls.join("\n"))?;
                 return Ok(Started { process, urls: prepared.urls });
             }
-            // Somebody else may have been quicker to a port.
+            // Somebody else may have been quicker to a port. What was begun is not gone on with: a RabbitMQ that finds
+            // files takes them for an older version's, and leaves its newer features off.
             self.stop()?;
+            said = self.output();
+            for entry in std::fs::read_dir(&self.path)? {
+                let path = entry?.path();
+                if path.is_dir() { std::fs::remove_dir_all(path)? } else { std::fs::remove_file(path)? }
+            }
         }
-        bail!("a server does not start:\n{}", self.output())
+        bail!("a server does not start:\n{said}")
     }
 
     fn try_start(&self, mut command: Command, probes: &[Probe]) -> Result<Option<Child>> {
