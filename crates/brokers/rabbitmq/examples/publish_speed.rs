@@ -1,8 +1,8 @@
-//! How fast it is here: `RELEVO_TEST_RABBITMQ_URL=amqp://… cargo run --release -p relevo-broker-rabbitmq --example speed
-//! [messages]`.
+//! How fast it is here: `cargo run --release -p relevo-broker-rabbitmq --example publish_speed [messages]`. It starts a server
+//! of its own.
 //!
 //! 300-byte payloads of 1 000 keys to a quorum queue in windows of several sizes, persistent, mandatory and confirmed: the
-//! client library alone with the same properties and headers, then the adapter, in turn. The queue is made and deleted.
+//! client library alone with the same properties and headers, then the adapter, in turn.
 
 use std::io::Write as _;
 use std::sync::Arc;
@@ -18,6 +18,7 @@ use relevo_broker_rabbitmq::{Config, RabbitBroker};
 use relevo_core::broker::Reports;
 use relevo_core::message::{Headers, Message, MessageId};
 use relevo_core::{Broker, Publication, wire};
+use relevo_testkit::rabbitmq::Private;
 
 const QUEUE: &str = "relevo-speed";
 const ROUNDS: usize = 3;
@@ -27,7 +28,8 @@ type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 #[tokio::main]
 async fn main() -> Outcome<()> {
     let messages: usize = std::env::args().nth(1).map_or(Ok(50_000), |text| text.parse())?;
-    let url = std::env::var("RELEVO_TEST_RABBITMQ_URL")?;
+    let server = Private::start().await;
+    let url = server.amqp_url();
     let connection = Connection::connect(&url, ConnectionProperties::default()).await?;
     let channel = connection.create_channel().await?;
     channel.confirm_select(ConfirmSelectOptions::default()).await?;
@@ -47,7 +49,6 @@ async fn main() -> Outcome<()> {
         let mut out = std::io::stdout();
         writeln!(out, "window {window}: lapin alone {alone}/s, adapter {adapter}/s, {share} %")?;
     }
-    channel.queue_delete(QUEUE.into(), QueueDeleteOptions::default()).await?;
     broker.close().await;
     Ok(())
 }
