@@ -91,7 +91,8 @@ async fn fresh(server: &Private) -> async_nats::Client {
 /// The library alone, with as many in flight.
 async fn bare(server: &Private, messages: &[Publication], alike: bool) -> f64 {
     let client = fresh(server).await;
-    let context = ContextBuilder::new().max_ack_inflight(WINDOW + 1).build(client);
+    // With a sync before every acknowledgement so many in flight take longer than its five seconds.
+    let context = ContextBuilder::new().timeout(Duration::from_mins(1)).max_ack_inflight(WINDOW + 1).build(client);
     let start = Instant::now();
     let mut waiting = futures_util::stream::FuturesUnordered::new();
     for publication in messages {
