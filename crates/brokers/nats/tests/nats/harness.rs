@@ -69,7 +69,8 @@ pub(crate) async fn make_stream_as(server: &Private, user: &str, password: &str)
 
 /// Everything that a stream holds, with the subject of each.
 pub(crate) async fn stored(server: &Private, name: &str) -> Vec<(String, Raw)> {
-    soon(read(server, name)).await
+    // Boxed, because the library's own futures are large and every test would hold this one.
+    soon(Box::pin(read(server, name))).await
 }
 
 async fn read(server: &Private, name: &str) -> Vec<(String, Raw)> {
