@@ -50,7 +50,7 @@ impl Kind for Nats {
     fn prepare(&self, directory: &Path) -> Result<Prepared> {
         let (client, monitor) = (free_port()?, free_port()?);
         let settings = format!(
-            "listen: 127.0.0.1:{client}\nhttp: 127.0.0.1:{monitor}\njetstream {{ store_dir: \"{}/data\" {} }}\n",
+            "listen: 127.0.0.1:{client}\nhttp: 127.0.0.1:{monitor}\njetstream {{ store_dir: \"{}/data\"\n{}\n}}\n",
             directory.display(),
             self.jetstream,
         );
