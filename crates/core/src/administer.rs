@@ -27,6 +27,8 @@ pub enum State {
     Missing,
     /// It was not there, and was made.
     Made,
+    /// It could not be seen, or not compared: it may be there, and may differ. The name of the piece says what is missing.
+    Unseen,
     /// It is there and is different: it is neither changed nor deleted, a person decides.
     Differs(Vec<Difference>),
 }
@@ -51,7 +53,8 @@ impl fmt::Display for Difference {
 /// What the settings of a broker are compared with.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Expectations {
-    /// The addresses of the routes, as the configuration has them: `{topic}`, `{type}` and `{key}` stand for anything.
+    /// The addresses of the routes, as [`Route::template`](crate::Route::template) gives them: `{topic}`, `{type}` and
+    /// `{key}` stand for anything.
     pub addresses: Vec<String>,
     /// How long after a message was sent the same one may be sent again, outages of the broker aside.
     pub repeat_horizon: Duration,

@@ -161,9 +161,9 @@ pub trait Consumer: Send + Sync {
     /// and its count may have risen.
     async fn receive(&self, limit: usize) -> Result<Vec<Delivery>, Failure>;
 
-    /// Answers deliveries. `Ok` means that the answers are kept over any crash, except those whose tags are returned:
-    /// the lane has gone to another consumer, or the delivery was taken back or settled before. Of these nothing was
-    /// changed, and the messages come again or have been settled by somebody else.
+    /// Answers deliveries. `Ok` means that the answers are kept over any crash of the consumer, except those whose tags
+    /// are returned: the lane has gone to another consumer, or the delivery was taken back or settled before. Of these
+    /// nothing was changed, and the messages come again or have been settled by somebody else.
     ///
     /// What `Ok` says of a crash of the broker itself, [`Consuming::keeps_answers`] tells. After an error, or when the call is
     /// cancelled, each answer may or may not have been kept, whatever became of the others; the same call may be made

@@ -81,6 +81,11 @@ impl Failure {
         self.class
     }
 
+    /// What the adapter said, if it is an error of this type.
+    pub fn cause<E: Error + 'static>(&self) -> Option<&E> {
+        self.source.downcast_ref()
+    }
+
     /// The whole chain of causes in one line, for people, each said once.
     pub fn describe(&self) -> String {
         let mut text = self.source.to_string();

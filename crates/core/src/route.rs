@@ -56,12 +56,22 @@ impl Route {
 
     /// The address for this message.
     pub fn address_of(&self, message: &Message) -> Arc<str> {
+        self.filled([("{topic}", &message.topic), ("{type}", &message.kind), ("{key}", &message.key)]).into()
+    }
+
+    /// The address before any message is there, with what the patterns say about topic and type already in it:
+    /// `{topic}` of topics `invoices.*.eu` is `invoices.{topic}.eu`. What is left of placeholders stands for any text.
+    pub fn template(&self) -> String {
+        let (topic, kind) = (told_by(&self.topic, "{topic}"), told_by(&self.kind, "{type}"));
+        self.filled([("{topic}", &topic), ("{type}", &kind), ("{key}", "{key}")])
+    }
+
+    fn filled(&self, known: [(&str, &str); 3]) -> String {
         let mut address = String::with_capacity(self.address.len() + 16);
         let mut rest = self.address.as_str();
         while let Some(start) = rest.find('{') {
             let (before, tail) = rest.split_at(start);
             address.push_str(before);
-            let known = [("{topic}", &message.topic), ("{type}", &message.kind), ("{key}", &message.key)];
             if let Some((name, value)) = known.into_iter().find(|(name, _)| tail.starts_with(name)) {
                 address.push_str(value);
                 rest = &tail[name.len()..];
@@ -71,8 +81,24 @@ impl Route {
             }
         }
         address.push_str(rest);
-        address.into()
+        address
     }
+}
+
+/// A pattern as text, with a placeholder where anything may stand.
+fn told_by(pattern: &str, placeholder: &str) -> String {
+    let mut told = String::new();
+    for word in pattern.split('.') {
+        // A rest may be of no words, and then no dot stands before it.
+        if !told.is_empty() && word != "**" {
+            told.push('.');
+        }
+        told.push_str(if matches!(word, "*" | "**") { placeholder } else { word });
+        if word == "**" {
+            break;
+        }
+    }
+    told
 }
 
 /// A destination's routes in order; the first that matches is taken.
@@ -124,6 +150,7 @@ pub fn matches(pattern: &str, text: &str) -> bool {
 mod tests {
     use super::*;
     use crate::message::{Headers, MessageId};
+    use crate::template::Template;
     use bytes::Bytes;
     use proptest::prelude::*;
 
@@ -173,7 +200,37 @@ mod tests {
         assert_eq!(&*route.address_of(&message("{type}", "T")), "x.{type}.T/k{other}{");
     }
 
+    #[test]
+    fn a_template_says_what_the_patterns_say() {
+        for (topic, kind, address, wanted) in [
+            ("**", "**", "shop/{topic}.{type}.{key}", "shop/{topic}.{type}.{key}"),
+            ("orders.eu", "Placed", "{topic}.{type}", "orders.eu.Placed"),
+            ("invoices.**", "**", "{topic}", "invoices{topic}"),
+            ("invoices.*.eu", "**", "x.{topic}", "x.invoices.{topic}.eu"),
+            ("*.eu", "**", "{topic}", "{topic}.eu"),
+            ("{type}", "T", "{topic}", "{type}"),
+            ("orders", "**", "audit", "audit"),
+        ] {
+            let route =
+                Route { topic: topic.into(), kind: kind.into(), address: address.into(), ..Route::everything() };
+            assert_eq!(route.template(), wanted, "{topic} {kind} {address}");
+        }
+    }
+
     proptest! {
+        #[test]
+        fn whatever_a_route_takes_its_template_could_be(
+            pattern in "([ab]|\\*)(\\.([ab]|\\*)){0,2}(\\.\\*\\*)?",
+            topic in "[ab](\\.[ab]){0,4}",
+        ) {
+            let route = Route { topic: pattern, address: "x.{topic}.{key}".into(), ..Route::everything() };
+            let message = message(&topic, "T");
+            if route.matches(&message) {
+                let address = route.address_of(&message);
+                prop_assert!(Template::new(&route.template()).could_be(&address), "{} {address}", route.template());
+            }
+        }
+
         #[test]
         fn a_topic_matches_itself_and_the_pattern_for_all(topic in "[a-z]{1,8}(\\.[a-z]{1,8}){0,4}") {
             prop_assert!(matches(&topic, &topic));
