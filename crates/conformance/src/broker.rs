@@ -84,6 +84,7 @@ macro_rules! consumer_suite {
             deliveries::the_prefetch_bounds_a_lane,
             deliveries::a_paused_lane_leaves_the_others_flowing,
             deliveries::a_cancelled_receive_loses_nothing,
+            deliveries::two_receivers_of_one_consumer_share,
             answers::what_was_acknowledged_never_comes_again,
             answers::what_was_not_acknowledged_comes_again_after_a_crash,
             answers::acknowledgements_need_no_order,

@@ -2,11 +2,13 @@
 
 use std::collections::BTreeSet;
 use std::pin::pin;
+use std::sync::Mutex;
 use std::task::Poll;
 
 use bytes::Bytes;
 use relevo_core::message::Headers;
 use relevo_core::{Answer, Consumer, Lane, Publication};
+use tokio::sync::watch;
 
 use super::harness::{ADDRESS, ConsumerHarness, QUIET, nothing, number, publication, publish_all, receive, soon};
 
@@ -133,6 +135,37 @@ pub async fn a_cancelled_receive_loses_nothing(harness: &mut impl ConsumerHarnes
     while seen.len() < 60 {
         seen.extend(soon(consumer.receive(100)).await.expect("deliveries").iter().map(number));
     }
+}
+
+/// Two that receive from one consumer at once get everything between them, each once, and neither waits for the other for
+/// ever.
+pub async fn two_receivers_of_one_consumer_share(harness: &mut impl ConsumerHarness) {
+    const ALL: usize = 600;
+    harness.group("billing", ADDRESS).await;
+    let batch: Vec<Publication> =
+        (1_u32..).take(ALL).map(|number| publication(number, &format!("k-{}", number % 50))).collect();
+    publish_all(&harness.broker().await, &batch).await;
+    let consumer = harness.consumer("billing", 100).await;
+    let seen = Mutex::new(Vec::new());
+    let is_whole = || seen.lock().expect("no holder panics").len() >= ALL;
+    let (whole, _) = watch::channel(false);
+    let receiver = async || {
+        let mut ended = whole.subscribe();
+        while !is_whole() {
+            let some = tokio::select! {
+                some = consumer.receive(7) => some.expect("deliveries"),
+                _ = ended.wait_for(|ended| *ended) => return,
+            };
+            let answers: Vec<_> = some.iter().map(|delivery| (delivery.tag, Answer::Acknowledge)).collect();
+            seen.lock().expect("no holder panics").extend(some.iter().map(number));
+            assert_eq!(consumer.settle(&answers).await.expect("settled"), []);
+        }
+        whole.send_replace(true);
+    };
+    soon(async { tokio::join!(receiver(), receiver()) }).await;
+    let mut seen = seen.into_inner().expect("no holder panics");
+    seen.sort_unstable();
+    assert_eq!(seen, (1_i64..).take(ALL).collect::<Vec<_>>());
 }
 
 /// Publishes messages of many keys and receives until there is quiet; something comes, and nothing through this lane.
