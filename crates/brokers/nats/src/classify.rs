@@ -45,6 +45,9 @@ pub enum Error {
     /// We may not receive acknowledgements.
     #[error("NATS does not permit us to subscribe to our own inbox `{0}`, where acknowledgements come")]
     InboxNotPermitted(String),
+    /// We may not receive what is sent there.
+    #[error("NATS does not permit us to subscribe to `{0}`")]
+    NotPermittedToListen(String),
     /// The address is no subject.
     #[error("`{address}` is no subject: {why}")]
     Subject {
@@ -85,6 +88,14 @@ pub enum Error {
     /// The stream is full, or could not be written. Nothing was stored.
     #[error("the stream is full or cannot be written: {0}")]
     Full(String),
+    /// The stream is full and stays so. Nothing was stored.
+    #[error("the stream has been full or could not be written for {} s: {why}", .lasted.as_secs())]
+    StaysFull {
+        /// For how long at least.
+        lasted: Duration,
+        /// JetStream's words.
+        why: String,
+    },
     /// The server or the account has no room left. Nothing was stored.
     #[error("JetStream has no room left: {0}")]
     NoRoom(String),
@@ -128,6 +139,15 @@ pub enum Error {
     /// What a lane's consumers share cannot be read: somebody else wrote it, or a newer version did.
     #[error("the record of the lane `{0}` cannot be read")]
     Record(String),
+    /// What was rejected cannot be written as a dead letter; it stays until it can.
+    #[error("a dead letter of the group `{group}` cannot be written")]
+    Unburied {
+        /// The group.
+        group: String,
+        /// Why not.
+        #[source]
+        source: Box<Error>,
+    },
     /// A call of the JetStream API failed. It may have been carried out.
     #[error("{what} failed")]
     Api {
@@ -156,21 +176,24 @@ impl Error {
             | Self::Tls(_)
             | Self::NotPermitted(_)
             | Self::InboxNotPermitted(_)
+            | Self::NotPermittedToListen(_)
             | Self::Subject { .. }
             | Self::NoStream
             | Self::WrongStream(_)
             | Self::Sealed(_)
+            | Self::StaysFull { .. }
             | Self::NotEnabled(_)
             | Self::NoGroup(_)
             | Self::Differs { .. }
-            | Self::Record(_) => Class::Blocked,
+            | Self::Record(_)
+            | Self::Unburied { .. }
+            // It said no for a reason of its own: that says nothing against the message, and must not bury it.
+            | Self::Refused { .. } => Class::Blocked,
             Self::HeaderName(_) | Self::TooLarge { .. } | Self::TooLargeForStream(_) | Self::HeadersTooLarge(_) => {
                 Class::Poison
             }
             // Consumers, limits or the cluster make it pass without anybody's help at the relay.
             Self::Full(_) | Self::NoRoom(_) | Self::Unavailable(_) => Class::Throttled(FULL_PAUSE),
-            // The server answered, and stored nothing.
-            Self::Refused { .. } => Class::Transient,
             Self::Lost | Self::Unconfirmed(_) | Self::InProcess(_) | Self::Acknowledgement(_) | Self::Api { .. } => {
                 Class::Unknown
             }

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_nats::Client;
-use async_nats::jetstream::{Context, stream};
+use async_nats::jetstream::stream;
 use async_trait::async_trait;
 use relevo_core::{Answer, Consumer, Consuming, Delivery, Failure, Lane, Tag};
 use tokio::sync::{Notify, watch};
@@ -20,6 +20,8 @@ use crate::lanes::Bucket;
 use crate::link;
 
 mod attend;
+mod bury;
+mod count;
 mod declare;
 mod hand_out;
 mod lane;
@@ -57,7 +59,6 @@ pub struct NatsConsumer {
 pub(crate) struct Shared {
     client: Client,
     stream: stream::Stream<()>,
-    context: Context,
     bucket: Bucket,
     group: Group,
     membership: Membership,
@@ -66,14 +67,16 @@ pub(crate) struct Shared {
     deadline: Duration,
     cells: Vec<Cell>,
     /// Something that can be received may be there, or a lane came or went.
-    changed: Notify,
+    changed: Arc<Notify>,
     /// The lanes are to be looked at before the next beat.
     attend_now: Notify,
     /// One look at a time.
     attending: tokio::sync::Mutex<()>,
+    /// One look for what can be received at a time.
+    looking: tokio::sync::Mutex<()>,
     closed: watch::Sender<bool>,
-    /// What a reader met and only a person can mend; the next who receives is told.
-    fault: Mutex<Option<Error>>,
+    /// The next who receives is told.
+    fault: Fault,
     tags: AtomicU64,
     /// The lane that is asked first; another one each time.
     turn: AtomicUsize,
@@ -87,7 +90,35 @@ pub async fn consumer(config: &Config, group: &Group, membership: Membership) ->
     if membership.prefetch == 0 || membership.prefetch > group.max_ack_pending {
         return Err(Error::Config(format!("`prefetch` must be 1 to the group's {}", group.max_ack_pending)));
     }
-    let client = link::connect(config).await?;
+    let fault = Fault::default();
+    let changed = Arc::new(Notify::new());
+    let client = link::connect_telling(config, told(&fault, &changed)).await?;
+    let opened = open(client, config, group, membership, &fault, changed).await;
+    // Where a right is missing nobody answers: the server told it beside.
+    opened.map_err(|error| lock(&fault).take().unwrap_or(error))
+}
+
+/// What a reader met, or the server told, and only a person can mend.
+type Fault = Arc<Mutex<Option<Error>>>;
+
+/// Keeps what the server tells without being asked.
+fn told(fault: &Fault, changed: &Arc<Notify>) -> impl Fn(Error) + Send + Sync + 'static {
+    let (fault, changed) = (Arc::clone(fault), Arc::clone(changed));
+    move |error| {
+        *lock(&fault) = Some(error);
+        changed.notify_waiters();
+    }
+}
+
+async fn open(
+    client: Client,
+    config: &Config,
+    group: &Group,
+    membership: Membership,
+    fault: &Fault,
+    changed: Arc<Notify>,
+) -> Result<NatsConsumer, Error> {
+    group.check_record(client.max_payload() - client.max_payload() / lane::REASONS_SHARE)?;
     let context = declare::context(&client, config);
     declare::check(&context, group).await?;
     let api = |source| Error::Api { what: "looking for the stream", source };
@@ -96,18 +127,18 @@ pub async fn consumer(config: &Config, group: &Group, membership: Membership) ->
     let shared = Arc::new(Shared {
         client,
         stream,
-        context,
         bucket,
         cells: (0..group.lane_count()).map(|number| Cell::new(group, number)).collect(),
         group: group.clone(),
         membership,
         id: identifier(),
         deadline: config.ack_deadline,
-        changed: Notify::new(),
+        changed,
         attend_now: Notify::new(),
         attending: tokio::sync::Mutex::default(),
+        looking: tokio::sync::Mutex::default(),
         closed: watch::Sender::new(false),
-        fault: Mutex::default(),
+        fault: Arc::clone(fault),
         tags: AtomicU64::new(1),
         turn: AtomicUsize::default(),
         tasks: Mutex::default(),

@@ -10,8 +10,12 @@ use crate::classify::Error;
 
 /// The bucket in which consumers lease their lanes and keep what became of each message that is out.
 pub(crate) const BUCKET: &str = "relevo-lanes";
-/// A lane's record lists what is out of it; so many fit into a message of any server.
+/// A lane's record lists what is out of it; so many fit into a message of a server with the usual `max_payload`.
 const ACK_PENDING_MAX: usize = 10_000;
+/// The most that one of them takes in the record, without its reason.
+const OPEN_BYTES_MAX: usize = 80;
+/// The most that the rest of a record takes, with its headers.
+const RECORD_BYTES_MAX: usize = 1_000;
 /// Longer than any name that the server takes as part of a file's name.
 const NAME_BYTES_MAX: usize = 200;
 
@@ -86,6 +90,19 @@ impl Group {
             return malformed("needs an `ack_wait` of at least one second");
         }
         Ok(())
+    }
+
+    /// Whether a lane's record can have so many bytes, whatever is open.
+    pub(crate) fn check_record(&self, bytes_max: usize) -> Result<(), Error> {
+        let most = bytes_max.saturating_sub(RECORD_BYTES_MAX) / OPEN_BYTES_MAX;
+        if self.max_ack_pending <= most {
+            return Ok(());
+        }
+        let Self { name, max_ack_pending, .. } = self;
+        Err(Error::Config(format!(
+            "the group `{name}` has a `max_ack_pending` of {max_ack_pending}, and what is known of so many does not fit \
+             into a message of this server: make it {most} or less, or the server's `max_payload` larger"
+        )))
     }
 
     /// How many lanes it has: one where it has none.

@@ -177,10 +177,15 @@ impl Bucket {
             PublishErrorKind::TimedOut => Refusal::Other(Error::Unconfirmed(self.deadline)),
             PublishErrorKind::StreamNotFound => Refusal::Other(Error::NoGroup(format!("KV_{BUCKET}"))),
             PublishErrorKind::BrokenPipe => Refusal::Other(Error::Lost),
-            PublishErrorKind::WrongLastMessageId
-            | PublishErrorKind::MaxAckPending
-            | PublishErrorKind::MaxPayloadExceeded
-            | PublishErrorKind::Other => Refusal::Other(Error::Api { what: "writing a lane", source: error.into() }),
+            // Nothing was sent. A group is opened only where every record fits; the server was changed since.
+            PublishErrorKind::MaxPayloadExceeded => Refusal::Other(Error::Config(
+                "the server's `max_payload` is too small for what is known of a lane: make it larger, or the group's \
+                 `max_ack_pending` smaller"
+                    .to_owned(),
+            )),
+            PublishErrorKind::WrongLastMessageId | PublishErrorKind::MaxAckPending | PublishErrorKind::Other => {
+                Refusal::Other(Error::Api { what: "writing a lane", source: error.into() })
+            }
         };
         let sent = self.context.publish_with_headers(subject, headers, payload);
         // Sending waits as long as there is no connection, and no call may take longer than its deadline.

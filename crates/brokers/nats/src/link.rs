@@ -3,7 +3,7 @@
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::time::Duration;
 
-use async_nats::{Client, ConnectOptions, ServerAddr};
+use async_nats::{Client, ConnectOptions, Event, ServerAddr, ServerError};
 
 use crate::classify::Error;
 use crate::config::{Auth, Config};
@@ -18,15 +18,49 @@ pub(crate) async fn connect(config: &Config) -> Result<Client, Error> {
     options(config)?.connect(servers(config)?).await.map_err(tls::refused)
 }
 
+/// The same, for who waits for what the server may never permit: rights that are missing are told while it lives.
+pub(crate) async fn connect_telling(
+    config: &Config,
+    tell: impl Fn(Error) + Send + Sync + 'static,
+) -> Result<Client, Error> {
+    let options = options(config)?.event_callback(move |event| {
+        if let Event::ServerError(ServerError::Other(text)) = event
+            && let Some(error) = violation(&text)
+        {
+            tell(error);
+        }
+        std::future::ready(())
+    });
+    options.connect(servers(config)?).await.map_err(tls::refused)
+}
+
+/// Which right is missing, if the server complains of that.
+pub(crate) fn violation(text: &str) -> Option<Error> {
+    if let Some(subject) = quoted(text, "Permissions Violation for Publish to ") {
+        return Some(Error::NotPermitted(subject.to_owned()));
+    }
+    let subject = quoted(text, "Permissions Violation for Subscription to ")?.to_owned();
+    let is_inbox = subject.starts_with("_INBOX.");
+    Some(if is_inbox { Error::InboxNotPermitted(subject) } else { Error::NotPermittedToListen(subject) })
+}
+
+fn quoted<'a>(text: &'a str, before: &str) -> Option<&'a str> {
+    let (start, rest) = text.split_at_checked(before.len())?;
+    let rest = start.eq_ignore_ascii_case(before).then_some(rest)?;
+    rest.strip_prefix('"')?.split('"').next()
+}
+
 /// What every connection has.
 pub(crate) fn options(config: &Config) -> Result<ConnectOptions, Error> {
+    // Also for the servers that a cluster names: it does so without a scheme.
+    let encrypted = config.tls.required || config.urls.iter().any(|url| url.starts_with("tls://"));
     let options = ConnectOptions::new()
         .name("relevo")
         .connection_timeout(config.connect_deadline)
         .request_timeout(Some(config.ack_deadline))
         .ping_interval(config.ping_every)
         .reconnect_delay_callback(pause)
-        .require_tls(config.tls.required)
+        .require_tls(encrypted)
         .tls_client_config(tls::client_config(&config.tls)?);
     let options = if config.tls.first { options.tls_first() } else { options };
     Ok(match &config.auth {
@@ -92,6 +126,18 @@ mod tests {
             assert!(pause >= PAUSE_MIN / 2 && pause <= PAUSE_MAX, "{attempt}: {pause:?}");
         }
         assert!(pause(20) >= PAUSE_MAX / 2);
+    }
+
+    #[test]
+    fn the_right_that_is_missing_is_found() {
+        let told = |text| violation(text).map(|error| error.to_string());
+        let publish = told("Permissions Violation for Publish to \"a.b\"").expect("a violation");
+        assert!(publish.ends_with("publish to `a.b`"), "{publish}");
+        let listen = told("permissions violation for subscription to \"a.B\" using queue \"q\"").expect("a violation");
+        assert!(listen.ends_with("subscribe to `a.B`"), "{listen}");
+        let inbox = told("Permissions Violation for Subscription to \"_INBOX.x.*\"").expect("a violation");
+        assert!(inbox.contains("inbox"), "{inbox}");
+        assert_eq!((told("ñ"), told("Slow Consumer")), (None, None));
     }
 
     #[test]

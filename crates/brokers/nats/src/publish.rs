@@ -2,7 +2,7 @@
 
 mod absent;
 mod acks;
-mod answer;
+pub(crate) mod answer;
 mod atomic;
 mod encode;
 mod keep;

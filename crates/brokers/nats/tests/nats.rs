@@ -2,6 +2,8 @@
 
 #[path = "nats/batches.rs"]
 mod batches;
+#[path = "nats/burials.rs"]
+mod burials;
 #[path = "nats/classes.rs"]
 mod classes;
 #[path = "nats/conformance.rs"]
@@ -16,6 +18,8 @@ mod examine;
 mod fault_harness;
 #[path = "nats/faults.rs"]
 mod faults;
+#[path = "nats/gaps.rs"]
+mod gaps;
 #[path = "nats/harness.rs"]
 mod harness;
 #[path = "nats/lanes.rs"]

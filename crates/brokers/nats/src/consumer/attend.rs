@@ -10,7 +10,7 @@ use futures_util::StreamExt as _;
 use futures_util::future::join_all;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::lane::{Cell, Held};
+use super::lane::{Cell, Held, Letters, durable_ns, is_same_durable};
 use super::window::{Plan, Window};
 use super::{Shared, read};
 use crate::classify::Error;
@@ -18,8 +18,6 @@ use crate::lanes::{Found, Member, Record, Written};
 
 /// A new consumer waits at most so long for others to give up its share.
 const WELCOME: Duration = Duration::from_secs(1);
-/// A 2.9 remembers the time at which a consumer was made less than a millisecond differently after its restart.
-const SAME_NS: u64 = 100_000_000;
 /// A member that was silent for so many leases is forgotten.
 const FORGET_AFTER: i64 = 10;
 
@@ -108,9 +106,10 @@ impl Shared {
         let _one = self.attending.lock().await;
         let now_ms = self.sign(call, self.lease_ms()).await?;
         let share = self.share(now_ms).await?;
-        for cell in &self.cells {
-            self.renew(cell).await?;
-        }
+        // Each for itself: the trouble of one lane must not cost the others their lease.
+        let renewed = join_all(self.cells.iter().map(|cell| self.renew(cell))).await;
+        renewed.into_iter().collect::<Result<(), Error>>()?;
+        join_all(self.cells.iter().map(|cell| self.bury(cell))).await;
         let released = self.give_up(share).await?;
         // One that is closed meanwhile must not take anything any more.
         if !self.is_closed() {
@@ -152,7 +151,7 @@ impl Shared {
         if !self.write(cell, held, &Plan::default()).await? {
             self.resolve(cell, &mut slot).await?;
         }
-        self.bury(cell, &mut slot).await
+        Ok(())
     }
 
     /// Gives up what is more than the share, those with the least in flight first, each when nothing of it is out.
@@ -210,9 +209,9 @@ impl Shared {
     async fn take(self: &Arc<Self>, cell: &Cell, found: Option<Found>) -> Result<(), Error> {
         let info = self.stream.consumer_info(&cell.durable).await;
         let info = info.map_err(|error| Error::Api { what: "looking at a lane's consumer", source: error.into() })?;
-        let durable_ns = i64::try_from(info.created.unix_timestamp_nanos()).unwrap_or_default();
+        let durable_ns = durable_ns(&info);
         let (revision, mut record) = found.map_or((0, Record::default()), |found| (found.revision, found.record));
-        if record.durable_ns.abs_diff(durable_ns) > SAME_NS {
+        if !is_same_durable(record.durable_ns, durable_ns) {
             // New, or made again to begin elsewhere: what was known is about another one.
             let high = info.ack_floor.stream_sequence;
             record = Record { durable_ns, high, epoch: record.epoch, ..Record::default() };
@@ -231,6 +230,7 @@ impl Shared {
             doubtful: false,
             leaving: false,
             paused: false,
+            letters: Letters::Flow,
             reader,
         });
         Ok(())
@@ -239,14 +239,14 @@ impl Shared {
     /// Gives everything back and says so.
     pub(super) async fn leave(&self) -> Result<(), Error> {
         let _one = self.attending.lock().await;
-        let mut released = Ok(());
-        for cell in &self.cells {
+        let released = join_all(self.cells.iter().map(|cell| async move {
             let mut slot = cell.held.lock().await;
-            let this = self.release(cell, &mut slot).await;
+            let released = self.release(cell, &mut slot).await;
             // Whatever could not be given back ends with its lease.
             *slot = None;
-            released = released.and(this);
-        }
+            released
+        }));
+        let released: Result<(), Error> = released.await.into_iter().collect();
         // Without a lease it counts no more, and the others take what it had.
         self.sign(true, 0).await?;
         self.bucket.forget(&self.id).await?;

@@ -64,6 +64,8 @@ impl Shared {
     /// One look at all lanes: what can go out is written down first, and then handed out without waiting any more, so
     /// that a call that is given up leaves nothing out that nobody has.
     async fn look(&self, limit: usize) -> Result<Look, Error> {
+        // Two that look at once would wait for each other's lanes.
+        let _one = self.looking.lock().await;
         let mut look = Look::default();
         let mut chosen = self.choose(limit, &mut look).await?;
         let writes = chosen.iter_mut().map(|Chosen { cell, slot, plan }| async {
@@ -91,9 +93,14 @@ impl Shared {
     async fn choose<'a>(&'a self, limit: usize, look: &mut Look) -> Result<Vec<Chosen<'a>>, Error> {
         let first = self.turn.fetch_add(1, Ordering::Relaxed) % self.cells.len();
         let mut left = limit;
-        let mut chosen = Vec::new();
+        let mut chosen: Vec<Chosen<'a>> = Vec::new();
         for cell in self.cells[first..].iter().chain(&self.cells[..first]) {
-            let mut slot = cell.held.lock().await;
+            // Whoever has lanes in hand already waits for no other, which may be busy with a call to the server.
+            let mut slot = match cell.held.try_lock() {
+                Ok(slot) => slot,
+                Err(_) if !chosen.is_empty() => continue,
+                Err(_) => cell.held.lock().await,
+            };
             self.resolve(cell, &mut slot).await?;
             let Some(held) = slot.as_ref().filter(|held| !held.paused && !held.leaving) else { continue };
             let room = self.membership.prefetch.saturating_sub(held.window.out());

@@ -2,6 +2,7 @@
 
 use async_nats::Subject;
 use async_nats::jetstream::AckKind;
+use async_nats::jetstream::consumer::Info;
 use relevo_core::Lane;
 use std::time::Duration;
 use tokio::sync::Mutex;
@@ -15,6 +16,10 @@ use crate::lanes::{Record, Written};
 
 /// How often a write is tried again that our own earlier one, given up as lost, came before.
 const GHOSTS_MAX: usize = 3;
+/// Reasons take at most this part of the largest message.
+pub(crate) const REASONS_SHARE: usize = 16;
+/// A 2.9 remembers the time at which a consumer was made less than a millisecond differently after its restart.
+const SAME_NS: u64 = 100_000_000;
 
 /// A lane of the group, whether or not this consumer has it.
 pub(super) struct Cell {
@@ -38,6 +43,15 @@ impl Cell {
     }
 }
 
+/// Whether dead letters can be written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Letters {
+    /// As far as is known.
+    Flow,
+    /// The last time one could not.
+    Stuck,
+}
+
 /// A lane that this consumer has, as far as it knows.
 pub(super) struct Held {
     pub(super) epoch: u64,
@@ -49,6 +63,7 @@ pub(super) struct Held {
     /// It goes to another consumer as soon as nothing is out.
     pub(super) leaving: bool,
     pub(super) paused: bool,
+    pub(super) letters: Letters,
     pub(super) reader: AbortHandle,
 }
 
@@ -58,14 +73,34 @@ impl Drop for Held {
     }
 }
 
+/// When a durable consumer was made, which tells it from another one of its name.
+pub(super) fn durable_ns(info: &Info) -> i64 {
+    i64::try_from(info.created.unix_timestamp_nanos()).unwrap_or_default()
+}
+
+/// Whether two such times are of one durable consumer.
+pub(super) fn is_same_durable(one_ns: i64, other_ns: i64) -> bool {
+    one_ns.abs_diff(other_ns) <= SAME_NS
+}
+
 impl Held {
-    fn record(&self, owner: Option<&str>, lease_ms: u64, plan: &Plan) -> Record {
-        let (high, open) = self.window.record(plan);
+    /// Whether what is known is about the durable consumer that was made then.
+    pub(super) fn is_of(&self, durable_ns: i64) -> bool {
+        is_same_durable(self.durable_ns, durable_ns)
+    }
+
+    fn record(&self, owner: Option<&str>, lease_ms: u64, plan: &Plan, reason_bytes: usize) -> Record {
+        let (high, open) = self.window.record(plan, reason_bytes);
         Record { owner: owner.map(str::to_owned), epoch: self.epoch, lease_ms, durable_ns: self.durable_ns, high, open }
     }
 }
 
 impl Shared {
+    /// The room for reasons in a lane's record.
+    fn reason_bytes(&self) -> usize {
+        self.client.max_payload() / REASONS_SHARE
+    }
+
     /// Makes sure that what is believed of a lane is so; a lane that went to somebody else is gone afterwards.
     pub(super) async fn resolve(&self, cell: &Cell, slot: &mut Option<Held>) -> Result<(), Error> {
         let Some(held) = slot.as_mut().filter(|held| held.doubtful) else { return Ok(()) };
@@ -96,7 +131,7 @@ impl Shared {
     ///
     /// Cancelling leaves the lane in doubt, which the next call resolves.
     pub(super) async fn write(&self, cell: &Cell, held: &mut Held, plan: &Plan) -> Result<bool, Error> {
-        let record = held.record(Some(&self.id), self.lease_ms(), plan);
+        let record = held.record(Some(&self.id), self.lease_ms(), plan, self.reason_bytes());
         held.doubtful = true;
         match self.bucket.write(cell.number, &record, held.revision).await? {
             Written::Kept(revision) => {
@@ -131,7 +166,7 @@ impl Shared {
         for _ in 0..GHOSTS_MAX {
             self.resolve(cell, slot).await?;
             let Some(held) = slot else { return Ok(()) };
-            let record = held.record(None, self.lease_ms(), &Plan::default());
+            let record = held.record(None, self.lease_ms(), &Plan::default(), self.reason_bytes());
             held.doubtful = true;
             if let Written::Kept(_) = self.bucket.write(cell.number, &record, held.revision).await? {
                 *slot = None;

@@ -12,12 +12,15 @@ use async_nats::Subject;
 use async_nats::jetstream::Message;
 use async_nats::jetstream::consumer::PullConsumer;
 use async_nats::jetstream::consumer::pull::{self, MessagesErrorKind};
+use async_nats::jetstream::message::StreamMessage;
 use bytes::Bytes;
+use futures_util::future::try_join_all;
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use relevo_core::Raw;
 use tokio::time::{Instant, sleep, sleep_until};
 
-use super::lane::{Cell, Held};
+use super::count::{Count, Gap};
+use super::lane::{Cell, Held, durable_ns};
 use super::window::{Arrival, Content, Kind, Word};
 use super::{Shared, declare, lock};
 use crate::classify::Error;
@@ -93,12 +96,12 @@ impl Reader<'_> {
             .await
             .map_err(|error| api(error.into()))?;
         let mut chunks = messages.ready_chunks(CHUNK);
-        let mut delivered = None;
+        let mut count = Count::default();
         let idle = (self.shared.group.ack_wait / 4).max(HEARTBEAT);
         loop {
             tokio::select! {
                 chunk = chunks.next() => match chunk {
-                    Some(chunk) => self.accept(chunk, &mut delivered).await?,
+                    Some(chunk) => self.accept(chunk, &mut count).await?,
                     None => return Ok(()),
                 },
                 // What was delivered to nobody, and nothing came behind it that would show the gap.
@@ -130,6 +133,13 @@ impl Reader<'_> {
 
     /// Everything that the server believes to have delivered.
     async fn catch_up_with_server(&self) -> Result<(), End> {
+        let delivered = self.delivered().await?;
+        self.catch_up(delivered).await
+    }
+
+    /// The last message that the server has delivered, if the durable consumer is still the one that was taken: what is
+    /// known of the lane would swallow the messages of another one.
+    async fn delivered(&self) -> Result<u64, End> {
         let info = match self.shared.stream.consumer_info(&self.cell.durable).await {
             Ok(info) => info,
             Err(error) if declare::is_missing(&error) => {
@@ -138,42 +148,42 @@ impl Reader<'_> {
             Err(error) => return Err(End::Trouble(api(error.into()))),
         };
         let mut slot = self.cell.held.lock().await;
-        let held = self.mine(&mut slot)?;
-        self.catch_up(held, info.delivered.stream_sequence).await?;
-        drop(slot);
-        self.shared.changed.notify_waiters();
-        Ok(())
+        if self.mine(&mut slot)?.is_of(durable_ns(&info)) {
+            return Ok(info.delivered.stream_sequence);
+        }
+        tracing::warn!(group = self.shared.group.name, lane = %self.cell.lane, "the durable consumer was made again");
+        self.shared.lose(self.cell, &mut slot);
+        self.shared.attend_now.notify_one();
+        Err(End::Gone)
     }
 
-    /// Everything of the lane up to this sequence that was not seen.
-    async fn catch_up(&self, held: &mut Held, until: u64) -> Result<(), Error> {
-        while held.window.seen() < until {
-            let from = held.window.seen() + 1;
-            let mut next = None;
-            let any = [">".to_owned()];
-            let filters = if self.cell.filters.is_empty() { &any[..] } else { &self.cell.filters };
-            for filter in filters {
-                let message = next_message(&self.shared.stream, filter, from).await?;
-                next = match (next, message) {
-                    (None, other) | (other, None) => other,
-                    (Some(one), Some(other)) => Some(if one.sequence < other.sequence { one } else { other }),
-                };
-            }
-            let Some(message) = next.filter(|message| message.sequence <= until) else { return Ok(()) };
+    /// Everything of the lane up to this sequence that was not seen. Nobody else adds to what was seen, so the lane need
+    /// not stand still meanwhile.
+    async fn catch_up(&self, until: u64) -> Result<(), End> {
+        let mut seen = self.held(|held| held.window.seen()).await?;
+        while seen < until {
+            let Some(message) = self.next(seen + 1).await?.filter(|message| message.sequence <= until) else {
+                return Ok(());
+            };
+            seen = message.sequence;
             let content = self.content(message.subject, Some(&message.headers), message.payload);
-            held.window.take(message.sequence, content, None);
+            self.held(|held| held.window.take(seen, content, None)).await?;
+            self.shared.changed.notify_waiters();
         }
         Ok(())
     }
 
-    async fn accept(
-        &self,
-        chunk: Vec<Result<Message, pull::MessagesError>>,
-        delivered: &mut Option<u64>,
-    ) -> Result<(), End> {
-        let mut slot = self.cell.held.lock().await;
-        let held = self.mine(&mut slot)?;
-        let mut done = Vec::new();
+    /// The first message of the lane at this sequence or behind it.
+    async fn next(&self, from: u64) -> Result<Option<StreamMessage>, Error> {
+        let any = [">".to_owned()];
+        let filters = if self.cell.filters.is_empty() { &any[..] } else { &self.cell.filters };
+        let asked = filters.iter().map(|filter| next_message(&self.shared.stream, filter, from));
+        let found = try_join_all(asked).await?;
+        Ok(found.into_iter().flatten().min_by_key(|message| message.sequence))
+    }
+
+    async fn accept(&self, chunk: Vec<Result<Message, pull::MessagesError>>, count: &mut Count) -> Result<(), End> {
+        let mut together = Vec::new();
         for message in chunk {
             let message = match message {
                 Ok(message) => message,
@@ -184,15 +194,30 @@ impl Reader<'_> {
                 }
                 Err(error) => return Err(End::Trouble(api(error.into()))),
             };
-            let (seq, count) = match message.info() {
-                Ok(info) => (info.stream_sequence, info.consumer_sequence),
+            let (seq, gap) = match message.info() {
+                Ok(info) => (info.stream_sequence, count.arrived(info.consumer_sequence, info.delivered <= 1)),
                 Err(source) => return Err(End::Trouble(Error::Api { what: "reading a delivery", source })),
             };
-            if delivered.is_none_or(|last| last + 1 != count) {
-                self.catch_up(held, seq.saturating_sub(1)).await?;
+            if gap != Gap::None {
+                self.take(std::mem::take(&mut together)).await?;
+                let delivered = self.delivered().await?;
+                let before = seq.saturating_sub(1);
+                self.catch_up(if gap == Gap::Before { before } else { before.max(delivered) }).await?;
             }
-            *delivered = Some(count);
-            let Message { message, .. } = message;
+            together.push((seq, message.message));
+        }
+        self.take(together).await
+    }
+
+    /// Takes messages behind which there is no gap.
+    async fn take(&self, messages: Vec<(u64, async_nats::Message)>) -> Result<(), End> {
+        if messages.is_empty() {
+            return Ok(());
+        }
+        let mut done = Vec::new();
+        let mut slot = self.cell.held.lock().await;
+        let held = self.mine(&mut slot)?;
+        for (seq, message) in messages {
             let content = self.content(message.subject, message.headers.as_ref(), message.payload);
             if held.window.take(seq, content, message.reply.clone()) == Arrival::Done {
                 done.push(Word { seq, reply: message.reply, kind: Kind::Done });

@@ -1,26 +1,17 @@
 //! Answers.
 
 use std::collections::{BTreeMap, HashSet};
-use std::sync::Arc;
 
-use async_nats::header::NATS_MESSAGE_ID;
 use futures_util::future::join_all;
 use relevo_core::{Answer, Tag};
 
-use super::lane::{Cell, Held};
-use super::window::{Content, Plan, Window};
+use super::lane::{Cell, Letters};
+use super::window::Window;
 use super::{Shared, now_ms};
 use crate::classify::Error;
-use crate::headers::Outgoing;
 
-/// The header of a dead letter that says why.
-const REASON: &str = "relevo-reason";
-/// The header of a dead letter that says where it was published to.
-const SUBJECT: &str = "relevo-subject";
-/// The header of a dead letter that says how often it was handed out.
-const COUNT: &str = "relevo-count";
 /// Longer reasons are cut: they stand in the lane's record.
-const REASON_BYTES_MAX: usize = 1_024;
+pub(super) const REASON_BYTES_MAX: usize = 1_024;
 
 impl Shared {
     pub(super) async fn settle(&self, answers: &[(Tag, Answer)]) -> Result<Vec<Tag>, Error> {
@@ -53,77 +44,58 @@ impl Shared {
             return Ok(answers.iter().map(|(tag, _)| *tag).collect());
         };
         let lost = plan.lost.clone();
+        let rejects = !plan.dead.is_empty();
+        let mut is_burying = false;
         if let Some(held) = slot.as_mut() {
             let words = held.window.carry_out(plan);
             if held.leaving && held.window.out() == 0 {
                 self.attend_now.notify_one();
             }
+            // Where letters cannot be written, each call would try all of them again: the next beat does.
+            is_burying = rejects && held.letters == Letters::Flow;
             self.say(cell, words).await;
         }
-        self.bury(cell, &mut slot).await?;
         drop(slot);
         self.changed.notify_waiters();
+        if is_burying {
+            self.bury(cell).await;
+        }
         Ok(lost)
-    }
-
-    /// Writes the dead letters of what was rejected; only then it is done. The rejection itself is in the record, so that
-    /// whoever has the lane finishes it.
-    pub(super) async fn bury(&self, cell: &Cell, slot: &mut Option<Held>) -> Result<(), Error> {
-        let Some(held) = slot.as_ref() else { return Ok(()) };
-        let dead = held.window.dead();
-        if dead.is_empty() {
-            return Ok(());
-        }
-        let made = held.durable_ns;
-        let written = dead.iter().map(|(seq, reason, count, content)| async move {
-            self.write_dead_letter(made, *seq, reason, *count, content).await.map(|()| *seq)
-        });
-        let buried: Vec<u64> = join_all(written).await.into_iter().collect::<Result<_, _>>()?;
-        if let Some(plan) = self.change(cell, slot, |_| Plan::done(&buried)).await?
-            && let Some(held) = slot.as_mut()
-        {
-            let words = held.window.carry_out(plan);
-            self.say(cell, words).await;
-        }
-        Ok(())
-    }
-
-    async fn write_dead_letter(
-        &self,
-        made: i64,
-        seq: u64,
-        reason: &str,
-        count: u32,
-        content: &Arc<Content>,
-    ) -> Result<(), Error> {
-        let mut headers = Outgoing::default();
-        for (name, value) in &content.raw.headers {
-            if ![REASON, SUBJECT, COUNT].contains(&name.as_str()) {
-                headers.put(name, &String::from_utf8_lossy(value));
-            }
-        }
-        headers.put(REASON, reason);
-        headers.put(SUBJECT, &content.subject);
-        headers.put(COUNT, &count.to_string());
-        // Whoever writes it again, after a crash or an answer that got lost, writes the same one.
-        headers.control(NATS_MESSAGE_ID, format!("{}.{made}.{seq}", self.group.stream).into());
-        let (headers, _) = headers.finish()?;
-        let payload = content.raw.payload.clone();
-        let sent = self.context.publish_with_headers(self.group.dead_subject(), headers, payload);
-        let failed = |error| Error::Api { what: "writing a dead letter", source: error };
-        let Ok(sent) = tokio::time::timeout(self.deadline, sent).await else {
-            return Err(Error::Unconfirmed(self.deadline));
-        };
-        sent.map_err(|error| failed(error.into()))?.await.map_err(|error| failed(error.into()))?;
-        Ok(())
     }
 }
 
-/// A reason as the record takes it.
-pub(super) fn short(reason: &str) -> String {
-    let mut end = reason.len().min(REASON_BYTES_MAX);
-    while !reason.is_char_boundary(end) {
-        end -= 1;
+/// As much of a reason as takes so many bytes in the record, and how many it takes.
+pub(super) fn cut(reason: &str, bytes_max: usize) -> (String, usize) {
+    let mut bytes = 0;
+    let mut end = 0;
+    for (at, one) in reason.char_indices() {
+        // As JSON writes it.
+        let more = match one {
+            '"' | '\\' | '\u{8}' | '\u{c}' | '\n' | '\r' | '\t' => 2,
+            '\0'..='\u{1f}' => 6,
+            _ => one.len_utf8(),
+        };
+        if bytes + more > bytes_max {
+            break;
+        }
+        bytes += more;
+        end = at + one.len_utf8();
     }
-    reason[..end].to_owned()
+    (reason[..end].to_owned(), bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn a_cut_reason_takes_as_many_bytes_as_said(reason in any::<String>(), bytes_max in 0..64_usize) {
+            let (cut, bytes) = cut(&reason, bytes_max);
+            prop_assert!(reason.starts_with(&cut) && bytes <= bytes_max);
+            prop_assert_eq!(serde_json::to_string(&cut).expect("text").len(), bytes + 2);
+        }
+    }
 }

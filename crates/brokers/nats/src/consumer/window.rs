@@ -9,6 +9,7 @@ use std::sync::Arc;
 use async_nats::Subject;
 use relevo_core::{Answer, Raw, Tag};
 
+use super::settle;
 use crate::lanes::{Open, Record};
 
 /// A message's parts.
@@ -61,7 +62,7 @@ pub(super) struct Plan {
     pub(super) handed: Vec<u64>,
     done: BTreeSet<u64>,
     later: BTreeMap<u64, i64>,
-    dead: BTreeMap<u64, String>,
+    pub(super) dead: BTreeMap<u64, String>,
     /// Answers to what is not out any more.
     pub(super) lost: Vec<Tag>,
 }
@@ -200,7 +201,9 @@ impl Window {
             }
             match answer {
                 Answer::Acknowledge => drop(plan.done.insert(seq)),
-                Answer::Reject { reason } => drop(plan.dead.insert(seq, super::settle::short(reason))),
+                Answer::Reject { reason } => {
+                    plan.dead.insert(seq, settle::cut(reason, settle::REASON_BYTES_MAX).0);
+                }
                 Answer::RetryLater { after } => {
                     retried.push((key, seq));
                     let after = i64::try_from(after.as_millis()).unwrap_or(i64::MAX);
@@ -211,8 +214,9 @@ impl Window {
         plan
     }
 
-    /// What the record is to say when the plan is carried out.
-    pub(super) fn record(&self, plan: &Plan) -> (u64, Vec<Open>) {
+    /// What the record is to say when the plan is carried out. Reasons that do not fit into so many bytes are cut: they
+    /// are for the next owner only.
+    pub(super) fn record(&self, plan: &Plan, mut reason_bytes: usize) -> (u64, Vec<Open>) {
         let high = plan.handed.iter().copied().max().unwrap_or_default().max(self.high);
         let handed: HashSet<u64> = plan.handed.iter().copied().collect();
         let open = |(seq, entry): (&u64, &Entry)| {
@@ -224,7 +228,11 @@ impl Window {
                 seq: *seq,
                 count: entry.count + u32::from(handed.contains(seq)),
                 due_ms: plan.later.get(seq).copied().or(entry.due_ms),
-                reason: plan.dead.get(seq).cloned().or(own),
+                reason: plan.dead.get(seq).cloned().or(own).map(|reason| {
+                    let (cut, bytes) = settle::cut(&reason, reason_bytes);
+                    reason_bytes -= bytes;
+                    cut
+                }),
             })
         };
         (high, self.entries.range(..=high).filter_map(open).collect())

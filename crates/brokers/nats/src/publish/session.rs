@@ -122,24 +122,20 @@ impl Session {
     /// The server complains, without saying about which message; an error if the connection is of no use.
     fn heard(&self, error: &ServerError) -> Option<Error> {
         let ServerError::Other(text) = error else { return None };
-        if let Some(subject) = quoted(text, "Permissions Violation for Publish to ") {
-            let mut denied = self.denied.lock().unwrap_or_else(PoisonError::into_inner);
-            denied.retain(|_, since| since.elapsed() < DENIED_FOR);
-            if denied.len() < DENIED_MAX {
-                denied.insert(subject.to_owned(), Instant::now());
+        match link::violation(text)? {
+            Error::NotPermitted(subject) => {
+                let mut denied = self.denied.lock().unwrap_or_else(PoisonError::into_inner);
+                denied.retain(|_, since| since.elapsed() < DENIED_FOR);
+                if denied.len() < DENIED_MAX {
+                    denied.insert(subject.clone(), Instant::now());
+                }
+                drop(denied);
+                self.acks.deny(&subject);
+                None
             }
-            drop(denied);
-            self.acks.deny(subject);
+            error => Some(error),
         }
-        quoted(text, "Permissions Violation for Subscription to ")
-            .map(|inbox| Error::InboxNotPermitted(inbox.to_owned()))
     }
-}
-
-fn quoted<'a>(text: &'a str, before: &str) -> Option<&'a str> {
-    let (start, rest) = text.split_at_checked(before.len())?;
-    let rest = start.eq_ignore_ascii_case(before).then_some(rest)?;
-    rest.strip_prefix('"')?.split('"').next()
 }
 
 /// What publishers see of the connection.
@@ -149,18 +145,4 @@ pub(crate) enum State {
     Up(Arc<Session>),
     /// There is none, and why.
     Down(Arc<Error>),
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_subject_of_a_violation_is_found() {
-        let publish = "Permissions Violation for Publish to ";
-        assert_eq!(quoted("Permissions Violation for Publish to \"a.b\"", publish), Some("a.b"));
-        assert_eq!(quoted("permissions violation for publish to \"a.B\" using queue \"q\"", publish), Some("a.B"));
-        assert_eq!(quoted("Permissions Violation for Subscription to \"a\"", publish), None);
-        assert_eq!(quoted("ñ", publish), None);
-    }
 }

@@ -174,7 +174,7 @@ async fn a_sealed_stream_is_blocked() {
 }
 
 #[tokio::test]
-async fn a_refusal_that_nobody_foresaw_is_transient_and_names_its_code() {
+async fn a_refusal_that_nobody_foresaw_is_blocked_and_names_its_code() {
     let server = Private::start(NatsVersion::V2_15, Settings::new()).await;
     // A stream of counters takes only numbers to add.
     let counters = stream::Config {
@@ -187,7 +187,8 @@ async fn a_refusal_that_nobody_foresaw_is_transient_and_names_its_code() {
     make_stream(&server, counters).await;
     let broker = open(Config::new(server.url())).await;
     let (class, text) = told_of(&broker, &publication(1, "a")).await.expect("refused");
-    assert_eq!(class, Class::Transient, "{text}");
+    // Every message would be counted out and buried.
+    assert_eq!(class, Class::Blocked, "{text}");
     assert!(text.contains("10169"), "{text}");
 }
 

@@ -47,7 +47,7 @@ fn later() -> Answer {
 
 /// What the record would say now.
 fn record(window: &Window) -> Record {
-    let (high, open) = window.record(&Plan::default());
+    let (high, open) = window.record(&Plan::default(), usize::MAX);
     Record { high, open, ..Record::default() }
 }
 
@@ -89,7 +89,7 @@ fn what_was_never_handed_out_has_no_place_in_the_record() {
     let mut window = window(&["a", "b", "c"]);
     assert_eq!(record(&window), Record::default());
     let (plan, _) = window.ready(2, 0);
-    assert_eq!(window.record(&plan).0, 2);
+    assert_eq!(window.record(&plan, usize::MAX).0, 2);
     window.carry_out(plan);
     assert_eq!(record(&window).open.iter().map(|open| open.count).collect::<Vec<_>>(), [1, 1]);
 }
@@ -109,13 +109,25 @@ fn a_rejected_message_lets_its_key_go_on_and_stays_until_it_is_buried() {
 }
 
 #[test]
+fn reasons_in_the_record_share_their_room() {
+    let mut window = window(&["a", "b", "c"]);
+    hand_out(&mut window, 0);
+    let reject = |seq| (seq, Answer::Reject { reason: "no\n".to_owned() });
+    answer(&mut window, &[reject(1), reject(2), reject(3)], 0);
+    let (_, open) = window.record(&Plan::default(), 6);
+    let reasons: Vec<_> = open.iter().map(|open| open.reason.as_deref()).collect();
+    assert_eq!(reasons, [Some("no\n"), Some("no"), Some("")], "each is still a dead one");
+    assert!(window.dead().iter().all(|(_, reason, ..)| reason == "no\n"), "the letters have them whole");
+}
+
+#[test]
 fn after_a_doubt_the_record_is_believed() {
     let mut doubtful = window(&["a", "a", "b", "c"]);
     hand_out(&mut doubtful, 0);
     // Written, but the answer was not seen: 3 is acknowledged, 1 is to be retried.
     let answers = [(Tag::new(3), Answer::Acknowledge), (Tag::new(1), later())];
     let plan = doubtful.plan(answers.iter().map(|(tag, answer)| (*tag, answer)), 0);
-    let (high, open) = doubtful.record(&plan);
+    let (high, open) = doubtful.record(&plan, usize::MAX);
     let words = doubtful.believe(&Record { high, open, ..Record::default() });
     assert_eq!(words.iter().map(|word| word.seq).collect::<Vec<_>>(), [3]);
     assert_eq!(answer(&mut doubtful, &[(3, Answer::Acknowledge), (2, Answer::Acknowledge)], 0), [3, 2]);

@@ -1,0 +1,116 @@
+//! What a consumer must not take for done: what got lost on the way, and what another stream or durable consumer of the
+//! same name holds.
+
+use std::time::Duration;
+
+use async_nats::jetstream::stream;
+use relevo_broker_nats::{Config, Group, Membership, NatsBroker, NatsConsumer, consumer, declare};
+use relevo_conformance::broker::harness::{
+    BrokerHarness as _, ConsumerHarness as _, number, publication, publish_all, receive, soon,
+};
+use relevo_core::{Answer, Class, Consumer as _, Delivery, Publication};
+use relevo_testkit::NatsVersion;
+use relevo_testkit::proxy::{CutProxy, Direction};
+
+use crate::consumer_harness::{STREAM, group, start};
+use crate::harness::make_stream;
+
+fn batch(numbers: std::ops::Range<u32>) -> Vec<Publication> {
+    numbers.map(|number| publication(number, &format!("k-{number}"))).collect()
+}
+
+async fn acknowledge(consumer: &NatsConsumer, deliveries: &[Delivery]) {
+    let answers: Vec<_> = deliveries.iter().map(|delivery| (delivery.tag, Answer::Acknowledge)).collect();
+    assert_eq!(soon(consumer.settle(&answers)).await.expect("settled"), []);
+}
+
+/// Receives and acknowledges so many; meanwhile the group may be missing.
+async fn numbers(consumer: &NatsConsumer, wanted: usize) -> Vec<i64> {
+    let mut all = Vec::new();
+    let receiving = async {
+        while all.len() < wanted {
+            match consumer.receive(wanted - all.len()).await {
+                Ok(some) => {
+                    acknowledge(consumer, &some).await;
+                    all.extend(some.iter().map(number));
+                }
+                Err(failure) => assert_eq!(failure.class(), Class::Blocked, "{}", failure.describe()),
+            }
+        }
+    };
+    let in_time = tokio::time::timeout(Duration::from_secs(20), receiving).await.is_ok();
+    all.sort_unstable();
+    assert!(in_time, "only {all:?} of {wanted} came");
+    all
+}
+
+#[tokio::test]
+async fn what_was_lost_is_not_passed_over_when_a_retry_comes_first() {
+    for version in NatsVersion::ALL {
+        let lanes = start(version).await;
+        let config = Config { lanes: Some(1), ..lanes.config() };
+        // Far longer than this test: the server itself would bring back too late what got lost.
+        let ack_wait = Duration::from_mins(5);
+        let group = Group { lanes: Some(1), ack_wait, ..Group::new("billing", STREAM, ["orders"]) };
+        declare(&config, &group).await.expect("a group");
+        let broker = NatsBroker::open(config.clone()).await.expect("a broker");
+        publish_all(&broker, &batch(0..5)).await;
+        let proxy = CutProxy::start(([127, 0, 0, 1], lanes.server.port()).into()).await;
+        let away = Config { lanes: Some(1), ..Config::new(format!("nats://{}", proxy.addr())) };
+        let membership = Membership { lease: Duration::from_mins(5), ..Membership::default() };
+        let one = consumer(&away, &group, membership).await.expect("a consumer");
+        let held = receive(&one, 5).await;
+        acknowledge(&one, &held[1..]).await;
+        let later = Answer::RetryLater { after: Duration::from_secs(2) };
+        assert_eq!(soon(one.settle(&[(held[0].tag, later)])).await.expect("settled"), []);
+        // These go into a connection that ends before they are read.
+        proxy.stall(Direction::ToClient);
+        publish_all(&broker, &batch(5..8)).await;
+        proxy.until_held(Direction::ToClient).await;
+        proxy.block().await;
+        proxy.flow(Direction::ToClient);
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        proxy.unblock();
+        // The retry is due, and comes before anything new.
+        let mut seen = numbers(&one, 1).await;
+        publish_all(&broker, &batch(8..12)).await;
+        seen.extend(numbers(&one, 7).await);
+        seen.sort_unstable();
+        assert_eq!(seen, [0, 5, 6, 7, 8, 9, 10, 11], "on {version:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_group_that_is_made_again_under_its_consumer_begins_where_it_is_told() {
+    for version in NatsVersion::ALL {
+        let lanes = start(version).await;
+        lanes.group("billing", "orders").await;
+        publish_all(&lanes.broker().await, &batch(0..20)).await;
+        let one = lanes.consumer("billing", 100).await;
+        assert_eq!(numbers(&one, 20).await, (0..20).collect::<Vec<_>>());
+        let stream = lanes.jetstream().await.get_stream(STREAM).await.expect("the stream");
+        for lane in 0..8 {
+            stream.delete_consumer(&format!("billing-{lane}")).await.expect("deleted");
+        }
+        lanes.group("billing", "orders").await;
+        assert_eq!(numbers(&one, 20).await, (0..20).collect::<Vec<_>>(), "on {version:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_stream_that_is_made_again_under_its_consumer_is_read_from_its_beginning() {
+    for version in NatsVersion::ALL {
+        let lanes = start(version).await;
+        lanes.group("billing", "orders").await;
+        publish_all(&lanes.broker().await, &batch(0..20)).await;
+        let one = lanes.consumer("billing", 100).await;
+        assert_eq!(numbers(&one, 20).await, (0..20).collect::<Vec<_>>());
+        lanes.jetstream().await.delete_stream(STREAM).await.expect("deleted");
+        let subjects = vec!["orders.*".to_owned()];
+        make_stream(&lanes.server, stream::Config { name: STREAM.to_owned(), subjects, ..stream::Config::default() })
+            .await;
+        declare(&lanes.config(), &group("billing", "orders")).await.expect("a group");
+        publish_all(&lanes.broker().await, &batch(100..110)).await;
+        assert_eq!(numbers(&one, 10).await, (100..110).collect::<Vec<_>>(), "on {version:?}");
+    }
+}
