@@ -1,7 +1,8 @@
-//! Subjects to which nobody listens.
+//! Subjects that take nothing, and for how long.
 //!
-//! On a single server that is a missing stream. In a cluster a stream without a leader says the same, and has one again
-//! within seconds: nobody should be called for that.
+//! On a single server nobody listens where a stream is missing. In a cluster a stream without a leader says the same, and
+//! has one again within seconds: nobody should be called for that. A full stream gets room again when its messages are
+//! read or grow old; one that stays full needs a person.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -10,42 +11,69 @@ use crate::classify::Error;
 
 /// An election takes 4 to 9 seconds after its leader was lost.
 const ELECTION: Duration = Duration::from_secs(15);
+/// A stream that was full for so long, with nothing stored in between, does not get room by itself.
+const FULL: Duration = Duration::from_mins(5);
 /// More subjects than that at once are not told apart in time.
 const SUBJECTS_MAX: usize = 1_024;
 
-/// Since when nobody listens to which subject.
+/// Since when which subject takes nothing.
 #[derive(Debug, Default)]
 pub(super) struct Absent {
     /// Whether the server is one of a cluster.
     clustered: bool,
-    since: BTreeMap<String, Instant>,
+    nobody: Since,
+    full: Since,
+}
+
+#[derive(Debug, Default)]
+struct Since(BTreeMap<String, Instant>);
+
+impl Since {
+    /// It is so: for how long already.
+    fn lasted(&mut self, subject: &str, now: Instant) -> Duration {
+        if self.0.len() >= SUBJECTS_MAX && !self.0.contains_key(subject) {
+            self.0.clear();
+        }
+        now.saturating_duration_since(*self.0.entry(subject.to_owned()).or_insert(now))
+    }
+
+    fn end(&mut self, subject: &str) {
+        if !self.0.is_empty() {
+            self.0.remove(subject);
+        }
+    }
 }
 
 impl Absent {
     pub(super) fn new(clustered: bool) -> Self {
-        Self { clustered, since: BTreeMap::new() }
+        Self { clustered, ..Self::default() }
     }
 
-    /// Nobody listened: what that means.
-    pub(super) fn nobody(&mut self, subject: &str, now: Instant) -> Error {
-        if !self.clustered {
-            return Error::NoStream;
+    /// What an answer means after those that came before it.
+    pub(super) fn judged<T>(&mut self, subject: &str, answer: Result<T, Error>, now: Instant) -> Result<T, Error> {
+        match answer {
+            Err(Error::NoStream) => {
+                self.full.end(subject);
+                Err(self.nobody(subject, now))
+            }
+            Err(Error::Full(why)) => {
+                self.nobody.end(subject);
+                let lasted = self.full.lasted(subject, now);
+                Err(if lasted < FULL { Error::Full(why) } else { Error::StaysFull { lasted, why } })
+            }
+            answer => {
+                self.nobody.end(subject);
+                self.full.end(subject);
+                answer
+            }
         }
-        if self.since.len() >= SUBJECTS_MAX && !self.since.contains_key(subject) {
-            self.since.clear();
-        }
-        let since = *self.since.entry(subject.to_owned()).or_insert(now);
-        if now.saturating_duration_since(since) < ELECTION {
+    }
+
+    fn nobody(&mut self, subject: &str, now: Instant) -> Error {
+        if self.clustered && self.nobody.lasted(subject, now) < ELECTION {
             Error::Unavailable("nobody listens to the subject, perhaps its stream elects a leader".to_owned())
         } else {
             Error::NoStream
-        }
-    }
-
-    /// Somebody listened.
-    pub(super) fn somebody(&mut self, subject: &str) {
-        if !self.since.is_empty() {
-            self.since.remove(subject);
         }
     }
 }
@@ -56,21 +84,47 @@ mod tests {
 
     use super::*;
 
+    /// What is told of an answer so many seconds after the first.
+    struct Told(Absent, Instant);
+
+    impl Told {
+        fn new(clustered: bool) -> Self {
+            Self(Absent::new(clustered), Instant::now())
+        }
+
+        fn of(&mut self, subject: &str, answer: Result<(), Error>, after: u64) -> Option<Class> {
+            self.0.judged(subject, answer, self.1 + Duration::from_secs(after)).err().map(|error| error.class())
+        }
+    }
+
+    fn full() -> Result<(), Error> {
+        Err(Error::Full("maximum messages exceeded".to_owned()))
+    }
+
     #[test]
     fn a_single_server_has_no_such_stream() {
-        assert_eq!(Absent::new(false).nobody("a", Instant::now()).class(), Class::Blocked);
+        assert_eq!(Told::new(false).of("a", Err(Error::NoStream), 0), Some(Class::Blocked));
     }
 
     #[test]
     fn in_a_cluster_an_election_is_waited_for_and_no_longer() {
-        let (mut absent, began) = (Absent::new(true), Instant::now());
-        let class =
-            |absent: &mut Absent, subject, after| absent.nobody(subject, began + Duration::from_secs(after)).class();
-        assert!(matches!(class(&mut absent, "a", 0), Class::Throttled(_)));
-        assert!(matches!(class(&mut absent, "a", 14), Class::Throttled(_)));
-        assert!(matches!(class(&mut absent, "b", 15), Class::Throttled(_)));
-        assert_eq!(class(&mut absent, "a", 15), Class::Blocked);
-        absent.somebody("a");
-        assert!(matches!(class(&mut absent, "a", 16), Class::Throttled(_)));
+        let mut told = Told::new(true);
+        let nobody = || Err(Error::NoStream);
+        assert!(matches!(told.of("a", nobody(), 0), Some(Class::Throttled(_))));
+        assert!(matches!(told.of("a", nobody(), 14), Some(Class::Throttled(_))));
+        assert!(matches!(told.of("b", nobody(), 15), Some(Class::Throttled(_))));
+        assert_eq!(told.of("a", nobody(), 15), Some(Class::Blocked));
+        assert_eq!(told.of("a", Ok(()), 16), None);
+        assert!(matches!(told.of("a", nobody(), 16), Some(Class::Throttled(_))));
+    }
+
+    #[test]
+    fn a_stream_that_stays_full_for_minutes_needs_a_person() {
+        let mut told = Told::new(false);
+        assert!(matches!(told.of("a", full(), 0), Some(Class::Throttled(_))));
+        assert!(matches!(told.of("a", full(), 299), Some(Class::Throttled(_))));
+        assert_eq!(told.of("a", full(), 300), Some(Class::Blocked));
+        assert_eq!(told.of("a", Ok(()), 301), None);
+        assert!(matches!(told.of("a", full(), 302), Some(Class::Throttled(_))));
     }
 }

@@ -1,6 +1,6 @@
 //! What waits for its acknowledgement on one connection.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -70,11 +70,15 @@ pub(crate) struct Acks {
     table: Mutex<Table>,
     within: Duration,
     lost: watch::Sender<bool>,
+    /// Something was stored.
+    useful: AtomicBool,
 }
 
 #[derive(Debug, Default)]
 struct Table {
     waiting: Slab<Waiting>,
+    /// How many messages wait: of a batch all.
+    in_flight: usize,
     turn: u64,
     closed: bool,
     pace: Pace,
@@ -90,7 +94,7 @@ impl Acks {
     pub(crate) fn new(in_flight_max: usize, within: Duration, clustered: bool) -> Self {
         let table = Mutex::new(Table { absent: Absent::new(clustered), ..Table::default() });
         let lost = watch::Sender::new(false);
-        Self { room: Room::new(in_flight_max), table, within, lost }
+        Self { room: Room::new(in_flight_max), table, within, lost, useful: AtomicBool::new(false) }
     }
 
     /// Waits for room for a message, or for a batch of so many; an error when the connection is lost.
@@ -122,15 +126,19 @@ impl Acks {
         table.turn += 1;
         let turn = table.turn;
         let waiting = Waiting { whose, turn, subject: subject.clone(), deadline: now + self.within };
+        table.in_flight += waiting.messages();
         let place = table.waiting.insert(waiting) as u64;
-        let in_flight = table.waiting.len();
+        let in_flight = table.in_flight;
         table.pace.sent(in_flight, now);
         Ok(turn << PLACES_BITS | place)
     }
 
     /// The message of this token was not sent after all, and the caller reports it; unless it has its outcome already.
     pub(crate) fn forget(&self, token: u64) -> bool {
-        let Some(waiting) = self.lock().take(token) else { return false };
+        let mut table = self.lock();
+        let Some(waiting) = table.take(token) else { return false };
+        table.tell_pace();
+        drop(table);
         self.room.leave(self.room.weight(waiting.messages()));
         if let Whose::Message(flight, _) = waiting.whose {
             flight.leave(1);
@@ -143,6 +151,11 @@ impl Acks {
         self.lock().pace.is_slow()
     }
 
+    /// Whether anything was ever stored over this connection.
+    pub(crate) fn was_useful(&self) -> bool {
+        self.useful.load(Ordering::Relaxed)
+    }
+
     /// Ready when the connection is lost.
     pub(crate) async fn lost(&self) {
         // The sender lives as long as `self`.
@@ -151,17 +164,19 @@ impl Acks {
 
     /// Settles what acknowledgements say; tokens that nobody waits for any more are ignored.
     pub(crate) fn settle(&self, answers: impl IntoIterator<Item = (u64, Result<usize, Error>)>) {
+        let now = Instant::now();
         let mut table = self.lock();
         let mut settled = Settled::default();
         for (token, answer) in answers {
+            self.useful.fetch_or(answer.is_ok(), Ordering::Relaxed);
             if let Some(waiting) = table.take(token) {
                 let wanted = waiting.messages();
                 let weight = self.room.weight(waiting.messages());
-                let answer = table.judged(&waiting.subject, answer);
+                let answer = table.absent.judged(&waiting.subject, answer, now);
                 settled.push(waiting, weight, answer.and_then(|stored| whole(stored, wanted)));
             }
         }
-        let in_flight = table.waiting.len();
+        let in_flight = table.in_flight;
         let window = table.pace.settled(settled.count, in_flight);
         self.report(settled);
         if let Some(window) = window {
@@ -191,15 +206,14 @@ impl Acks {
     /// Nobody waits for this call any more.
     pub(crate) fn abandon(&self, flight: &Arc<Flight>) {
         let mut table = self.lock();
-        let mut freed = 0;
-        table.waiting.retain(|_, waiting| {
-            let gone = match &waiting.whose {
-                Whose::Message(whose, _) => Arc::ptr_eq(whose, flight),
-                Whose::Batch(_, answer) => answer.is_closed(),
-            };
-            freed += if gone { self.room.weight(waiting.messages()) } else { 0 };
-            !gone
-        });
+        let gone = |waiting: &Waiting| match &waiting.whose {
+            Whose::Message(whose, _) => Arc::ptr_eq(whose, flight),
+            Whose::Batch(_, answer) => answer.is_closed(),
+        };
+        let places: Vec<usize> =
+            table.waiting.iter().filter(|(_, waiting)| gone(waiting)).map(|(place, _)| place).collect();
+        let freed = places.into_iter().map(|place| self.room.weight(table.remove(place).messages())).sum();
+        table.tell_pace();
         self.room.leave(freed);
     }
 
@@ -209,11 +223,12 @@ impl Acks {
             table.waiting.iter().filter(|(_, waiting)| which(waiting)).map(|(place, _)| place).collect();
         let mut settled = Settled::default();
         for place in places {
-            let waiting = table.waiting.remove(place);
+            let waiting = table.remove(place);
             let error = why(&waiting);
             let weight = self.room.weight(waiting.messages());
             settled.push(waiting, weight, Err(error));
         }
+        table.tell_pace();
         self.report(settled);
     }
 
@@ -243,21 +258,22 @@ impl Waiting {
 }
 
 impl Table {
-    /// What an answer means for this subject.
-    fn judged(&mut self, subject: &str, answer: Result<usize, Error>) -> Result<usize, Error> {
-        match answer {
-            Err(Error::NoStream) => Err(self.absent.nobody(subject, Instant::now())),
-            answer => {
-                self.absent.somebody(subject);
-                answer
-            }
-        }
+    /// Something ended that the server did not acknowledge.
+    fn tell_pace(&mut self) {
+        self.pace.left(self.in_flight);
+    }
+
+    /// Takes what waits in a place out.
+    fn remove(&mut self, place: usize) -> Waiting {
+        let waiting = self.waiting.remove(place);
+        self.in_flight -= waiting.messages();
+        waiting
     }
 
     fn take(&mut self, token: u64) -> Option<Waiting> {
         let place = usize::try_from(token % IN_FLIGHT_MAX as u64).ok()?;
         let turn = token >> PLACES_BITS;
-        self.waiting.get(place).is_some_and(|waiting| waiting.turn == turn).then(|| self.waiting.remove(place))
+        self.waiting.get(place).is_some_and(|waiting| waiting.turn == turn).then(|| self.remove(place))
     }
 }
 

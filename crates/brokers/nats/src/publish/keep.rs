@@ -1,7 +1,7 @@
 //! Keeps one connection for publishing: makes it, and makes it again when it is lost.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use async_nats::ServerAddr;
 use tokio::sync::watch;
@@ -15,6 +15,9 @@ use crate::link;
 /// At most so many servers are remembered beside those of the configuration.
 const DISCOVERED_MAX: usize = 64;
 
+/// A connection that lasts so long was a good one.
+const STEADY: Duration = Duration::from_secs(5);
+
 /// Runs until it is dropped.
 pub(crate) async fn keep(config: Config, configured: Vec<ServerAddr>, state: watch::Sender<State>) {
     let mut servers = configured.clone();
@@ -24,11 +27,23 @@ pub(crate) async fn keep(config: Config, configured: Vec<ServerAddr>, state: wat
         let why = match Session::open(&config, &server).await {
             Ok((session, ears)) => {
                 info!(server = server.host(), port = server.port(), "connected to NATS");
-                failures = 0;
                 servers = known(&configured, &session);
                 let session = Arc::new(session);
+                let began = Instant::now();
                 state.send_replace(State::Up(Arc::clone(&session)));
-                session.run(ears, &config).await
+                let why = session.run(ears, &config).await;
+                // A server that lets us in and throws us out is not asked again at once, time after time.
+                if session.acks.was_useful() || began.elapsed() >= STEADY {
+                    failures = 0;
+                }
+                why
+            }
+            // The configuration says nothing of that server, so nothing in it can be wrong.
+            Err(error @ (Error::ServerCertificate(_) | Error::ClientCertificate(_) | Error::Tls(_)))
+                if !configured.contains(&server) =>
+            {
+                warn!(server = server.host(), port = server.port(), error = %told(&error), "a server of the cluster refuses us");
+                Error::Disconnected
             }
             Err(error) => error,
         };

@@ -46,11 +46,20 @@ impl Pace {
         }
         let (settled, busy) = (self.settled as u128, self.busy.as_micros());
         (self.busy, self.settled) = (Duration::ZERO, 0);
-        self.slow = settled * 1_000_000 < SLOW_PER_SECOND * busy;
+        // For good: what goes in batches then is quick, which says nothing of single messages.
+        self.slow |= settled * 1_000_000 < SLOW_PER_SECOND * busy;
         usize::try_from(settled * AHEAD.as_micros() / busy).ok()
     }
 
-    /// Whether the server was slow when it was last measured.
+    /// Something ended without an acknowledgement, and so many are still in flight: time without enough is not the
+    /// server's.
+    pub(super) fn left(&mut self, in_flight: usize) {
+        if in_flight < ENOUGH {
+            self.since = None;
+        }
+    }
+
+    /// Whether the server was ever measured to be slow.
     pub(super) fn is_slow(&self) -> bool {
         self.slow
     }
@@ -80,6 +89,16 @@ mod tests {
         pace.sent(ENOUGH, Instant::now().checked_sub(Duration::from_secs(2)).expect("the machine runs for longer"));
         let window = pace.settled(4_000, 0).expect("a measurement");
         assert!((900..=1_000).contains(&window), "{window}");
+    }
+
+    #[test]
+    fn the_time_after_everything_was_given_up_is_nobodys() {
+        let mut pace = Pace::default();
+        pace.sent(ENOUGH, Instant::now().checked_sub(Duration::from_mins(1)).expect("the machine runs for longer"));
+        pace.left(0);
+        pace.sent(ENOUGH, Instant::now());
+        assert_eq!(pace.settled(ENOUGH, 0), None);
+        assert!(!pace.is_slow());
     }
 
     #[test]

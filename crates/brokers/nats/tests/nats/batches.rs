@@ -62,10 +62,25 @@ async fn no_batch_goes_to_an_old_server_or_a_stream_that_takes_none() {
 }
 
 #[tokio::test]
-async fn none_is_sent_while_the_server_is_quick_or_when_they_are_off() {
+async fn none_is_sent_when_they_are_off_however_slow_the_server_is() {
     let server = server(NatsVersion::V2_15, everything()).await;
-    publish_all(&broker(server.url(), Atomic::Off).await, &batch(1..=20)).await;
-    publish_all(&broker(server.url(), Atomic::Auto).await, &batch(21..=40)).await;
+    let proxy = CutProxy::start(([127, 0, 0, 1], server.port()).into()).await;
+    let broker = broker(format!("nats://{}", proxy.addr()), Atomic::Off).await;
+    proxy.delay(Duration::from_millis(150));
+    publish_all(&broker, &batch(1..=200)).await;
+    proxy.delay(Duration::ZERO);
+    publish_all(&broker, &batch(201..=300)).await;
+    assert_eq!(in_batches(&server).await, 0);
+}
+
+#[tokio::test]
+async fn none_is_sent_while_nothing_is_known_of_the_servers_pace() {
+    let server = server(NatsVersion::V2_15, everything()).await;
+    let broker = broker(server.url(), Atomic::Auto).await;
+    // Never so many at once that their pace would be the server's.
+    for first in (1..2_000).step_by(20) {
+        publish_all(&broker, &batch(first..=first + 19)).await;
+    }
     assert_eq!(in_batches(&server).await, 0);
 }
 

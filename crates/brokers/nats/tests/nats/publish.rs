@@ -6,6 +6,7 @@ use relevo_broker_nats::{Auth, Config, Identity, NatsBroker, Tls};
 use relevo_conformance::broker::harness::{decoded, numbers, publication, publish_all, with};
 use relevo_core::Broker as _;
 use relevo_testkit::NatsVersion;
+use relevo_testkit::proxy::{CutProxy, Direction};
 
 use crate::harness::{STREAM, open, server, stored, told};
 
@@ -48,9 +49,22 @@ async fn values_that_nats_would_trim_or_cut_arrive_exactly() {
 #[tokio::test]
 async fn no_more_than_allowed_is_in_flight() {
     let (server, _) = server(NatsVersion::V2_15).await;
-    let broker = open(Config { in_flight_max: 3, ..Config::new(server.url()) }).await;
-    let batch: Vec<_> = (1..=100).map(|number| publication(number, "a")).collect();
-    publish_all(&broker, &batch).await;
+    let proxy = CutProxy::start(([127, 0, 0, 1], server.port()).into()).await;
+    let broker = open(Config { in_flight_max: 3, ..Config::new(format!("nats://{}", proxy.addr())) }).await;
+    publish_all(&broker, &[publication(1, "a")]).await;
+    // Nothing is acknowledged, so what is stored is what is in flight.
+    proxy.stall(Direction::ToClient);
+    let batch: Vec<_> = (2..=100).map(|number| publication(number, "a")).collect();
+    let looking = async {
+        proxy.until_held(Direction::ToClient).await;
+        while stored(&server, STREAM).await.len() < 4 {}
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        let in_flight = stored(&server, STREAM).await.len() - 1;
+        proxy.flow(Direction::ToClient);
+        in_flight
+    };
+    let ((), in_flight) = tokio::join!(publish_all(&broker, &batch), looking);
+    assert_eq!(in_flight, 3);
     let kept: Vec<_> = stored(&server, STREAM).await.into_iter().map(|(_, raw)| raw).collect();
     assert_eq!(numbers(&kept), (1..=100).collect::<Vec<_>>());
 }
