@@ -2,7 +2,7 @@
 
 use anyhow::{Result, anyhow};
 use relevo_broker_nats::NatsAdmin;
-use relevo_broker_rabbitmq::RabbitAdmin;
+use relevo_broker_rabbitmq::{self as rabbitmq, RabbitAdmin};
 use relevo_core::administer::{Administer, Piece, State};
 use relevo_core::{Class, Failure};
 
@@ -24,14 +24,32 @@ pub(crate) fn admin(broker: &Broker) -> Result<Option<Box<dyn Administer>>> {
     })
 }
 
+/// The administration without the management API of RabbitMQ, if that is what the failure is about: it is one node's,
+/// and messages need it not. Policies cannot be seen then.
+pub(crate) fn without_management(broker: &Broker, failure: &Failure) -> Option<Box<dyn Administer>> {
+    let (Broker::Rabbitmq(config), Some(rabbitmq::Error::ManagementAway(_))) = (broker, failure.cause()) else {
+        return None;
+    };
+    let mut config = config.as_ref().clone();
+    config.management_url = None;
+    config.topology.policies.clear();
+    let admin: Box<dyn Administer> = Box::new(RabbitAdmin::new(config).ok()?);
+    Some(admin)
+}
+
 /// A failure as the error of a command.
 pub(crate) fn failed(failure: &Failure) -> anyhow::Error {
+    let told = failure.describe();
     match failure.class() {
-        Class::Outage | Class::Unknown | Class::Throttled(_) | Class::Transient => away(format!(
-            "{}; hint: check host and port, that the server runs, and that it may be reached from here",
-            failure.describe()
+        Class::Outage => away(format!(
+            "{told}; hint: check host and port, that the server runs, and that it may be reached from here"
         )),
-        Class::Poison | Class::Blocked => anyhow!(failure.describe()),
+        Class::Unknown | Class::Throttled(_) | Class::Transient => away(told),
+        Class::Blocked => anyhow!(
+            "{told}; hint: the server refuses it until a person mends it: the login and its rights, the certificates, or what \
+             the configuration names"
+        ),
+        Class::Poison => anyhow!(told),
     }
 }
 
@@ -41,14 +59,15 @@ pub(crate) const fn word(state: &State) -> &'static str {
         State::Same => "same",
         State::Missing => "missing",
         State::Made => "made",
+        State::Unseen => "unseen",
         State::Differs(_) => "differs",
     }
 }
 
-/// Whether a piece is as the configuration wants it.
+/// Whether a piece is as the configuration wants it, as far as that can be seen.
 pub(crate) const fn is_there(piece: &Piece) -> bool {
     match piece.state {
-        State::Same | State::Made => true,
+        State::Same | State::Made | State::Unseen => true,
         State::Missing | State::Differs(_) => false,
     }
 }

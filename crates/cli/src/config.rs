@@ -77,6 +77,16 @@ impl Sources {
         read(file, &text, variables, &self.flags())
     }
 
+    /// Whether a configuration is named on the command line.
+    pub(crate) fn are_given(&self) -> bool {
+        self.config.is_some() || !self.set.is_empty()
+    }
+
+    /// Whether the environment names one.
+    pub(crate) fn are_in_environment() -> bool {
+        std::env::var_os(VARIABLE).is_some()
+    }
+
     fn path(&self) -> PathBuf {
         let named = self.config.clone().or_else(|| std::env::var_os(VARIABLE).map(PathBuf::from));
         named.unwrap_or_else(|| PathBuf::from(FILE))

@@ -14,9 +14,12 @@ mod seen;
 mod signals;
 mod store;
 mod systemd;
+mod waiting;
 
 use anyhow::Result;
 use clap::Args;
+
+pub(crate) use logging::quiet;
 
 use crate::config::{self, Sources};
 

@@ -38,8 +38,10 @@ struct Examined {
 }
 
 pub(super) async fn run(args: &Args) -> Result<Code> {
-    let whole = args.sources.config.is_some() || !args.sources.set.is_empty();
-    if whole && (args.target.database.is_some() || args.target.place.schema.is_some()) {
+    let one_is_named = args.target.database.is_some() || args.target.place.schema.is_some();
+    // What is typed is stronger than the environment.
+    let whole = args.sources.are_given() || (Sources::are_in_environment() && !one_is_named);
+    if whole && one_is_named {
         return Err(usage("`--config` names every outbox; hint: leave `--database` and `--schema` out"));
     }
     let (all, unseen) = if whole { configured(&args.sources).await? } else { (vec![one(&args.target).await?], None) };

@@ -14,7 +14,7 @@ use crate::ask::confirm;
 use crate::broker::{self, failed, is_there, word};
 use crate::config::{self, Destination, Loaded, Sources};
 use crate::exit::{Code, not_found};
-use crate::report::say;
+use crate::report::{Told, say};
 
 /// What to do about the topology.
 #[derive(Debug, Subcommand)]
@@ -78,59 +78,83 @@ pub(super) async fn run(command: Command) -> Result<Code> {
 }
 
 async fn plan(which: &Which, format: Format) -> Result<Code> {
-    let all = look(which).await?;
+    let (all, unseen) = look(which).await?;
     told(&all, format)?;
+    // What could not be looked at is worse than anything that was.
+    last_of(unseen)?;
     let wanting = all.iter().flat_map(|looked| &looked.pieces).any(|piece| !is_there(piece));
     Ok(if wanting { Code::Found } else { Code::Done })
 }
 
 async fn apply(args: &Apply) -> Result<Code> {
-    let mut all = look(&args.which).await?;
+    let (all, mut failed_at) = look(&args.which).await?;
     let pieces = || all.iter().flat_map(|looked| &looked.pieces);
     let differing = pieces().filter(|piece| matches!(piece.state, State::Differs(_))).count();
     let missing: Vec<&Piece> = pieces().filter(|piece| piece.state == State::Missing).collect();
     if differing > 0 || missing.is_empty() {
         told(&all, args.format)?;
-        if differing == 0 {
-            return Ok(Code::Done);
+        if differing > 0 {
+            say("nothing was made, for something differs: mend it at the broker or in the configuration first");
         }
-        say("nothing was made, for something differs: mend it at the broker or in the configuration first");
-        return Ok(Code::Found);
+        last_of(failed_at)?;
+        return Ok(if differing > 0 { Code::Found } else { Code::Done });
     }
     for piece in &missing {
         say(&format!("missing  {}", plain(&piece.name)));
     }
     let count = missing.len();
     confirm(args.sure, &format!("make {count} {}?", if count == 1 { "thing" } else { "things" }))?;
-    for looked in &mut all {
-        let made = looked.admin.apply().await;
-        looked.pieces =
-            made.map_err(|failure| failed(&failure)).with_context(|| at(&looked.outbox, &looked.destination))?;
+    let mut done = Vec::new();
+    for looked in all {
+        match looked.admin.apply().await {
+            Ok(pieces) => done.push(Looked { pieces, ..looked }),
+            Err(failure) => {
+                let hint = "some of it may have been made; `relevo topology plan` tells";
+                failed_at.push(failed(&failure).context(format!(
+                    "{}: it was not all made; hint: {hint}",
+                    at(&looked.outbox, &looked.destination)
+                )));
+            }
+        }
     }
-    told(&all, args.format)?;
+    told(&done, args.format)?;
+    last_of(failed_at)?;
     // Somebody else may have been at work meanwhile.
-    let done = all.iter().flat_map(|looked| &looked.pieces).all(is_there);
-    Ok(if done { Code::Done } else { Code::Found })
+    let whole = done.iter().flat_map(|looked| &looked.pieces).all(is_there);
+    Ok(if whole { Code::Done } else { Code::Found })
 }
 
-async fn look(which: &Which) -> Result<Vec<Looked>> {
+/// Every broker that can be looked at, and what went wrong with the others.
+async fn look(which: &Which) -> Result<(Vec<Looked>, Vec<anyhow::Error>)> {
     let Loaded { config, warnings, .. } = config::told(which.sources.load())?;
     config::warn(&warnings);
     let wanted = |name: &str, wanted: &Option<String>| wanted.as_ref().is_none_or(|wanted| wanted == name);
-    let (mut all, mut found) = (Vec::new(), false);
+    let (mut all, mut unseen, mut found) = (Vec::new(), Vec::new(), false);
     for outbox in config.outboxes.iter().filter(|outbox| wanted(&outbox.name, &which.outbox)) {
         for destination in outbox.destinations.iter().filter(|it| wanted(&it.name, &which.destination)) {
             found = true;
-            match looked(&outbox.name, destination).await? {
-                Some(looked) => all.push(looked),
-                None => say(&format!("{}: an embedded broker has no topology", at(&outbox.name, &destination.name))),
+            match looked(&outbox.name, destination).await {
+                Ok(Some(looked)) => all.push(looked),
+                Err(error) => unseen.push(error),
+                Ok(None) => {
+                    say(&format!("{}: an embedded broker has no topology", at(&outbox.name, &destination.name)));
+                }
             }
         }
     }
     if !found {
         return Err(not_found("the configuration has no such destination"));
     }
-    Ok(all)
+    Ok((all, unseen))
+}
+
+/// The last of several errors as the command's own; those before are told.
+fn last_of(mut errors: Vec<anyhow::Error>) -> Result<()> {
+    let last = errors.pop();
+    for error in errors {
+        say(&Told::of(&error).to_string());
+    }
+    last.map_or(Ok(()), Err)
 }
 
 async fn looked(outbox: &str, destination: &Destination) -> Result<Option<Looked>> {

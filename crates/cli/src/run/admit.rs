@@ -24,6 +24,9 @@ pub(crate) async fn admit(
     for piece in pieces.iter().filter(|piece| piece.state == State::Made) {
         info!(piece = piece.name, "made at the broker");
     }
+    for piece in pieces.iter().filter(|piece| piece.state == State::Unseen) {
+        info!(piece = piece.name, "could not be compared with the configuration");
+    }
     let wrong: Vec<&Piece> = pieces.iter().filter(|piece| !is_there(piece)).collect();
     if !wrong.is_empty() {
         return Ok(Err(usage(told_pieces(&wrong))));
@@ -38,7 +41,7 @@ fn told_pieces(wrong: &[&Piece]) -> String {
             let differences: Vec<String> = differences.iter().map(ToString::to_string).collect();
             format!("{} differs: {}", piece.name, differences.join(", "))
         }
-        State::Same | State::Made | State::Missing => format!("{} is missing", piece.name),
+        State::Same | State::Made | State::Unseen | State::Missing => format!("{} is missing", piece.name),
     });
     let differs = wrong.iter().any(|piece| piece.state != State::Missing);
     let hint = if differs {
@@ -67,7 +70,10 @@ fn judge(findings: &[Finding], outbox: &str, destination: &Destination) -> Resul
             }
         }
     }
-    for subject in accept.iter().filter(|subject| !is_danger(findings, subject)) {
+    // What the management API did not show was not looked at, and may be there.
+    let unseen = |finding: &Finding| finding.subject == "management" && finding.severity != Severity::Good;
+    let looked = !findings.iter().any(unseen);
+    for subject in accept.iter().filter(|subject| looked && !is_danger(findings, subject)) {
         warn!(subject, "`accept` names what was not found: it can be removed");
     }
     if refused.is_empty() {

@@ -1,13 +1,13 @@
 //! One relay, from the opening of its ends to its last settlement.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
+use relevo_core::administer::Administer;
 use relevo_core::store::StoreError;
 use relevo_core::{Broker, Class, Failure};
 use relevo_relay::Relay;
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument as _, error, error_span, info, warn};
 
@@ -15,12 +15,10 @@ use super::admit::admit;
 use super::brokers::{Brokers, Unopened};
 use super::seen::{Phase, Seen};
 use super::store::{self, AnyStore};
+use super::waiting::{Pauses, look_deadline, turning};
 use crate::broker;
 use crate::config::{Destination, Outbox};
 use crate::report::Told;
-
-/// A broker that is slower than this counts as away.
-const LOOK_DEADLINE: Duration = Duration::from_secs(15);
 
 /// Carries one outbox to one destination until it is told to stop; its error is one that waiting does not mend.
 pub(crate) async fn carry(
@@ -64,16 +62,19 @@ async fn carry_on(
 async fn admitted(outbox: &Outbox, destination: &Destination, seen: &Seen) -> Result<()> {
     let Some(admin) = broker::admin(&destination.broker)? else { return Ok(()) };
     let (mut pauses, mut last) = (Pauses::of(destination), String::new());
+    let deadline = look_deadline(&destination.broker);
     loop {
-        seen.turns_on();
-        let looked = timeout(LOOK_DEADLINE, admit(&*admin, &outbox.name, destination)).await;
+        let looked = turning(seen, timeout(deadline, look(&*admin, &outbox.name, destination))).await;
         let failure = match looked {
             Ok(Ok(judged)) => {
                 seen.broker_is(true);
                 return judged;
             }
             Ok(Err(failure)) => failure,
-            Err(_) => Failure::new(Class::Outage, format!("no answer within {LOOK_DEADLINE:?}")),
+            Err(_) => {
+                let told = format!("the look at it was not done within {deadline:?}, which `connect_deadline_ms` sets");
+                Failure::new(Class::Outage, told)
+            }
         };
         seen.broker_is(false);
         let told = failure.describe();
@@ -89,8 +90,23 @@ async fn admitted(outbox: &Outbox, destination: &Destination, seen: &Seen) -> Re
             }
             last = told;
         }
-        pauses.next().await;
+        pauses.pass(seen).await;
     }
+}
+
+/// Looks at the broker; without its management API if that is away alone, for messages do not need it.
+async fn look(admin: &dyn Administer, outbox: &str, destination: &Destination) -> Result<Result<()>, Failure> {
+    let failure = match admit(admin, outbox, destination).await {
+        Ok(judged) => return Ok(judged),
+        Err(failure) => failure,
+    };
+    let Some(rest) = broker::without_management(&destination.broker, &failure) else { return Err(failure) };
+    let judged = admit(&*rest, outbox, destination).await?;
+    warn!(
+        error = failure.describe(),
+        "the management API is away: whether exchanges and queues are there was asked over AMQP, nothing else was looked at"
+    );
+    Ok(judged)
 }
 
 /// Opens the broker as soon as it is there.
@@ -109,7 +125,7 @@ async fn open_broker(destination: &Destination, brokers: &Brokers, seen: &Seen) 
                 seen.broker_is(false);
                 seen.enter(Phase::Waiting(format!("waiting for the broker: {}", told.error())));
                 warn!(error = told.error(), hint = told.hint(), "the broker is away, will try again");
-                pauses.next().await;
+                pauses.pass(seen).await;
             }
         }
     }
@@ -128,27 +144,10 @@ async fn open(outbox: &Outbox, destination: &Destination, seen: &Seen) -> Result
                 seen.found_away();
                 seen.enter(Phase::Waiting(format!("waiting for the database: {}", told.error())));
                 warn!(at = %outbox.database, error = told.error(), hint = told.hint(), "the database is away, will try again");
-                pauses.next().await;
+                pauses.pass(seen).await;
             }
             Err(error) => return Err(error).with_context(|| format!("the outbox at {}", outbox.database)),
         }
-    }
-}
-
-/// Pauses that double up to a limit.
-struct Pauses {
-    next: Duration,
-    max: Duration,
-}
-
-impl Pauses {
-    fn of(destination: &Destination) -> Self {
-        Self { next: destination.relay.outage_min, max: destination.relay.outage_max }
-    }
-
-    async fn next(&mut self) {
-        sleep(self.next).await;
-        self.next = (self.next * 2).min(self.max);
     }
 }
 

@@ -24,7 +24,7 @@ pub(crate) fn start(log: &Log) -> Result<()> {
     } else {
         layer.with_ansi(false).boxed()
     };
-    let lines = tracing_subscriber::registry().with(layer.with_filter(filter(&log.level)));
+    let lines = tracing_subscriber::registry().with(layer.with_filter(quiet(&log.level)));
     lines.try_init().context("log lines were begun twice")
 }
 
@@ -34,10 +34,10 @@ const TALKATIVE: [&str; 2] = ["lapin", "async_nats"];
 const INDISCREET: &str = "lapin::returned_messages";
 
 /// The levels that were asked for; of talkative libraries only if they were named.
-fn filter(asked: &Targets) -> Targets {
+pub(crate) fn quiet(asked: &Targets) -> Targets {
     let named = |library: &&str| asked.iter().any(|(target, _)| target.starts_with(*library));
-    let quiet = TALKATIVE.into_iter().filter(|library| !named(library)).map(|library| (library, LevelFilter::OFF));
-    asked.clone().with_targets(quiet).with_target(INDISCREET, LevelFilter::OFF)
+    let silent = TALKATIVE.into_iter().filter(|library| !named(library)).map(|library| (library, LevelFilter::OFF));
+    asked.clone().with_targets(silent).with_target(INDISCREET, LevelFilter::OFF)
 }
 
 #[cfg(test)]
@@ -48,11 +48,11 @@ mod tests {
 
     #[test]
     fn a_library_is_heard_only_if_it_is_named_and_never_with_payloads() {
-        let plain = filter(&"trace".parse().expect("levels"));
+        let plain = quiet(&"trace".parse().expect("levels"));
         assert!(plain.would_enable("relevo_relay", &Level::TRACE));
         assert!(!plain.would_enable("lapin::io_loop", &Level::ERROR));
         assert!(!plain.would_enable("async_nats", &Level::INFO));
-        let named = filter(&"info,lapin=debug,lapin::returned_messages=warn".parse().expect("levels"));
+        let named = quiet(&"info,lapin=debug,lapin::returned_messages=warn".parse().expect("levels"));
         assert!(named.would_enable("lapin::io_loop", &Level::DEBUG));
         assert!(!named.would_enable(INDISCREET, &Level::WARN));
     }

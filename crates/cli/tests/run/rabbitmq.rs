@@ -87,6 +87,32 @@ async fn a_dangerous_setting_ends_it_unless_it_is_accepted_by_name() {
     assert_in_order(&take_from_queue(&vhost.amqp_url(), "orders", 10).await, 1..=10);
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_management_api_that_is_away_does_not_keep_messages_back() {
+    let (world, vhost) = (World::new().await, Server::shared().vhost().await);
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let nobody = taken.local_addr().expect("an address");
+    drop(taken);
+    let section = |more: &str| {
+        let there = format!("urls = [\"{}\"]\nmanagement_url = \"http://{nobody}\"", vhost.amqp_url());
+        format!("kind = \"rabbitmq\"\n{there}\naccept = [\"plain-text\"]\n{more}{TOPOLOGY}{POLICY}")
+    };
+    let mut daemon = Daemon::start(&world.carried_to(&[("main", &section(""))], ""), &[]);
+    assert_eq!(daemon.end(), Some(2), "queues are looked for all the same: {}", daemon.log());
+    let mut daemon = Daemon::start(&world.carried_to(&[("main", &section("topology = \"apply\"\n"))], ""), &[]);
+    world.emit_numbers("orders", 1..=10).await;
+    World::taken(&daemon, "main", 10);
+    let line = daemon.line(
+        "the management API is away: whether exchanges and queues are there was asked over AMQP, nothing else was looked at",
+    );
+    assert_eq!(line["level"], "WARN");
+    daemon.stop();
+    assert!(!daemon.log().contains("`accept` names what was not found"), "{}", daemon.log());
+}
+
+/// What only the management API can make.
+const POLICY: &str = "[BROKER.policies.limits]\npattern = \"^x\"\ndefinition = { max-length = 5 }\n";
+
 /// One address, whose queue the default exchange knows by name.
 const ROUTE: &str = "[[outboxes.shop.destinations.main.routes]]\naddress = \"orders\"\n";
 
