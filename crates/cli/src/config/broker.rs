@@ -1,5 +1,6 @@
 //! Brokers, as the program uses them: which kind knows which keys, and what they have in common.
 
+mod lanes;
 pub(super) mod nats;
 pub(super) mod rabbitmq;
 
@@ -8,6 +9,7 @@ use std::time::Duration;
 
 use relevo_broker_nats as nats_broker;
 use relevo_broker_rabbitmq as rabbitmq_broker;
+use relevo_core::{Route, Routes};
 
 use super::keys::{BROKERS, Key, Kind, SECTIONS};
 use super::problem::Problem;
@@ -112,6 +114,34 @@ fn embedded(reader: &mut Reader<'_>, path: &Path) -> Option<Broker> {
         return None;
     };
     Some(Broker::Embedded { path: file.into() })
+}
+
+/// Tells what broker and routes, each good alone, cannot have together. `path` is the destination's.
+pub(super) fn suits(reader: &mut Reader<'_>, path: &Path, broker: &Broker, routes: &Routes) {
+    let theirs = |name: &str| match broker {
+        Broker::Embedded { .. } => None,
+        Broker::Rabbitmq(_) => ["cc", "bcc"]
+            .contains(&name.to_ascii_lowercase().as_str())
+            .then_some("RabbitMQ sends copies to whoever it names"),
+        Broker::Nats(_) => {
+            name.to_ascii_lowercase().starts_with("nats-").then_some("the server takes it for an instruction")
+        }
+    };
+    for (index, route) in routes.iter().enumerate() {
+        let at = path.name("routes").index(index);
+        let added = route.headers.add.keys().map(|name| ("headers", name));
+        for (key, name) in added.chain(route.headers.rename.values().map(|name| ("rename_headers", name))) {
+            if let Some(why) = theirs(name) {
+                reader.problem(&at.name(key), Problem::new(format!("the header `{name}` cannot be sent: {why}")));
+            }
+        }
+    }
+    let templates: Vec<String> = routes.iter().map(Route::template).collect();
+    match broker {
+        Broker::Embedded { .. } => {}
+        Broker::Rabbitmq(config) => lanes::of_queues(reader, &path.name("broker"), config, &templates),
+        Broker::Nats(config) => lanes::of_groups(reader, &path.name("broker"), config, &templates),
+    }
 }
 
 /// Tells keys and sections that only other kinds have.

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use relevo_core::Route;
 use relevo_core::administer::Expectations;
 use relevo_core::operate::Start;
 
@@ -52,7 +53,7 @@ impl Destination {
         let lost = relay.publish_deadline * relay.unknown_max;
         let taken_over = lost + relay.settle_every + relay.lease + relay.lease_every;
         Expectations {
-            addresses: relay.routes.iter().map(|route| route.address.clone()).collect(),
+            addresses: relay.routes.iter().map(Route::template).collect(),
             repeat_horizon: relay.publish_deadline + relay.quarantine_probe.max(taken_over),
         }
     }
@@ -166,6 +167,7 @@ fn destination(reader: &mut Reader<'_>, path: &Path, name: String, call_deadline
         _ => Start::Now,
     };
     let (broker, start_up) = broker?;
+    broker::suits(reader, path, &broker, &relay.routes);
     Some(Destination {
         name,
         create: reader.boolean(&path.name("create")),

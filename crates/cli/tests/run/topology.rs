@@ -146,6 +146,50 @@ async fn doctor_examines_databases_and_brokers_of_a_configuration() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_address_that_the_route_s_own_topics_cannot_bring_to_a_queue_is_a_danger() {
+    let (world, vhost) = (World::new().await, Server::shared().vhost().await);
+    let unbound = |topic: &str| {
+        let routes = format!("[[outboxes.shop.destinations.main.routes]]\ntopic = \"{topic}\"\n");
+        let file = world.carried_to(&[("main", &rabbit(&vhost))], &routes);
+        let (code, _, stderr) = relevo(&file, &["topology", "apply", "--yes"]);
+        assert_eq!(code, 0, "{stderr}");
+        let findings = objects(&relevo(&file, &["doctor", "--json"]).1);
+        let found = findings.into_iter().find(|finding| finding["subject"] == "route-unbound");
+        found.expect("it is looked at")["severity"].as_str().expect("a word").to_owned()
+    };
+    assert_eq!(unbound("invoices.**"), "danger", "only `orders.#` is bound");
+    assert_eq!(unbound("orders.**"), "good");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_broker_that_is_away_does_not_hide_what_was_made_at_another() {
+    let (world, vhost) = (World::new().await, Server::shared().vhost().await);
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let away = format!("kind = \"nats\"\nurls = [\"nats://{}\"]\n", taken.local_addr().expect("an address"));
+    drop(taken);
+    let file = world.carried_to(&[("away", &away), ("main", &rabbit(&vhost))], "");
+    let (code, stdout, stderr) = relevo(&file, &["topology", "plan"]);
+    assert!(code == 5 && stdout.contains("\nmissing  queue `billing`\n"), "{stdout}{stderr}");
+    let (code, stdout, stderr) = relevo(&file, &["topology", "apply", "--yes"]);
+    assert!(code == 5 && stdout.contains("\nmade     queue `billing`\n"), "{stdout}{stderr}");
+    assert!(stderr.contains("error: outbox `shop`, destination `away`: "), "{stderr}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn doctor_takes_the_configuration_that_the_environment_names_unless_a_database_is_named() {
+    let world = World::new().await;
+    let file = world.carried_to(&[("side", "kind = \"embedded\"\npath = \"side.db\"")], "");
+    let doctor = |args: &[&str]| {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_relevo"));
+        let output = command.arg("doctor").args(args).env("RELEVO_CONFIG", &file).output().expect("it runs");
+        String::from_utf8(output.stdout).expect("it writes UTF-8")
+    };
+    assert!(doctor(&[]).starts_with("outbox `shop`:\n"));
+    let one = doctor(&["--database", &world.database.url()]);
+    assert!(one.contains("looked at") && !one.contains("outbox `shop`:"), "{one}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_broker_that_cannot_be_reached_is_exit_code_5_after_everything_else_was_told() {
     let world = World::new().await;
     let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");

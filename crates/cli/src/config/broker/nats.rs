@@ -102,6 +102,12 @@ pub(crate) const NATS: &[Key] = &[
         "1048576",
         "The largest message with its headers; if the server allows less, that counts.",
     ),
+    Key::unset(
+        "monitor_url",
+        Kind::Text,
+        "\"http://localhost:8222\"",
+        "The server's monitoring port: only there `relevo doctor` can read how often it writes to the disk. It needs no login.",
+    ),
     TOPOLOGY,
     ACCEPT,
 ];
@@ -186,8 +192,9 @@ pub(super) fn resolve(reader: &mut Reader<'_>, path: &Path, publish_deadline: Du
         },
         ping_every: reader.millis(&path.name("ping_every_ms")),
         message_bytes_max: reader.integer(&path.name("message_bytes_max")),
+        monitor_url: monitor_url(reader, path),
         topology: topology(reader, path),
-        ..Config::new("")
+        urls: Vec::new(),
     };
     let config = Config { urls: urls?, ..config };
     // It says what can never work, the topology's included, and asks nothing of the server.
@@ -195,6 +202,21 @@ pub(super) fn resolve(reader: &mut Reader<'_>, path: &Path, publish_deadline: Du
         reader.problem(path, Problem::new(wrong.to_string()));
     }
     Some(config)
+}
+
+/// It is shown where the configuration is, so that it must not hold a password.
+fn monitor_url(reader: &mut Reader<'_>, path: &Path) -> Option<String> {
+    let at = path.name("monitor_url");
+    let url = reader.find_text(&at)?;
+    let wrong = if url.contains('@') {
+        "`monitor_url` holds no login"
+    } else if url.strip_prefix("http://").is_none_or(str::is_empty) {
+        "`monitor_url` does not begin with `http://`"
+    } else {
+        return Some(url);
+    };
+    reader.problem(&at, Problem::new(wrong).hint("`http://host:8222`"));
+    None
 }
 
 fn auth(reader: &mut Reader<'_>, path: &Path) -> Auth {

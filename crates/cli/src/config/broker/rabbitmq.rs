@@ -225,7 +225,7 @@ pub(super) fn resolve(reader: &mut Reader<'_>, path: &Path, publish_deadline: Du
         message_bytes_max: reader.integer(&path.name("message_bytes_max")),
         management_url: management_url(reader, path),
         topology: topology(reader, path),
-        ..Config::new("")
+        urls: Vec::new(),
     };
     let config = Config { urls: urls?, ..config };
     // It says what can never work, the topology's included, and asks nothing of the server.

@@ -8,7 +8,7 @@ use super::super::tests::{load, problems};
 use super::*;
 
 /// A destination with this inside its broker's section, and sections behind it, in which `BROKER` stands for it.
-fn text(inside: &str, behind: &str) -> String {
+pub(super) fn text(inside: &str, behind: &str) -> String {
     let broker = "outboxes.shop.destinations.main.broker";
     format!(
         "[outboxes.shop]\ndatabase = \"postgres://db/shop\"\n[{broker}]\n{inside}\n{}",
@@ -22,8 +22,8 @@ fn broker(inside: &str, behind: &str) -> (Broker, StartUp) {
     (destination.broker, destination.start_up)
 }
 
-const RABBIT: &str = "kind = \"rabbitmq\"\nurls = [\"amqp://me:sesame@a:5672/v\", \"amqps://b\"]";
-const NATS: &str = "kind = \"nats\"\nurls = [\"nats://a:4222\"]";
+pub(super) const RABBIT: &str = "kind = \"rabbitmq\"\nurls = [\"amqp://me:sesame@a:5672/v\", \"amqps://b\"]";
+pub(super) const NATS: &str = "kind = \"nats\"\nurls = [\"nats://a:4222\"]";
 
 #[test]
 fn the_table_s_defaults_are_the_adapters_own() {
@@ -63,7 +63,8 @@ fn every_key_of_rabbitmq_sets_something() {
         in_flight_max: 4,
         message_bytes_max: 5,
         management_url: Some("http://a".into()),
-        ..rabbitmq::Config::new("")
+        tls: rabbitmq::Tls::default(),
+        topology: rabbitmq::Topology::default(),
     };
     assert!(broker == Broker::Rabbitmq(Box::new(expected)), "{broker:?}");
     assert_eq!(start_up, StartUp { topology: Declare::Apply, accept: vec!["queue-classic".into()] });
@@ -134,7 +135,7 @@ fn nats_is_read_with_its_login_and_its_topology() {
     let inside = format!(
         "{NATS}\nuser = \"u\"\npassword_env = \"PATH\"\ntls_required = true\ntls_first = true\nsource = \"/s\"\nlanes = 2\n\
          stream = \"ORDERS\"\nconnect_deadline_ms = 1\nack_deadline_ms = 2\nin_flight_max = 3\natomic = \"always\"\n\
-         ping_every_ms = 400\nmessage_bytes_max = 5"
+         ping_every_ms = 400\nmessage_bytes_max = 5\nmonitor_url = \"http://a:8222\""
     );
     let behind = "\
 [BROKER.streams.orders]
@@ -190,8 +191,9 @@ max_deliver = 8
         atomic: nats::Atomic::Always,
         ping_every: millis(400),
         message_bytes_max: 5,
+        monitor_url: Some("http://a:8222".into()),
         topology: nats::Topology { streams: vec![stream], groups: vec![group.clone()] },
-        ..nats::Config::new("nats://a:4222")
+        urls: vec!["nats://a:4222".into()],
     };
     assert!(*config == expected, "{config:?}");
 }
@@ -248,12 +250,32 @@ fn what_is_wrong_with_a_broker_is_told_without_its_secrets() {
         (RABBIT, "[BROKER.queues.q]\nretry_ms = [0]", "`retry_ms` is a list of whole numbers, each at least 1, not 0"),
         (RABBIT, "[BROKER.policies.p]\npattern = \"x\"", "policies need a `management_url`"),
         (NATS, "user = \"u\"", "has half a login"),
+        (NATS, "monitor_url = \"http://me:sesame@a:8222\"", "`monitor_url` holds no login at relevo.toml:6"),
+        (NATS, "monitor_url = \"a:8222\"", "`monitor_url` does not begin with `http://`"),
         (NATS, "token_env = \"PATH\"\nnkey_env = \"PATH\"", "has more than one login"),
         (NATS, "[BROKER.streams.s]\n", "has no `subjects` at relevo.toml:6"),
         (NATS, "[BROKER.groups.g]\n", "has no `stream` at relevo.toml:6"),
     ] {
         let told = problems(&text(inside, behind)).join("\n");
         assert!(told.contains(what) && !told.contains("sesame"), "{inside}\n{behind}\n{told}");
+    }
+}
+
+#[test]
+fn headers_that_the_broker_acts_on_are_refused_for_that_broker_alone() {
+    let route = |rules: &str| format!("[[outboxes.shop.destinations.main.routes]]\n{rules}\n");
+    let (cc, nats) = (route("headers = { cC = \"x\" }"), route("rename_headers = { a = \"Nats-Expected-Stream\" }"));
+    let bcc = route("rename_headers = { a = \"BCC\" }");
+    for (inside, rules, told) in [
+        (RABBIT, &cc, "the header `cC` cannot be sent: RabbitMQ sends copies to whoever it names at relevo.toml:7"),
+        (RABBIT, &bcc, "the header `BCC` cannot be sent"),
+        (NATS, &nats, "the header `Nats-Expected-Stream` cannot be sent: the server takes it for an instruction"),
+    ] {
+        let problems = problems(&text(inside, rules));
+        assert!(problems.len() == 1 && problems[0].contains(told), "{problems:?}");
+    }
+    for (inside, rules) in [(RABBIT, &nats), (NATS, &cc), (NATS, &bcc)] {
+        assert_eq!(problems(&text(inside, rules)), [""; 0]);
     }
 }
 
@@ -314,7 +336,7 @@ fn the_guide_s_configurations_are_good() {
     let page = include_str!("../../../../../docs/guides/brokers.md");
     let blocks = page.split("```toml\n").skip(1).map(|rest| rest.split("```").next().unwrap_or_default());
     let whole: Vec<&str> = blocks.filter(|block| block.contains("[outboxes.shop]\n")).collect();
-    assert_eq!(whole.len(), 2);
+    assert_eq!(whole.len(), 3);
     for block in whole {
         let here = block
             .replace("database_env = \"SHOP_DATABASE_URL\"", "database = \"postgres://db/shop\"")
