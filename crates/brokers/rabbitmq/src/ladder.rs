@@ -24,6 +24,10 @@ pub(crate) const REASON: &str = "relevo-reason";
 const BROKERS_OWN: [&str; 5] =
     ["x-death", "x-delivery-count", "x-first-death-queue", "x-first-death-reason", "x-first-death-exchange"];
 
+/// What would act on a copy as it acted on the original: further queues would get the message again, and the values that the
+/// broker looks at are not ours to send. The value stays, under the second name.
+const ACTING_HEADERS: [(&str, &str); 2] = [("CC", "relevo-cc"), ("BCC", "relevo-bcc")];
+
 /// The next rung for a pause, and what is then left of it: the longest that is not too long, else the shortest.
 pub(crate) fn step(rungs: &[Duration], pause: Duration) -> Option<(Duration, Duration)> {
     let fitting = rungs.iter().filter(|rung| **rung <= pause).max();
@@ -68,9 +72,49 @@ fn noted<const N: usize>(
     let kept = kept.filter(|(name, _)| !without.contains(&name.as_str()));
     let mut headers: BTreeMap<ShortString, AMQPValue> =
         kept.map(|(name, value)| (name.clone(), value.clone())).collect();
+    for (acting, name) in ACTING_HEADERS {
+        if let Some(value) = headers.remove(acting) {
+            headers.insert(name.into(), value);
+        }
+    }
+    // As a property the first would end the copy early, and the second is refused unless it names this very connection's
+    // user. As headers consumers see them where they saw them before.
+    for (name, value) in [("expiration", original.expiration()), ("user-id", original.user_id())] {
+        if let Some(value) = value {
+            headers.entry(name.into()).or_insert_with(|| AMQPValue::LongString(value.as_str().into()));
+        }
+    }
     headers.extend(notes.map(|(name, value)| (name.into(), value)));
     // Durable, even if its first publisher did not care.
-    original.clone().with_headers(headers.into()).with_delivery_mode(2)
+    harmless(original).with_headers(headers.into()).with_delivery_mode(2)
+}
+
+/// The properties that only describe; the library can set one and cannot take one away.
+fn harmless(original: &BasicProperties) -> BasicProperties {
+    type Set = fn(BasicProperties, ShortString) -> BasicProperties;
+    let texts: [(&Option<ShortString>, Set); 8] = [
+        (original.content_type(), BasicProperties::with_content_type),
+        (original.content_encoding(), BasicProperties::with_content_encoding),
+        (original.correlation_id(), BasicProperties::with_correlation_id),
+        (original.reply_to(), BasicProperties::with_reply_to),
+        (original.message_id(), BasicProperties::with_message_id),
+        (original.kind(), BasicProperties::with_type),
+        (original.app_id(), BasicProperties::with_app_id),
+        (original.cluster_id(), BasicProperties::with_cluster_id),
+    ];
+    let mut kept = BasicProperties::default();
+    for (value, set) in texts {
+        if let Some(value) = value {
+            kept = set(kept, value.clone());
+        }
+    }
+    if let Some(priority) = original.priority() {
+        kept = kept.with_priority(*priority);
+    }
+    if let Some(timestamp) = original.timestamp() {
+        kept = kept.with_timestamp(*timestamp);
+    }
+    kept
 }
 
 #[cfg(test)]
@@ -138,5 +182,28 @@ mod tests {
         assert!(headers.contains_key("x-death"));
         let AMQPValue::LongString(reason) = headers[REASON] else { panic!("no text") };
         assert_eq!(reason.as_bytes().len(), REASON_BYTES_MAX);
+    }
+
+    #[test]
+    fn what_would_act_again_on_a_copy_only_tells() {
+        let mut acting = FieldTable::default();
+        acting.insert("CC".into(), AMQPValue::LongString("elsewhere".into()));
+        let sent = BasicProperties::default()
+            .with_priority(3)
+            .with_timestamp(7)
+            .with_correlation_id("c".into())
+            .with_expiration("500".into())
+            .with_user_id("somebody".into())
+            .with_headers(acting);
+        for copy in [climbing(&sent, 1, MIN, "a"), buried(&sent, 1, "no", "a")] {
+            assert_eq!((copy.expiration(), copy.user_id()), (&None, &None));
+            assert_eq!((copy.priority(), copy.timestamp()), (&Some(3), &Some(7)));
+            assert_eq!(copy.correlation_id().as_ref().map(ShortString::as_str), Some("c"));
+            let headers = headers(&copy);
+            assert!(!headers.contains_key("CC"));
+            for (name, value) in [("expiration", "500"), ("user-id", "somebody"), ("relevo-cc", "elsewhere")] {
+                assert_eq!(headers[name], &AMQPValue::LongString(value.into()));
+            }
+        }
     }
 }
