@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 use async_trait::async_trait;
 use lapin::types::ShortString;
@@ -99,8 +100,8 @@ impl RabbitBroker {
         let all = |items: Vec<Item>, why: &Error| {
             tell_all(items.into_iter().map(|item| (item.ticket, Err(why.clone()))).collect());
         };
-        let ticket = |index| Ticket { call: Arc::clone(call), index };
-        let items = share.parcels.into_iter().map(|(index, parcel)| Item { ticket: ticket(index), parcel }).collect();
+        let item = |(index, parcel)| Item { ticket: Ticket::new(call, index), parcel };
+        let items = share.parcels.into_iter().map(item).collect();
         match self.owners(share.exchange) {
             Err(why) => all(items, &why),
             Ok(owners) => {
@@ -120,10 +121,11 @@ impl Broker for RabbitBroker {
     }
 
     async fn publish(&self, batch: &[Publication], confirms: &Confirms) {
+        let began = Instant::now();
         let sorted = sort(batch, &self.0.config, self.frame_bytes());
         confirms.report_all(sorted.refused.into_iter().map(|(index, why)| (index, Err(why.into()))));
         for wave in sorted.waves {
-            let call = Call::new(confirms, wave.iter().map(|share| share.parcels.len()).sum());
+            let call = Call::new(confirms, wave.iter().map(|share| share.parcels.len()).sum(), began);
             call.finished_after(async {
                 for share in wave {
                     self.hand_over(share, &call).await;

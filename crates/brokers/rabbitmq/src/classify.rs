@@ -76,6 +76,15 @@ pub enum Error {
     /// So many exchanges are in use that there is no channel for another.
     #[error("more than {0} exchanges are in use")]
     Exchanges(usize),
+    /// The connection has no channel left for another exchange or lane.
+    #[error(
+        "the connection to RabbitMQ has no channel left: raise the server's `channel_max`, or use fewer exchanges, \
+         `channels` or lanes"
+    )]
+    Channels,
+    /// Deliveries were out for longer than the server allows; it has taken them back, and closed their channel.
+    #[error("RabbitMQ took its deliveries back: {0}")]
+    Overdue(String),
     /// The management API cannot be reached, or does not answer in time.
     #[error("the management API of RabbitMQ cannot be reached: {0}")]
     ManagementAway(String),
@@ -96,6 +105,12 @@ pub enum Error {
     /// It was sent, and the answer did not come.
     #[error("RabbitMQ did not confirm the message within {} ms; it may have arrived", .0.as_millis())]
     Unconfirmed(Duration),
+    /// It was sent, its answer did not come, and those to later messages did.
+    #[error(
+        "RabbitMQ did not confirm the message within {} ms, and confirmed later ones: a queue stands still; it may have arrived",
+        .0.as_millis()
+    )]
+    Stuck(Duration),
     /// It was sent, and then the connection or the channel broke.
     #[error("the connection broke before RabbitMQ confirmed the message; it may have arrived")]
     Broken(#[source] lapin::Error),
@@ -112,9 +127,12 @@ impl Error {
     pub fn class(&self) -> Class {
         match self {
             // Nothing was sent, and it passes by itself.
-            Self::NotConnected(_) | Self::Silent(_) | Self::Alarm(_) | Self::Closed | Self::ManagementAway(_) => {
-                Class::Outage
-            }
+            Self::NotConnected(_)
+            | Self::Silent(_)
+            | Self::Alarm(_)
+            | Self::Closed
+            | Self::Overdue(_)
+            | Self::ManagementAway(_) => Class::Outage,
             // A person must act, and waiting mends nothing.
             Self::Config(_)
             | Self::Login { .. }
@@ -128,9 +146,10 @@ impl Error {
             | Self::Unroutable { .. }
             | Self::Address(_)
             | Self::Management(_)
+            | Self::Channels
             | Self::Exchanges(_) => Class::Blocked,
-            // Consumers make room without anybody's help.
-            Self::Full | Self::Slow(_) => Class::Throttled(FULL_PAUSE),
+            // It passes by itself, and concerns one address: consumers make room, a queue finds its majority again.
+            Self::Full | Self::Slow(_) | Self::Stuck(_) => Class::Throttled(FULL_PAUSE),
             Self::TooLarge { .. } | Self::Headers(_) => Class::Poison,
             // It may have arrived: same id again, never a new one.
             Self::Unconfirmed(_) | Self::Broken(_) | Self::Unsettled => Class::Unknown,
@@ -142,6 +161,7 @@ impl Error {
     pub fn of_channel(error: lapin::Error) -> Self {
         match error.kind() {
             ErrorKind::ProtocolError(said) => Self::of_protocol(said).unwrap_or(Self::NotConnected(error)),
+            ErrorKind::ChannelsLimitReached => Self::Channels,
             _ => Self::NotConnected(error),
         }
     }
@@ -153,6 +173,10 @@ impl Error {
             AMQPErrorKind::Soft(AMQPSoftError::ACCESSREFUSED) | AMQPErrorKind::Hard(AMQPHardError::NOTALLOWED) => {
                 Some(Self::Forbidden(text))
             }
+            // `consumer_timeout`; the same code as for what is there and differs.
+            AMQPErrorKind::Soft(AMQPSoftError::PRECONDITIONFAILED) if text.contains("acknowledgement on channel") => {
+                Some(Self::Overdue(text))
+            }
             AMQPErrorKind::Soft(AMQPSoftError::PRECONDITIONFAILED) => Some(Self::Differs(text)),
             _ => None,
         }
@@ -162,5 +186,33 @@ impl Error {
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         Self::new(error.class(), error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(text: &str) -> Error {
+        let kind = AMQPErrorKind::Soft(AMQPSoftError::PRECONDITIONFAILED);
+        Error::of_channel(ErrorKind::ProtocolError(AMQPError::new(kind, text.into())).into())
+    }
+
+    #[test]
+    fn deliveries_that_were_out_too_long_are_no_reason_to_call_a_person() {
+        let overdue = refused(
+            "PRECONDITION_FAILED - delivery acknowledgement on channel 1 timed out. Timeout value used: 1800000 ms. This \
+             timeout value can be configured, see consumers doc guide to learn more",
+        );
+        assert_eq!(overdue.class(), Class::Outage);
+        let differs = refused("PRECONDITION_FAILED - inequivalent arg 'durable' for queue 'q' in vhost '/'");
+        assert_eq!(differs.class(), Class::Blocked);
+    }
+
+    #[test]
+    fn channels_that_are_used_up_are_told_as_that() {
+        let error = Error::of_channel(ErrorKind::ChannelsLimitReached.into());
+        assert_eq!(error.class(), Class::Blocked);
+        assert!(error.to_string().contains("`channel_max`"), "{error}");
     }
 }

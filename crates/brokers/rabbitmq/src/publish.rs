@@ -10,7 +10,7 @@ mod returns;
 mod sort;
 mod wakes;
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -33,6 +33,9 @@ use crate::keeper::{Line, State};
 const TICK: Duration = Duration::from_millis(50);
 /// A channel that gets no answers for so long is replaced.
 const MUTE_MAX: Duration = Duration::from_secs(30);
+
+/// So many messages at once find out whether a channel that got no answers gets them again.
+const PROBES_MAX: usize = 16;
 
 /// The task that owns one channel of one exchange.
 pub(crate) struct Owner {
@@ -128,20 +131,23 @@ impl Owner {
         self.mute = flight.mute();
         match Error::of_channel(error.clone()) {
             why @ (Error::Missing(_) | Error::Forbidden(_)) => {
-                flight.end(|_| why.clone(), told);
-                self.answer_all(&why, told);
+                let refused = Refused::of(&why);
+                let verdict =
+                    |key: &str| if refused.concerns(key) { why.clone() } else { Error::Broken(error.clone()) };
+                flight.end(|key, _| verdict(key), told);
+                self.answer(&why, |key| refused.concerns(key), told);
             }
             Error::Differs(text) => {
                 let max = size_limit(&text);
                 flight.end(
-                    |bytes| match max {
+                    |_, bytes| match max {
                         Some(max) if bytes > max => Error::TooLarge { bytes, max },
                         _ => Error::Broken(error.clone()),
                     },
                     told,
                 );
             }
-            _ => flight.end(|_| Error::Broken(error.clone()), told),
+            _ => flight.end(|_, _| Error::Broken(error.clone()), told),
         }
     }
 
@@ -150,16 +156,20 @@ impl Owner {
         let mut flows = false;
         if let Some((_, flight)) = &mut self.flight {
             flight.give_up_late(now, deadline, told);
+            let crowded = 2 * flight.given_up() > self.config.in_flight_max;
             flows = flight.live() > 0 && flight.mute().is_none();
             if flight.mute().is_some_and(|since| now - since > MUTE_MAX) && flight.live() == 0 {
                 // Whatever it still waits for, it has nobody to tell it to.
                 self.mute = Some(now);
                 self.flight = None;
+            } else if crowded {
+                // What was given up would leave no room for what flows.
+                self.end_flight(&ErrorKind::InvalidConnectionState(ConnectionState::Closed).into(), told);
             }
         }
         while let Some(item) = self.backlog.front() {
-            let call = &item.ticket.call;
-            let late = now - call.began() > deadline;
+            let call = item.ticket.call();
+            let late = now >= call.began() + deadline;
             if !late && !call.is_abandoned() {
                 return;
             }
@@ -185,7 +195,8 @@ impl Owner {
             State::Up(line) => line,
         };
         if self.flight.is_none() {
-            match open(&line, self.config.confirm_deadline).await {
+            let waited = self.backlog.front().map_or(Duration::ZERO, |item| item.ticket.call().began().elapsed());
+            match open(&line, self.config.confirm_deadline.saturating_sub(waited).max(TICK)).await {
                 Ok(channel) => {
                     self.flight = Some((line.number, Flight::new(channel, self.exchange.clone(), self.mute)));
                 }
@@ -197,22 +208,65 @@ impl Owner {
 
     fn send(&mut self, told: &mut Vec<Told>) {
         let Some((_, flight)) = &mut self.flight else { return };
+        // Where no answers come, one message of each routing key finds out whether they do again: their queues may differ.
+        let mut probing = flight.mute().map(|_| flight.live_keys());
         while flight.is_open() && flight.unconfirmed() < self.config.in_flight_max {
-            // Where no answers come, one message at a time finds out whether they do again.
-            if flight.mute().is_some() && flight.live() > 0 {
-                return self.answer_all(&Error::Silent(self.config.confirm_deadline), told);
-            }
             let Some(item) = self.backlog.pop_front() else { return };
-            if item.ticket.call.is_abandoned() {
+            let due = item.ticket.call().began() + self.config.confirm_deadline;
+            let is_not_probed = |keys: &mut HashSet<ShortString>| {
+                keys.contains(&item.parcel.key) || keys.len() == PROBES_MAX || !keys.insert(item.parcel.key.clone())
+            };
+            if item.ticket.call().is_abandoned() {
                 told.push((item.ticket, Err(Error::Closed)));
+            } else if probing.as_mut().is_some_and(is_not_probed) {
+                told.push((item.ticket, Err(Error::Silent(self.config.confirm_deadline))));
             } else {
-                flight.send(item, self.config.confirm_deadline);
+                flight.send(item, due);
             }
         }
     }
 
     fn answer_all(&mut self, why: &Error, told: &mut Vec<Told>) {
-        told.extend(self.backlog.drain(..).map(|item| (item.ticket, Err(why.clone()))));
+        self.answer(why, |_| true, told);
+    }
+
+    /// Answers those that wait with such routing keys.
+    fn answer(&mut self, why: &Error, which: impl Fn(&str) -> bool, told: &mut Vec<Told>) {
+        for item in std::mem::take(&mut self.backlog) {
+            if which(item.parcel.key.as_str()) {
+                told.push((item.ticket, Err(why.clone())));
+            } else {
+                self.backlog.push_back(item);
+            }
+        }
+    }
+}
+
+/// Whom a refusal concerns that closed the channel.
+enum Refused<'a> {
+    /// The exchange.
+    All,
+    /// One routing key, or what the server's short sentence has of it.
+    Key { start: &'a str, whole: bool },
+}
+
+impl<'a> Refused<'a> {
+    /// Reads `access to topic 'orders.eu' in exchange 'shop' in vhost '/' refused for user 'guest'`.
+    fn of(why: &'a Error) -> Self {
+        let Error::Forbidden(text) = why else { return Self::All };
+        let Some((_, rest)) = text.split_once("access to topic '") else { return Self::All };
+        match rest.rsplit_once("' in exchange '") {
+            Some((key, _)) => Self::Key { start: key, whole: true },
+            None => Self::Key { start: rest.trim_end_matches('.'), whole: false },
+        }
+    }
+
+    fn concerns(&self, key: &str) -> bool {
+        match self {
+            Self::All => true,
+            Self::Key { start, whole: true } => key == *start,
+            Self::Key { start, whole: false } => key.starts_with(start),
+        }
     }
 }
 
@@ -244,5 +298,17 @@ mod tests {
         let text = "PRECONDITION_FAILED - message size 2000 is larger than configured max size 1000";
         assert_eq!(size_limit(text), Some(1_000));
         assert_eq!(size_limit("PRECONDITION_FAILED - something else"), None);
+    }
+
+    #[test]
+    fn a_topic_that_is_not_permitted_concerns_its_routing_key_only() {
+        let said = |text: &str| Error::Forbidden(format!("ACCESS_REFUSED - {text}"));
+        let topic = said("access to topic 'a.'b' in exchange 'shop' in vhost '/' refused for user 'guest'");
+        assert!(Refused::of(&topic).concerns("a.'b") && !Refused::of(&topic).concerns("a.b"));
+        let cut = said("access to topic 'aaaa...");
+        assert!(Refused::of(&cut).concerns("aaaab") && !Refused::of(&cut).concerns("b"));
+        let exchange = said("access to exchange 'shop' in vhost '/' refused for user 'guest'");
+        assert!(Refused::of(&exchange).concerns("a.b"));
+        assert!(Refused::of(&Error::Missing("no exchange".to_owned())).concerns("a.b"));
     }
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
 
+use lapin::{ConnectionState, ErrorKind};
 use relevo_core::{Confirms, Outcome};
 use tokio::sync::Notify;
 
@@ -27,24 +28,56 @@ pub(crate) struct Item {
     pub(crate) parcel: Parcel,
 }
 
-/// Which message of which call.
-#[derive(Clone, Debug)]
+/// Which message of which call. One that is dropped untold tells that itself: a call waits for every one of its messages.
+#[derive(Debug)]
 pub(crate) struct Ticket {
-    pub(crate) call: Arc<Call>,
-    pub(crate) index: usize,
+    call: Arc<Call>,
+    index: usize,
+    sent: bool,
+    told: bool,
+}
+
+impl Ticket {
+    pub(crate) fn new(call: &Arc<Call>, index: usize) -> Self {
+        Self { call: Arc::clone(call), index, sent: false, told: false }
+    }
+
+    pub(crate) fn call(&self) -> &Call {
+        &self.call
+    }
+
+    /// The message has left, and may arrive.
+    pub(crate) fn sent(&mut self) {
+        self.sent = true;
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        if self.told {
+            return;
+        }
+        let why = if self.sent {
+            Error::Broken(ErrorKind::InvalidConnectionState(ConnectionState::Closed).into())
+        } else {
+            Error::Closed
+        };
+        self.call.tell(vec![(self.index, Err(why.into()))]);
+    }
 }
 
 /// What became of which message.
 pub(crate) type Told = (Ticket, Result<(), Error>);
 
 impl Call {
-    pub(crate) fn new(confirms: &Confirms, messages: usize) -> Arc<Self> {
+    /// `began`: since when the caller waits.
+    pub(crate) fn new(confirms: &Confirms, messages: usize, began: Instant) -> Arc<Self> {
         Arc::new(Self {
             confirms: confirms.clone(),
             open: AtomicUsize::new(messages),
             all_told: Notify::new(),
             abandoned: AtomicBool::new(false),
-            began: Instant::now(),
+            began,
         })
     }
 
@@ -96,11 +129,36 @@ impl Drop for Leaving<'_> {
 /// Reports many outcomes, those of one call together.
 pub(crate) fn tell_all(told: Vec<Told>) {
     let mut told = told.into_iter().peekable();
-    while let Some((ticket, outcome)) = told.next() {
+    while let Some((mut ticket, outcome)) = told.next() {
+        ticket.told = true;
         let mut outcomes = vec![(ticket.index, outcome.map_err(Into::into))];
-        while let Some((next, outcome)) = told.next_if(|(next, _)| Arc::ptr_eq(&next.call, &ticket.call)) {
+        while let Some((mut next, outcome)) = told.next_if(|(next, _)| Arc::ptr_eq(&next.call, &ticket.call)) {
+            next.told = true;
             outcomes.push((next.index, outcome.map_err(Into::into)));
         }
         ticket.call.tell(outcomes);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use relevo_core::Class;
+    use relevo_core::broker::Reports;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_message_that_is_forgotten_keeps_no_caller_waiting() {
+        let reports = Reports::default();
+        let call = Call::new(&reports.confirms(1), 2, Instant::now());
+        call.finished_after(async {
+            let mut sent = Ticket::new(&call, 0);
+            sent.sent();
+            drop((sent, Ticket::new(&call, 1)));
+        })
+        .await;
+        let told: Vec<_> =
+            reports.take().into_iter().map(|(_, _, outcome)| outcome.map_err(|why| why.class())).collect();
+        assert_eq!(told, [Err(Class::Unknown), Err(Class::Outage)]);
     }
 }

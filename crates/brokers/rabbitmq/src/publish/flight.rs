@@ -1,6 +1,7 @@
 //! The messages of one channel that were sent and are not confirmed.
 
-use std::collections::VecDeque;
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashSet};
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -28,8 +29,11 @@ pub(crate) struct Flight {
     wakes: Arc<Wakes>,
     spent: Vec<usize>,
     returns: Returns<(Option<Ticket>, bool)>,
-    deadlines: VecDeque<(Instant, usize, u64)>,
+    /// By what is due first: a call may have waited before it came here.
+    deadlines: BinaryHeap<Reverse<(Instant, usize, u64)>>,
     serial: u64,
+    /// The latest of those that were confirmed.
+    confirmed: u64,
     /// Sent, and neither confirmed nor given up.
     live: usize,
     /// Since when a message was given up and nothing has been confirmed.
@@ -62,8 +66,9 @@ impl Flight {
             wakes: Arc::default(),
             spent: Vec::new(),
             returns: Returns::default(),
-            deadlines: VecDeque::new(),
+            deadlines: BinaryHeap::new(),
             serial: 0,
+            confirmed: 0,
             live: 0,
             mute,
             broken: None,
@@ -100,9 +105,21 @@ impl Flight {
         self.broken.is_none() && self.channel.status().connected()
     }
 
-    /// Sends a message; its outcome comes with [`Self::settle`] or [`Self::give_up_late`].
-    pub(crate) fn send(&mut self, item: Item, deadline: Duration) {
-        let Item { ticket, parcel } = item;
+    /// How many were given up and keep their place until their confirm comes.
+    pub(crate) const fn given_up(&self) -> usize {
+        self.unconfirmed() - self.live
+    }
+
+    /// The routing keys of what waits for its confirm.
+    pub(crate) fn live_keys(&self) -> HashSet<ShortString> {
+        let sent = self.slots.iter().filter_map(|slot| slot.sent.as_ref());
+        sent.filter(|sent| sent.ticket.is_some()).map(|sent| sent.name.key.clone()).collect()
+    }
+
+    /// Sends a message; its outcome comes with [`Self::settle`] or, when this time is over, [`Self::give_up_late`].
+    pub(crate) fn send(&mut self, item: Item, due: Instant) {
+        let Item { mut ticket, parcel } = item;
+        ticket.sent();
         let Parcel { key, properties, payload } = parcel;
         let id = properties.message_id().clone().unwrap_or_default();
         let name = Name { id, key: key.clone() };
@@ -118,7 +135,7 @@ impl Flight {
         let serial = self.serial;
         self.slots[number].sent = Some(Sent { confirm, ticket: Some(ticket), name, bytes, serial });
         self.live += 1;
-        self.deadlines.push_back((Instant::now() + deadline, number, serial));
+        self.deadlines.push(Reverse((due, number, serial)));
         // Polled at once and in this order: that is the order in which they go out.
         self.poll(number);
     }
@@ -147,6 +164,9 @@ impl Flight {
                 break;
             }
         }
+        if self.returns.is_crowded() {
+            self.returns.forget(&self.slots.iter().filter_map(|slot| Some(&slot.sent.as_ref()?.name)).collect());
+        }
         self.broken.clone()
     }
 
@@ -167,12 +187,13 @@ impl Flight {
         self.free.push(number);
         self.live -= usize::from(sent.ticket.is_some());
         self.mute = None;
+        self.confirmed = self.confirmed.max(sent.serial);
         let confirmed = confirmation.is_ack();
         let carried = confirmation.take_message().map(|returned| Name {
             id: returned.delivery.properties.message_id().clone().unwrap_or_default(),
             key: returned.delivery.routing_key.clone(),
         });
-        self.returns.land((sent.ticket, confirmed), sent.name, carried);
+        self.returns.land((sent.ticket, confirmed), (sent.name, sent.serial), carried, self.serial);
     }
 
     /// What the server said counts more than that the channel was closed when something was sent on it.
@@ -190,36 +211,44 @@ impl Flight {
         }
     }
 
-    /// Gives up what waits longer than its deadline.
+    /// Gives up what waits longer than its deadline. If something that was sent later is confirmed, the server answers, and
+    /// only the queue of this one does not.
     pub(crate) fn give_up_late(&mut self, now: Instant, deadline: Duration, told: &mut Vec<Told>) {
-        while let Some(&(due, number, serial)) = self.deadlines.front() {
+        while let Some(&Reverse((due, number, serial))) = self.deadlines.peek() {
             let waiting = |slot: &Slot| slot.sent.as_ref().is_some_and(|sent| sent.serial == serial);
             let waits = waiting(&self.slots[number]);
             if waits && due > now {
                 return;
             }
-            self.deadlines.pop_front();
+            self.deadlines.pop();
             let ticket = self.slots[number].sent.as_mut().filter(|_| waits).and_then(|sent| sent.ticket.take());
             if let Some(ticket) = ticket {
                 self.live -= 1;
-                self.mute.get_or_insert(now);
-                told.push((ticket, Err(Error::Unconfirmed(deadline))));
+                let why = if self.confirmed > serial {
+                    Error::Stuck(deadline)
+                } else {
+                    self.mute.get_or_insert(now);
+                    Error::Unconfirmed(deadline)
+                };
+                told.push((ticket, Err(why)));
             }
         }
         if self.live == 0 && !self.returns.is_open() {
             // Nobody waits for what could still tell whether these came back.
-            let undecided = self.returns.give_up().filter_map(|(ticket, _)| ticket);
+            let undecided = self.returns.give_up().filter_map(|((ticket, _), _)| ticket);
             told.extend(undecided.map(|ticket| (ticket, Err(Error::Unconfirmed(deadline)))));
         }
     }
 
-    /// Ends it: every message that has no outcome gets the one that `why` says for its size.
-    pub(crate) fn end(mut self, why: impl Fn(usize) -> Error, told: &mut Vec<Told>) {
+    /// Ends it: every message that has no outcome gets the one that `why` says for its routing key and size.
+    pub(crate) fn end(mut self, why: impl Fn(&str, usize) -> Error, told: &mut Vec<Told>) {
         // Confirmed, but perhaps sent back.
-        told.extend(self.returns.give_up().filter_map(|(ticket, _)| Some((ticket?, Err(why(0))))));
+        let undecided = self.returns.give_up();
+        told.extend(undecided.filter_map(|((ticket, _), name)| Some((ticket?, Err(why(name.key.as_str(), 0))))));
         let mut sent: Vec<Sent> = self.slots.iter_mut().filter_map(|slot| slot.sent.take()).collect();
         sent.sort_by_key(|sent| sent.serial);
-        told.extend(sent.into_iter().filter_map(|sent| Some((sent.ticket?, Err(why(sent.bytes))))));
+        let verdict = |sent: Sent| Some((sent.ticket?, Err(why(sent.name.key.as_str(), sent.bytes))));
+        told.extend(sent.into_iter().filter_map(verdict));
     }
 }
 

@@ -11,6 +11,9 @@ use crate::config::{Config, NAME_BYTES_MAX};
 
 /// The server keeps it on disk where the queue is durable.
 const PERSISTENT: u8 = 2;
+/// The server takes lists under these names for further routing keys, and closes the channel on anything else. Written
+/// otherwise they are headers as any.
+const ROUTING: [&str; 2] = ["CC", "BCC"];
 /// What of a frame is not the headers: the frame itself, the other properties, and some air.
 const FRAME_MARGIN: usize = 2_048;
 
@@ -57,7 +60,7 @@ impl Parcel {
 fn headers(publication: &Publication, source: &str, frame_bytes: usize) -> Result<FieldTable, Error> {
     let mut table = FieldTable::default();
     let mut bytes = 0;
-    let mut too_long = None;
+    let mut wrong = None;
     wire::for_each(publication, source, |name, value| {
         // A name's length, a type, a value's length.
         bytes += name.len() + value.len() + 6;
@@ -65,11 +68,13 @@ fn headers(publication: &Publication, source: &str, frame_bytes: usize) -> Resul
             Ok(name) => {
                 table.insert(name, AMQPValue::LongString(value.into()));
             }
-            Err(_) => too_long = Some(name.len()),
+            Err(_) => wrong = Some(format!("a name is {} bytes long, more than {NAME_BYTES_MAX}", name.len())),
+        }
+        if ROUTING.contains(&name) {
+            wrong = Some(format!("`{name}` is the server's own: it names further queues, or closes the channel"));
         }
     });
-    if let Some(length) = too_long {
-        let why = format!("a name is {length} bytes long, more than {NAME_BYTES_MAX}");
+    if let Some(why) = wrong {
         return Err(Error::Headers(why));
     }
     // They must fit one frame, or the server closes the connection.

@@ -2,7 +2,8 @@
 //!
 //! The server announces a message that comes back before it confirms it. The client library hands each announcement to
 //! whichever confirm completes next, often that of another message. So announcements are matched by message id and
-//! routing key, and a confirm counts only when it is certain that no announcement for it is still to be seen:
+//! routing key. Where a message is in flight twice, after its first call was given up, one announcement counts for both:
+//! which one is meant nobody knows, and one that is sent again for nothing is only a repeat. A confirm counts only when it is certain that no announcement for it is still to be seen:
 //!
 //! - A confirm that carried none completed when none was waiting: if there was one for its message, a confirm that
 //!   completed earlier carried it. Those are seen by the end of the next round at the latest.
@@ -10,7 +11,7 @@
 //!   when nothing is in flight: there are never more announcements waiting than messages that came back and are not
 //!   confirmed.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use lapin::types::ShortString;
 
@@ -26,6 +27,7 @@ pub(crate) struct Name {
 struct Landed<T> {
     what: T,
     name: Name,
+    serial: u64,
     carried: bool,
     round: u64,
 }
@@ -33,7 +35,10 @@ struct Landed<T> {
 /// Confirms of one channel until they are decided.
 #[derive(Debug)]
 pub(crate) struct Returns<T> {
-    announced: HashMap<Name, u32>,
+    /// With the last serial of those that were sent by then: a later one is not meant.
+    announced: HashMap<Name, u64>,
+    /// At so many announcements it is worth to look which can go.
+    crowded_at: usize,
     landed: Vec<Landed<T>>,
     round: u64,
     /// The last round, before this one, in which a confirm carried no announcement.
@@ -43,20 +48,27 @@ pub(crate) struct Returns<T> {
 
 impl<T> Default for Returns<T> {
     fn default() -> Self {
-        Self { announced: HashMap::new(), landed: Vec::new(), round: 2, carried_none: 0, carries_none: false }
+        Self {
+            announced: HashMap::new(),
+            crowded_at: CROWD,
+            landed: Vec::new(),
+            round: 2,
+            carried_none: 0,
+            carries_none: false,
+        }
     }
 }
 
 impl<T> Returns<T> {
-    /// A confirm completed, and carried this announcement.
-    pub(crate) fn land(&mut self, what: T, name: Name, carried: Option<Name>) {
+    /// The confirm of a message completed, and carried this announcement. `last` is the last serial that was sent.
+    pub(crate) fn land(&mut self, what: T, (name, serial): (Name, u64), carried: Option<Name>, last: u64) {
         let some = carried.is_some();
         if let Some(announced) = carried {
-            *self.announced.entry(announced).or_default() += 1;
+            self.announced.insert(announced, last);
         } else {
             self.carries_none = true;
         }
-        self.landed.push(Landed { what, name, carried: some, round: self.round });
+        self.landed.push(Landed { what, name, serial, carried: some, round: self.round });
     }
 
     /// Everything that had completed before this round began was seen in it. `idle`: nothing is in flight.
@@ -66,7 +78,7 @@ impl<T> Returns<T> {
         let mut decided = Vec::with_capacity(self.landed.len());
         let mut open = Vec::new();
         for landed in std::mem::take(&mut self.landed) {
-            if self.is_announced(&landed.name) {
+            if self.is_announced(&landed) {
                 decided.push((landed.what, Some(landed.name)));
             } else if idle || self.is_certain(&landed) {
                 decided.push((landed.what, None));
@@ -75,6 +87,9 @@ impl<T> Returns<T> {
             }
         }
         self.landed = open;
+        if idle {
+            self.announced.clear();
+        }
         if self.carries_none {
             self.carried_none = self.round;
             self.carries_none = false;
@@ -87,22 +102,26 @@ impl<T> Returns<T> {
         if landed.carried { self.carried_none >= landed.round + 2 } else { landed.round < self.round }
     }
 
-    fn is_announced(&mut self, name: &Name) -> bool {
+    fn is_announced(&self, landed: &Landed<T>) -> bool {
         // Almost always empty.
-        if self.announced.is_empty() {
-            return false;
-        }
-        let Some(count) = self.announced.get_mut(name) else { return false };
-        *count -= 1;
-        if *count == 0 {
-            self.announced.remove(name);
-        }
-        true
+        !self.announced.is_empty() && self.announced.get(&landed.name).is_some_and(|last| landed.serial <= *last)
+    }
+
+    /// Whether [`Self::forget`] should be called.
+    pub(crate) fn is_crowded(&self) -> bool {
+        self.announced.len() >= self.crowded_at
+    }
+
+    /// Forgets the announcements of all but those that are in flight or not decided.
+    pub(crate) fn forget(&mut self, in_flight: &HashSet<&Name>) {
+        let landed: HashSet<&Name> = self.landed.iter().map(|landed| &landed.name).collect();
+        self.announced.retain(|name, _| in_flight.contains(name) || landed.contains(name));
+        self.crowded_at = CROWD.max(2 * self.announced.len());
     }
 
     /// Confirms that are not decided; they never will be.
-    pub(crate) fn give_up(&mut self) -> impl Iterator<Item = T> + use<'_, T> {
-        self.landed.drain(..).map(|landed| landed.what)
+    pub(crate) fn give_up(&mut self) -> impl Iterator<Item = (T, Name)> + use<'_, T> {
+        self.landed.drain(..).map(|landed| (landed.what, landed.name))
     }
 
     /// Whether everything is decided.
@@ -116,6 +135,8 @@ impl<T> Returns<T> {
     }
 }
 
+const CROWD: usize = 1_024;
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -125,7 +146,7 @@ mod tests {
     }
 
     fn land(returns: &mut Returns<u32>, number: u32, carried: Option<u32>) {
-        returns.land(number, name(number), carried.map(name));
+        returns.land(number, (name(number), number.into()), carried.map(name), 100);
     }
 
     /// Ends a round: what is decided, and whether it came back.
@@ -178,8 +199,36 @@ mod tests {
     fn the_same_message_twice_is_told_by_its_routing_key_and_counted() {
         let mut returns = Returns::default();
         let other = Name { id: "1".into(), key: "other".into() };
-        returns.land(10, name(1), Some(other.clone()));
-        returns.land(11, other, None);
+        returns.land(10, (name(1), 1), Some(other.clone()), 2);
+        returns.land(11, (other, 2), None, 2);
         assert_eq!(end_round(&mut returns, true), [(10, false), (11, true)]);
+    }
+
+    #[test]
+    fn an_announcement_counts_for_every_twin_that_was_sent_by_then() {
+        let mut returns = Returns::default();
+        // The first was given up, and lands between the announcement and the confirm of the second.
+        returns.land(1, (name(7), 1), None, 3);
+        land(&mut returns, 3, None);
+        returns.land(4, (name(4), 3), Some(name(7)), 3);
+        assert_eq!(end_round(&mut returns, false), [(1, true)]);
+        returns.land(2, (name(7), 2), None, 3);
+        assert_eq!(end_round(&mut returns, false), [(3, false), (2, true)]);
+        // Sent again when it was bound.
+        returns.land(5, (name(7), 4), None, 4);
+        assert_eq!(end_round(&mut returns, true), [(4, false), (5, false)]);
+    }
+
+    #[test]
+    fn announcements_do_not_pile_up() {
+        let mut returns = Returns::default();
+        for number in 0..2_000 {
+            returns.land(number, (name(number), number.into()), Some(name(number)), number.into());
+            end_round(&mut returns, false);
+            if returns.is_crowded() {
+                returns.forget(&HashSet::from([&name(3)]));
+            }
+        }
+        assert!(returns.announced.len() < 2_000 && returns.announced.contains_key(&name(3)));
     }
 }

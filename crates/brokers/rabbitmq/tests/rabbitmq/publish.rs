@@ -265,11 +265,14 @@ async fn what_can_never_be_sent_harms_nobody() {
             message.content_type = "c".repeat(1_000).into();
         }),
         to("orders", 9, "k"),
+        header(10, "CC".to_owned(), "elsewhere".to_owned()),
+        header(11, "BCC".to_owned(), "elsewhere".to_owned()),
+        header(12, "cc".to_owned(), "just a header".to_owned()),
     ];
     let (poison, blocked) = (Some(Class::Poison), Some(Class::Blocked));
-    let expected = [None, poison, poison, blocked, blocked, poison, None, None, None];
+    let expected = [None, poison, poison, blocked, blocked, poison, None, None, None, poison, poison, None];
     assert_eq!(publish(&broker, &batch).await, expected);
-    assert_eq!(numbers(&place.side.kept("orders").await), [1, 7, 8, 9]);
+    assert_eq!(numbers(&place.side.kept("orders").await), [1, 7, 8, 9, 12]);
 }
 
 #[tokio::test]

@@ -2,10 +2,12 @@
 
 use std::time::{Duration, Instant};
 
+use lapin::options::QueueBindOptions;
+use lapin::types::FieldTable;
 use relevo_broker_rabbitmq::{Config, Error, Identity, RabbitBroker, Tls};
 use relevo_conformance::broker::harness::{publish, to};
 use relevo_core::broker::Reports;
-use relevo_core::{Broker as _, Class};
+use relevo_core::{Broker as _, Class, Publication};
 use relevo_testkit::ClientCertificate;
 use relevo_testkit::certs::{CLIENT_NAME, Certs, Fault, Holder, Pair};
 use relevo_testkit::rabbitmq::{Private, Settings};
@@ -68,6 +70,16 @@ async fn told_by(broker: &RabbitBroker) -> Option<(Class, String)> {
     broker.publish(&[to("orders", 1, "k")], &reports.confirms(1)).await;
     let (_, _, outcome) = reports.take().pop().expect("an outcome");
     outcome.err().map(|failure| (failure.class(), failure.describe()))
+}
+
+/// What becomes of several, in their order.
+async fn told_all(broker: &RabbitBroker, batch: &[Publication]) -> Vec<Option<(Class, String)>> {
+    let reports = Reports::default();
+    broker.publish(batch, &reports.confirms(1)).await;
+    let mut told = reports.take();
+    told.sort_by_key(|(_, index, _)| *index);
+    let told = told.into_iter();
+    told.map(|(_, _, outcome)| outcome.err().map(|failure| (failure.class(), failure.describe()))).collect()
 }
 
 async fn told(config: Config) -> Option<(Class, String)> {
@@ -160,10 +172,37 @@ async fn permissions_are_judged(guarded: &Guarded) {
     assert_eq!(class, Class::Blocked);
     assert!(sentence.starts_with("RabbitMQ does not permit it: ACCESS_REFUSED"), "{sentence}");
     // Where it may write, nothing is bound: another verdict, so the other route is alive.
-    let outcomes = publish(&broker, &[to("orders", 1, "k"), to("amq.fanout/", 2, "l")]).await;
-    assert_eq!(outcomes, [Some(Class::Blocked), Some(Class::Blocked)]);
+    let told = told_all(&broker, &[to("orders", 1, "k"), to("amq.fanout/", 2, "l")]).await;
+    let sentences: Vec<&str> = told.iter().map(|told| told.as_ref().map_or("", |(_, why)| why)).collect();
+    assert!(sentences[0].starts_with("RabbitMQ does not permit it: ACCESS_REFUSED"), "{sentences:?}");
+    assert_eq!(sentences[1], "nothing is bound to the exchange `amq.fanout` for the routing key ``");
     guarded.ctl(&["set_permissions", "reader", "", ".*", ".*"]).await;
     heals(&broker).await;
+    topics_are_judged(guarded, &broker).await;
+}
+
+/// Permission by routing key: what may not be sent takes nothing else of its exchange along.
+async fn topics_are_judged(guarded: &Guarded, broker: &RabbitBroker) {
+    let side = Side::of(&guarded.server.amqp_url()).await;
+    let bound = side.channel.queue_bind(
+        "orders".into(),
+        "amq.topic".into(),
+        "#".into(),
+        QueueBindOptions::default(),
+        FieldTable::default(),
+    );
+    bound.await.expect("a binding");
+    guarded.ctl(&["set_topic_permissions", "reader", "amq.topic", "^open", ".*"]).await;
+    for number in 0..20 {
+        let [secret, open] = [to("amq.topic/secret", 100 + number, "k"), to("amq.topic/open", 200 + number, "l")];
+        let told = told_all(broker, &[secret, open.clone()]).await;
+        let (class, why) = told[0].as_ref().expect("a refusal");
+        assert!(*class == Class::Blocked && why.contains("access to topic 'secret'"), "{told:?}");
+        // It may have gone down with the channel, and is sent again.
+        assert!(told[1].as_ref().is_none_or(|(class, _)| *class == Class::Unknown), "{told:?}");
+        assert_eq!(told_all(broker, &[open]).await, [None]);
+    }
+    guarded.ctl(&["clear_topic_permissions", "reader"]).await;
 }
 
 async fn a_name_that_is_not_the_servers_is_noticed(guarded: &Guarded) {
