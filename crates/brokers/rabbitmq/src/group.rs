@@ -39,16 +39,26 @@ impl Group {
     /// Whether a consumer can be made of it; the first thing that is wrong.
     pub(crate) fn check(&self) -> Result<(), Error> {
         let wrong = |what: &str| Err(Error::Config(format!("the group `{}` {what}", self.name)));
-        let longest = |queue: String| self.retry.iter().map(|rung| retry_queue(&queue, *rung).len()).max();
         match self {
             Self { name, .. } if name.is_empty() => wrong("has no name"),
             Self { lanes: Some(lanes), .. } if !(1..=LANES_MAX).contains(lanes) => wrong("needs 1 to 256 lanes"),
             Self { retry, .. } if retry.iter().any(|rung| rung.as_millis() == 0) => wrong("has a rung of no time"),
-            Self { name, .. } if longest(lane_queue(name, LANES_MAX)).unwrap_or(name.len()) > NAME_BYTES_MAX => {
-                wrong("has a name that is too long")
-            }
+            _ if self.longest_name() > NAME_BYTES_MAX => wrong("has a name that is too long"),
             _ => Ok(()),
         }
+    }
+
+    /// How long the longest name is that is made of the group's; whoever uses one relies on it.
+    fn longest_name(&self) -> usize {
+        let queue = match self.lanes {
+            None => self.name.clone(),
+            Some(lanes) => lane_queue(&self.name, lanes),
+        };
+        let rungs = self.retry.iter().map(|rung| retry_queue(&queue, *rung).len());
+        rungs
+            .chain([queue.len(), dead_queue(&self.name).len(), members_key(&self.name).len()])
+            .max()
+            .unwrap_or_default()
     }
 
     /// The queues that are consumed, lane by lane.
@@ -67,6 +77,11 @@ impl Group {
             Err(Error::Missing(format!("the queue `{}` has no dead letters to reject to", self.name)))
         }
     }
+}
+
+/// The routing key by which the members of a group talk to each other.
+pub(crate) fn members_key(group: &str) -> String {
+    format!("relevo.{group}")
 }
 
 /// A key has one of 256 slots: more lanes would stay empty.
@@ -108,6 +123,8 @@ mod tests {
             Group { lanes: Some(257), ..Group::new("a") },
             Group { retry: vec![Duration::ZERO], ..Group::new("a") },
             Group::new("a".repeat(250)),
+            Group { retry: vec![], lanes: Some(2), ..Group::new("a".repeat(249)) },
+            Group { retry: vec![], dead_letters: false, ..Group::new("a".repeat(256)) },
         ] {
             assert!(group.check().is_err(), "{group:?}");
         }

@@ -52,42 +52,71 @@ impl Shared {
         (claims, lost)
     }
 
+    /// Answers what can be answered; what cannot stays out, and does not hold back its neighbours.
     async fn settle_lane(&self, lane: usize, claim: Claim<'_>) -> Result<(), Error> {
-        let copies = self.copies(lane, &claim)?;
-        if !copies.is_empty() {
-            self.side.publish(copies).await?;
+        let (stay, moved) = self.move_copies(lane, &claim).await;
+        let tags: BTreeSet<u64> = claim.tags.difference(&stay).copied().collect();
+        if tags.is_empty() {
+            return moved;
         }
-        let channel = self.tell(lane, &claim)?;
+        let channel = self.tell(lane, &tags)?;
         self.round_trip(lane, &channel).await?;
         let mut state = self.state();
-        for tag in &claim.tags {
+        for tag in &tags {
             state.lanes[lane].held.remove(tag);
         }
         drop(state);
         self.wakers[lane].notify_one();
-        Ok(())
+        moved
     }
 
-    /// What has to be published before the originals may go.
-    fn copies(&self, lane: usize, claim: &Claim<'_>) -> Result<Vec<Copy>, Error> {
+    /// Publishes what has to be elsewhere before the originals may go: which of them must stay, and why the first must.
+    async fn move_copies(&self, lane: usize, claim: &Claim<'_>) -> (BTreeSet<u64>, Result<(), Error>) {
+        let (mut tags, mut copies) = (Vec::new(), Vec::new());
+        let (mut stay, mut moved) = (BTreeSet::new(), Ok(()));
+        let mut stays = |tag: u64, error: Error| {
+            stay.insert(tag);
+            let first = std::mem::replace(&mut moved, Ok(()));
+            moved = first.and(Err(error));
+        };
+        for (tag, result) in self.copies(lane, claim) {
+            match result {
+                Ok(copy) => {
+                    tags.push(tag);
+                    copies.push(copy);
+                }
+                Err(error) => stays(tag, error),
+            }
+        }
+        if !copies.is_empty() {
+            for (tag, verdict) in tags.into_iter().zip(self.side.publish(copies).await) {
+                if let Err(error) = verdict {
+                    stays(tag, error);
+                }
+            }
+        }
+        (stay, moved)
+    }
+
+    fn copies(&self, lane: usize, claim: &Claim<'_>) -> Vec<(u64, Result<Copy, Error>)> {
         let state = self.state();
         let copy = |(tag, moved): &(u64, Move)| {
-            let held = state.lanes[lane].held.get(tag).ok_or(Error::Unsettled)?;
-            self.copy(lane, &held.arrived, moved)
+            let held = state.lanes[lane].held.get(tag).ok_or(Error::Unsettled);
+            (*tag, held.and_then(|held| self.copy(lane, &held.arrived, moved)))
         };
         claim.moves.iter().map(copy).collect()
     }
 
     /// Queues the acknowledgements; the channel that they are on.
-    fn tell(&self, lane: usize, claim: &Claim<'_>) -> Result<Channel, Error> {
+    fn tell(&self, lane: usize, tags: &BTreeSet<u64>) -> Result<Channel, Error> {
         let mut state = self.state();
         let lane = &mut state.lanes[lane];
         // The lane may have gone meanwhile, and even be back: its new channel knows nothing of these.
-        if !claim.tags.iter().all(|tag| lane.held.contains_key(tag)) {
+        if !tags.iter().all(|tag| lane.held.contains_key(tag)) {
             return Err(Error::Unsettled);
         }
         let channel = lane.channel.clone().ok_or(Error::Unsettled)?;
-        for (number, multiple) in lane.tell(&claim.tags) {
+        for (number, multiple) in lane.tell(tags) {
             // The first poll queues the frame; whether it arrived, the round trip tells.
             if let Some(Err(_)) = channel.basic_ack(number, BasicAckOptions { multiple }).now_or_never() {
                 return Err(Error::Unsettled);

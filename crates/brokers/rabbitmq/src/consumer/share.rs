@@ -21,6 +21,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 use super::shared::{Session, Shared};
 use crate::backoff::Backoff;
 use crate::classify::Error;
+use crate::group::members_key;
 use crate::link;
 
 /// Every virtual host has it, and it gives nothing to those who did not ask for exactly this key.
@@ -198,7 +199,7 @@ async fn open(shared: &Shared, connection: &lapin::Connection) -> Result<(Channe
 
 /// The group's key; a name that is too long for one was refused when the group was made.
 fn key(shared: &Shared) -> ShortString {
-    format!("relevo.{}", shared.group.name).as_str().into()
+    members_key(&shared.group.name).as_str().into()
 }
 
 async fn say(shared: &Shared, channel: &Channel, word: &Word) -> Result<(), Error> {

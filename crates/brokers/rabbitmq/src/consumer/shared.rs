@@ -2,6 +2,7 @@
 
 use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use lapin::Channel;
 use relevo_core::{Class, Delivery, Lane};
@@ -88,6 +89,7 @@ impl Shared {
         let mut state = self.state();
         state.forget(lane);
         if handed_over {
+            state.lanes[lane].paused = false;
             state.given[lane] = state.view;
         }
         drop(state);
@@ -105,7 +107,11 @@ impl Shared {
     }
 
     /// Something came through a lane; its tag if its pause is not over.
-    pub(crate) fn arrived(&self, lane: usize, arrived: Arrived) -> Option<u64> {
+    pub(crate) fn arrived(&self, lane: usize, mut arrived: Arrived) -> Option<u64> {
+        if self.group.retry.is_empty() {
+            // There is nothing left to wait on: it would never be seen by anybody.
+            arrived.pause_left = Duration::ZERO;
+        }
         let climbs = !arrived.pause_left.is_zero();
         let tag = self.state().keep(lane, arrived);
         self.changed.notify_waiters();

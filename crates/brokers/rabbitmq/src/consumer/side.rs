@@ -3,15 +3,18 @@
 //! A server that is short of memory or disk stops reading from every connection that publishes. The acknowledgements go
 //! over another one, and so a full server can still be emptied.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use futures_util::future::join_all;
+use futures_util::stream::FuturesUnordered;
+use futures_util::{FutureExt as _, StreamExt as _};
 use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
 use lapin::{BasicProperties, Channel, Confirmation, Connection};
 use tokio::sync::{mpsc, oneshot};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout, timeout_at};
 
+use crate::backoff::Backoff;
 use crate::classify::Error;
 use crate::config::Config;
 use crate::link;
@@ -26,96 +29,205 @@ pub(crate) struct Copy {
     pub(crate) payload: Bytes,
 }
 
+/// What became of the copies, in their order.
+type Verdicts = Vec<Result<(), Error>>;
+
 struct Job {
     copies: Vec<Copy>,
-    done: oneshot::Sender<Result<(), Error>>,
+    done: oneshot::Sender<Verdicts>,
 }
 
 /// Asks the publishing task.
 #[derive(Clone)]
-pub(crate) struct Side(mpsc::Sender<Job>);
+pub(crate) struct Side {
+    jobs: mpsc::Sender<Job>,
+    config: Arc<Config>,
+}
 
 impl Side {
     /// The handle, and the task's work, which ends with the last handle.
     pub(crate) fn new(config: Arc<Config>, name: String) -> (Self, impl Future<Output = ()> + Send + 'static) {
         let (sender, jobs) = mpsc::channel(JOBS_MAX);
-        (Self(sender), work(config, name, jobs))
+        let desk = Desk { config: Arc::clone(&config), name, connection: None, channel: None, rest: Rest::default() };
+        (Self { jobs: sender, config }, desk.work(jobs))
     }
 
-    /// Publishes copies; `Ok` when the broker has confirmed all of them, and each was taken by its queue. After an error
-    /// any of them may be there.
-    pub(crate) async fn publish(&self, copies: Vec<Copy>) -> Result<(), Error> {
-        let (done, answer) = oneshot::channel();
-        self.0.send(Job { copies, done }).await.map_err(|_| Error::Closed)?;
-        answer.await.map_err(|_| Error::Closed)?
+    /// Publishes copies, and says of each what became of it: `Ok` when the broker has confirmed it and its queue took it.
+    /// After an error it may be there all the same.
+    pub(crate) async fn publish(&self, copies: Vec<Copy>) -> Verdicts {
+        let (count, (done, answer)) = (copies.len(), oneshot::channel());
+        let all = |why: Error| vec![Err(why); count];
+        // Others may be before us, and a connection may have to be made.
+        let deadline = self.config.connect_deadline + self.config.confirm_deadline;
+        let asked = timeout(deadline, async {
+            self.jobs.send(Job { copies, done }).await.ok()?;
+            answer.await.ok()
+        });
+        match asked.await {
+            Ok(Some(verdicts)) => verdicts,
+            Ok(None) => all(Error::Closed),
+            Err(_) => all(Error::Unconfirmed(deadline)),
+        }
     }
 }
 
-async fn work(config: Arc<Config>, name: String, mut jobs: mpsc::Receiver<Job>) {
-    let mut open: Option<(Connection, Channel)> = None;
-    while let Some(job) = jobs.recv().await {
-        let result = carry(&config, &name, &mut open, job.copies).await;
-        // Whoever asked may have given up; the copies are where they are.
-        job.done.send(result).ok();
+/// Until when no connection is tried, and what the last attempt said.
+#[derive(Default)]
+struct Rest {
+    backoff: Backoff,
+    until: Option<(Instant, Error)>,
+}
+
+/// The task that publishes.
+struct Desk {
+    config: Arc<Config>,
+    name: String,
+    connection: Option<Connection>,
+    /// Only one without history: the library gives a returned message to any confirm of its channel, also to one of another
+    /// job.
+    channel: Option<Channel>,
+    rest: Rest,
+}
+
+impl Desk {
+    async fn work(mut self, mut jobs: mpsc::Receiver<Job>) {
+        while let Some(Job { copies, done }) = jobs.recv().await {
+            // Whoever asked has given up, and would only get copies that nobody acknowledges the originals of.
+            if done.is_closed() {
+                continue;
+            }
+            let verdicts = self.carry(copies).await;
+            // It may have given up meanwhile; the copies are where they are.
+            done.send(verdicts).ok();
+        }
+    }
+
+    async fn carry(&mut self, copies: Vec<Copy>) -> Verdicts {
+        let count = copies.len();
+        let channel = match self.ready().await {
+            Ok(channel) => channel,
+            Err(error) => return vec![Err(error); count],
+        };
+        let (verdicts, whole) = send(&channel, copies, &self.config).await;
+        if whole {
+            self.channel = Some(channel);
+            self.rest = Rest::default();
+        }
+        verdicts
+    }
+
+    /// A channel on which nothing is open. It has to be given back.
+    async fn ready(&mut self) -> Result<Channel, Error> {
+        if !self.connection.as_ref().is_some_and(|connection| connection.status().connected()) {
+            (self.channel, self.connection) = (None, None);
+            if let Some((_, error)) = self.rest.until.as_ref().filter(|(until, _)| *until > Instant::now()) {
+                return Err(error.clone());
+            }
+            match link::connect(&self.config, &self.name).await {
+                Ok(connection) => self.connection = Some(connection),
+                Err(error) => return Err(self.failed(error)),
+            }
+        }
+        let connection = self.connection.as_ref().expect("it was made above");
+        if connection.status().blocked() {
+            return Err(Error::Alarm("retries and dead letters wait until it has memory and disk again".to_owned()));
+        }
+        if let Some(channel) = self.channel.take().filter(|channel| channel.status().connected()) {
+            return Ok(channel);
+        }
+        match open(connection, &self.config).await {
+            Ok(channel) => Ok(channel),
+            Err(error) => {
+                self.connection = None;
+                Err(self.failed(error))
+            }
+        }
+    }
+
+    fn failed(&mut self, error: Error) -> Error {
+        self.rest.until = Some((Instant::now() + self.rest.backoff.next(), error.clone()));
+        error
     }
 }
 
-async fn carry(
-    config: &Config,
-    name: &str,
-    open: &mut Option<(Connection, Channel)>,
-    copies: Vec<Copy>,
-) -> Result<(), Error> {
-    let stands =
-        |(connection, channel): &(Connection, Channel)| connection.status().connected() && channel.status().connected();
-    if !open.as_ref().is_some_and(stands) {
-        *open = None;
-        *open = Some(connect(config, name).await?);
-    }
-    let (connection, channel) = open.as_ref().expect("it was opened above");
-    if connection.status().blocked() {
-        return Err(Error::Alarm("retries and dead letters wait until it has memory and disk again".to_owned()));
-    }
-    timeout(config.confirm_deadline, send(channel, copies))
-        .await
-        .unwrap_or(Err(Error::Unconfirmed(config.confirm_deadline)))
-}
-
-async fn connect(config: &Config, name: &str) -> Result<(Connection, Channel), Error> {
-    let connection = link::connect(config, name).await?;
+async fn open(connection: &Connection, config: &Config) -> Result<Channel, Error> {
     let open = async {
         let channel = connection.create_channel().await?;
         channel.confirm_select(ConfirmSelectOptions::default()).await?;
         Ok(channel)
     };
     let opened = timeout(config.connect_deadline, open).await;
-    let channel = opened.map_err(|_| Error::Silent(config.connect_deadline))?.map_err(Error::of_channel)?;
-    Ok((connection, channel))
+    opened.map_err(|_| Error::Silent(config.connect_deadline))?.map_err(Error::of_channel)
 }
 
-/// Publishes, and decides when everything is answered: the library gives a returned message to any of the confirms. Only
-/// one call at a time is on the channel, so all that returns is of this one.
-async fn send(channel: &Channel, copies: Vec<Copy>) -> Result<(), Error> {
+/// Publishes, and decides when everything is answered or the time is over; also whether all was answered, so that the channel
+/// can be used again.
+///
+/// The library gives a returned message to any of the confirms. Only one job at a time is on the channel, so all that returns
+/// is of this one, and a copy for a queue from which one came back counts as come back.
+async fn send(channel: &Channel, copies: Vec<Copy>, config: &Config) -> (Verdicts, bool) {
+    let deadline = Instant::now() + config.confirm_deadline;
+    let late = || Error::Unconfirmed(config.confirm_deadline);
     let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
-    let mut confirms = Vec::with_capacity(copies.len());
-    for copy in copies {
+    let mut queues = Vec::with_capacity(copies.len());
+    let mut answers: Vec<Option<Answer>> = vec![None; copies.len()];
+    let mut confirms = FuturesUnordered::new();
+    for (index, copy) in copies.into_iter().enumerate() {
         // Their names were checked when the group was made.
         let key = copy.queue.as_str().into();
-        let confirm = channel.basic_publish("".into(), key, options, &copy.payload, copy.properties).await;
-        confirms.push(confirm.map_err(Error::Broken)?);
+        queues.push(copy.queue);
+        let sending = channel.basic_publish("".into(), key, options, &copy.payload, copy.properties);
+        match timeout_at(deadline, sending).await {
+            Ok(Ok(confirm)) => confirms.push(async move { (index, confirm.await) }),
+            Ok(Err(error)) => answers[index] = Some(Answer::Failed(Error::Broken(error))),
+            Err(_) => answers[index] = Some(Answer::Failed(late())),
+        }
     }
-    let mut verdict = Ok(());
-    for confirmed in join_all(confirms).await {
-        let error = match confirmed {
-            Ok(Confirmation::Ack(None)) => continue,
-            Ok(Confirmation::Ack(Some(returned)) | Confirmation::Nack(Some(returned))) => {
-                let key = returned.delivery.routing_key.to_string();
-                Error::Missing(format!("the queue `{key}`, to which it should go"))
-            }
-            Ok(Confirmation::Nack(None) | Confirmation::NotRequested) => Error::Full,
-            Err(error) => Error::Broken(error),
+    let mut came_back = BTreeSet::new();
+    while let Ok(Some((index, answer))) = timeout_at(deadline, confirms.next()).await {
+        answers[index] = Some(Answer::of(answer, &mut came_back));
+    }
+    // A copy that was confirmed may have come back all the same, told with a confirm that has come and was not looked at.
+    while let Some(Some((_, answer))) = confirms.next().now_or_never() {
+        Answer::of(answer, &mut came_back);
+    }
+    let whole = answers.iter().all(|answer| matches!(answer, Some(Answer::Taken | Answer::Carrier | Answer::Refused)));
+    let verdict = |(queue, answer): (String, Option<Answer>)| match answer {
+        _ if came_back.contains(&queue) => Err(Error::Missing(format!("the queue `{queue}`, to which it should go"))),
+        Some(Answer::Taken) => Ok(()),
+        // What it carried was another's; its own may have been left behind it.
+        Some(Answer::Carrier) if whole => Ok(()),
+        Some(Answer::Refused) => Err(Error::Full),
+        Some(Answer::Failed(error)) => Err(error),
+        Some(Answer::Carrier) | None => Err(late()),
+    };
+    (queues.into_iter().zip(answers).map(verdict).collect(), whole)
+}
+
+/// What the confirm of one copy said.
+#[derive(Clone)]
+enum Answer {
+    Taken,
+    /// Taken, and it brought a message that came back, of whichever copy.
+    Carrier,
+    Refused,
+    Failed(Error),
+}
+
+impl Answer {
+    fn of(confirmed: lapin::Result<Confirmation>, came_back: &mut BTreeSet<String>) -> Self {
+        let confirmation = match confirmed {
+            Ok(confirmation) => confirmation,
+            Err(error) => return Self::Failed(Error::Broken(error)),
         };
-        verdict = verdict.and(Err(error));
+        let taken = confirmation.is_ack();
+        let brought = confirmation.take_message().map(|returned| returned.delivery.routing_key.to_string());
+        let carries = brought.is_some();
+        came_back.extend(brought);
+        match (taken, carries) {
+            (true, false) => Self::Taken,
+            (true, true) => Self::Carrier,
+            (false, _) => Self::Refused,
+        }
     }
-    verdict
 }

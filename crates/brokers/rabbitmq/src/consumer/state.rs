@@ -116,9 +116,11 @@ impl State {
         matches!(held.phase, Phase::Out | Phase::Told).then_some((lane, held))
     }
 
-    /// The lane is gone: what was here is the broker's again, and the tags mean nothing any more.
+    /// The subscription is gone: what was here is the broker's again, and the tags mean nothing any more. A pause stays, for
+    /// whoever asked for it learns nothing of this.
     pub(crate) fn forget(&mut self, lane: usize) {
-        self.lanes[lane] = LaneState::default();
+        let paused = self.lanes[lane].paused;
+        self.lanes[lane] = LaneState { paused, ..LaneState::default() };
     }
 }
 
@@ -220,6 +222,17 @@ mod tests {
         state.forget(2);
         assert!(state.find(Tag::new(tags[0])).is_none());
         assert!(!tags.contains(&state.keep(2, arrived(1))), "numbers of the broker begin anew, tags do not");
+    }
+
+    #[test]
+    fn a_pause_outlives_the_subscription() {
+        let mut state = State::new(1);
+        state.lanes[0].paused = true;
+        state.forget(0);
+        state.keep(0, arrived(1));
+        assert!(state.hand_out(10, &[Lane::new("0")]).is_empty());
+        state.lanes[0].paused = false;
+        assert_eq!(state.hand_out(10, &[Lane::new("0")]).len(), 1);
     }
 
     #[test]

@@ -164,6 +164,46 @@ async fn a_missing_rung_keeps_the_message_out_until_it_is_mended() {
 }
 
 #[tokio::test]
+async fn an_answer_that_cannot_be_given_holds_no_other_back() {
+    let (groups, queue) = plain().await;
+    for payload in [b"1", b"2", b"3"] {
+        publish_plain(&groups, BasicProperties::default(), payload).await;
+    }
+    let rung = retry_queue(QUEUE, queue.retry[0]);
+    let side = groups.side().await;
+    side.channel.queue_delete(rung.as_str().into(), QueueDeleteOptions::default()).await.expect("deleted");
+    let consumer = consumer(&groups.config(), &queue.group(), Membership::default()).await.expect("a consumer");
+    let held = receive(&consumer, 3).await;
+    let answers = [
+        (held[0].tag, later(Duration::ZERO)),
+        (held[1].tag, Answer::Reject { reason: "no".to_owned() }),
+        (held[2].tag, Answer::Acknowledge),
+    ];
+    for _ in 0..3 {
+        let failure = soon(consumer.settle(&answers)).await.expect_err("no rung");
+        assert_eq!(failure.class(), Class::Blocked);
+        assert!(failure.describe().contains(&rung), "{}", failure.describe());
+    }
+    assert_eq!(side.ready(&dead_queue(QUEUE)).await, 1, "what could be done was done once");
+    groups.declare(&queue, ADDRESS).await;
+    let gone = soon(consumer.settle(&answers)).await.expect("settled");
+    assert_eq!(gone, [held[1].tag, held[2].tag], "they were settled before");
+    assert_eq!(receive(&consumer, 1).await[0].count, 2);
+    nothing(&consumer).await;
+}
+
+#[tokio::test]
+async fn what_was_on_its_way_up_is_handed_out_when_the_ladder_is_gone() {
+    let groups = Groups::shared().await;
+    let queue = Queue { lanes: None, retry: vec![], ..groups.queue(QUEUE) };
+    groups.declare(&queue, ADDRESS).await;
+    let left = table([("relevo-pause-left-ms", AMQPValue::LongLongInt(60_000))]);
+    publish_plain(&groups, BasicProperties::default().with_headers(left), b"x").await;
+    let consumer = consumer(&groups.config(), &queue.group(), Membership::default()).await.expect("a consumer");
+    assert_eq!(&*receive(&consumer, 1).await[0].raw.payload, b"x");
+}
+
+#[tokio::test]
 async fn without_a_ladder_nothing_is_retried_and_nothing_is_lost() {
     let groups = Groups::shared().await;
     let queue = Queue { lanes: None, retry: vec![], dead_letters: false, ..groups.queue(QUEUE) };
@@ -196,6 +236,40 @@ async fn a_dead_letter_says_why_and_from_where() {
     side.channel.queue_purge(dead_queue(QUEUE).into(), QueuePurgeOptions::default()).await.expect("purged");
 }
 
+/// What the publisher asked of its own message is not asked again of the copies.
+#[tokio::test]
+async fn a_message_that_would_expire_or_spread_does_neither_when_it_moves() {
+    let (groups, queue) = plain().await;
+    let side = groups.side().await;
+    side.quorum_queue("elsewhere", &[]).await;
+    let mut copied = FieldArray::default();
+    copied.push(AMQPValue::LongString("elsewhere".into()));
+    let properties = BasicProperties::default()
+        .with_expiration("3000".into())
+        .with_user_id("guest".into())
+        .with_headers(table([("CC", AMQPValue::FieldArray(copied))]));
+    publish_plain(&groups, properties, b"x").await;
+    // By its exchange, `elsewhere` is bound to nothing.
+    assert_eq!(side.ready("elsewhere").await, 0);
+    let consumer = consumer(&groups.config(), &queue.group(), Membership::default()).await.expect("a consumer");
+    let first = receive(&consumer, 1).await.remove(0);
+    settle(&consumer, &first, later(Duration::from_millis(900))).await;
+    let second = receive(&consumer, 1).await.remove(0);
+    let header = |name: &str| second.raw.headers.iter().find(|(header, _)| header == name).map(|(_, value)| value);
+    assert_eq!(header("expiration").map(|value| &**value), Some(&b"3000"[..]));
+    assert_eq!(header("user-id").map(|value| &**value), Some(&b"guest"[..]));
+    settle(&consumer, &second, Answer::Reject { reason: "no".to_owned() }).await;
+    let expiring = BasicProperties::default().with_expiration("1500".into());
+    publish_plain(&groups, expiring, b"y").await;
+    let short = receive(&consumer, 1).await.remove(0);
+    settle(&consumer, &short, Answer::Reject { reason: "no".to_owned() }).await;
+    // The copies went through the default exchange, where `elsewhere` names that queue.
+    assert_eq!(side.ready("elsewhere").await, 0);
+    // Longer than the time after which the last one would have gone.
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert_eq!(side.ready(&dead_queue(QUEUE)).await, 2);
+}
+
 #[tokio::test]
 async fn a_consumer_that_dies_between_copy_and_acknowledgement_leaves_two_and_never_none() {
     let groups = Groups::shared().await;
@@ -216,12 +290,16 @@ async fn a_consumer_that_dies_between_copy_and_acknowledgement_leaves_two_and_ne
         groups.cut_off(&member).await;
     }
     let last = groups.member(&queue.group(), Membership::default()).await;
+    let mut climbed = 0;
     while acknowledged.len() < 40 {
         let some = soon(last.receive(100)).await.expect("deliveries");
+        let retried = |one: &&Delivery| one.raw.headers.iter().any(|(name, _)| name == "relevo-retries");
+        climbed += some.iter().filter(retried).count();
         for delivery in &some {
             settle(&last, delivery, Answer::Acknowledge).await;
         }
         acknowledged.extend(some.iter().map(number));
     }
-    assert!(seen.len() > 40, "nothing was retried");
+    assert!(seen.len() > 40, "nothing came twice");
+    assert!(climbed > 0, "no copy was ever made");
 }
