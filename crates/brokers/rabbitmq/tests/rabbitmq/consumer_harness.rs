@@ -27,7 +27,7 @@ pub(crate) const LANES: u16 = 4;
 /// What no group wants.
 const REST: &str = "rest";
 
-/// These cases kill their server, and so have one of their own, which takes seconds to start.
+/// These cases kill their server, or would if it kept answers, and so have one of their own, which takes seconds to start.
 const CRASHING: [&str; 2] =
     ["what_was_not_acknowledged_comes_again_after_a_crash", "a_pause_survives_the_death_of_its_consumer"];
 

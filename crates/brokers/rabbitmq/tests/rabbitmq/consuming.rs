@@ -1,7 +1,7 @@
 //! What consuming promises beyond the suite, where the server is as it should be: members, order, bounds, and what is told.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lapin::BasicProperties;
 use lapin::options::QueueDeleteOptions;
@@ -60,7 +60,9 @@ async fn members_that_come_and_go_keep_each_key_in_order_and_lose_nothing() {
     let mut members = vec![groups.member(&group, membership()).await];
     let broker = groups.broker().await;
     let mut rest = batch.as_slice();
+    let deadline = Instant::now() + Duration::from_mins(2);
     for round in 0_usize.. {
+        assert!(Instant::now() < deadline, "only {} of 1000 were seen", first.len());
         let (now, later) = rest.split_at(rest.len().min(50));
         publish_all(&broker, now).await;
         rest = later;
