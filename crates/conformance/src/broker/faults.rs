@@ -182,7 +182,9 @@ pub async fn a_server_that_is_killed_and_restarted_loses_nothing(harness: &mut i
 
 /// The publisher finds its way back by itself.
 pub async fn a_connection_cut_in_the_middle_of_a_batch_loses_nothing(harness: &mut impl FaultHarness) {
-    through(harness, Fault::Cut, Duration::ZERO).await;
+    let met = through(harness, Fault::Cut, Duration::ZERO).await;
+    let noticed = ["unknown", "unreported", "outage"].iter().any(|class| met.classes.contains_key(class));
+    assert!(noticed, "nothing was in flight when it was cut: {met:?}");
 }
 
 /// While nobody answers, every message is told of at once and none is blamed.
@@ -201,7 +203,8 @@ pub async fn a_confirm_that_is_lost_is_unknown_and_the_repeat_is_the_same(harnes
 
 /// Late is not lost.
 pub async fn a_slow_way_to_the_server_loses_nothing(harness: &mut impl FaultHarness) {
-    through(harness, Fault::Slow, Duration::from_secs(2)).await;
+    let met = through(harness, Fault::Slow, Duration::from_secs(2)).await;
+    assert!(met.longest > Duration::from_millis(100), "nothing was slow: {met:?}");
 }
 
 /// Back-pressure: the address is held and tried again.
@@ -212,10 +215,12 @@ pub async fn a_full_queue_or_stream_throttles_and_loses_nothing(harness: &mut im
 
 /// Whatever the server then does, it does not lose and is not blamed on a message.
 pub async fn a_server_short_of_memory_loses_nothing(harness: &mut impl FaultHarness) {
-    through(harness, Fault::Memory, Duration::from_secs(3)).await;
+    let met = through(harness, Fault::Memory, Duration::from_secs(3)).await;
+    assert!(!met.classes.is_empty(), "nothing was noticed of it");
 }
 
 /// The same for its disk.
 pub async fn a_server_short_of_disk_loses_nothing(harness: &mut impl FaultHarness) {
-    through(harness, Fault::Disk, Duration::from_secs(3)).await;
+    let met = through(harness, Fault::Disk, Duration::from_secs(3)).await;
+    assert!(!met.classes.is_empty(), "nothing was noticed of it");
 }

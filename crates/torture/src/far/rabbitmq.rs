@@ -1,5 +1,7 @@
 //! RabbitMQ, read with its client library alone: the oracle does not trust our own adapter.
 
+use std::time::Duration;
+
 use anyhow::{Context as _, Result, ensure};
 use futures_util::StreamExt as _;
 use lapin::options::{
@@ -16,6 +18,9 @@ use crate::oracle::Arrival;
 const EXCHANGE: &str = "torture";
 const QUEUE: &str = "oracle";
 const PREFETCH: u16 = 1000;
+/// A quorum queue that is killed in its first moments may come back empty: the server's own loss, and not what is looked
+/// for here. It has no event that says when that is over.
+const SETTLES_WITHIN: Duration = Duration::from_secs(2);
 
 /// A server, and the proxy through which the relays reach it.
 pub(crate) struct RabbitMq {
@@ -37,6 +42,7 @@ impl RabbitMq {
         channel.queue_declare(QUEUE.into(), durable, arguments).await?;
         let all = QueueBindOptions::default();
         channel.queue_bind(QUEUE.into(), EXCHANGE.into(), "#".into(), all, FieldTable::default()).await?;
+        tokio::time::sleep(SETTLES_WITHIN).await;
         Ok(broker)
     }
 
