@@ -16,6 +16,8 @@ mod queues;
 mod routing;
 mod server;
 
+use routing::Ways;
+
 /// What a queue is there for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Role {
@@ -33,12 +35,18 @@ pub(crate) fn with_management(config: &Config, expectations: &Expectations, seen
     for queue in &config.topology.declared().queues {
         roles.insert(queue.name.clone(), if queue.work { Role::Work } else { Role::Side });
     }
+    let mut exchanges = BTreeSet::new();
     for address in &expectations.addresses {
-        for queue in examine_address(config, address, seen, &mut report) {
+        let ways = examine_address(config, address, seen, &mut report);
+        exchanges.extend(ways.exchanges);
+        for queue in ways.queues {
             roles.entry(queue).or_insert(Role::Work);
         }
     }
-    queues::examine(seen, roles, &mut report);
+    exchanges.extend(queues::examine(seen, roles, &mut report));
+    for exchange in &exchanges {
+        examine_durability(exchange, seen, &mut report);
+    }
     report.findings()
 }
 
@@ -55,30 +63,31 @@ pub(crate) fn without_management(config: &Config) -> Vec<Finding> {
     report.findings()
 }
 
-/// Which queues a route's address reaches; a finding if it reaches none.
-fn examine_address(config: &Config, address: &str, seen: &Snapshot, report: &mut Report) -> BTreeSet<String> {
+/// Where a route's address leads; a finding if it reaches no queue.
+fn examine_address(config: &Config, address: &str, seen: &Snapshot, report: &mut Report) -> Ways {
     let (exchange, key) = address::split(address, config);
     if !Template::new(exchange).is_fixed() {
         let what = format!("the exchange of address `{address}` is known only with each message: not looked at");
         let fix = "name the exchange in the route's address, before the first slash".to_owned();
         report.told(Severity::Note, "route-unbound", what, fix);
-        return BTreeSet::new();
+        return Ways::default();
     }
     if !examine_exchange(exchange, address, seen, report) {
-        return BTreeSet::new();
+        return Ways::default();
     }
     let keys: Vec<String> = match config.lanes {
         None => vec![key.to_owned()],
         Some(lanes) => (0..lanes).map(|lane| lane_key(key, lane)).collect(),
     };
-    let mut reached = BTreeSet::new();
+    let mut reached = Ways::default();
     let mut unbound = Vec::new();
     for key in keys {
-        let queues = routing::reached(seen, exchange, &Template::new(&key));
-        if queues.is_empty() {
+        let ways = routing::reached(seen, exchange, &Template::new(&key));
+        if ways.queues.is_empty() {
             unbound.push(format!("`{key}`"));
         }
-        reached.extend(queues);
+        reached.queues.extend(ways.queues);
+        reached.exchanges.extend(ways.exchanges);
     }
     if unbound.is_empty() {
         report.good("route-unbound", format!("address `{address}`"));
@@ -115,6 +124,12 @@ fn examine_exchange(exchange: &str, address: &str, seen: &Snapshot, report: &mut
     } else {
         report.good("exchange-internal", format!("exchange `{exchange}`"));
     }
+    true
+}
+
+/// Whether an exchange stays, wherever on the way it is.
+fn examine_durability(exchange: &str, seen: &Snapshot, report: &mut Report) {
+    let Some(found) = seen.exchanges.get(exchange) else { return };
     if found.durable && !found.auto_delete {
         report.good("exchange-durable", format!("exchange `{exchange}`"));
     } else {
@@ -123,5 +138,4 @@ fn examine_exchange(exchange: &str, address: &str, seen: &Snapshot, report: &mut
         let fix = format!("delete `{exchange}` and declare it durable, without auto-delete");
         report.told(Severity::Danger, "exchange-durable", what, fix);
     }
-    true
 }

@@ -1,18 +1,20 @@
 //! Whether each queue keeps what it confirmed until somebody has handled it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use relevo_core::operate::Severity;
 use relevo_core::report::Report;
 use relevo_core::template::Template;
 use serde_json::Value;
 
+use super::routing::Ways;
 use super::{Role, routing, server};
 use crate::management::{SeenQueue, Snapshot};
 use crate::topology::AT_LEAST_ONCE_FLAG;
 
-/// Looks at the queues of these names, and at those that they dead-letter to.
-pub(super) fn examine(seen: &Snapshot, mut roles: BTreeMap<String, Role>, report: &mut Report) {
+/// Looks at the queues of these names, and at those that they dead-letter to; the exchanges through which they do.
+pub(super) fn examine(seen: &Snapshot, mut roles: BTreeMap<String, Role>, report: &mut Report) -> BTreeSet<String> {
+    let mut exchanges = BTreeSet::new();
     let mut done = BTreeMap::new();
     while let Some((name, role)) = roles.pop_first() {
         if done.insert(name.clone(), role).is_some() {
@@ -28,12 +30,15 @@ pub(super) fn examine(seen: &Snapshot, mut roles: BTreeMap<String, Role>, report
         look.kind(report);
         look.copies(report);
         look.overflow(report);
-        for target in look.dead_letters(role, report) {
+        let ways = look.dead_letters(role, report);
+        exchanges.extend(ways.exchanges);
+        for target in ways.queues {
             roles.entry(target).or_insert(Role::Side);
         }
         look.ageing(role, report);
-        look.delivery_limit(report);
+        look.delivery_limit(role, report);
     }
+    exchanges
 }
 
 struct Look<'a> {
@@ -140,19 +145,19 @@ impl Look<'_> {
         }
     }
 
-    /// The queues that get its dead letters, and whether they get all of them.
-    fn dead_letters(&self, role: Role, report: &mut Report) -> Vec<String> {
+    /// Where its dead letters go, and whether they get all of them.
+    fn dead_letters(&self, role: Role, report: &mut Report) -> Ways {
         let Some(exchange) = self.seen.text(self.queue, "dead-letter-exchange") else {
             if role == Role::Work {
                 let fix = "declare it with `dead_letters` in the topology, or set `dead-letter-exchange` by a policy";
                 let what = "has no dead letters: what a consumer rejects at the broker is lost";
                 self.told(Severity::Warning, "dead-letter-missing", what, fix, report);
             }
-            return Vec::new();
+            return Ways::default();
         };
         let key = self.seen.text(self.queue, "dead-letter-routing-key").unwrap_or("{topic}");
-        let targets: Vec<String> = routing::reached(self.seen, exchange, &Template::new(key)).into_iter().collect();
-        if targets.is_empty() {
+        let ways = routing::reached(self.seen, exchange, &Template::new(key));
+        if ways.queues.is_empty() {
             let what = format!("dead-letters to exchange `{exchange}`, from where no queue gets anything");
             let severity = if self.drops() { Severity::Danger } else { Severity::Warning };
             self.told(severity, "dead-letter-missing", &what, "declare and bind the queue for them", report);
@@ -168,7 +173,7 @@ impl Look<'_> {
             }
             None => self.good("dead-letter-at-most-once", report),
         }
-        targets
+        ways
     }
 
     /// Why its dead letters may be lost on their way; `None` if they may not.
@@ -216,7 +221,11 @@ impl Look<'_> {
         self.setting("delivery-limit").and_then(Value::as_i64).or(own).filter(|limit| *limit >= 0)
     }
 
-    fn delivery_limit(&self, report: &mut Report) {
+    fn delivery_limit(&self, role: Role, report: &mut Report) {
+        // Nobody consumes from it, so that nothing is returned; what a person does there is limited only if it says so.
+        if role == Role::Side && self.setting("delivery-limit").is_none() {
+            return self.good("delivery-limit-drops", report);
+        }
         match (self.delivery_limit_set(), self.seen.text(self.queue, "dead-letter-exchange")) {
             (Some(limit), None) => {
                 let what = format!("drops a message that was returned more than {limit} times");
@@ -230,8 +239,6 @@ impl Look<'_> {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
-
     use relevo_core::operate::Finding;
     use serde_json::json;
 
@@ -250,8 +257,12 @@ mod tests {
     }
 
     fn bad(seen: &Snapshot) -> Vec<(Severity, String)> {
+        bad_as(seen, Role::Work)
+    }
+
+    fn bad_as(seen: &Snapshot, role: Role) -> Vec<(Severity, String)> {
         let mut report = Report::default();
-        examine(seen, BTreeMap::from([("q".to_owned(), Role::Work)]), &mut report);
+        examine(seen, BTreeMap::from([("q".to_owned(), role)]), &mut report);
         let is_bad = |finding: &Finding| finding.severity > Severity::Good;
         report.findings().into_iter().filter(is_bad).map(|finding| (finding.severity, finding.subject)).collect()
     }
@@ -297,6 +308,11 @@ mod tests {
         let missing = (Severity::Warning, "dead-letter-missing".to_owned());
         assert_eq!(bad(&seen), std::slice::from_ref(&missing));
         seen.version = "4.1.0".to_owned();
-        assert_eq!(bad(&seen), [(Severity::Danger, "delivery-limit-drops".to_owned()), missing]);
+        let drops = (Severity::Danger, "delivery-limit-drops".to_owned());
+        assert_eq!(bad(&seen), [drops.clone(), missing]);
+        // The queue of the dead letters has none of its own, and nobody who would return anything to it.
+        assert_eq!(bad_as(&seen, Role::Side), []);
+        let limited = snapshot(quorum(&json!({ "x-delivery-limit": 3 }), 1), 1);
+        assert_eq!(bad_as(&limited, Role::Side), [drops]);
     }
 }

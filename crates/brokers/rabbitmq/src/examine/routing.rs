@@ -7,8 +7,16 @@ use relevo_core::template::{Template, Word};
 use crate::management::{SeenBinding, SeenExchange, Snapshot};
 use crate::topology::ExchangeKind;
 
-/// The queues that a message with such a routing key could reach from this exchange.
-pub(super) fn reached(seen: &Snapshot, exchange: &str, key: &Template) -> BTreeSet<String> {
+/// Where a message could go.
+#[derive(Debug, Default)]
+pub(super) struct Ways {
+    pub(super) queues: BTreeSet<String>,
+    /// The exchanges that it could pass through, the first included; the default one has no name and is not among them.
+    pub(super) exchanges: BTreeSet<String>,
+}
+
+/// Where a message with such a routing key could go from this exchange.
+pub(super) fn reached(seen: &Snapshot, exchange: &str, key: &Template) -> Ways {
     let mut queues = BTreeSet::new();
     let mut visited = BTreeSet::new();
     let mut open = vec![exchange.to_owned()];
@@ -39,7 +47,8 @@ pub(super) fn reached(seen: &Snapshot, exchange: &str, key: &Template) -> BTreeS
             open.push(alternate.to_owned());
         }
     }
-    queues
+    visited.retain(|exchange| seen.exchanges.contains_key(exchange) && !exchange.is_empty());
+    Ways { queues, exchanges: visited }
 }
 
 /// Whether a binding takes such messages: not at all, some of them (`false`), all of them (`true`).
@@ -94,7 +103,7 @@ mod tests {
     }
 
     fn queues(seen: &Snapshot, exchange: &str, key: &str) -> Vec<String> {
-        reached(seen, exchange, &Template::new(key)).into_iter().collect()
+        reached(seen, exchange, &Template::new(key)).queues.into_iter().collect()
     }
 
     #[test]

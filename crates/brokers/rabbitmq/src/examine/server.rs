@@ -35,6 +35,13 @@ pub(super) fn examine(config: &Config, seen: &Snapshot, report: &mut Report) {
             }
         }
     }
+    // From 3.13 on it needs none.
+    if seen.flags.is_none() && version(&seen.version) < (3, 13) {
+        let what = "the user lacks the tag `administrator`: the feature flags are not shown, and whether dead letters move \
+                    at least once was not looked at";
+        let fix = "give the user the tag `administrator`, or look with `rabbitmqctl list_feature_flags`".to_owned();
+        report.told(Severity::Note, "management", what.to_owned(), fix);
+    }
     // Whose queues they apply to is a regular expression that the API does not resolve for us.
     for policy in seen.operator_policies.iter().flatten() {
         let definition = Value::from_iter(policy.definition.clone());
@@ -42,8 +49,13 @@ pub(super) fn examine(config: &Config, seen: &Snapshot, report: &mut Report) {
             "operator policy `{}` sets {definition} for names that match `{}`: not counted here",
             policy.name, policy.pattern
         );
+        let harms = policy
+            .definition
+            .keys()
+            .any(|setting| setting.starts_with("max-length") || matches!(setting.as_str(), "message-ttl" | "expires"));
+        let severity = if harms { Severity::Warning } else { Severity::Note };
         let fix = "check that it neither drops nor expires messages of your queues".to_owned();
-        report.told(Severity::Note, "operator-policy", what, fix);
+        report.told(severity, "operator-policy", what, fix);
     }
 }
 
@@ -95,6 +107,7 @@ mod tests {
     use relevo_core::operate::Finding;
 
     use super::*;
+    use crate::management::SeenPolicy;
 
     fn plain(url: &str, management: Option<&str>) -> Vec<Finding> {
         let config = Config { management_url: management.map(str::to_owned), ..Config::new(url) };
@@ -113,6 +126,31 @@ mod tests {
         assert!(found.iter().all(|finding| finding.subject == "plain-text" && finding.fix.is_some()));
         assert!(found[0].seen.contains("`rabbit.example`") && found[1].seen.contains("`10.0.0.1`"), "{found:?}");
         assert!(!format!("{found:?}").contains("swordfish"));
+    }
+
+    #[test]
+    fn an_operator_policy_that_drops_is_a_warning_and_flags_that_are_hidden_are_told() {
+        let policy = |setting: &str| SeenPolicy {
+            name: setting.to_owned(),
+            definition: [(setting.to_owned(), 5.into())].into(),
+            ..SeenPolicy::default()
+        };
+        let seen = Snapshot {
+            version: "3.10.8".to_owned(),
+            operator_policies: Some(
+                ["max-length", "message-ttl", "expires", "max-in-memory-length"].map(policy).into(),
+            ),
+            nodes: Some(std::iter::once(("a".to_owned(), true)).collect()),
+            ..Snapshot::default()
+        };
+        let mut report = Report::default();
+        examine(&Config::new("amqp://localhost"), &seen, &mut report);
+        let found = report.findings();
+        let of = |subject: &str, severity| {
+            found.iter().filter(|one| one.subject == subject && one.severity == severity).count()
+        };
+        assert_eq!((of("operator-policy", Severity::Warning), of("operator-policy", Severity::Note)), (3, 1));
+        assert_eq!(of("management", Severity::Note), 1, "{found:?}");
     }
 
     #[test]

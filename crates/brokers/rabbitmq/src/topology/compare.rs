@@ -70,7 +70,11 @@ impl Part<'_> {
             Self::Queue(queue) => state(with.queues.get(&queue.name), |seen| queue_differs(queue, seen)),
             Self::Binding(binding) => state(with.bindings.iter().find(|seen| is(binding, seen)), |_| Vec::new()),
         };
-        Piece { name: self.name(), state }
+        let unseen = match self {
+            Self::Flag(_) if with.flags.is_none() => " (cannot be seen by a user without the tag `administrator`)",
+            _ => "",
+        };
+        Piece { name: format!("{}{unseen}", self.name()), state }
     }
 }
 
@@ -171,6 +175,9 @@ mod tests {
         assert_eq!(piece.state, State::Differs(vec![difference("state", "enabled", "disabled")]));
         seen.flags = Some(BTreeSet::from([AT_LEAST_ONCE_FLAG.to_owned()]));
         assert_eq!(declared.parts()[0].compared(&seen).state, State::Same);
+        seen.flags = None;
+        let hidden = declared.parts()[0].compared(&seen);
+        assert!(hidden.name.contains("cannot be seen") && hidden.state == State::Same, "{hidden:?}");
     }
 
     #[test]

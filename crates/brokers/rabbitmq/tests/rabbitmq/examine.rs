@@ -227,6 +227,30 @@ async fn an_exchange_that_does_not_stay_or_takes_nothing_is_a_danger() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_exchange_in_between_that_does_not_stay_is_a_danger() {
+    let stage = stage().await;
+    stage.queue("q", safe_but(&json!({ "x-dead-letter-exchange": "dying", "x-dead-letter-routing-key": null }))).await;
+    for name in ["between", "rest", "dying"] {
+        let options = ExchangeDeclareOptions::default();
+        let declare = stage.channel.exchange_declare(name.into(), Kind::Fanout, options, FieldTable::default());
+        declare.await.expect("an exchange");
+    }
+    stage.exchange("front", Kind::Topic, json!({ "alternate-exchange": "rest" })).await;
+    let options = ExchangeBindOptions::default();
+    let bind =
+        stage.channel.exchange_bind("between".into(), "front".into(), "a".into(), options, FieldTable::default());
+    bind.await.expect("a binding");
+    stage.bind("between", "", "q").await;
+    stage.bind("rest", "", "q").await;
+    stage.bind("dying", "", "q.dead").await;
+    let findings = stage.examine(&["front/a", "front/b"]).await;
+    for name in ["between", "rest", "dying"] {
+        findings.has(Danger, "exchange-durable", name);
+    }
+    findings.good("exchange-durable", "front");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn what_could_not_be_looked_at_is_told() {
     let stage = stage().await;
     let findings = stage.examine_with(Config { management_url: None, ..stage.config() }, &["q"]).await;

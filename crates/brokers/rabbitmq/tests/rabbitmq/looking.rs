@@ -1,6 +1,7 @@
 //! Looking at servers that are set up otherwise than the shared one: the management API behind TLS, and a cluster.
 
 use std::net::TcpListener;
+use std::time::{Duration, Instant};
 
 use relevo_broker_rabbitmq::{Config, Identity, RabbitAdmin, Tls};
 use relevo_core::administer::{Administer as _, Expectations};
@@ -55,7 +56,7 @@ async fn the_management_api_is_asked_over_tls_by_who_may() {
         assert_eq!(refused.class(), Class::Blocked, "{}", refused.describe());
     }
 
-    // Who may publish may not look; who may look does not see the nodes without a further tag.
+    // Who may publish may not look; who may look does not see the nodes, nor the feature flags, without further tags.
     let looker = Config { user: Some("looker".into()), password: Some("p@ss:word".into()), ..good.clone() };
     let refused = examine(looker.clone()).await.expect_err("a user without a tag");
     assert_eq!(refused.class(), Class::Blocked, "{}", refused.describe());
@@ -63,7 +64,10 @@ async fn the_management_api_is_asked_over_tls_by_who_may() {
     examine(looker.clone()).await.expect("findings").has(Note, "management", "monitoring");
     private.ctl(&["set_user_tags", "looker", "monitoring"]).await;
     let in_url = format!("https://looker:p%40ss%3Aword@localhost:{port}");
-    examine(Config { management_url: Some(in_url), ..good }).await.expect("findings").all_good();
+    let looker = Config { management_url: Some(in_url), ..good };
+    examine(looker.clone()).await.expect("findings").has(Note, "management", "administrator");
+    private.ctl(&["set_user_tags", "looker", "administrator"]).await;
+    examine(looker).await.expect("findings").all_good();
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -81,5 +85,12 @@ async fn one_copy_in_a_cluster_is_a_danger() {
     findings.good("queue-replicas", "three");
     findings.has(Danger, "queue-replicas", "classic");
     cluster.nodes()[2].kill9().await;
-    stage.examine(&["three"]).await.has(Warning, "cluster-node", "three@localhost");
+    // The other nodes take their time to notice.
+    let deadline = Instant::now() + Duration::from_secs(30);
+    let mut findings = stage.examine(&["three"]).await;
+    while !findings.0.iter().any(|finding| finding.subject == "cluster-node") && Instant::now() < deadline {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        findings = stage.examine(&["three"]).await;
+    }
+    findings.has(Warning, "cluster-node", "three@localhost");
 }
