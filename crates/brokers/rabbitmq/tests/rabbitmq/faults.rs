@@ -99,6 +99,7 @@ async fn a_server_that_fails_loses_nothing() {
     Side::of(&server.amqp_url()).await.quorum_queue("orders", &[]).await;
     let broker = open(config(server.amqp_url())).await;
     the_servers_own_size_limit_is_poison(&server, &broker).await;
+    a_queue_that_stands_still_holds_only_its_own_address(&server, &broker).await;
     an_alarm_is_an_outage_and_loses_nothing(&server, &broker, true).await;
     an_alarm_is_an_outage_and_loses_nothing(&server, &broker, false).await;
     a_frozen_server_is_noticed_and_loses_nothing(&server, &broker).await;
@@ -111,6 +112,24 @@ async fn the_servers_own_size_limit_is_poison(server: &Private, broker: &RabbitB
     assert_eq!(publish(broker, &[large]).await, [Some(Class::Poison)]);
     publish_all(broker, &[to("orders", 2, "k")]).await;
     assert_eq!(Side::of(&server.amqp_url()).await.take_all("orders").await.len(), 1);
+}
+
+async fn a_queue_that_stands_still_holds_only_its_own_address(server: &Private, broker: &RabbitBroker) {
+    let side = Side::of(&server.amqp_url()).await;
+    side.quorum_queue("still", &[]).await;
+    publish_all(broker, &[to("still", 1, "a")]).await;
+    // The process of the queue, as when it has no majority: it takes messages and confirms none.
+    server.ctl(&["eval", "sys:suspend('%2F_still')."]).await;
+    let throttled = Some(Class::Throttled(Duration::from_secs(1)));
+    // Alone, it cannot be told from a server that answers nothing.
+    assert_eq!(publish(broker, &[to("still", 2, "a")]).await, [Some(Class::Unknown)]);
+    for number in 10..13 {
+        let batch = [to("still", number, "a"), to("orders", number, "b")];
+        assert_eq!(publish(broker, &batch).await, [throttled, None], "round {number}");
+    }
+    server.ctl(&["eval", "sys:resume('%2F_still')."]).await;
+    until(broker, &to("still", 20, "a"), None).await;
+    side.take_all("orders").await;
 }
 
 async fn an_alarm_is_an_outage_and_loses_nothing(server: &Private, broker: &RabbitBroker, memory: bool) {
