@@ -140,11 +140,11 @@ pub async fn a_cancelled_receive_loses_nothing(harness: &mut impl ConsumerHarnes
 /// Two that receive from one consumer at once get everything between them, each once, and neither waits for the other for
 /// ever.
 pub async fn two_receivers_of_one_consumer_share(harness: &mut impl ConsumerHarness) {
-    const ALL: usize = 600;
+    const ALL: usize = 3_000;
     harness.group("billing", ADDRESS).await;
     let batch: Vec<Publication> =
         (1_u32..).take(ALL).map(|number| publication(number, &format!("k-{}", number % 50))).collect();
-    publish_all(&harness.broker().await, &batch).await;
+    let broker = harness.broker().await;
     let consumer = harness.consumer("billing", 100).await;
     let seen = Mutex::new(Vec::new());
     let is_whole = || seen.lock().expect("no holder panics").len() >= ALL;
@@ -153,7 +153,7 @@ pub async fn two_receivers_of_one_consumer_share(harness: &mut impl ConsumerHarn
         let mut ended = whole.subscribe();
         while !is_whole() {
             let some = tokio::select! {
-                some = consumer.receive(7) => some.expect("deliveries"),
+                some = consumer.receive(100) => some.expect("deliveries"),
                 _ = ended.wait_for(|ended| *ended) => return,
             };
             let answers: Vec<_> = some.iter().map(|delivery| (delivery.tag, Answer::Acknowledge)).collect();
@@ -162,7 +162,13 @@ pub async fn two_receivers_of_one_consumer_share(harness: &mut impl ConsumerHarn
         }
         whole.send_replace(true);
     };
-    soon(async { tokio::join!(receiver(), receiver()) }).await;
+    // Few at a time, so that each looks at every lane, and finds some of them busy with the other's answers.
+    let publisher = async {
+        for few in batch.chunks(15) {
+            publish_all(&broker, few).await;
+        }
+    };
+    soon(async { tokio::join!(receiver(), receiver(), publisher) }).await;
     let mut seen = seen.into_inner().expect("no holder panics");
     seen.sort_unstable();
     assert_eq!(seen, (1_i64..).take(ALL).collect::<Vec<_>>());
