@@ -5,7 +5,7 @@ use async_nats::jetstream::{ErrorCode, stream};
 use async_trait::async_trait;
 use relevo_core::administer::{Administer, Expectations, Piece, State};
 use relevo_core::failure::Failure;
-use relevo_core::operate::Finding;
+use relevo_core::operate::{Finding, Severity};
 
 use crate::classify::Error;
 use crate::config::Config;
@@ -76,6 +76,19 @@ impl NatsAdmin {
     }
 }
 
+fn not_looked_at(error: &Error) -> Finding {
+    Finding {
+        severity: Severity::Note,
+        subject: "not-looked-at".to_owned(),
+        seen: format!("streams and consumers were not looked at: {error} without an answer"),
+        fix: Some(
+            "give this login the right to publish to `$JS.API.STREAM.LIST` and `$JS.API.CONSUMER.LIST.*`, and to \
+             subscribe to `_INBOX.>`"
+                .to_owned(),
+        ),
+    }
+}
+
 fn is_taken(kind: &CreateStreamErrorKind) -> bool {
     matches!(kind, CreateStreamErrorKind::JetStream(error) if error.error_code() == ErrorCode::STREAM_NAME_EXIST)
 }
@@ -91,7 +104,12 @@ impl Administer for NatsAdmin {
     }
 
     async fn examine(&self, expectations: &Expectations) -> Result<Vec<Finding>, Failure> {
-        let seen = self.seen(&expectations.addresses).await?;
+        let seen = match self.seen(&expectations.addresses).await {
+            Ok(seen) => seen,
+            // There is a connection, and nobody answers on it: mostly a right is missing, which the server does not say.
+            Err(error @ Error::Api { .. }) => return Ok(vec![not_looked_at(&error)]),
+            Err(error) => return Err(error.into()),
+        };
         let sync = examine::Sync::ask(&self.config, &seen).await;
         Ok(examine::examine(&self.config, expectations, &seen, &sync))
     }

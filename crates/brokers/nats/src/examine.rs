@@ -9,6 +9,7 @@ use relevo_core::report::{Report, some_of};
 use relevo_core::template::Template;
 
 use crate::config::Config;
+use crate::lanes;
 use crate::snapshot::Snapshot;
 use crate::topology::words;
 
@@ -30,22 +31,29 @@ pub(crate) fn examine(config: &Config, expectations: &Expectations, seen: &Snaps
     for group in &config.topology.groups {
         names.extend([group.stream.clone(), group.dead_stream()]);
     }
+    if !config.topology.groups.is_empty()
+        && let Some(bucket) = seen.streams.get(&lanes::stream_name())
+    {
+        streams::examine_bucket(bucket, seen, &mut report);
+    }
     for address in &expectations.addresses {
         names.extend(examine_address(config, address, seen, &mut report));
     }
+    let sent: Vec<String> = expectations.addresses.iter().flat_map(|address| subjects(config, address)).collect();
     for name in names {
         let Some(info) = seen.streams.get(&name) else {
             let what = format!("stream `{name}` of the topology is not there");
             report.told(Severity::Warning, "stream-missing", what, "run `relevo topology apply`".to_owned());
             continue;
         };
-        streams::examine(info, seen, expectations, sync, &mut report);
+        streams::examine(info, &sent, seen, expectations, sync, &mut report);
         let of_it = seen.consumers.iter().filter(|((stream, _), _)| *stream == name);
         for (_, consumer) in of_it {
             consumers::examine(consumer, &mut report);
         }
     }
     consumers::examine_groups(config, seen, &mut report);
+    consumers::examine_lanes(config, &expectations.addresses, &mut report);
     report.findings()
 }
 
@@ -71,11 +79,15 @@ fn takes(stream: &stream::Config, subject: &str) -> bool {
 fn examine_address(config: &Config, address: &str, seen: &Snapshot, report: &mut Report) -> BTreeSet<String> {
     let mut reached = BTreeSet::new();
     let mut unbound = Vec::new();
+    let mut elsewhere = BTreeSet::new();
     for subject in subjects(config, address) {
         let takes = |info: &&stream::Info| takes(&info.config, &subject);
         let streams: Vec<String> = seen.streams.values().filter(takes).map(|info| info.config.name.clone()).collect();
         if streams.is_empty() {
             unbound.push(format!("`{subject}`"));
+        }
+        if config.stream.as_ref().is_some_and(|expected| !streams.contains(expected)) {
+            elsewhere.extend(streams.iter().map(|name| format!("`{name}`")));
         }
         reached.extend(streams);
     }
@@ -85,8 +97,8 @@ fn examine_address(config: &Config, address: &str, seen: &Snapshot, report: &mut
             let what = format!("address `{address}`: no stream stores the subject {}", some_of(&unbound));
             report.told(Severity::Danger, "route-unbound", what, fix());
         }
-        Some(expected) if !reached.contains(expected) => {
-            let streams = reached.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>();
+        Some(expected) if !elsewhere.is_empty() => {
+            let streams: Vec<String> = elsewhere.into_iter().collect();
             let what =
                 format!("address `{address}` is stored by {}, not by the expected `{expected}`", some_of(&streams));
             report.told(Severity::Danger, "route-unbound", what, fix());

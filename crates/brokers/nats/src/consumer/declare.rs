@@ -140,6 +140,9 @@ pub(crate) fn difference(group: &Group, lane: u16, is: &consumer::Config) -> Opt
         ("max_ack_pending", is.max_ack_pending.to_string(), wanted.max_ack_pending.to_string()),
         ("max_deliver", is.max_deliver.to_string(), wanted.max_deliver.to_string()),
         ("deliver_subject", format!("{:?}", is.deliver_subject), "None".to_owned()),
+        ("headers_only", is.headers_only.to_string(), wanted.headers_only.to_string()),
+        ("inactive_threshold", format!("{:?}", is.inactive_threshold), format!("{:?}", wanted.inactive_threshold)),
+        ("mem_storage", is.memory_storage.to_string(), wanted.memory_storage.to_string()),
     ];
     let differing: Vec<String> = parts
         .into_iter()

@@ -3,9 +3,11 @@
 use async_nats::jetstream::consumer::{self, AckPolicy};
 use relevo_core::operate::Severity;
 use relevo_core::report::Report;
+use relevo_core::template::Template;
 
 use crate::config::Config;
 use crate::snapshot::Snapshot;
+use crate::topology::words;
 
 /// Looks at one durable consumer, whoever made it.
 pub(super) fn examine(info: &consumer::Info, report: &mut Report) {
@@ -43,5 +45,36 @@ pub(super) fn examine_groups(config: &Config, seen: &Snapshot, report: &mut Repo
         } else {
             report.good("settings-ignored", name);
         }
+    }
+}
+
+/// Whether the groups of what is published read as many lanes as it is published to.
+pub(super) fn examine_lanes(config: &Config, addresses: &[String], report: &mut Report) {
+    let told = |lanes: Option<u16>| lanes.map_or("no lanes".to_owned(), |lanes| format!("{lanes} lanes"));
+    for group in &config.topology.groups {
+        let reads = |address: &&String| {
+            let template = Template::new(address);
+            // Without lanes of its own a group that reads what has some sees the lane as a word.
+            let with_lane = config.lanes.map(|_| Template::new(&format!("{address}.0")));
+            group.subjects.iter().any(|subject| {
+                let words = words(subject);
+                template.could_match(&words)
+                    || (group.lanes.is_none() && with_lane.as_ref().is_some_and(|subject| subject.could_match(&words)))
+            })
+        };
+        let Some(address) = addresses.iter().find(reads) else { continue };
+        if group.lanes == config.lanes {
+            report.good("lanes-differ", format!("group `{}`", group.name));
+            continue;
+        }
+        let what = format!(
+            "group `{}` has {} and reads `{address}`, which is published to {}: messages never come, or with a wrong \
+             address",
+            group.name,
+            told(group.lanes),
+            told(config.lanes)
+        );
+        let fix = "give the broker's section and the group the same `lanes`".to_owned();
+        report.told(Severity::Danger, "lanes-differ", what, fix);
     }
 }

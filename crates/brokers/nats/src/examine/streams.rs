@@ -2,13 +2,16 @@
 
 use std::time::Duration;
 
+use async_nats::jetstream::consumer;
 use async_nats::jetstream::stream::{self, DiscardPolicy, PersistenceMode, RetentionPolicy, StorageType};
 use relevo_core::administer::Expectations;
 use relevo_core::operate::Severity;
-use relevo_core::report::Report;
+use relevo_core::report::{Report, some_of};
+use relevo_core::template::Template;
 
 use super::Sync;
 use crate::snapshot::Snapshot;
+use crate::topology::words;
 
 /// Who keeps messages for less than that should know.
 const SHORT: Duration = Duration::from_hours(24);
@@ -16,6 +19,7 @@ const SHORT: Duration = Duration::from_hours(24);
 /// Looks at one stream.
 pub(super) fn examine(
     info: &stream::Info,
+    subjects: &[String],
     seen: &Snapshot,
     expectations: &Expectations,
     sync: &Sync,
@@ -26,7 +30,7 @@ pub(super) fn examine(
     look.acknowledgement(report);
     look.replicas(seen, report);
     look.limits(report);
-    look.retention(seen, report);
+    look.retention(subjects, seen, report);
     let window = info.config.duplicate_window;
     if window < expectations.repeat_horizon {
         let what = format!(
@@ -39,6 +43,19 @@ pub(super) fn examine(
         look.good("duplicate-window", report);
     }
     sync.tell(&look.name, info.config.num_replicas, report);
+}
+
+/// Looks at the bucket in which consumers keep what became of each message.
+pub(super) fn examine_bucket(info: &stream::Info, seen: &Snapshot, report: &mut Report) {
+    let look = Look { config: &info.config, name: format!("stream `{}`", info.config.name) };
+    look.storage(report);
+    look.replicas(seen, report);
+    if info.config.max_age.is_zero() {
+        look.good("max-age", report);
+    } else {
+        let what = format!("forgets after {:?} what became of messages: they come again", info.config.max_age);
+        look.told(Severity::Danger, "max-age", &what, "remove its `max_age`", report);
+    }
 }
 
 struct Look<'a> {
@@ -118,6 +135,7 @@ impl Look<'_> {
         } else {
             self.good("discard-old", report);
         }
+        self.room(&limits, report);
         let age = self.config.max_age;
         if age.is_zero() {
             self.good("max-age", report);
@@ -129,13 +147,35 @@ impl Look<'_> {
         }
     }
 
-    fn retention(&self, seen: &Snapshot, report: &mut Report) {
-        let consumed = seen.consumers.keys().any(|(stream, _)| *stream == self.config.name);
+    /// Whether a full stream ever gets room again.
+    fn room(&self, limits: &[(&str, i64)], report: &mut Report) {
+        let limit = limits.iter().find(|(_, limit)| *limit > 0);
+        let for_good = self.config.discard == DiscardPolicy::New
+            && self.config.retention == RetentionPolicy::Limits
+            && self.config.max_age.is_zero();
+        match limit {
+            Some((name, limit)) if for_good => {
+                let what = format!("has `{name}` {limit} and nothing that removes messages: once full it stays full");
+                let fix = "set `max_age`, or `retention` to `workqueue` or `interest`, or remove the limit";
+                self.told(Severity::Warning, "stream-fills", &what, fix, report);
+            }
+            _ => self.good("stream-fills", report),
+        }
+    }
+
+    fn retention(&self, subjects: &[String], seen: &Snapshot, report: &mut Report) {
         match self.config.retention {
-            RetentionPolicy::Interest if !consumed => {
+            RetentionPolicy::Interest if !self.is_consumed(seen) => {
                 let what = "keeps messages only while consumers want them, and has none: what is confirmed is dropped";
                 let fix = "declare its groups before anything is sent, or set `retention` to `limits`";
                 self.told(Severity::Danger, "stream-retention", what, fix, report);
+            }
+            RetentionPolicy::Interest if !self.unwanted(subjects, seen).is_empty() => {
+                let unwanted = some_of(&self.unwanted(subjects, seen));
+                let what =
+                    format!("keeps only what consumers want, and none wants {unwanted}: it is confirmed and dropped");
+                let fix = "declare a group of these subjects before anything is sent, or set `retention` to `limits`";
+                self.told(Severity::Danger, "stream-retention", &what, fix, report);
             }
             RetentionPolicy::Interest => {
                 let what = "keeps messages only while consumers want them: a group that comes later misses them";
@@ -147,5 +187,28 @@ impl Look<'_> {
             }
             RetentionPolicy::Limits => self.good("stream-retention", report),
         }
+    }
+
+    fn consumers<'s>(&self, seen: &'s Snapshot) -> impl Iterator<Item = &'s consumer::Config> {
+        let own = seen.consumers.iter().filter(|((stream, _), _)| *stream == self.config.name);
+        own.map(|(_, info)| &info.config).filter(|config| config.durable_name.is_some())
+    }
+
+    fn is_consumed(&self, seen: &Snapshot) -> bool {
+        self.consumers(seen).next().is_some()
+    }
+
+    /// The subjects of routes that this stream takes and no durable consumer filters.
+    fn unwanted(&self, subjects: &[String], seen: &Snapshot) -> Vec<String> {
+        let wants = |config: &consumer::Config, subject: &str| {
+            let one = (!config.filter_subject.is_empty()).then_some(&config.filter_subject);
+            let mut filters = one.into_iter().chain(&config.filter_subjects).peekable();
+            let template = Template::new(subject);
+            filters.peek().is_none() || filters.any(|filter| template.could_match(&words(filter)))
+        };
+        let unwanted = |subject: &&String| {
+            super::takes(self.config, subject) && !self.consumers(seen).any(|config| wants(config, subject))
+        };
+        subjects.iter().filter(unwanted).map(|subject| format!("`{subject}`")).collect()
     }
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use super::words::overlap;
 use super::{Stream, Topology};
 use crate::classify::Error;
 
@@ -21,6 +22,16 @@ impl Topology {
                 return Err(Error::Config(format!("two streams of the topology are called `{}`", stream.name)));
             }
         }
+        for (at, one) in self.streams.iter().enumerate() {
+            for other in &self.streams[..at] {
+                if let Some((ours, theirs)) = one.overlap(other) {
+                    let (one, other) = (&one.name, &other.name);
+                    return Err(Error::Config(format!(
+                        "the streams `{other}` and `{one}` of the topology overlap: `{theirs}` and `{ours}`"
+                    )));
+                }
+            }
+        }
         let mut groups = BTreeSet::new();
         for group in &self.groups {
             group.check()?;
@@ -34,6 +45,12 @@ impl Topology {
 }
 
 impl Stream {
+    /// A subject of each, if some message would be of both.
+    fn overlap<'a>(&'a self, other: &'a Self) -> Option<(&'a str, &'a str)> {
+        let pairs = self.subjects.iter().flat_map(|ours| other.subjects.iter().map(move |theirs| (&**ours, &**theirs)));
+        pairs.into_iter().find(|(ours, theirs)| overlap(ours, theirs))
+    }
+
     fn check(&self) -> Result<(), Error> {
         let wrong = |why: &str| Err(Error::Config(format!("the stream `{}` {why}", self.name)));
         let fits = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
@@ -94,6 +111,10 @@ mod tests {
         }
         let twice = Topology { streams: vec![good(), good()], groups: Vec::new() };
         assert!(twice.check().is_err());
+        let overlapping = vec![good(), Stream::new("PAID", ["invoices", "orders.paid"])];
+        let refused =
+            Topology { streams: overlapping, groups: Vec::new() }.check().expect_err("one subject, two streams");
+        assert!(refused.to_string().ends_with("overlap: `orders.>` and `orders.paid`"), "{refused}");
         let group = Group::new("billing", "ORDERS", ["orders.>"]);
         let clash = Topology { streams: vec![Stream::new("billing-dead", ["x"])], groups: vec![group] };
         assert!(clash.check().is_err());

@@ -31,7 +31,8 @@ impl Topology {
                 Some(found) => of(subjects(&dead.subjects, &found.config.subjects).into_iter().collect()),
             };
             pieces.push(Piece { name: format!("stream `{}`", dead.name), state });
-            pieces.extend((0..group.lane_count()).map(|lane| consumer_piece(group, lane, seen)));
+            let is_known = self.streams.iter().any(|stream| stream.name == group.stream);
+            pieces.extend((0..group.lane_count()).map(|lane| consumer_piece(group, lane, seen, is_known)));
         }
         pieces
     }
@@ -94,9 +95,13 @@ fn foreign(name: &str, wanted: &[String], seen: &Snapshot) -> State {
     }
 }
 
-fn consumer_piece(group: &Group, lane: u16, seen: &Snapshot) -> Piece {
+/// A durable consumer; its stream must be there, unless it is known to be made before.
+fn consumer_piece(group: &Group, lane: u16, seen: &Snapshot, is_known: bool) -> Piece {
     let name = group.durable(lane);
     let state = match seen.consumers.get(&(group.stream.clone(), name.clone())) {
+        None if !is_known && !seen.streams.contains_key(&group.stream) => {
+            State::Differs(vec![difference("stream", &group.stream, "neither at the server nor in the topology")])
+        }
         None => State::Missing,
         Some(found) => of(consumer_differences(group, lane, &found.config)),
     };
@@ -135,12 +140,18 @@ fn consumer_differences(group: &Group, lane: u16, found: &consumer::Config) -> V
         &filters(&found.filter_subject, &found.filter_subjects),
     );
     let push = found.deliver_subject.clone().unwrap_or_else(|| "none".to_owned());
+    let replicas = |own| if own == 0 { "those of the stream".to_owned() } else { format!("{own}") };
     let rows = [
         ("ack_policy", format!("{:?}", wanted.ack_policy), format!("{:?}", found.ack_policy)),
         ("ack_wait", format!("{:?}", wanted.ack_wait), format!("{:?}", found.ack_wait)),
         ("max_ack_pending", wanted.max_ack_pending.to_string(), found.max_ack_pending.to_string()),
         ("max_deliver", wanted.max_deliver.to_string(), found.max_deliver.to_string()),
         ("deliver_subject", "none".to_owned(), push),
+        ("headers_only", wanted.headers_only.to_string(), found.headers_only.to_string()),
+        ("inactive_threshold", format!("{:?}", wanted.inactive_threshold), format!("{:?}", found.inactive_threshold)),
+        ("mem_storage", wanted.memory_storage.to_string(), found.memory_storage.to_string()),
+        // None of its own is that of its stream.
+        ("num_replicas", "those of the stream".to_owned(), replicas(found.num_replicas)),
     ];
     first.into_iter().chain(rows.into_iter().filter_map(row)).collect()
 }

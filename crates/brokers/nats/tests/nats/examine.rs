@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use async_nats::jetstream::consumer::{AckPolicy, pull};
 use async_nats::jetstream::stream::{self, DiscardPolicy, PersistenceMode, RetentionPolicy, StorageType};
-use relevo_broker_nats::{Config, Group, Stream, Topology};
-use relevo_core::administer::Administer as _;
+use relevo_broker_nats::{Auth, Config, Group, NatsAdmin, Stream, Topology};
+use relevo_core::Class;
+use relevo_core::administer::{Administer as _, Expectations};
 use relevo_core::operate::Severity::{self, Danger, Note, Warning};
 use relevo_testkit::NatsVersion;
 use relevo_testkit::nats::{Private, Settings};
@@ -192,4 +193,65 @@ async fn one_replica_in_a_cluster_is_a_danger() {
     }
     stage.stream(stream::Config { num_replicas: 3, ..stage.safe() }).await;
     stage.examine().await.good("stream-replicas", &stage.name);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_that_fills_up_for_good_is_a_warning() {
+    let stage = Stage::shared(NatsVersion::V2_15).await;
+    let full = stream::Config { max_messages: 1_000, ..stage.safe() };
+    stage.stream(full.clone()).await;
+    stage.examine().await.has(Warning, "stream-fills", &stage.name);
+    stage.stream(stream::Config { max_age: Duration::from_hours(48), ..full.clone() }).await;
+    stage.examine().await.good("stream-fills", &stage.name);
+    stage.stream(stream::Config { retention: RetentionPolicy::WorkQueue, ..full }).await;
+    stage.examine().await.good("stream-fills", &stage.name);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn interest_in_only_some_of_what_is_sent_is_a_danger() {
+    let stage = Stage::shared(NatsVersion::V2_15).await;
+    let lanes = || Config { lanes: Some(2), ..stage.config() };
+    for (filter, severity) in [("orders.0", Danger), ("orders.*", Note)] {
+        stage.stream(stream::Config { retention: RetentionPolicy::Interest, ..stage.safe() }).await;
+        let filter_subject = format!("{}.{filter}", stage.name);
+        consumer(&stage, pull::Config { filter_subject, ..Default::default() }).await;
+        let findings = stage.examine_with(lanes(), &[&stage.subject()]).await;
+        findings.has(severity, "stream-retention", &stage.name);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_group_with_other_lanes_than_what_it_reads_is_a_danger() {
+    let stage = Stage::shared(NatsVersion::V2_15).await;
+    stage.stream(stage.safe()).await;
+    for (published, read, is_good) in [(4, 4, true), (4, 2, false)] {
+        let group =
+            Group { lanes: Some(read), ..Group::new(format!("g{}", stage.name), &stage.name, [stage.subject()]) };
+        let topology = Topology { streams: Vec::new(), groups: vec![group.clone()] };
+        let config = Config { lanes: Some(published), topology, ..stage.config() };
+        let findings = stage.examine_with(config, &[&stage.subject()]).await;
+        if is_good {
+            findings.good("lanes-differ", &group.name);
+        } else {
+            findings.has(Danger, "lanes-differ", &group.name);
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_without_jetstream_or_without_rights_is_told_in_a_sentence() {
+    let users = "accounts { A { users: [ { user: \"a\", password: \"p\" } ] }, B { jetstream: enabled, users: \
+         [ { user: \"b\", password: \"p\", permissions: { publish: { deny: [ \"$JS.API.STREAM.LIST\" ] } } } ] } }";
+    let private = Private::start(NatsVersion::V2_15, Settings::new().config(users)).await;
+    let auth = |user: &str| Auth::UserPassword { user: user.to_owned(), password: "p".to_owned() };
+    let ack_deadline = Duration::from_millis(500);
+    let config = |user| Config { auth: auth(user), ack_deadline, ..Config::new(private.url()) };
+    let expectations = Expectations { addresses: Vec::new(), repeat_horizon: Duration::from_mins(5) };
+    let without = NatsAdmin::new(config("a")).expect("a configuration that can be").examine(&expectations).await;
+    let failure = without.expect_err("there is no JetStream");
+    assert_eq!(failure.class(), Class::Blocked, "{}", failure.describe());
+    assert!(failure.describe().contains("JetStream is not enabled"), "{}", failure.describe());
+    let denied = NatsAdmin::new(config("b")).expect("a configuration that can be").examine(&expectations).await;
+    let findings = denied.expect("findings");
+    assert!(matches!(&findings[..], [one] if one.severity == Note && one.subject == "not-looked-at"), "{findings:?}");
 }
