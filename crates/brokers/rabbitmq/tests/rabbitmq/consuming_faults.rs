@@ -8,7 +8,7 @@ use relevo_conformance::broker::harness::{
     ADDRESS, BrokerHarness as _, number, publication, publish_all, receive, soon,
 };
 use relevo_core::{Answer, Class, Consumer as _, Publication};
-use relevo_testkit::rabbitmq::Private;
+use relevo_testkit::rabbitmq::{Private, Settings};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
@@ -161,4 +161,24 @@ async fn a_server_short_of_memory_can_be_emptied_and_retries_wait() {
         assert!(some.iter().all(|one| one.count == 2));
         seen.extend(some.iter().map(number));
     }
+}
+
+/// `consumer_timeout`: the server closes the channel with a code that it also has for what a person must mend.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_delivery_that_is_out_for_too_long_comes_again_and_calls_nobody() {
+    let server = Private::start_with(Settings::new().config("consumer_timeout = 1000")).await;
+    // It looks once a minute otherwise.
+    server.ctl(&["eval", "application:set_env(rabbit, channel_tick_interval, 200)."]).await;
+    let groups = Groups::private(server).await;
+    let queue = groups.queue(QUEUE);
+    groups.declare(&queue, ADDRESS).await;
+    publish_all(&groups.broker().await, &batch(1..2)).await;
+    let consumer = consumer(&groups.config(), &queue.group(), Membership::default()).await.expect("a consumer");
+    let first = receive(&consumer, 1).await.remove(0);
+    // Nothing but the message is told.
+    let again = receive(&consumer, 1).await.remove(0);
+    assert_eq!((number(&again), again.count), (number(&first), 2));
+    let lost = soon(consumer.settle(&[(first.tag, Answer::Acknowledge)])).await.expect("an answer");
+    assert_eq!(lost, [first.tag]);
+    assert_eq!(soon(consumer.settle(&[(again.tag, Answer::Acknowledge)])).await.expect("settled"), []);
 }
