@@ -45,6 +45,8 @@ const BEAT: Duration = Duration::from_millis(250);
 const STATUS_EVERY: Duration = Duration::from_secs(1);
 /// The first pause before a refused message is tried again; doubled each time.
 const RETRY_BASE: Duration = Duration::from_millis(600);
+/// No pause is longer: attempts are counted over kills of the demo, its refusals begin anew with each start.
+const RETRY_MAX: Duration = Duration::from_secs(4);
 /// Short, so that a demo that was killed is soon carried on by the next.
 const LEASE: Duration = Duration::from_secs(3);
 /// At the end, what is under way is waited for as long as something has its effect this often. Longer than any retry's
@@ -260,7 +262,7 @@ fn relay_config() -> Config {
     let route = Route {
         name: "orders".to_owned(),
         topic: "orders".to_owned(),
-        policy: Policy { base: RETRY_BASE, ..Policy::default() },
+        policy: Policy { base: RETRY_BASE, ceiling: RETRY_MAX, ..Policy::default() },
         ..Route::everything()
     };
     Config {
