@@ -1,7 +1,6 @@
 //! What people ask of an outbox and tell it: one file a command, all of them written against the core's traits.
 
 mod backlog;
-mod base64;
 mod completions;
 mod dead;
 mod destination;

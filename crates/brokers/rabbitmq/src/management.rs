@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
 use http::header::{AUTHORIZATION, CONTENT_TYPE};
 use http::{HeaderValue, Method, Request, StatusCode, Uri};
 use http_body_util::{BodyExt as _, Full, Limited};
@@ -20,7 +22,6 @@ use crate::classify::Error;
 use crate::config::{Config, Tls};
 use crate::topology::Policy;
 
-mod base64;
 mod seen;
 mod snapshot;
 
@@ -61,7 +62,7 @@ impl Management {
         };
         let base = format!("{scheme}://{}", host.trim_end_matches('/'));
         base.parse::<Uri>().map_err(|_| wrong())?;
-        let basic = format!("Basic {}", base64::encode(format!("{user}:{password}").as_bytes()));
+        let basic = format!("Basic {}", BASE64_STANDARD.encode(format!("{user}:{password}")));
         let mut authorization = HeaderValue::try_from(basic).map_err(|_| wrong())?;
         authorization.set_sensitive(true);
         Ok(Some(Self {

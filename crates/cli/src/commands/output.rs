@@ -3,13 +3,13 @@
 use std::io::{self, Write as _};
 
 use anyhow::Result;
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
 use clap::Args;
 use jiff::Timestamp;
 use relevo_core::Message;
 use relevo_core::operate::{Listed, Shard};
 use serde_json::{Value, json};
-
-use super::base64;
 
 /// How a command that reads answers.
 #[derive(Debug, Clone, Copy, Args)]
@@ -53,7 +53,7 @@ pub(super) fn add_content(value: &mut Value, message: &Message) {
     match (parsed, text) {
         (Some(parsed), _) => value["payload"] = parsed,
         (None, Some(text)) => value["payload_text"] = text.into(),
-        (None, None) => value["payload_base64"] = base64::encode(&message.payload).into(),
+        (None, None) => value["payload_base64"] = BASE64_STANDARD.encode(&message.payload).into(),
     }
 }
 

@@ -4,12 +4,13 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader, IsTerminal as _, Write as _};
 
 use anyhow::{Context as _, Result};
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
 use indicatif::{ProgressBar, ProgressStyle};
 use jiff::Timestamp;
 use relevo_core::{Draft, MessageId, OnRepeat};
 use serde_json::{Map, Value, json};
 
-use crate::commands::base64;
 use crate::exit::{Code, interrupted, usage};
 use crate::outbox::{Place, Refused, Writer};
 use crate::report::say;
@@ -147,7 +148,9 @@ fn draft(line: &str) -> Result<Draft, String> {
     let Value::Object(mut fields) = value else { return Err("not an object".to_owned()) };
     let payload = match (fields.remove("payload"), fields.remove("payload_base64")) {
         (Some(json), None) => Ok(json),
-        (None, Some(Value::String(text))) => Err(base64::decode(&text).ok_or("`payload_base64` is not base64")?),
+        (None, Some(Value::String(text))) => {
+            Err(BASE64_STANDARD.decode(&text).map_err(|_| "`payload_base64` is not base64")?)
+        }
         (None, Some(_)) => return Err("`payload_base64` is not base64".to_owned()),
         _ => return Err("one of `payload` and `payload_base64` is needed".to_owned()),
     };
