@@ -1,7 +1,7 @@
 //! The rules of Relevo and the shapes that its parts agree on.
 //!
 //! Nothing here awaits a clock, a socket or a disk: time, jitter and identifiers come in as values, decisions go out as
-//! values. The ports ([`store`], [`operate`], [`broker`], [`consume`], [`administer`]) are traits that the engines call and
+//! values. The ports ([`store`], [`operate`], [`broker`], [`consume`], [`inbox`], [`administer`]) are traits that the engines call and
 //! adapters implement.
 
 pub mod administer;
@@ -11,6 +11,7 @@ pub mod delivery;
 pub mod draft;
 pub mod failure;
 pub mod headers;
+pub mod inbox;
 pub mod limits;
 pub mod message;
 pub mod operate;

@@ -1,0 +1,335 @@
+//! What operators see of consumers and do with them.
+
+use async_trait::async_trait;
+use bytestring::ByteString;
+use jiff::Timestamp;
+
+use super::{Arrival, Entry, State};
+use crate::message::MessageId;
+use crate::store::StoreError;
+
+/// A consumer in a list.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Consumer {
+    /// Its name.
+    pub name: String,
+    /// A person paused the whole of it.
+    pub paused: bool,
+    /// Its living members.
+    pub members: u32,
+    /// When one of its members was last heard of.
+    pub beat_at: Option<Timestamp>,
+    /// When one of its members last took a message.
+    pub last_message_at: Option<Timestamp>,
+    /// Messages in its retry table, counted up to 10 000.
+    pub waiting: u64,
+    /// Dead letters that wait for a person, counted up to 10 000.
+    pub dead: u64,
+}
+
+/// A process that works for a consumer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Member {
+    /// For people.
+    pub name: String,
+    /// Whether it counts as alive.
+    pub alive: bool,
+    /// When it was last heard of.
+    pub beat_at: Timestamp,
+    /// When it last took a message.
+    pub last_message_at: Option<Timestamp>,
+}
+
+/// A lane of a consumer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lane {
+    /// Its name.
+    pub name: String,
+    /// The member that has it, by name.
+    pub owner: Option<String>,
+    /// Rises with every change of owner.
+    pub epoch: i64,
+    /// Everything up to this number of the broker's was settled when it was last written.
+    pub mark: Option<u64>,
+    /// A person paused it.
+    pub paused: bool,
+    /// Its breaker is open, and why.
+    pub breaker: Option<String>,
+    /// A person opened (`true`) or closed its breaker by force.
+    pub forced: Option<bool>,
+}
+
+/// A queue of the retry table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Queue {
+    /// The key, or the id of a message whose consumer keeps no order.
+    pub queue: ByteString,
+    /// The first message.
+    pub head: Entry,
+    /// How many messages wait in it.
+    pub length: u64,
+    /// Counted attempts of the first one.
+    pub attempts: u32,
+    /// When it is tried next; `None` if it waits for a person.
+    pub next_attempt_at: Option<Timestamp>,
+    /// Why the first one waits.
+    pub error: String,
+}
+
+/// One consumer, with all that is known of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shown {
+    /// The line of the list.
+    pub consumer: Consumer,
+    /// Its members, living ones first.
+    pub members: Vec<Member>,
+    /// Its lanes.
+    pub lanes: Vec<Lane>,
+    /// The first queues of its retry table, by the time of their next attempt.
+    pub queues: Vec<Queue>,
+}
+
+/// What a person orders.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// Take nothing more.
+    Pause,
+    /// Go on.
+    Resume,
+    /// Count the far side as away.
+    OpenBreaker,
+    /// Count the far side as reachable.
+    CloseBreaker,
+    /// Let the breaker decide by itself again.
+    FreeBreaker,
+}
+
+/// What became of a dead letter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Fate {
+    /// It waits for a person.
+    Pending,
+    /// It was redriven.
+    Replayed,
+    /// A person put it aside.
+    Archived,
+}
+
+impl Fate {
+    /// Every fate.
+    pub const ALL: [Self; 3] = [Self::Pending, Self::Replayed, Self::Archived];
+
+    /// The word that SQL, JSON and people see.
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Pending => "pending",
+            Self::Replayed => "replayed",
+            Self::Archived => "archived",
+        }
+    }
+
+    /// The fate of this word.
+    pub fn of(word: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|fate| fate.word() == word)
+    }
+}
+
+/// A message that a consumer gave up.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeadLetter {
+    /// The consumer.
+    pub consumer: String,
+    /// The message, its bytes and headers as they came.
+    pub arrival: Arrival,
+    /// A word for what kind of error it was.
+    pub class: String,
+    /// The error.
+    pub error: String,
+    /// Where it happened, if the handler panicked.
+    pub backtrace: Option<String>,
+    /// Counted attempts.
+    pub attempts: u32,
+    /// When it first arrived here.
+    pub arrived_at: Timestamp,
+    /// When it was given up; if it was redriven and failed again, the last time.
+    pub dead_at: Timestamp,
+    /// How often it was redriven.
+    pub redriven: u32,
+    /// What became of it.
+    pub fate: Fate,
+    /// What people wrote to it.
+    pub note: Option<String>,
+}
+
+/// Which dead letters are meant; everything that is set must hold.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DeadFilter {
+    /// Of this consumer.
+    pub consumer: Option<String>,
+    /// Only these ids, if there are any.
+    pub ids: Vec<MessageId>,
+    /// Of this queue: the key, for a consumer that keeps order.
+    pub queue: Option<String>,
+    /// With an error of this kind.
+    pub class: Option<String>,
+    /// With this fate.
+    pub fate: Option<Fate>,
+    /// Given up at this time or later.
+    pub since: Option<Timestamp>,
+    /// Given up before this time.
+    pub until: Option<Timestamp>,
+}
+
+/// What is to be done with dead letters, by whom, and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mark {
+    /// Which ones. Only those that are pending are touched.
+    pub filter: DeadFilter,
+    /// Only tells what would be done.
+    pub dry_run: bool,
+    /// So many a second are tried; all at once without it.
+    pub rate: Option<u32>,
+    /// Who asks.
+    pub by: String,
+    /// Why; it is kept with the dead letter.
+    pub note: String,
+}
+
+/// What a consumer did with a message.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Trace {
+    /// The consumer.
+    pub consumer: String,
+    /// The message.
+    pub entry: Entry,
+    /// What it counts as: `processed`, `skipped`, `dead`, or `waiting` while it does.
+    pub state: State,
+    /// How often it came again and was not handled.
+    pub repeats: u32,
+    /// Where it was published to.
+    pub address: String,
+    /// Which lane it came through.
+    pub lane: String,
+    /// Its number at the broker.
+    pub place: Option<u64>,
+    /// What joins it with others.
+    pub correlation: Option<String>,
+    /// When it was entered, or last changed.
+    pub at: Timestamp,
+}
+
+/// What is replayed on purpose, to one consumer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// The consumer.
+    pub consumer: String,
+    /// Where messages are read from and which ones, in words that only the reader understands.
+    pub source: String,
+    /// How many messages it has.
+    pub count: u64,
+    /// So many a second at most.
+    pub rate: u32,
+    /// It stops by itself after so many new dead letters.
+    pub dead_max: u64,
+    /// Who asks.
+    pub by: String,
+    /// Why.
+    pub reason: String,
+}
+
+/// How a replay stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReplayState {
+    /// Messages are being fed.
+    Running,
+    /// Everything was fed.
+    Finished,
+    /// A person, or its stop condition, stopped it.
+    Stopped,
+}
+
+impl ReplayState {
+    /// Every state.
+    pub const ALL: [Self; 3] = [Self::Running, Self::Finished, Self::Stopped];
+
+    /// The word that SQL, JSON and people see.
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Running => "running",
+            Self::Finished => "finished",
+            Self::Stopped => "stopped",
+        }
+    }
+
+    /// The state of this word.
+    pub fn of(word: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|state| state.word() == word)
+    }
+}
+
+/// A replay, as it stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Replay {
+    /// Its number, above zero; the messages are entered under it.
+    pub number: u32,
+    /// What it does.
+    pub plan: Plan,
+    /// How it stands.
+    pub state: ReplayState,
+    /// Messages fed so far.
+    pub fed: u64,
+    /// Of those, how many were handled or skipped.
+    pub done: u64,
+    /// Of those, how many are dead letters.
+    pub dead: u64,
+    /// Where the reader goes on.
+    pub cursor: Option<String>,
+    /// When it began.
+    pub began_at: Timestamp,
+}
+
+/// What operators do with consumers.
+#[async_trait]
+pub trait Operate: Send + Sync {
+    /// Every consumer that was ever heard of.
+    async fn consumers(&self) -> Result<Vec<Consumer>, StoreError>;
+
+    /// One consumer, with the first `limit` queues of its retry table; `None` if nobody heard of it.
+    async fn consumer(&self, name: &str, limit: usize) -> Result<Option<Shown>, StoreError>;
+
+    /// Orders something of a consumer, or of one of its lanes. `false` if there is none of that name.
+    async fn order(&self, consumer: &str, lane: Option<&str>, order: Order) -> Result<bool, StoreError>;
+
+    /// Dead letters, oldest first.
+    async fn dead(&self, filter: &DeadFilter, limit: usize) -> Result<Vec<DeadLetter>, StoreError>;
+
+    /// Reopens dead letters, those of a queue in their order and in front of what waits behind them; says how many. A second
+    /// call reopens nothing.
+    async fn redrive(&self, mark: &Mark) -> Result<u64, StoreError>;
+
+    /// Puts dead letters aside; says how many. A queue that waited for one goes on.
+    async fn archive(&self, mark: &Mark) -> Result<u64, StoreError>;
+
+    /// What consumers did with a message.
+    async fn trace(&self, id: MessageId) -> Result<Vec<Trace>, StoreError>;
+
+    /// Begins a replay; says its number.
+    async fn begin_replay(&self, plan: &Plan) -> Result<u32, StoreError>;
+
+    /// Puts messages into the consumer's retry table under the replay's number, and notes where the reader goes on, or that it
+    /// has read everything. `false` if the replay does not run any more, and nothing was changed. A message that was fed before
+    /// is not fed again.
+    async fn feed(
+        &self,
+        consumer: &str,
+        number: u32,
+        fed: &[Arrival],
+        cursor: Option<&str>,
+    ) -> Result<bool, StoreError>;
+
+    /// Stops a replay; what of it waits in the retry table and was not begun is taken out. `false` if it did not run.
+    async fn stop_replay(&self, consumer: &str, number: u32) -> Result<bool, StoreError>;
+
+    /// The replays of a consumer, newest first.
+    async fn replays(&self, consumer: &str) -> Result<Vec<Replay>, StoreError>;
+}
