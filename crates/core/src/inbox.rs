@@ -302,6 +302,12 @@ pub trait Inbox: Send + Sync {
         claim: Claim,
     ) -> Result<Begun<Self::Transaction>, StoreError>;
 
+    /// Notes that the handling of a message ended without a result while the process lives: it is tried again by whoever has
+    /// it. How often its handling was started counts from zero again. A call's claim ends, so that the next call can claim:
+    /// the state goes back to [`State::Open`]. Changes nothing if the message has ended, waits, was never noted, or if the
+    /// claim is another's by now.
+    async fn ended(&self, entry: Entry, claim: Option<Claim>) -> Result<(), StoreError>;
+
     /// Keeps a message that was not handled, in the retry table or as a dead letter. `claim` is the one that its call had.
     async fn set_back(
         &self,
@@ -332,6 +338,10 @@ pub trait Inbox: Send + Sync {
     /// Takes lanes for a living member: those that it has already, that are free, or whose owner is dead and has no
     /// transaction open. The epoch of every lane that changes hands rises. Those that are another's are left out.
     async fn take(&self, owner: Uuid, lanes: &[Lane]) -> Result<Vec<Held>, StoreError>;
+
+    /// Frees lanes of a member that lives on, because the broker gives them to another by now. What others have is left as it
+    /// is. May wait for open transactions that hold the lanes.
+    async fn give_back(&self, owner: Uuid, lanes: &[Lane]) -> Result<(), StoreError>;
 
     /// Frees the lanes of a member and forgets it.
     async fn leave(&self, owner: Uuid) -> Result<(), StoreError>;
