@@ -1,4 +1,4 @@
-//! The suites that every store runs.
+//! The suites that every store, every inbox and every broker runs.
 //!
 //! A store's `tests/conformance.rs` has a harness and one line:
 //!
@@ -16,6 +16,7 @@ pub mod dead_letters;
 pub mod destinations;
 pub mod harness;
 pub mod ids;
+pub mod inbox;
 pub mod interleaved;
 pub mod leases;
 pub mod owners;

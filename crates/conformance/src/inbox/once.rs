@@ -1,0 +1,128 @@
+//! One row a message: the effect, what is emitted and the verdict happen with it, or not at all.
+
+use relevo_core::inbox::{Arrival, Entered, Inbox, State};
+
+use super::harness::Harness;
+use super::stage::{BILLING, arrival, begin, handle, line, lines, ok};
+
+/// The whole promise, in one process.
+pub async fn a_new_message_is_handled_once(h: &mut impl Harness) {
+    let inbox = h.inbox(BILLING).await;
+    let message = arrival(1, "a");
+    assert_eq!(handle(h, &inbox, std::slice::from_ref(&message)).await, [Entered::New]);
+    // A repeat, and another process.
+    let other = h.inbox(BILLING).await;
+    assert_eq!(handle(h, &inbox, std::slice::from_ref(&message)).await, [Entered::Repeat(State::Done)]);
+    assert_eq!(handle(h, &other, &[message]).await, [Entered::Repeat(State::Done)]);
+    assert_eq!(h.effects().await, lines(&[1]));
+}
+
+/// A handler that failed leaves no trace.
+pub async fn what_rolled_back_did_not_happen(h: &mut impl Harness) {
+    let inbox = h.inbox(BILLING).await;
+    let message = [arrival(1, "a")];
+    let (mut transaction, _) = begin(&inbox, &message).await;
+    h.effect(&mut transaction, "rolled back").await;
+    ok(inbox.roll_back(transaction).await);
+    assert!(h.effects().await.is_empty());
+    assert_eq!(handle(h, &inbox, &message).await, [Entered::New]);
+    assert_eq!(h.effects().await, lines(&[1]));
+}
+
+/// A handler that was cancelled, or panicked, rolls nothing back itself.
+pub async fn a_dropped_transaction_did_not_happen(h: &mut impl Harness) {
+    let inbox = h.inbox(BILLING).await;
+    let message = [arrival(1, "a")];
+    let (mut transaction, _) = begin(&inbox, &message).await;
+    h.effect(&mut transaction, "dropped").await;
+    drop(transaction);
+    assert_eq!(handle(h, &inbox, &message).await, [Entered::New]);
+    assert_eq!(h.effects().await, lines(&[1]));
+}
+
+/// What a handler emits goes out if and only if its effect happened.
+pub async fn effect_emitted_message_and_entry_are_one(h: &mut impl Harness) {
+    let inbox = h.inbox(BILLING).await;
+    let message = [arrival(1, "a")];
+    let (mut transaction, _) = begin(&inbox, &message).await;
+    h.effect(&mut transaction, "rolled back").await;
+    h.emit(&mut transaction).await;
+    ok(inbox.roll_back(transaction).await);
+    assert!(h.emitted().await.is_empty() && h.effects().await.is_empty());
+
+    let (mut transaction, entered) = begin(&inbox, &message).await;
+    assert_eq!(entered, [Entered::New]);
+    h.effect(&mut transaction, "committed").await;
+    let emitted = h.emit(&mut transaction).await;
+    ok(inbox.commit(transaction).await);
+    assert_eq!((h.emitted().await, h.effects().await), (vec![emitted], vec!["committed".to_owned()]));
+    assert_eq!(handle(h, &inbox, &message).await, [Entered::Repeat(State::Done)]);
+}
+
+/// Consumers share a database and nothing else.
+pub async fn each_consumer_handles_a_message_once(h: &mut impl Harness) {
+    let message = [arrival(1, "a")];
+    for consumer in [BILLING, "shipping"] {
+        let inbox = h.inbox(consumer).await;
+        assert_eq!(handle(h, &inbox, &message).await, [Entered::New]);
+        assert_eq!(handle(h, &inbox, &message).await, [Entered::Repeat(State::Done)]);
+    }
+    assert_eq!(h.effects().await, lines(&[1, 1]));
+}
+
+/// A replay is another handling, on purpose.
+pub async fn each_replay_handles_a_message_once(h: &mut impl Harness) {
+    let inbox = h.inbox(BILLING).await;
+    for replay in [0, 1, 2] {
+        let mut message = arrival(1, "a");
+        message.entry.replay = replay;
+        assert_eq!(handle(h, &inbox, std::slice::from_ref(&message)).await, [Entered::New]);
+        assert_eq!(handle(h, &inbox, &[message]).await, [Entered::Repeat(State::Done)]);
+    }
+}
+
+/// Recorded, so that people can tell it from what was handled; a repeat is a repeat.
+pub async fn a_skipped_message_counts_as_skipped(h: &mut impl Harness) {
+    let inbox = h.inbox(BILLING).await;
+    let messages = [arrival(1, "a"), arrival(2, "a")];
+    // Rolled back, it was not skipped either.
+    let (mut transaction, _) = begin(&inbox, &messages).await;
+    ok(inbox.skip(&mut transaction, messages[0].entry).await);
+    ok(inbox.roll_back(transaction).await);
+    let (mut transaction, entered) = begin(&inbox, &messages).await;
+    assert_eq!(entered, [Entered::New, Entered::New]);
+    ok(inbox.skip(&mut transaction, messages[0].entry).await);
+    ok(inbox.commit(transaction).await);
+    let again = handle(h, &inbox, &messages).await;
+    assert_eq!(again, [Entered::Repeat(State::Skipped), Entered::Repeat(State::Done)]);
+}
+
+/// Rows are entered in the order of their ids, so that batches cannot wait for each other in a circle; nobody sees that.
+pub async fn answers_come_in_the_order_asked(h: &mut impl Harness) {
+    let inbox = h.inbox(BILLING).await;
+    handle(h, &inbox, &[arrival(2, "b")]).await;
+    let batch: Vec<Arrival> = [3, 2, 1, 4].map(|number| arrival(number, &number.to_string())).into();
+    let entered = handle(h, &inbox, &batch).await;
+    assert_eq!(entered, [Entered::New, Entered::Repeat(State::Done), Entered::New, Entered::New]);
+    assert_eq!(h.effects().await, lines(&[2, 3, 1, 4]));
+}
+
+/// The broker gave it twice before anybody could answer.
+pub async fn the_same_message_twice_in_a_batch_is_handled_once(h: &mut impl Harness) {
+    let inbox = h.inbox(BILLING).await;
+    let batch = [arrival(1, "a"), arrival(2, "b"), arrival(1, "a")];
+    let entered = handle(h, &inbox, &batch).await;
+    assert_eq!(entered[..2], [Entered::New, Entered::New]);
+    assert!(matches!(entered[2], Entered::Repeat(_)), "{entered:?}");
+    assert_eq!(h.effects().await, lines(&[1, 2]));
+}
+
+/// Nothing to enter is no error: a handler may still want the transaction.
+pub async fn an_empty_batch_is_a_transaction(h: &mut impl Harness) {
+    let inbox = h.inbox(BILLING).await;
+    let (mut transaction, entered) = begin(&inbox, &[]).await;
+    assert!(entered.is_empty());
+    h.effect(&mut transaction, &line(&arrival(7, "a"))).await;
+    ok(inbox.commit(transaction).await);
+    assert_eq!(h.effects().await, lines(&[7]));
+}
