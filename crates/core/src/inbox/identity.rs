@@ -1,0 +1,108 @@
+//! Ids that are made, not brought: the same input gives the same id in every process.
+
+use sha2::{Digest as _, Sha256};
+use uuid::Uuid;
+
+use super::Entry;
+use crate::consume::Lane;
+use crate::message::MessageId;
+
+/// An id for a message that has none: from its bytes, where it was published to, and its number at the broker.
+///
+/// Headers are left out, for brokers change them from one delivery to the next. Without a `place`, two genuine messages with
+/// equal bytes are one: a broker that has no stable numbers cannot tell them from a repeat.
+pub fn of_foreign(address: &str, at: Option<(&Lane, u64)>, payload: &[u8]) -> MessageId {
+    let mut hash = Hash::new("relevo foreign message");
+    hash.part(address.as_bytes());
+    match at {
+        Some((lane, place)) => {
+            hash.part(lane.name().as_bytes());
+            hash.part(&place.to_be_bytes());
+        }
+        None => hash.part(&[]),
+    }
+    hash.part(payload);
+    MessageId::from_uuid(hash.finish())
+}
+
+/// An id for a message that names itself by something that is no UUID.
+pub fn of_name(address: &str, name: &[u8]) -> MessageId {
+    let mut hash = Hash::new("relevo named message");
+    hash.part(address.as_bytes());
+    hash.part(name);
+    MessageId::from_uuid(hash.finish())
+}
+
+/// The id under which a consumer calls the far side for a message: the same at every try of it, another one for every
+/// consumer and every replay.
+pub fn of_call(consumer: &str, entry: Entry) -> Uuid {
+    let mut hash = Hash::new("relevo call");
+    hash.part(consumer.as_bytes());
+    hash.part(entry.id.as_uuid().as_bytes());
+    hash.part(&entry.replay.to_be_bytes());
+    hash.finish()
+}
+
+/// Parts with their lengths, so that no two lists of parts run together into the same bytes.
+struct Hash(Sha256);
+
+impl Hash {
+    fn new(domain: &str) -> Self {
+        let mut hash = Self(Sha256::new());
+        hash.part(domain.as_bytes());
+        hash
+    }
+
+    fn part(&mut self, bytes: &[u8]) {
+        self.0.update((bytes.len() as u64).to_be_bytes());
+        self.0.update(bytes);
+    }
+
+    /// A version 8 UUID: the version for ids that somebody made in a way of their own.
+    fn finish(self) -> Uuid {
+        let digest = self.0.finalize();
+        let mut bytes = [0; 16];
+        bytes.copy_from_slice(&digest[..16]);
+        uuid::Builder::from_custom_bytes(bytes).into_uuid()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(replay: u32) -> Entry {
+        Entry { id: MessageId::v7(5, [1; 10]), replay }
+    }
+
+    #[test]
+    fn a_foreign_id_is_the_same_in_every_process() {
+        let lane = Lane::new("3");
+        let id = of_foreign("orders", Some((&lane, 7)), b"{}");
+        assert_eq!(id.to_string(), "ca0b4148-bddd-8646-8b19-f59dcfc44dde");
+    }
+
+    #[test]
+    fn equal_messages_at_different_places_are_two() {
+        let (one, other) = (Lane::new("1"), Lane::new("2"));
+        let ids = [
+            of_foreign("orders", None, b"{}"),
+            of_foreign("orders", Some((&one, 7)), b"{}"),
+            of_foreign("orders", Some((&one, 8)), b"{}"),
+            of_foreign("orders", Some((&other, 7)), b"{}"),
+            of_foreign("invoices", None, b"{}"),
+            of_foreign("orders", None, b"{ }"),
+            of_foreign("order", None, b"s{}"),
+        ];
+        let distinct: std::collections::BTreeSet<_> = ids.iter().collect();
+        assert_eq!(distinct.len(), ids.len());
+    }
+
+    #[test]
+    fn a_call_has_another_id_for_each_consumer_and_replay() {
+        assert_eq!(of_call("mail", entry(0)), of_call("mail", entry(0)));
+        assert_ne!(of_call("mail", entry(0)), of_call("mail", entry(1)));
+        assert_ne!(of_call("mail", entry(0)), of_call("tax", entry(0)));
+        assert_ne!(of_name("a", b"7"), of_name("b", b"7"));
+    }
+}

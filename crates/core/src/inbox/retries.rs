@@ -1,0 +1,147 @@
+//! When a handler tries a message again, and when it gives up.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+
+use crate::retry::{Backoff, Jitter, Policy};
+
+/// How a handler's failures are retried: first in memory, while the message stays with its worker, then durably, while it
+/// waits in the retry table or at the broker.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Retries {
+    /// The pauses of the tries in memory, one a try. They add up to less than a broker waits for an answer.
+    pub memory: Vec<Duration>,
+    /// The pauses of the durable tries. Its `attempts_max` counts all tries, those in memory and the first included.
+    pub durable: Policy,
+}
+
+impl Default for Retries {
+    fn default() -> Self {
+        Self {
+            memory: [1, 2, 5].map(Duration::from_secs).to_vec(),
+            durable: Policy {
+                base: Duration::from_secs(15),
+                backoff: Backoff::Exponential { factor: 3 },
+                ceiling: Duration::from_mins(15),
+                ..Policy::default()
+            },
+        }
+    }
+}
+
+/// What becomes of a message after a counted failure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Its worker tries it again after this pause.
+    Again(Duration),
+    /// It waits for so long, where a restart does not lose it.
+    Later(Duration),
+    /// It goes to the dead letters.
+    Bury,
+}
+
+impl Retries {
+    /// No tries in memory: every failure waits durably.
+    pub fn durable_only(self) -> Self {
+        Self { memory: Vec::new(), ..self }
+    }
+
+    /// So many tries in memory, each pause twice as long as the one before, none longer than the ceiling.
+    pub fn growing(self, first: Duration, ceiling: Duration, tries: u32) -> Self {
+        let policy = Policy {
+            base: first,
+            backoff: Backoff::Exponential { factor: 2 },
+            ceiling,
+            jitter_percent: 0,
+            attempts_max: u32::MAX,
+        };
+        Self { memory: (1..=tries).map(|attempt| policy.pause(attempt, Jitter::NONE)).collect(), ..self }
+    }
+
+    /// Decides after the `attempt`-th counted failure (1 for the first).
+    pub fn after(&self, attempt: u32, jitter: Jitter) -> Step {
+        if attempt >= self.durable.attempts_max {
+            return Step::Bury;
+        }
+        let tries = u32::try_from(self.memory.len()).unwrap_or(u32::MAX);
+        match usize::try_from(attempt.saturating_sub(1)).ok().and_then(|index| self.memory.get(index)) {
+            Some(pause) => Step::Again(*pause),
+            None => Step::Later(self.durable.pause(attempt - tries, jitter)),
+        }
+    }
+
+    /// The attempts that lie behind a message which the broker delivers for the `count`-th time, where it is the broker that
+    /// keeps it between durable tries: all those in memory were made at the first delivery, and one at each later one.
+    pub fn attempts_before(&self, count: u32) -> u32 {
+        match count {
+            0 | 1 => 0,
+            more => u32::try_from(self.memory.len()).unwrap_or(u32::MAX).saturating_add(more - 1),
+        }
+    }
+}
+
+/// Whether a message entered the log longer ago than the inbox remembers: it may have been handled and forgotten.
+pub fn is_expired(created_at: Timestamp, now: Timestamp, remembered: Duration) -> bool {
+    u128::try_from(now.duration_since(created_at).as_millis()).is_ok_and(|age| age > remembered.as_millis())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn secs(secs: u64) -> Duration {
+        Duration::from_secs(secs)
+    }
+
+    #[test]
+    fn tries_in_memory_come_first_then_durable_ones_then_the_end() {
+        let retries =
+            Retries { durable: Policy { attempts_max: 6, ..Retries::default().durable }, ..Retries::default() };
+        let steps: Vec<Step> = (1..=6).map(|attempt| retries.after(attempt, Jitter::NONE)).collect();
+        let expected = [
+            Step::Again(secs(1)),
+            Step::Again(secs(2)),
+            Step::Again(secs(5)),
+            Step::Later(secs(15)),
+            Step::Later(secs(45)),
+            Step::Bury,
+        ];
+        assert_eq!(steps, expected);
+    }
+
+    #[test]
+    fn pauses_in_memory_grow_up_to_their_ceiling() {
+        let retries = Retries::default().growing(secs(1), secs(5), 4);
+        assert_eq!(retries.memory, [1, 2, 4, 5].map(secs));
+    }
+
+    #[test]
+    fn the_brokers_count_goes_on_where_the_tries_in_memory_ended() {
+        let retries = Retries::default();
+        let behind: Vec<u32> = (1..=4).map(|count| retries.attempts_before(count)).collect();
+        assert_eq!(behind, [0, 4, 5, 6]);
+        assert_eq!(retries.durable_only().attempts_before(2), 1);
+    }
+
+    #[test]
+    fn a_message_is_expired_once_it_is_older_than_the_memory() {
+        let made = Timestamp::UNIX_EPOCH;
+        assert!(!is_expired(made, made + secs(10), secs(10)));
+        assert!(is_expired(made, made + secs(11), secs(10)));
+        assert!(!is_expired(made + secs(60), made, secs(10)), "a clock that is behind expires nothing");
+    }
+
+    proptest! {
+        #[test]
+        fn every_message_ends(attempts_max in 1u32..50, tries in 0usize..60, random: u32) {
+            let memory = vec![secs(1); tries];
+            let retries = Retries { memory, durable: Policy { attempts_max, ..Policy::default() } };
+            prop_assert_eq!(retries.after(attempts_max, Jitter::from_random(random)), Step::Bury);
+            for attempt in 1..attempts_max {
+                prop_assert_ne!(retries.after(attempt, Jitter::from_random(random)), Step::Bury);
+            }
+        }
+    }
+}
