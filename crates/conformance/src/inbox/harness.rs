@@ -37,7 +37,8 @@ pub trait Harness: Send + Sync {
     /// The handler's effect: writes a line into the ledger, in the handler's transaction.
     async fn effect(&self, transaction: &mut Handling<Self>, line: &str);
 
-    /// The committed lines of the ledger, in the order in which they were written.
+    /// The committed lines of the ledger, in the order in which they were written, where one
+    /// transaction followed the other.
     async fn effects(&self) -> Vec<String>;
 
     /// Emits any message to the outbox, in the handler's transaction.

@@ -1,5 +1,5 @@
 //! An outbox in memory that behaves as the PostgreSQL store does: transactions with late commits, ticks and windows,
-//! leases with epochs, parked keys, dead letters.
+//! leases with epochs, parked keys, dead letters. And an inbox: rows, lanes, the retry table, redrive and replay.
 //!
 //! It is the model that the other stores are compared with, and what the simulator runs on: everything in it is ordered,
 //! ids come from a seed, and time is tokio's, so that a paused clock drives it and a run can be repeated exactly.
@@ -18,6 +18,7 @@
 
 mod config;
 mod dead;
+mod inbox;
 mod inspect;
 mod leases;
 mod log;
@@ -35,6 +36,8 @@ mod upkeep;
 mod tests;
 
 pub use config::{MAIN, Settings, Start};
+pub use inbox::Inbox;
+pub use inbox::operate::Operator;
 pub use inspect::{KeyState, Parked};
 pub use outbox::Outbox;
 pub use store::Destination;

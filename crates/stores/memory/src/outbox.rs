@@ -3,10 +3,13 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use relevo_core::inbox::Keeping;
 use relevo_core::slot::SLOTS;
 use relevo_core::store::{Position, StoreError};
 
 use crate::config::{MAIN, Settings, Start};
+use crate::inbox::Inbox;
+use crate::inbox::operate::Operator;
 use crate::leases;
 use crate::state::{State, micros};
 use crate::store::Destination;
@@ -32,6 +35,21 @@ impl Outbox {
     /// Begins a transaction; several may be open at once.
     pub fn begin(&self) -> Transaction {
         Transaction::begin(&self.0)
+    }
+
+    /// A handle on a consumer's inbox, as each of its members has one.
+    pub fn inbox(&self, consumer: &str, keeping: Keeping) -> Inbox {
+        Inbox::new(&self.0, consumer, keeping)
+    }
+
+    /// A handle on all inboxes, for an operator.
+    pub fn operator(&self) -> Operator {
+        Operator::new(&self.0)
+    }
+
+    /// What applications committed to the ledger, in the order of the commits.
+    pub fn ledger(&self) -> Vec<String> {
+        lock(&self.0).ledger.clone()
     }
 
     /// A handle for a relay or an operator. If there is no such destination, every call says so.
@@ -85,7 +103,7 @@ impl Outbox {
         }
     }
 
-    /// Makes everything that retention looks at older. Leases and retries stay as they are.
+    /// Makes everything that retention and pruning look at older. Leases, claims and retries stay as they are.
     pub fn age(&self, time: Duration) {
         let by = micros(time);
         let mut state = lock(&self.0);
@@ -99,6 +117,9 @@ impl Outbox {
             for (time, _) in &mut shard.progress {
                 *time = time.saturating_sub(by);
             }
+        }
+        for desk in state.desks.values_mut() {
+            desk.age(by);
         }
     }
 }

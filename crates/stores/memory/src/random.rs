@@ -1,5 +1,7 @@
 //! Numbers that only look random.
 
+use uuid::Uuid;
+
 /// `SplitMix64`: small, good enough for ids, and the same everywhere.
 #[derive(Clone, Debug)]
 pub(crate) struct Random(u64);
@@ -23,5 +25,10 @@ impl Random {
         bytes[..8].copy_from_slice(&self.next().to_be_bytes());
         bytes[8..].copy_from_slice(&self.next().to_be_bytes()[..2]);
         bytes
+    }
+
+    /// A token that nobody else has.
+    pub(crate) fn uuid(&mut self) -> Uuid {
+        Uuid::from_u64_pair(self.next(), self.next())
     }
 }

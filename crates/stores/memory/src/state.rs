@@ -1,14 +1,17 @@
 //! Everything that the outbox remembers, behind one lock.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 use relevo_core::MessageId;
 use relevo_core::store::StoreError;
+use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use crate::config::Settings;
+use crate::inbox::desk::Desk;
 use crate::leases::Destination;
 use crate::log::Log;
 use crate::random::Random;
@@ -42,6 +45,12 @@ pub(crate) struct State {
     pub(crate) scheduled: BTreeMap<(Micros, u64), Scheduled>,
     pub(crate) next_scheduled: u64,
     pub(crate) destinations: BTreeMap<String, Destination>,
+    /// What applications committed.
+    pub(crate) ledger: Vec<String>,
+    /// The inboxes by their consumers.
+    pub(crate) desks: BTreeMap<String, Desk>,
+    /// Told whenever a transaction has ended.
+    pub(crate) ends: Arc<Notify>,
 }
 
 impl State {
@@ -57,6 +66,9 @@ impl State {
             scheduled: BTreeMap::new(),
             next_scheduled: 0,
             destinations: BTreeMap::new(),
+            ledger: Vec::new(),
+            desks: BTreeMap::new(),
+            ends: Arc::default(),
         }
     }
 

@@ -4,10 +4,12 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
+use relevo_core::inbox::{Entry, State as Known};
 use relevo_core::limits::LimitError;
 use relevo_core::message::Headers;
 use relevo_core::{Message, MessageId};
 
+use crate::inbox::pending::Pending;
 use crate::outbox::lock;
 use crate::state::{Micros, State, micros, timestamp};
 
@@ -97,6 +99,10 @@ pub(crate) struct Open {
     /// Assigned by the first write, before any sequence number is taken.
     xid: Option<i64>,
     done: Vec<Done>,
+    /// Lines for the ledger.
+    lines: Vec<String>,
+    /// What it does to an inbox, if it is a handler's.
+    pub(crate) inbox: Option<Pending>,
 }
 
 /// Something to undo.
@@ -106,6 +112,9 @@ enum Done {
     Scheduled((Micros, u64)),
     Claimed(MessageId),
     Cancelled((Micros, u64)),
+    Recorded,
+    /// A message of the inbox counted as this before.
+    Marked(Entry, Known),
 }
 
 /// A message that waits for its time.
@@ -119,11 +128,12 @@ pub(crate) struct Scheduled {
 
 impl Transaction {
     pub(crate) fn begin(state: &Arc<Mutex<State>>) -> Self {
-        let mut guard = lock(state);
-        let token = guard.next_token;
-        guard.next_token += 1;
-        guard.open.insert(token, Open::default());
-        drop(guard);
+        let token = lock(state).open(None);
+        Self::of(state, token)
+    }
+
+    /// The transaction of this token, which is open.
+    pub(crate) fn of(state: &Arc<Mutex<State>>, token: u64) -> Self {
         Self { state: Arc::clone(state), token }
     }
 
@@ -135,6 +145,16 @@ impl Transaction {
     /// Takes a scheduled message back, once the transaction commits; whether it was still waiting.
     pub fn cancel(&mut self, id: MessageId) -> Result<bool, TransactionError> {
         lock(&self.state).cancel(self.token, id)
+    }
+
+    /// Writes a line into the ledger, the one table that applications have here: a handler's effect.
+    pub fn record(&mut self, line: impl Into<String>) -> Result<(), TransactionError> {
+        lock(&self.state).record(self.token, line.into())
+    }
+
+    /// Changes what a message of the inbox counts as once the transaction commits.
+    pub(crate) fn mark(&mut self, entry: Entry, state: Known) -> Result<(), TransactionError> {
+        lock(&self.state).mark(self.token, entry, state)
     }
 
     /// A place to go back to.
@@ -163,6 +183,29 @@ impl Drop for Transaction {
 }
 
 impl State {
+    /// Opens a transaction; gives its token.
+    pub(crate) fn open(&mut self, inbox: Option<Pending>) -> u64 {
+        let token = self.next_token;
+        self.next_token += 1;
+        self.open.insert(token, Open { inbox, ..Open::default() });
+        token
+    }
+
+    fn record(&mut self, token: u64, line: String) -> Result<(), TransactionError> {
+        let open = self.open.get_mut(&token).ok_or(TransactionError::Lost)?;
+        open.lines.push(line);
+        open.done.push(Done::Recorded);
+        Ok(())
+    }
+
+    fn mark(&mut self, token: u64, entry: Entry, state: Known) -> Result<(), TransactionError> {
+        let open = self.open.get_mut(&token).ok_or(TransactionError::Lost)?;
+        if let Some(before) = open.inbox.as_mut().and_then(|pending| pending.mark(entry, state)) {
+            open.done.push(Done::Marked(entry, before));
+        }
+        Ok(())
+    }
+
     fn emit(&mut self, token: u64, draft: Draft) -> Result<MessageId, TransactionError> {
         if !self.open.contains_key(&token) {
             return Err(TransactionError::Lost);
@@ -245,14 +288,26 @@ impl State {
                         // The lock of a message that this transaction emitted itself stays until it ends.
                     }
                 }
+                Done::Recorded => {
+                    open.lines.pop();
+                }
+                Done::Marked(entry, before) => {
+                    open.inbox.as_mut().and_then(|pending| pending.mark(entry, before));
+                }
             }
         }
     }
 
     fn commit(&mut self, token: u64) -> Result<(), TransactionError> {
-        let open = self.open.remove(&token).ok_or(TransactionError::Lost)?;
+        let mut open = self.open.remove(&token).ok_or(TransactionError::Lost)?;
         if let Some(xid) = open.xid {
             self.log.end(xid);
+        }
+        self.ledger.append(&mut open.lines);
+        if let Some(pending) = open.inbox {
+            let now = self.now();
+            let desk = self.desks.entry(pending.consumer.to_string()).or_default();
+            pending.apply(desk, now);
         }
         self.scheduled.retain(|_, scheduled| scheduled.locked != Some(token) || !scheduled.cancelled);
         self.unlock(token);
@@ -271,6 +326,7 @@ impl State {
         for scheduled in self.scheduled.values_mut().filter(|scheduled| scheduled.locked == Some(token)) {
             scheduled.locked = None;
         }
+        self.ends.notify_waiters();
     }
 
     /// Moves scheduled messages whose time has come into the log, in the order of their times, in a transaction of its

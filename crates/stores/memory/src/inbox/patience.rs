@@ -1,0 +1,39 @@
+//! Waiting for other transactions, for a short time.
+
+use std::pin::pin;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use relevo_core::store::StoreError;
+use tokio::time::{Instant, timeout_at};
+
+use crate::outbox::lock;
+use crate::state::State;
+
+/// How long a call waits for another transaction before it says that it is busy.
+pub(crate) const PATIENCE: Duration = Duration::from_millis(100);
+
+/// Tries, again whenever a transaction has ended, until nothing is in the way or patience is. An attempt that finds
+/// something in its way changes nothing and gives `None`.
+pub(crate) async fn patiently<T>(state: &Mutex<State>, mut attempt: impl FnMut(&mut State) -> Option<T>) -> Option<T> {
+    let ends = Arc::clone(&lock(state).ends);
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let mut end = pin!(ends.notified());
+        // From here on no end is missed, whatever happens before it is awaited.
+        end.as_mut().enable();
+        let answer = attempt(&mut lock(state));
+        if answer.is_some() || timeout_at(deadline, end).await.is_err() {
+            return answer;
+        }
+    }
+}
+
+/// The same for a call whose answer has no word for being busy.
+pub(crate) async fn or_fail<T>(
+    state: &Mutex<State>,
+    attempt: impl FnMut(&mut State) -> Option<T>,
+) -> Result<T, StoreError> {
+    let busy = || StoreError::Broken("another transaction holds the row".into());
+    patiently(state, attempt).await.ok_or_else(busy)
+}

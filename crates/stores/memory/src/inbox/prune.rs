@@ -1,0 +1,58 @@
+//! What is forgotten, and when.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use relevo_core::inbox::operate::Fate;
+use relevo_core::inbox::{Keeping, State as Known};
+
+use super::desk::Desk;
+use crate::state::{Micros, micros};
+
+/// How long after its death a member is still shown.
+const DEAD_MEMBERS: Duration = Duration::from_hours(24);
+
+impl Desk {
+    /// Deletes what is older than its retention, so many of each kind at most; whether there is more.
+    pub(crate) fn prune(&mut self, keeping: &Keeping, limit: usize, now: Micros) -> bool {
+        let before = |time: Duration| now.saturating_sub(micros(time));
+        // What is in any other state is still needed, whatever its age: a repeat of it must be known.
+        let rows = drain(&mut self.rows, limit, |row| {
+            matches!(row.state, Known::Done | Known::Skipped) && row.changed < before(keeping.done)
+        });
+        let letters = drain(&mut self.letters, limit, |letter| {
+            letter.fate != Fate::Pending && letter.marked < before(keeping.dead)
+        });
+        let traces = keeping.trace.is_some_and(|time| drain(&mut self.traces, limit, |trace| trace.at < before(time)));
+        let members = drain(&mut self.members, limit, |member| member.until < before(DEAD_MEMBERS));
+        rows || letters || traces || members
+    }
+
+    /// Makes everything that pruning looks at older.
+    pub(crate) fn age(&mut self, by: Micros) {
+        let older = |time: &mut Micros| *time = time.saturating_sub(by);
+        for row in self.rows.values_mut() {
+            older(&mut row.arrived);
+            older(&mut row.changed);
+        }
+        for letter in self.letters.values_mut() {
+            older(&mut letter.arrived);
+            older(&mut letter.dead);
+            older(&mut letter.marked);
+        }
+        self.traces.values_mut().for_each(|trace| older(&mut trace.at));
+        for member in self.members.values_mut() {
+            older(&mut member.beat);
+            older(&mut member.until);
+        }
+    }
+}
+
+/// Removes the first values that are old; whether there are more.
+fn drain<K: Ord + Copy, V>(map: &mut BTreeMap<K, V>, limit: usize, is_old: impl Fn(&V) -> bool) -> bool {
+    let old: Vec<K> = map.iter().filter(|(_, value)| is_old(value)).map(|(key, _)| *key).collect();
+    for key in old.iter().take(limit) {
+        map.remove(key);
+    }
+    old.len() > limit
+}

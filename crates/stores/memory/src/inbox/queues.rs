@@ -1,0 +1,90 @@
+//! The retry table as members work on it: claim a queue, handle its first messages, give it back.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use bytestring::ByteString;
+use relevo_core::inbox::{Due, Entered, State as Known};
+
+use super::enter::pending;
+use super::pending::{Deed, Kind, Pending};
+use super::{Asking, Opened};
+use crate::state::{Micros, State, micros};
+
+impl State {
+    /// Claims queues whose time has come, those that waited longest first.
+    pub(crate) fn due(&mut self, asking: &Asking, queues: usize, messages: usize, lasts: Duration) -> Vec<Due> {
+        let now = self.now();
+        let until = now.saturating_add(micros(lasts));
+        self.due_queues(asking, now)
+            .into_iter()
+            .take(queues)
+            .filter_map(|name| {
+                let token = self.random.uuid();
+                let desk = self.desk(asking);
+                let queue = desk.queues.get_mut(&name)?;
+                queue.claim = Some((token, until));
+                let (attempts, started, reopened) = match queue.messages.values_mut().next() {
+                    None => (0, 0, false),
+                    Some(first) => {
+                        first.started += 1;
+                        let row = desk.rows.get(&first.arrival.entry);
+                        (first.attempts, first.started, row.is_some_and(|row| row.state == Known::Reopened))
+                    }
+                };
+                let first = queue.messages.iter().take(messages);
+                let messages = first.map(|(number, waiting)| (*number, waiting.arrival.clone())).collect();
+                Some(Due { queue: name, token, attempts, started, reopened, messages })
+            })
+            .collect()
+    }
+
+    /// Queues that nobody has, wait for nobody, and whose time has come.
+    fn due_queues(&mut self, asking: &Asking, now: Micros) -> Vec<ByteString> {
+        let queues = self.desk(asking).queues.iter();
+        let due = queues.filter(|(_, queue)| queue.held.is_empty() && queue.next <= now && !queue.is_claimed(now));
+        let mut due: Vec<(Micros, ByteString)> = due.map(|(name, queue)| (queue.next, name.clone())).collect();
+        due.sort();
+        due.into_iter().map(|(_, name)| name).filter(|name| !self.is_queue_locked(&asking.consumer, name)).collect()
+    }
+
+    /// Opens the transaction of a claimed queue's first message.
+    pub(crate) fn enter_first(&mut self, asking: &Asking, due: &Due, number: i64) -> Option<Opened> {
+        let now = self.now();
+        let queue = self.desk(asking).queues.get(&due.queue);
+        let queue = queue.filter(|queue| queue.is_claimed_by(due.token) && queue.is_claimed(now));
+        let queue = queue.filter(|queue| queue.first() == Some(number));
+        let Some(arrival) = queue.and_then(|queue| queue.messages.get(&number)).map(|first| first.arrival.clone())
+        else {
+            return Some(Opened::Lost);
+        };
+        if self.is_row_locked(&asking.consumer, arrival.entry) {
+            return None;
+        }
+        let deed = Deed { arrival, kind: Kind::Ends(Known::Done, Some(number)) };
+        let queues = BTreeSet::from([due.queue.clone()]);
+        let pending = Pending { queues, deeds: vec![deed], ..pending(asking) };
+        Some(Opened::Open(self.open(Some(pending)), vec![Entered::New]))
+    }
+
+    /// Ends a claim. Whether the queue is empty is looked at while nobody can append to it.
+    pub(crate) fn release(&mut self, asking: &Asking, due: &Due) -> Option<()> {
+        let now = self.now();
+        if self.is_queue_locked(&asking.consumer, &due.queue) {
+            return None;
+        }
+        let desk = self.desk(asking);
+        let Some(queue) = desk.queues.get_mut(&due.queue).filter(|queue| queue.is_claimed_by(due.token)) else {
+            return Some(());
+        };
+        queue.claim = None;
+        queue.next = now;
+        if let Some(first) = queue.messages.values_mut().next() {
+            // It was given back in peace, whatever was begun.
+            first.started = 0;
+        } else if queue.held.is_empty() {
+            desk.queues.remove(&due.queue);
+        }
+        Some(())
+    }
+}

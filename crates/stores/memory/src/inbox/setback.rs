@@ -1,0 +1,117 @@
+//! Messages that were not handled: they wait, or are given up.
+
+use relevo_core::inbox::{Arrival, Claim, Due, Held, Kept, Setback, State as Known, Stop};
+
+use super::Asking;
+use super::desk::{Desk, Queue, Waiting};
+use crate::state::{Micros, State, micros};
+
+impl State {
+    /// Keeps a message that came live.
+    pub(crate) fn set_back(
+        &mut self,
+        asking: &Asking,
+        arrival: &Arrival,
+        held: Option<&Held>,
+        claim: Option<Claim>,
+        setback: &Setback,
+    ) -> Option<Kept> {
+        let now = self.now();
+        if !self.desk(asking).holds(held) {
+            return Some(Kept::Lost);
+        }
+        // A queue that is to wait for a person changes; one that grows does not.
+        let in_use = setback.stop == Stop::DeadHold && self.is_queue_locked(&asking.consumer, &arrival.queue);
+        if in_use || self.is_row_locked(&asking.consumer, arrival.entry) {
+            return None;
+        }
+        let desk = self.desk(asking);
+        match desk.rows.get(&arrival.entry) {
+            None if claim.is_none() => {}
+            Some(row) if row.state == Known::Open && claim.is_none() => {}
+            Some(row) if claim.is_some_and(|claim| row.is_claimed_by(claim)) => {}
+            None => return Some(Kept::Lost),
+            Some(row) if matches!(row.state, Known::Open | Known::Calling) => return Some(Kept::Lost),
+            Some(row) => {
+                let state = row.state;
+                desk.trace_repeat(asking.traced(), arrival.entry);
+                return Some(Kept::Repeat(state));
+            }
+        }
+        desk.keep(arrival, setback, now);
+        desk.trace(asking.traced(), arrival, state_after(setback.stop), now);
+        Some(Kept::Kept)
+    }
+
+    /// Keeps the first message of a claimed queue.
+    pub(crate) fn set_back_due(&mut self, asking: &Asking, due: &Due, number: i64, setback: &Setback) -> Option<Kept> {
+        let now = self.now();
+        if self.is_queue_locked(&asking.consumer, &due.queue) {
+            return None;
+        }
+        let desk = self.desk(asking);
+        let queue = desk.queues.get_mut(&due.queue).filter(|queue| queue.is_claimed_by(due.token));
+        let Some(queue) = queue.filter(|queue| queue.first() == Some(number)) else { return Some(Kept::Lost) };
+        let Some(arrival) = queue.set_back(number, setback, now) else { return Some(Kept::Lost) };
+        match setback.stop {
+            Stop::Retry { .. } => {}
+            Stop::DeadHold | Stop::DeadContinue => desk.bury(&arrival, setback, now),
+        }
+        desk.trace(asking.traced(), &arrival, state_after(setback.stop), now);
+        Some(Kept::Kept)
+    }
+}
+
+impl Queue {
+    /// What a failure of its first message makes of it; gives the message.
+    fn set_back(&mut self, number: i64, setback: &Setback, now: Micros) -> Option<Arrival> {
+        match setback.stop {
+            Stop::Retry { after } => {
+                let first = self.messages.get_mut(&number)?;
+                first.attempts = setback.attempts;
+                first.started = 0;
+                first.error.clone_from(&setback.error);
+                self.next = now.saturating_add(micros(after));
+                self.claim = None;
+                Some(first.arrival.clone())
+            }
+            Stop::DeadHold => {
+                let arrival = self.messages.remove(&number)?.arrival;
+                self.held.insert(arrival.entry);
+                self.claim = None;
+                Some(arrival)
+            }
+            Stop::DeadContinue => self.messages.remove(&number).map(|waiting| waiting.arrival),
+        }
+    }
+}
+
+impl Desk {
+    fn keep(&mut self, arrival: &Arrival, setback: &Setback, now: Micros) {
+        match setback.stop {
+            Stop::Retry { after } => {
+                self.know(arrival.entry, Known::Waiting, now);
+                let waiting = Waiting {
+                    arrival: arrival.clone(),
+                    attempts: setback.attempts,
+                    started: 0,
+                    error: setback.error.clone(),
+                };
+                self.append(waiting, now.saturating_add(micros(after)));
+            }
+            Stop::DeadHold => {
+                self.bury(arrival, setback, now);
+                let queue = self.queues.entry(arrival.queue.clone()).or_insert_with(|| Queue::new(now));
+                queue.held.insert(arrival.entry);
+            }
+            Stop::DeadContinue => self.bury(arrival, setback, now),
+        }
+    }
+}
+
+const fn state_after(stop: Stop) -> Known {
+    match stop {
+        Stop::Retry { .. } => Known::Waiting,
+        Stop::DeadHold | Stop::DeadContinue => Known::Dead,
+    }
+}

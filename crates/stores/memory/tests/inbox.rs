@@ -1,0 +1,5 @@
+//! The suite that every inbox passes.
+
+mod inbox_harness;
+
+relevo_conformance::inbox_suite!(inbox_harness::start);

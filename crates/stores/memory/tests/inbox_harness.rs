@@ -1,0 +1,56 @@
+//! The memory store's inbox as the suite sees it.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use relevo_conformance::inbox::Harness;
+use relevo_core::MessageId;
+use relevo_core::inbox::Keeping;
+use relevo_store_memory::{Draft, Inbox, Operator, Outbox, Settings, Transaction};
+
+pub(crate) struct Memory(Outbox);
+
+/// Time is virtual from here on: it moves only when a case says so, or waits.
+#[expect(clippy::unused_async, reason = "the suite awaits it: other stores start servers")]
+pub(crate) async fn start() -> Memory {
+    tokio::time::pause();
+    Memory(Outbox::new(Settings::default()))
+}
+
+#[async_trait]
+impl Harness for Memory {
+    type Inbox = Inbox;
+    type Operator = Operator;
+
+    async fn inbox_keeping(&self, consumer: &str, keeping: Keeping) -> Inbox {
+        self.0.inbox(consumer, keeping)
+    }
+
+    async fn operator(&self) -> Operator {
+        self.0.operator()
+    }
+
+    async fn effect(&self, transaction: &mut Transaction, line: &str) {
+        transaction.record(line).expect("an open transaction");
+    }
+
+    async fn effects(&self) -> Vec<String> {
+        self.0.ledger()
+    }
+
+    async fn emit(&self, transaction: &mut Transaction) -> MessageId {
+        transaction.emit(Draft::new("invoices", "i-1", "InvoiceSent", "{}")).expect("an open transaction")
+    }
+
+    async fn emitted(&self) -> Vec<MessageId> {
+        self.0.committed().iter().map(|entry| entry.message.id).collect()
+    }
+
+    async fn pass(&self, time: Duration) {
+        tokio::time::advance(time).await;
+    }
+
+    async fn age(&self, time: Duration) {
+        self.0.age(time);
+    }
+}
