@@ -42,25 +42,24 @@ impl RabbitAdmin {
         pieces
     }
 
-    /// What can be told without the management API: whether exchanges and queues are there.
+    /// What can be told without the management API: whether exchanges and queues are there, and of the rest nothing.
     async fn found(&self, maker: &Maker) -> Result<Vec<Piece>, Error> {
         let mut pieces = Vec::new();
         for part in self.declared.parts() {
             let there = match part {
-                // Neither can be asked for over AMQP; a binding is made again and again without harm.
-                Part::Flag(_) | Part::Policy(_) | Part::Binding(_) => true,
-                Part::Exchange(exchange) => maker.has_exchange(&exchange.name).await?,
-                Part::Queue(queue) => maker.has_queue(&queue.name).await?,
+                Part::Exchange(exchange) => Some(maker.has_exchange(&exchange.name).await?),
+                Part::Queue(queue) => Some(maker.has_queue(&queue.name).await?),
+                // None of them can be asked for over AMQP.
+                Part::Flag(_) | Part::Policy(_) | Part::Binding(_) => None,
             };
-            let (state, doubt) = match (there, part) {
-                (false, _) => (State::Missing, ""),
-                (true, Part::Exchange(_) | Part::Queue(_)) => {
-                    (State::Same, " (there; its settings cannot be compared)")
+            let (state, doubt) = match there {
+                Some(false) => (State::Missing, ""),
+                Some(true) => {
+                    (State::Unseen, " (it is there; its settings cannot be compared without the management API)")
                 }
-                (true, _) => (State::Same, " (cannot be seen)"),
+                None => (State::Unseen, " (it cannot be seen without the management API)"),
             };
-            let unseen = if doubt.is_empty() { String::new() } else { format!("{doubt} without `management_url`") };
-            pieces.push(Piece { name: format!("{}{unseen}", part.name()), state });
+            pieces.push(Piece { name: format!("{}{doubt}", part.name()), state });
         }
         Ok(pieces)
     }
@@ -70,8 +69,7 @@ impl RabbitAdmin {
         if before.iter().any(|piece| matches!(piece.state, State::Differs(_))) {
             return Ok(before);
         }
-        let missing = |piece: &Piece| piece.state == State::Missing;
-        let all_there = !before.iter().any(missing);
+        let all_there = !before.iter().any(|piece| piece.state == State::Missing);
         if all_there && self.management.is_some() {
             return Ok(before);
         }
@@ -81,31 +79,33 @@ impl RabbitAdmin {
         made?;
         // Trust what the broker shows, not that it said yes.
         let mut after = self.planned().await?;
-        for (piece, before) in after.iter_mut().zip(&before) {
-            if missing(before) && piece.state == State::Same {
-                piece.state = State::Made;
-            }
+        for ((part, piece), before) in self.declared.parts().iter().zip(&mut after).zip(&before) {
+            let state = match (&before.state, &piece.state) {
+                (State::Missing, State::Same | State::Unseen) => State::Made,
+                // The broker has compared what was declared again, and has what it took.
+                (State::Unseen, State::Unseen) if part.is_declared() => State::Same,
+                _ => continue,
+            };
+            *piece = Piece { name: part.name(), state };
         }
         Ok(after)
     }
 
     /// Makes what is missing. Without the management API, first declares again what is there: the broker refuses it if it
-    /// differs, and then nothing is made.
+    /// differs, and then nothing is made. A binding that cannot be seen is made: one that is there stays as it is.
     async fn make(&self, maker: &Maker, before: &[Piece]) -> Result<(), Error> {
         let parts = self.declared.parts();
         let with_state = || parts.iter().zip(before).map(|(part, piece)| (part, &piece.state));
-        if self.management.is_none() {
-            for (part, _) in with_state().filter(|(_, state)| **state == State::Same) {
-                match part {
-                    Part::Exchange(exchange) => maker.exchange(exchange).await?,
-                    Part::Queue(queue) => maker.queue(queue).await?,
-                    Part::Flag(_) | Part::Policy(_) | Part::Binding(_) => {}
-                }
+        for (part, _) in with_state().filter(|(_, state)| **state == State::Unseen) {
+            match part {
+                Part::Exchange(exchange) => maker.exchange(exchange).await?,
+                Part::Queue(queue) => maker.queue(queue).await?,
+                Part::Flag(_) | Part::Policy(_) | Part::Binding(_) => {}
             }
         }
         for (part, state) in with_state() {
             match part {
-                Part::Binding(binding) if *state == State::Missing || self.management.is_none() => {
+                Part::Binding(binding) if matches!(state, State::Missing | State::Unseen) => {
                     maker.binding(binding).await?;
                 }
                 _ if *state != State::Missing => {}

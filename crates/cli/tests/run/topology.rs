@@ -82,6 +82,48 @@ async fn what_differs_at_rabbitmq_is_told_and_nothing_is_made() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn without_the_management_api_nothing_is_called_the_same_that_was_not_compared() {
+    let (world, vhost) = (World::new().await, Server::shared().vhost().await);
+    let management = format!("management_url = \"{}\"\n", vhost.management_url());
+    let file = world.carried_to(&[("main", &rabbit(&vhost).replace(&management, ""))], "");
+    let binding = "binding of queue `billing` to `shop` by `orders.#`";
+    let (code, plan, stderr) = relevo(&file, &["topology", "plan"]);
+    assert_eq!(code, 3, "{stderr}");
+    assert!(plan.contains("\nmissing  queue `billing`\n"), "{plan}");
+    assert!(plan.contains(&format!("\nunseen   {binding} (it cannot be seen without the management API)\n")), "{plan}");
+    let (code, made, stderr) = relevo(&file, &["topology", "apply", "--yes", "--json"]);
+    assert_eq!(code, 0, "{stderr}");
+    let made = states(&made);
+    for (piece, state) in [("queue `billing`", "made"), (binding, "same")] {
+        assert!(made.contains(&(piece.to_owned(), state.to_owned())), "{made:?}");
+    }
+    // As far as it can be seen nothing is wanting, and each line says how far that is.
+    let (code, plan, stderr) = relevo(&file, &["topology", "plan"]);
+    assert_eq!(code, 0, "{stderr}");
+    let lines = plan.lines().skip(1);
+    assert!(lines.clone().count() == made.len() && lines.clone().all(|line| line.starts_with("unseen   ")), "{plan}");
+    assert!(lines.clone().all(|line| line.ends_with("without the management API)")), "{plan}");
+    // The whole of it is there.
+    let (code, same, _) = relevo(&world.carried_to(&[("main", &rabbit(&vhost))], ""), &["topology", "plan", "--json"]);
+    assert!(code == 0 && states(&same).iter().all(|(_, state)| state == "same"), "{same}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_management_api_that_is_configured_and_not_there_is_told_and_nothing_is_called_the_same() {
+    let (world, vhost) = (World::new().await, Server::shared().vhost().await);
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let nobody = format!("http://{}", taken.local_addr().expect("an address"));
+    drop(taken);
+    let wrong = vhost.management_url().replace("guest:guest", "guest:wrong");
+    for (url, expected) in [(nobody.as_str(), 5), (wrong.as_str(), 1)] {
+        let file = world.carried_to(&[("main", &rabbit(&vhost).replace(vhost.management_url(), url))], "");
+        let (code, stdout, stderr) = relevo(&file, &["topology", "plan"]);
+        assert_eq!((code, stdout.as_str()), (expected, ""), "{stderr}");
+        assert!(stderr.contains("the management API of RabbitMQ") && stderr.contains("\nhint: "), "{stderr}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn streams_and_groups_are_made_at_both_versions_of_nats() {
     for version in NatsVersion::ALL {
         let (world, server, stream) = (World::new().await, nats::Server::shared(version), unique("shop"));

@@ -62,6 +62,7 @@ impl Part<'_> {
     pub(crate) fn compared(&self, with: &Snapshot) -> Piece {
         let state = match self {
             Self::Flag(name) if with.lacks(name) => State::Differs(vec![difference("state", "enabled", "disabled")]),
+            Self::Flag(_) if with.flags.is_none() => State::Unseen,
             Self::Flag(_) => State::Same,
             Self::Policy(policy) => state(with.policies.get(&policy.name), |seen| policy_differs(policy, seen)),
             Self::Exchange(exchange) => {
@@ -70,11 +71,19 @@ impl Part<'_> {
             Self::Queue(queue) => state(with.queues.get(&queue.name), |seen| queue_differs(queue, seen)),
             Self::Binding(binding) => state(with.bindings.iter().find(|seen| is(binding, seen)), |_| Vec::new()),
         };
-        let unseen = match self {
-            Self::Flag(_) if with.flags.is_none() => " (cannot be seen by a user without the tag `administrator`)",
-            _ => "",
+        let unseen = match state {
+            State::Unseen => " (it cannot be seen by a user without the tag `administrator`)",
+            State::Same | State::Missing | State::Made | State::Differs(_) => "",
         };
         Piece { name: format!("{}{unseen}", self.name()), state }
+    }
+
+    /// Whether it is made by a declaration over AMQP, which the broker answers.
+    pub(crate) const fn is_declared(&self) -> bool {
+        match self {
+            Self::Exchange(_) | Self::Queue(_) | Self::Binding(_) => true,
+            Self::Flag(_) | Self::Policy(_) => false,
+        }
     }
 }
 
@@ -177,7 +186,7 @@ mod tests {
         assert_eq!(declared.parts()[0].compared(&seen).state, State::Same);
         seen.flags = None;
         let hidden = declared.parts()[0].compared(&seen);
-        assert!(hidden.name.contains("cannot be seen") && hidden.state == State::Same, "{hidden:?}");
+        assert!(hidden.name.contains("cannot be seen") && hidden.state == State::Unseen, "{hidden:?}");
     }
 
     #[test]

@@ -56,6 +56,11 @@ impl Stage {
         self.channel.queue_bind(queue, exchange, key, options, FieldTable::default()).await.expect("a binding");
     }
 
+    pub(crate) async fn unbind(&self, exchange: &str, key: &str, queue: &str) {
+        let (queue, exchange, key) = (queue.into(), exchange.into(), key.into());
+        self.channel.queue_unbind(queue, exchange, key, FieldTable::default()).await.expect("a binding less");
+    }
+
     pub(crate) async fn delete_queue(&self, name: &str) {
         self.channel.queue_delete(name.into(), QueueDeleteOptions::default()).await.expect("a queue deleted");
     }

@@ -167,31 +167,62 @@ async fn two_that_make_it_at_once_do_no_harm() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_the_management_api_what_is_missing_is_made_and_what_differs_refused() {
+async fn without_the_management_api_what_is_missing_is_made_and_what_is_unseen_declared() {
     let stage = Stage::new().await;
     let topology = Topology { policies: Vec::new(), ..topology() };
     let config = Config { management_url: None, topology: topology.clone(), ..stage.config() };
     let admin = RabbitAdmin::new(config.clone()).expect("no policies, no need of the management API");
     let plan = admin.plan().await.expect("a plan");
     assert_eq!(find(&plan, "queue `billing.0`"), &State::Missing);
-    let unseen = "binding of queue `old` to `direct` by `old` (cannot be seen) without `management_url`";
-    assert_eq!(find(&plan, unseen), &State::Same);
-    admin.apply().await.expect("made");
+    let binding = "binding of queue `old` to `direct` by `old`";
+    assert_eq!(find(&plan, &format!("{binding} (it cannot be seen without the management API)")), &State::Unseen);
+    let made = admin.apply().await.expect("made");
+    let hidden = "feature flag `stream_queue` (it cannot be seen without the management API)";
+    assert_eq!(find(&made, hidden), &State::Unseen);
+    assert_eq!((find(&made, "queue `billing.0`"), find(&made, binding)), (&State::Made, &State::Same));
+    // What is there is not said to be the same by whoever cannot compare it.
     let plan = admin.plan().await.expect("a plan");
-    let compared = "queue `billing.0` (there; its settings cannot be compared) without `management_url`";
-    assert_eq!(find(&plan, compared), &State::Same);
+    assert_eq!(states(&plan), [&State::Unseen], "{plan:#?}");
+    find(&plan, "queue `billing.0` (it is there; its settings cannot be compared without the management API)");
+    // Nothing is missing, as far as it can be seen; a binding that is gone is made all the same.
+    stage.unbind("direct", "old", "old").await;
+    let declared = admin.apply().await.expect("made");
+    assert_eq!(states(&declared), [&State::Unseen, &State::Same], "only the flag is not known: {declared:#?}");
     // The management API sees that everything is there, the bindings as well.
     let plan = stage.admin(topology).plan().await.expect("a plan");
     assert_eq!(states(&plan), [&State::Same], "{plan:#?}");
+}
 
+/// A setting by the broker's name, and another value of it.
+type Change = (&'static str, fn(&mut Topology));
+
+/// `same` after `apply` without the management API stands on that.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_declared_again_is_compared_by_the_broker_setting_by_setting() {
+    let stage = Stage::new().await;
+    let topology = Topology { policies: Vec::new(), ..topology() };
+    let config = Config { management_url: None, topology, ..stage.config() };
+    RabbitAdmin::new(config.clone()).expect("a topology that can be").apply().await.expect("made");
     stage.delete_queue("old").await;
-    let mut changed = config;
-    changed.topology.queues[1].max_length = Some(5);
-    let admin = RabbitAdmin::new(changed).expect("a topology that can be");
-    let refused: Failure = admin.apply().await.expect_err("`audit` differs");
-    assert_eq!(refused.class(), Class::Blocked);
-    assert!(refused.describe().contains("x-max-length"), "{}", refused.describe());
-    assert_eq!(find(&admin.plan().await.expect("a plan"), "queue `old`"), &State::Missing);
+    let others: [Change; 7] = [
+        ("x-max-length", |topology| topology.queues[1].max_length = Some(5)),
+        ("x-delivery-limit", |topology| topology.queues[1].delivery_limit = Some(5)),
+        ("x-single-active-consumer", |topology| topology.queues[1].ordered = false),
+        ("x-dead-letter-exchange", |topology| topology.queues[1].dead_letters = false),
+        ("x-quorum-initial-group-size", |topology| topology.queues[1].initial_group_size = Some(1)),
+        ("alternate-exchange", |topology| topology.exchanges[1].alternate = None),
+        ("type", |topology| topology.exchanges[3].kind = ExchangeKind::Topic),
+    ];
+    for (setting, change) in others {
+        let mut other = config.clone();
+        change(&mut other.topology);
+        let admin = RabbitAdmin::new(other).expect("a topology that can be");
+        let refused: Failure = admin.apply().await.expect_err(setting);
+        assert_eq!(refused.class(), Class::Blocked);
+        assert!(refused.describe().contains(setting), "{setting}: {}", refused.describe());
+        let plan = admin.plan().await.expect("a plan");
+        assert_eq!(find(&plan, "queue `old`"), &State::Missing, "something differs, so nothing is made");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
