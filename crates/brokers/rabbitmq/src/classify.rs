@@ -53,6 +53,9 @@ pub enum Error {
     /// An exchange or a queue is not there.
     #[error("RabbitMQ has it not: {0}")]
     Missing(String),
+    /// A queue is there, on a node that is not.
+    #[error("RabbitMQ has it on a node that is away: {0}")]
+    NodeAway(String),
     /// An exchange or a queue is there and is different.
     #[error("RabbitMQ has it otherwise: {0}")]
     Differs(String),
@@ -132,6 +135,7 @@ impl Error {
             | Self::Alarm(_)
             | Self::Closed
             | Self::Overdue(_)
+            | Self::NodeAway(_)
             | Self::ManagementAway(_) => Class::Outage,
             // A person must act, and waiting mends nothing.
             Self::Config(_)
@@ -169,6 +173,10 @@ impl Error {
     fn of_protocol(said: &AMQPError) -> Option<Self> {
         let text = said.get_message().to_string();
         match said.kind() {
+            // A classic queue whose node is down; the same code as for what nobody has declared.
+            AMQPErrorKind::Soft(AMQPSoftError::NOTFOUND) if text.contains("is down or inaccessible") => {
+                Some(Self::NodeAway(text))
+            }
             AMQPErrorKind::Soft(AMQPSoftError::NOTFOUND) => Some(Self::Missing(text)),
             AMQPErrorKind::Soft(AMQPSoftError::ACCESSREFUSED) | AMQPErrorKind::Hard(AMQPHardError::NOTALLOWED) => {
                 Some(Self::Forbidden(text))
@@ -177,7 +185,10 @@ impl Error {
             AMQPErrorKind::Soft(AMQPSoftError::PRECONDITIONFAILED) if text.contains("acknowledgement on channel") => {
                 Some(Self::Overdue(text))
             }
-            AMQPErrorKind::Soft(AMQPSoftError::PRECONDITIONFAILED) => Some(Self::Differs(text)),
+            // Locked is another connection's exclusive queue: it is there, and not as ours are.
+            AMQPErrorKind::Soft(AMQPSoftError::PRECONDITIONFAILED | AMQPSoftError::RESOURCELOCKED) => {
+                Some(Self::Differs(text))
+            }
             _ => None,
         }
     }

@@ -3,8 +3,9 @@
 use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
-use relevo_broker_rabbitmq::{Config, Identity, RabbitAdmin, Tls};
-use relevo_core::administer::{Administer as _, Expectations};
+use relevo_broker_rabbitmq::{Config, Identity, Membership, Queue, QueueKind, RabbitAdmin, Tls, Topology, consumer};
+use relevo_conformance::broker::harness::nothing;
+use relevo_core::administer::{Administer as _, Expectations, State};
 use relevo_core::operate::Severity::{Danger, Note, Warning};
 use relevo_core::{Class, Failure};
 use relevo_testkit::certs::Certs;
@@ -70,6 +71,14 @@ async fn the_management_api_is_asked_over_tls_by_who_may() {
     examine(looker).await.expect("findings").all_good();
 }
 
+/// The virtual host of the stage, through another node.
+fn at_node(node: &Private, stage: &Stage) -> String {
+    let url = stage.vhost.amqp_url();
+    let (before, vhost) = url.rsplit_once('/').expect("a virtual host");
+    let (host, _) = before.rsplit_once(':').expect("a port");
+    format!("{host}:{}/{vhost}", node.port())
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn one_copy_in_a_cluster_is_a_danger() {
     let cluster = Cluster::of_three_with(Settings::new().management()).await;
@@ -79,6 +88,10 @@ async fn one_copy_in_a_cluster_is_a_danger() {
         stage.queue(name, quorum(size)).await;
     }
     stage.queue("classic", json!({})).await;
+    let old = Queue { kind: QueueKind::Classic, retry: Vec::new(), dead_letters: false, ..Queue::new("old") };
+    let on_three = Config { urls: vec![at_node(&cluster.nodes()[2], &stage)], ..stage.config() };
+    let topology = Topology { queues: vec![old.clone()], ..Topology::default() };
+    RabbitAdmin::new(Config { topology, ..on_three }).expect("a configuration").apply().await.expect("made");
     let findings = stage.examine(&["one", "two", "three", "classic"]).await;
     findings.has(Danger, "queue-replicas", "one");
     findings.has(Warning, "queue-replicas", "two");
@@ -93,4 +106,21 @@ async fn one_copy_in_a_cluster_is_a_danger() {
         findings = stage.examine(&["three"]).await;
     }
     findings.has(Warning, "cluster-node", "three@localhost");
+    a_queue_whose_node_is_down_is_waited_for(&stage, old).await;
+}
+
+/// The server answers 404, as if nobody had declared it: then a person would be told to make what is there.
+async fn a_queue_whose_node_is_down_is_waited_for(stage: &Stage, old: Queue) {
+    let topology = Topology { queues: vec![old.clone()], ..Topology::default() };
+    let plan = stage.admin(topology.clone()).plan().await.expect("a plan");
+    assert!(plan.iter().all(|piece| piece.state == State::Same), "{plan:#?}");
+    let without = Config { management_url: None, topology, ..stage.config() };
+    let admin = RabbitAdmin::new(without).expect("a configuration");
+    for asked in [admin.plan().await, admin.apply().await] {
+        let away = asked.expect_err("nobody can look at it");
+        assert_eq!(away.class(), Class::Outage, "{}", away.describe());
+        assert!(away.describe().contains("three@localhost"), "{}", away.describe());
+    }
+    let consumer = consumer(&stage.config(), &old.group(), Membership::default()).await.expect("a consumer");
+    nothing(&consumer).await;
 }

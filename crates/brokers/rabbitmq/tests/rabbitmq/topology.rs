@@ -4,12 +4,14 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use lapin::ExchangeKind as Kind;
-use lapin::options::ExchangeDeleteOptions;
+use lapin::options::{ExchangeDeleteOptions, QueueDeclareOptions};
 use relevo_broker_rabbitmq::{
-    Binding, Config, Error, Exchange, ExchangeKind, Policy, Queue, QueueKind, RabbitAdmin, Target, Topology,
+    Binding, Config, Error, Exchange, ExchangeKind, Membership, Policy, Queue, QueueKind, RabbitAdmin, Target,
+    Topology, consumer,
 };
+use relevo_conformance::broker::harness::soon;
 use relevo_core::administer::{Administer as _, Piece, State};
-use relevo_core::{Class, Failure};
+use relevo_core::{Class, Consumer as _, Failure};
 use serde_json::json;
 
 use crate::stage::Stage;
@@ -223,6 +225,25 @@ async fn what_is_declared_again_is_compared_by_the_broker_setting_by_setting() {
         let plan = admin.plan().await.expect("a plan");
         assert_eq!(find(&plan, "queue `old`"), &State::Missing, "something differs, so nothing is made");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_queue_that_is_exclusively_anothers_is_no_outage() {
+    let stage = Stage::new().await;
+    let options = QueueDeclareOptions { exclusive: true, ..QueueDeclareOptions::default() };
+    stage.queue_with("audit", options, json!({})).await;
+    let topology = Topology { queues: vec![Queue::new("audit")], ..Topology::default() };
+    let seen = stage.admin(topology.clone()).plan().await.expect("a plan");
+    assert!(told(find(&seen, "queue `audit`")).contains(&"`exclusive` is true, wanted false".to_owned()), "{seen:#?}");
+    // Over AMQP the server says so with a code of its own.
+    let without = Config { management_url: None, topology, ..stage.config() };
+    let refused = RabbitAdmin::new(without).expect("a configuration").plan().await.expect_err("it is locked");
+    assert_eq!(refused.class(), Class::Blocked, "{}", refused.describe());
+    assert!(refused.describe().contains("`audit`") || refused.describe().contains("'audit'"), "{}", refused.describe());
+    let group = Queue::new("audit").group();
+    let consumer = consumer(&stage.config(), &group, Membership::default()).await.expect("a consumer");
+    let failure = soon(consumer.receive(1)).await.expect_err("it is locked");
+    assert_eq!(failure.class(), Class::Blocked, "{}", failure.describe());
 }
 
 #[tokio::test(flavor = "multi_thread")]
