@@ -10,6 +10,8 @@ mod conformance;
 mod consumer_harness;
 #[path = "rabbitmq/consuming.rs"]
 mod consuming;
+#[path = "rabbitmq/consuming_bounds.rs"]
+mod consuming_bounds;
 #[path = "rabbitmq/consuming_faults.rs"]
 mod consuming_faults;
 #[path = "rabbitmq/examine.rs"]

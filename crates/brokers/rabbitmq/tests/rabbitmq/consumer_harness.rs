@@ -110,11 +110,22 @@ impl Groups {
 
     /// A consumer behind a proxy of its own.
     pub(crate) async fn member(&self, group: &Group, membership: Membership) -> Member {
+        self.member_with(group, membership, |_| {}).await
+    }
+
+    /// The same with other settings.
+    pub(crate) async fn member_with(
+        &self,
+        group: &Group,
+        membership: Membership,
+        change: impl FnOnce(&mut Config),
+    ) -> Member {
         let url = self.vhost.amqp_url();
         let authority = url.rsplit_once('@').expect("a URL with a login").1;
         let upstream: SocketAddr = authority.split('/').next().expect("a host").parse().expect("an address");
         let proxy = CutProxy::start(upstream).await;
-        let config = config_at(url.replace(&upstream.to_string(), &proxy.addr().to_string()));
+        let mut config = config_at(url.replace(&upstream.to_string(), &proxy.addr().to_string()));
+        change(&mut config);
         let consumer = consumer(&config, group, membership).await.expect("a consumer");
         Member { consumer, proxy, queue: first_queue(group), gone: AtomicBool::new(false) }
     }

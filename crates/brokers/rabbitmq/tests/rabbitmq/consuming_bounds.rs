@@ -1,0 +1,154 @@
+//! How long a consumer waits, for a server that says nothing and for what is out: never for ever.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use relevo_broker_rabbitmq::{Config, Group, Membership, Queue, dead_queue};
+use relevo_conformance::broker::harness::{
+    ADDRESS, BrokerHarness as _, nothing, number, numbers, publication, publish_all, receive, soon,
+};
+use relevo_core::slot::slot_of;
+use relevo_core::{Answer, Class, Consumer as _, Delivery, Lane, Publication};
+use tokio::time::timeout;
+
+use crate::consumer_harness::{Groups, LANES, Member, Patience};
+
+const QUEUE: &str = "billing";
+const CONNECT: Duration = Duration::from_secs(1);
+const CONFIRM: Duration = Duration::from_millis(500);
+/// What a busy machine may take on top of a bound.
+const SLACK: Duration = Duration::from_secs(2);
+const LATER: Answer = Answer::RetryLater { after: Duration::ZERO };
+
+/// Four lanes with so many messages, each of a key of its own.
+async fn lanes(messages: u32) -> (Groups, Group) {
+    let groups = Groups::shared().await;
+    let queue = groups.queue(QUEUE);
+    groups.declare(&queue, ADDRESS).await;
+    let batch: Vec<Publication> = (1..=messages).map(|number| publication(number, &format!("k-{number}"))).collect();
+    publish_all(&groups.broker().await, &batch).await;
+    (groups, queue.group())
+}
+
+/// A consumer with short deadlines, whose connections no heartbeat ends.
+async fn patient(groups: &Groups, group: &Group) -> Member {
+    let change = |config: &mut Config| {
+        config.heartbeat = Duration::from_mins(1);
+        config.connect_deadline = CONNECT;
+        config.confirm_deadline = CONFIRM;
+    };
+    groups.member_with(group, Membership::default(), change).await
+}
+
+#[tokio::test]
+async fn answers_to_a_server_that_says_nothing_fail_in_time_and_may_be_given_again() {
+    let (groups, group) = lanes(3).await;
+    let member = patient(&groups, &group).await;
+    let held = receive(&member, 3).await;
+    let ways = [Answer::Acknowledge, LATER, Answer::Reject { reason: "no".to_owned() }];
+    let answers: Vec<_> = held.iter().map(|one| one.tag).zip(ways).collect();
+    member.proxy.freeze();
+    for answer in &answers {
+        let began = Instant::now();
+        let failure = soon(member.settle(std::slice::from_ref(answer))).await.expect_err("silence");
+        assert!(matches!(failure.class(), Class::Unknown | Class::Outage), "{failure}");
+        // The copies first, then the queue.
+        assert!(began.elapsed() < CONNECT + CONFIRM + CONFIRM + SLACK, "{:?} took {:?}", answer.1, began.elapsed());
+    }
+    member.proxy.thaw();
+    let mut patience = Patience::new("the server is heard again");
+    while soon(member.settle(&answers)).await.is_err() {
+        patience.pause().await;
+    }
+    let again = receive(&member, 1).await.remove(0);
+    assert_eq!((number(&again), again.count), (number(&held[1]), 2));
+    let dead = groups.side().await.kept(&dead_queue(QUEUE)).await;
+    assert!(!dead.is_empty() && numbers(&dead).iter().all(|it| *it == number(&held[2])), "{dead:?}");
+}
+
+#[tokio::test]
+async fn a_retry_that_was_given_up_before_its_turn_is_never_copied() {
+    let (groups, group) = one_lane(2).await;
+    let member = groups.member(&group, Membership::default()).await;
+    let held = receive(&member, 2).await;
+    // So that the connection for copies stands.
+    assert_eq!(soon(member.settle(&[(held[0].tag, LATER)])).await.expect("settled"), []);
+    let first = receive(&member, 1).await.remove(0);
+    member.proxy.freeze();
+    let retries = [(first.tag, LATER)];
+    let before = soon(member.settle(&retries));
+    let given_up = async {
+        // Behind the first, which waits for the server.
+        let call = [(held[1].tag, LATER)];
+        assert!(timeout(Duration::from_millis(300), member.settle(&call)).await.is_err(), "nobody answered it");
+        member.proxy.thaw();
+    };
+    let (before, ()) = tokio::join!(before, given_up);
+    assert_eq!(before.expect("settled"), []);
+    // A rung is first in, first out: a copy of the second would come right behind.
+    let back = receive(&member, 1).await.remove(0);
+    assert_eq!((number(&back), back.count), (number(&first), 3));
+    nothing(&member).await;
+    let rest = [(back.tag, Answer::Acknowledge), (held[1].tag, Answer::Acknowledge)];
+    assert_eq!(soon(member.settle(&rest)).await.expect("both are still out"), []);
+    nothing(&member).await;
+}
+
+/// One lane, so that all copies go to one rung, in order.
+async fn one_lane(messages: u32) -> (Groups, Group) {
+    let groups = Groups::shared().await;
+    let queue = Queue { lanes: Some(1), retry: vec![Duration::from_millis(100)], ..groups.queue(QUEUE) };
+    groups.declare(&queue, ADDRESS).await;
+    // Publishers of the harness choose one of four lanes; these keys have the first.
+    let keys = (0..).map(|n| format!("k-{n}")).filter(|key| slot_of(key).is_multiple_of(LANES));
+    let batch: Vec<Publication> = (1..=messages).zip(keys).map(|(number, key)| publication(number, &key)).collect();
+    publish_all(&groups.broker().await, &batch).await;
+    (groups, queue.group())
+}
+
+#[tokio::test]
+async fn a_paused_lane_stays_paused_when_its_connection_is_made_anew() {
+    let (groups, group) = one_lane(1).await;
+    let member = groups.member(&group, Membership::default()).await;
+    let held = receive(&member, 1).await.remove(0);
+    assert_eq!(held.lane, Lane::new("0"));
+    soon(member.pause(&held.lane)).await.expect("paused");
+    member.proxy.block().await;
+    let mut patience = Patience::new("the end of the connection is noticed");
+    while member.consumer.is_connected() {
+        patience.pause().await;
+    }
+    member.proxy.unblock();
+    let mut patience = Patience::new("it connects again");
+    while !member.consumer.is_connected() {
+        patience.pause().await;
+    }
+    nothing(&member).await;
+    soon(member.resume(&held.lane)).await.expect("resumed");
+    assert_eq!(receive(&member, 1).await[0].count, 2);
+}
+
+#[tokio::test]
+async fn a_lane_on_its_way_to_another_waits_for_what_is_out_and_no_longer_than_it_may() {
+    let (groups, group) = lanes(40).await;
+    let hand_over = Duration::from_secs(2);
+    let membership = || Membership { hand_over, ..Membership::default() };
+    let first = groups.member(&group, membership()).await;
+    let held = receive(&first, 40).await;
+    let began = Instant::now();
+    let second = groups.member(&group, membership()).await;
+    assert_eq!(lanes_of(&held).len(), 4, "every lane is busy");
+    let some = soon(second.receive(100)).await.expect("deliveries");
+    assert!(began.elapsed() >= hand_over, "taken away after {:?}", began.elapsed());
+    assert!(some.iter().all(|one| one.count == 2), "they had been out elsewhere");
+    // Where they were, nothing of two lanes can be settled any more, and everything of the others.
+    let answers: Vec<_> = held.iter().map(|one| (one.tag, Answer::Acknowledge)).collect();
+    let lost = soon(first.settle(&answers)).await.expect("an answer");
+    let (gone, kept): (Vec<Delivery>, Vec<Delivery>) = held.into_iter().partition(|one| lost.contains(&one.tag));
+    assert_eq!((lanes_of(&gone).len(), lanes_of(&kept).len()), (2, 2));
+    assert!(lanes_of(&some).is_subset(&lanes_of(&gone)), "what was settled is out elsewhere");
+}
+
+fn lanes_of(deliveries: &[Delivery]) -> BTreeSet<Lane> {
+    deliveries.iter().map(|one| one.lane.clone()).collect()
+}
