@@ -1,7 +1,7 @@
 //! From PostgreSQL to a real RabbitMQ.
 
 use lapin::types::AMQPValue;
-use relevo_testkit::rabbitmq::{Private, Server, Settings, Vhost};
+use relevo_testkit::rabbitmq::{Cluster, Private, Server, Settings, Vhost};
 
 use crate::command::relevo;
 use crate::daemon::{Daemon, until};
@@ -139,4 +139,45 @@ async fn a_wrong_password_is_told_by_readiness_and_heals_when_it_is_mended() {
     assert_eq!(daemon.metric("outbox_destination_up{"), Some(1));
     daemon.stop();
     assert!(!daemon.log().contains("second"), "{}", daemon.log());
+}
+
+/// A queue on three nodes confirms nothing while one of them is left, though that one takes connections.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cluster_without_its_majority_is_told_as_away_until_it_is_back_and_nothing_is_lost() {
+    let (world, cluster) = (World::new().await, Cluster::of_three().await);
+    let urls = cluster.amqp_urls();
+    let [first, second, _last] = cluster.nodes();
+    declare_queue(&urls[2], "orders", &[("x-queue-type", AMQPValue::LongString("quorum".into()))]).await;
+    let broker = format!(
+        "kind = \"rabbitmq\"\nurls = {urls:?}\nheartbeat_ms = 1000\nconnect_deadline_ms = 2000\nconfirm_deadline_ms = 2000\n"
+    );
+    let mut daemon = Daemon::start(&world.carried_to(&[("main", &broker)], ROUTE), &[]);
+    world.emit_numbers("orders", 1..=100).await;
+    World::taken(&daemon, "main", 100);
+    assert_eq!(daemon.metric("outbox_destination_up{"), Some(1));
+
+    first.kill9().await;
+    world.emit_numbers("orders", 101..=200).await;
+    World::taken(&daemon, "main", 200);
+    until("two of three are enough", || daemon.metric("outbox_destination_up{") == Some(1));
+
+    second.kill9().await;
+    world.emit_numbers("orders", 201..=300).await;
+    until("the alert has its metric", || daemon.metric("outbox_destination_up{") == Some(0));
+    until("it grows", || daemon.metric("outbox_destination_away_seconds{") >= Some(3));
+    assert_eq!(daemon.metric("outbox_destination_up{"), Some(0));
+    assert!(daemon.get("/readyz").1.contains(", the destination is away"), "{:?}", daemon.get("/readyz"));
+
+    second.start_again().await;
+    World::taken(&daemon, "main", 300);
+    for waiting in ["outbox_backlog_gauge{", "outbox_parked_gauge{"] {
+        until("nothing waits", || daemon.metric(waiting) == Some(0));
+    }
+    until("it is told as back", || daemon.metric("outbox_destination_up{") == Some(1));
+    assert_eq!(daemon.metric("outbox_destination_away_seconds{"), Some(0));
+    for never in ["outbox_retry_total{", "outbox_failed_permanent_total{"] {
+        assert_eq!(daemon.metric(never), Some(0), "an outage is no failure: {never}");
+    }
+    daemon.stop();
+    assert_in_order(&take_from_queue(&urls[2], "orders", 300).await, 1..=300);
 }
