@@ -43,11 +43,13 @@ pub enum Step {
 
 impl Retries {
     /// No tries in memory: every failure waits durably.
+    #[must_use]
     pub fn durable_only(self) -> Self {
         Self { memory: Vec::new(), ..self }
     }
 
     /// So many tries in memory, each pause twice as long as the one before, none longer than the ceiling.
+    #[must_use]
     pub fn growing(self, first: Duration, ceiling: Duration, tries: u32) -> Self {
         let policy = Policy {
             base: first,

@@ -1,0 +1,110 @@
+//! One try of a handler: checked, within its deadline, its panics caught.
+
+use std::any::Any;
+use std::time::Duration;
+
+use relevo_core::AfterDead;
+use relevo_core::inbox::Inbox;
+use relevo_core::inbox::retries::Retries;
+use tokio::time::{Instant, timeout};
+
+use crate::handler::{AnyCall, Form, Registered};
+use crate::incoming::Incoming;
+use crate::panics::caught;
+use crate::stats::{While, add};
+use crate::verdict::{Handled, Trouble, Verdict};
+use crate::work::Work;
+
+impl<I: Inbox + 'static> Work<I>
+where
+    I::Transaction: 'static,
+{
+    /// The handler of this message, if it has one.
+    pub(crate) fn handler(&self, incoming: &Incoming) -> Option<&Registered<I::Transaction>> {
+        self.handlers.find(incoming.kind()).map(|registered| &**registered)
+    }
+
+    pub(crate) fn deadline(&self, registered: Option<&Registered<I::Transaction>>) -> Duration {
+        registered.and_then(|registered| registered.options.deadline).unwrap_or(self.config.deadline)
+    }
+
+    pub(crate) fn retries<'a>(&'a self, registered: Option<&'a Registered<I::Transaction>>) -> &'a Retries {
+        registered.and_then(|registered| registered.options.retries.as_ref()).unwrap_or(&self.config.retries)
+    }
+
+    pub(crate) fn after_dead(&self, registered: Option<&Registered<I::Transaction>>) -> AfterDead {
+        registered.and_then(|registered| registered.options.after_dead).unwrap_or(self.config.after_dead)
+    }
+
+    /// The handler of a message in its transaction. A message that nobody wants is skipped.
+    pub(crate) async fn handle(
+        &self,
+        registered: Option<&Registered<I::Transaction>>,
+        transaction: &mut I::Transaction,
+        incoming: &Incoming,
+    ) -> Handled {
+        let Some(registered) = registered else { return Ok(Verdict::Skip) };
+        self.validate(incoming)?;
+        match &registered.form {
+            Form::Inside(handler) => self.tried(registered, handler.handle(transaction, incoming)).await,
+            Form::Call(_) => unreachable!("a call is made before its transaction"),
+        }
+    }
+
+    /// The call of a message, outside of any transaction.
+    pub(crate) async fn call(
+        &self,
+        registered: &Registered<I::Transaction>,
+        handler: &dyn AnyCall<I::Transaction>,
+        incoming: &Incoming,
+    ) -> Result<Box<dyn Any + Send>, Trouble> {
+        self.validate(incoming)?;
+        self.tried(registered, handler.call(incoming)).await
+    }
+
+    /// The second half of a call, in the transaction.
+    pub(crate) async fn commit_answer(
+        &self,
+        registered: &Registered<I::Transaction>,
+        handler: &dyn AnyCall<I::Transaction>,
+        transaction: &mut I::Transaction,
+        incoming: &Incoming,
+        answer: Box<dyn Any + Send>,
+    ) -> Handled {
+        self.tried(registered, handler.commit(transaction, incoming, answer)).await
+    }
+
+    fn validate(&self, incoming: &Incoming) -> Result<(), Trouble> {
+        match &self.config.validator {
+            Some(validator) => validator.validate(incoming).map_err(Trouble::undecodable),
+            None => Ok(()),
+        }
+    }
+
+    async fn tried<T>(
+        &self,
+        registered: &Registered<I::Transaction>,
+        handling: impl Future<Output = Result<T, Trouble>> + Send,
+    ) -> Result<T, Trouble> {
+        let _running = While::new(&self.stats.running);
+        let begun = Instant::now();
+        let deadline = self.deadline(Some(registered));
+        let result = timeout(deadline, caught(handling)).await;
+        self.stats.tried(begun.elapsed());
+        match result {
+            Ok(Err(trouble)) if trouble.backtrace.is_some() => {
+                add(&self.stats.panics, 1);
+                Err(trouble)
+            }
+            Ok(result) => result,
+            Err(_) => {
+                add(&self.stats.deadlines, 1);
+                let error = format!("the handler did not return within {deadline:?}");
+                Err(Trouble::retry(error).with_class(DEADLINE))
+            }
+        }
+    }
+}
+
+/// The word for handlers that do not return.
+pub(crate) const DEADLINE: &str = "deadline";

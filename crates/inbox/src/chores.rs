@@ -1,0 +1,186 @@
+//! What is done about lanes: taken, given back, paused and resumed. One call at a time.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use relevo_core::inbox::{Held, Inbox};
+use relevo_core::store::StoreError;
+use relevo_core::{Class, Failure, Lane};
+use tokio::time::{Instant, timeout};
+use tracing::{debug, info, warn};
+
+use crate::breaker::Gate;
+use crate::lanes::LaneState;
+use crate::runtime::{Pending, Runtime, RuntimeError};
+
+/// What a chore came to.
+pub(crate) enum Chored {
+    /// Lanes were asked for.
+    Took(Vec<Lane>, Result<Vec<Held>, StoreError>),
+    /// Lanes were given back.
+    Gave(Vec<(Lane, Held)>, Result<(), StoreError>),
+    /// The broker was told to pause a lane, or to resume it.
+    Paused(Lane, bool, Result<(), Failure>),
+}
+
+impl<I: Inbox + 'static> Runtime<I>
+where
+    I::Transaction: 'static,
+{
+    pub(crate) fn start_chore(&mut self, now: Instant) {
+        if self.chore.is_some() || now < self.chore_at {
+            return;
+        }
+        let is_alive = self.pulse.borrow().beats > 0 && now >= self.store_at;
+        if is_alive && self.work.config.order.is_by_key() {
+            self.chore = self.take_lanes(now).or_else(|| self.give_back(now));
+        }
+        if self.chore.is_none() {
+            self.chore = self.pause_or_resume(now);
+        }
+    }
+
+    /// Lanes that have messages here and are not known to be ours.
+    fn take_lanes(&self, now: Instant) -> Option<Pending<Chored>> {
+        let wanted = self.lanes.map.iter().filter(|(_, state)| is_wanted(state) && state.take_at <= now);
+        let lanes: Vec<Lane> = wanted.map(|(lane, _)| lane.clone()).collect();
+        if lanes.is_empty() {
+            return None;
+        }
+        let (work, owner) = (Arc::clone(&self.work), self.owner);
+        Some(Box::pin(async move {
+            let taken = work.ask(work.inbox.take(owner, &lanes)).await;
+            Chored::Took(lanes, taken)
+        }))
+    }
+
+    /// Lanes that are ours and have had no message here for a while: the broker may have given them to another.
+    fn give_back(&mut self, now: Instant) -> Option<Pending<Chored>> {
+        let idle = self.work.config.lane_idle;
+        let mut leaving = Vec::new();
+        for (lane, state) in &mut self.lanes.map {
+            if gives_back_at(state, idle).is_some_and(|at| at <= now) {
+                leaving.extend(state.held.take().map(|held| (lane.clone(), held)));
+            }
+        }
+        if leaving.is_empty() {
+            return None;
+        }
+        let (work, owner) = (Arc::clone(&self.work), self.owner);
+        Some(Box::pin(async move {
+            let lanes: Vec<Lane> = leaving.iter().map(|(lane, _)| lane.clone()).collect();
+            let given = work.ask(work.inbox.give_back(owner, &lanes)).await;
+            Chored::Gave(leaving, given)
+        }))
+    }
+
+    fn pause_or_resume(&self, now: Instant) -> Option<Pending<Chored>> {
+        let (lane, pause) = self.lanes.map.iter().find_map(|(lane, state)| {
+            let pause = self.wants_pause(lane, state, now);
+            (pause != state.paused).then(|| (lane.clone(), pause))
+        })?;
+        let (consumer, deadline) = (Arc::clone(&self.consumer), self.work.config.broker_deadline);
+        Some(Box::pin(async move {
+            let call = async { if pause { consumer.pause(&lane).await } else { consumer.resume(&lane).await } };
+            let silent = |_| Err(Failure::new(Class::Unknown, "the broker did not answer in time"));
+            let told = timeout(deadline, call).await.unwrap_or_else(silent);
+            Chored::Paused(lane, pause, told)
+        }))
+    }
+
+    /// The broker hands out nothing more of a lane that does not flow, so that others have the room.
+    fn wants_pause(&self, lane: &Lane, state: &LaneState, now: Instant) -> bool {
+        if self.pulse.borrow().orders.paused_lanes.contains(lane) {
+            return true;
+        }
+        match self.work.breakers.gate(lane, now) {
+            Gate::Flow => false,
+            Gate::Shut(_) => true,
+            // A message that is here can probe; if there is none, one must come.
+            Gate::Probe => !state.is_empty(),
+        }
+    }
+
+    pub(crate) fn chored(&mut self, chored: Chored) -> Result<(), RuntimeError> {
+        let now = Instant::now();
+        match chored {
+            Chored::Took(asked, Ok(taken)) => self.took(&asked, taken, now),
+            Chored::Took(_, Err(error)) => self.chore_failed(error, now)?,
+            Chored::Gave(leaving, Ok(())) => {
+                for (lane, _) in leaving {
+                    debug!(%lane, "a lane was given back");
+                    if self.lanes.map.get(&lane).is_some_and(|state| state.is_empty() && !state.paused) {
+                        self.lanes.map.remove(&lane);
+                    }
+                }
+            }
+            Chored::Gave(leaving, Err(error)) => {
+                // Still ours, for all that is known: it is given back again later. If it is not, the fence says so.
+                for (lane, held) in leaving {
+                    if let Some(state) = self.lanes.map.get_mut(&lane) {
+                        state.held = state.held.take().or(Some(held));
+                    }
+                }
+                self.chore_failed(error, now)?;
+            }
+            Chored::Paused(lane, pause, Ok(())) => {
+                info!(%lane, pause, "a lane was paused or resumed at the broker");
+                if let Some(state) = self.lanes.map.get_mut(&lane) {
+                    state.paused = pause;
+                }
+            }
+            Chored::Paused(lane, pause, Err(failure)) => {
+                warn!(%lane, pause, error = %failure.describe(), "a lane was not paused or resumed, will try again");
+                self.chore_at = now + self.work.config.outage_max;
+            }
+        }
+        Ok(())
+    }
+
+    fn took(&mut self, asked: &[Lane], taken: Vec<Held>, now: Instant) {
+        for lane in asked {
+            if let Some(state) = self.lanes.map.get_mut(lane) {
+                state.take_at = now + self.work.config.lane_every;
+            }
+        }
+        for held in taken {
+            if let Some(state) = self.lanes.map.get_mut(&held.lane) {
+                debug!(lane = %held.lane, epoch = held.epoch, "a lane was taken");
+                state.held = Some(held);
+            }
+        }
+    }
+
+    fn chore_failed(&mut self, error: StoreError, now: Instant) -> Result<(), RuntimeError> {
+        if let Some(at) = self.store_failed(error, now)? {
+            self.chore_at = at;
+        }
+        Ok(())
+    }
+
+    /// When the next chore is due, as far as time alone decides.
+    pub(crate) fn chore_wakes_at(&self, now: Instant) -> Option<Instant> {
+        if self.chore.is_some() {
+            return None;
+        }
+        let config = &self.work.config;
+        let by_key = config.order.is_by_key();
+        let of_lane = |state: &LaneState| {
+            let take = is_wanted(state).then_some(state.take_at);
+            take.or_else(|| gives_back_at(state, config.lane_idle)).map(|at| at.max(self.store_at))
+        };
+        let lanes = self.lanes.map.values().filter(|_| by_key).filter_map(of_lane).min();
+        let pauses = self.lanes.map.iter().any(|(lane, state)| self.wants_pause(lane, state, now) != state.paused);
+        let next = lanes.into_iter().chain(pauses.then_some(now)).min()?;
+        Some(next.max(self.chore_at))
+    }
+}
+
+const fn is_wanted(state: &LaneState) -> bool {
+    state.held.is_none() && !state.is_empty()
+}
+
+fn gives_back_at(state: &LaneState, idle: Duration) -> Option<Instant> {
+    let leaves = state.held.is_some() && state.is_empty();
+    leaves.then(|| if state.gone { state.idle_since } else { state.idle_since + idle })
+}

@@ -1,0 +1,92 @@
+//! Copies of dead letters at a broker. The dead letter itself is in the store.
+
+use std::sync::Arc;
+
+use relevo_core::broker::Reports;
+use relevo_core::inbox::{Arrival, Setback};
+use relevo_core::{HeaderRules, Message, MessageId, Publication};
+use tokio::time::{sleep, timeout};
+use tracing::warn;
+use uuid::Uuid;
+
+use crate::config::{Config, DeadLetterTo};
+use crate::decode::{content_type, text_headers};
+use crate::incoming::Incoming;
+use crate::stats::{Stats, add};
+
+/// How often publishing a copy is tried.
+const TRIES: u32 = 4;
+
+/// Publishes a copy, if one is wanted; one that cannot be published is counted and told.
+pub(crate) async fn publish(
+    config: &Config,
+    stats: &Stats,
+    id: Uuid,
+    arrival: &Arrival,
+    incoming: Option<&Incoming>,
+    setback: &Setback,
+) {
+    let Some(to) = &config.dead_letter_to else { return };
+    let publication = Publication {
+        message: Arc::new(copy(config, id, arrival, incoming, setback)),
+        address: Arc::clone(&to.address),
+        headers: Arc::new(HeaderRules::default()),
+        seq: incoming.and_then(|incoming| incoming.seq).unwrap_or(0),
+        epoch: 0,
+    };
+    for failures in 0..TRIES {
+        if failures > 0 {
+            sleep(config.outage(failures)).await;
+        }
+        match once(config, to, &publication).await {
+            Ok(()) => return,
+            Err(why) => {
+                warn!(message_id = %arrival.entry.id, address = %to.address, why, "a dead letter was not copied");
+            }
+        }
+    }
+    add(&stats.copies_failed, 1);
+}
+
+async fn once(config: &Config, to: &DeadLetterTo, publication: &Publication) -> Result<(), String> {
+    let reports = Reports::default();
+    let confirms = reports.confirms(0);
+    let call = to.broker.publish(std::slice::from_ref(publication), &confirms);
+    let in_time = timeout(config.broker_deadline, call).await.is_ok();
+    match reports.take().pop() {
+        Some((_, _, outcome)) => outcome.map_err(|failure| failure.describe()),
+        None if in_time => Err("the broker did not say whether it has it".to_owned()),
+        None => Err("the broker did not answer in time".to_owned()),
+    }
+}
+
+/// The copy has an id of its own: brokers that recognise repeats would drop it for the message itself.
+fn copy(config: &Config, id: Uuid, arrival: &Arrival, incoming: Option<&Incoming>, setback: &Setback) -> Message {
+    let mut headers = text_headers(&arrival.raw);
+    let content_type = content_type(&headers);
+    headers.retain(|name, _| !name.starts_with("ce-"));
+    let said = [
+        ("dead-letter-id", arrival.entry.id.to_string()),
+        ("dead-letter-consumer", config.consumer.clone()),
+        ("dead-letter-address", arrival.address.to_string()),
+        ("dead-letter-class", setback.class.to_owned()),
+        ("dead-letter-error", setback.error.clone()),
+        ("dead-letter-attempts", setback.attempts.to_string()),
+    ];
+    // Brokers' headers carry no control characters, and errors have lines.
+    let plain = |text: String| text.replace(char::is_control, " ");
+    headers.extend(said.map(|(name, value)| (name.to_owned(), plain(value))));
+    let text = |part: fn(&Message) -> &bytestring::ByteString, without: &str| {
+        incoming.map_or_else(|| without.into(), |incoming| part(&incoming.message).clone())
+    };
+    Message {
+        id: MessageId::from_uuid(id),
+        kind: text(|message| &message.kind, "undecodable"),
+        key: text(|message| &message.key, &arrival.queue),
+        topic: text(|message| &message.topic, &arrival.address),
+        payload: arrival.raw.payload.clone(),
+        content_type,
+        headers,
+        created_at: config.clock.now(),
+    }
+}

@@ -1,0 +1,67 @@
+//! A delivery on its way through this process.
+
+use std::time::Duration;
+
+use bytestring::ByteString;
+use relevo_core::inbox::{Arrival, Claim, Setback};
+use relevo_core::store::StoreError;
+use relevo_core::{Answer, Tag};
+
+use crate::incoming::Incoming;
+
+/// A delivery on its way through this process.
+#[derive(Debug)]
+pub(crate) struct Item {
+    /// What the broker's answer names it by.
+    pub(crate) tag: Tag,
+    /// How often it was delivered.
+    pub(crate) count: u32,
+    pub(crate) arrival: Arrival,
+    /// What its handler sees, or why there is nothing to see.
+    pub(crate) incoming: Result<Incoming, String>,
+    /// Counted tries so far.
+    pub(crate) attempts: u32,
+    /// Whether it may share a transaction with others.
+    pub(crate) shares: bool,
+    /// Its handling was noted in the store, and is to be noted as ended if it fails.
+    pub(crate) noted: bool,
+    /// What was decided of it and is not written down yet: it is not handled again.
+    pub(crate) decided: Option<Decided>,
+}
+
+/// A decision that the store is to keep.
+#[derive(Clone, Debug)]
+pub(crate) struct Decided {
+    pub(crate) setback: Setback,
+    /// The claim that its call had.
+    pub(crate) claim: Option<Claim>,
+}
+
+impl Item {
+    pub(crate) const fn queue(&self) -> &ByteString {
+        &self.arrival.queue
+    }
+}
+
+/// What became of an item at one worker.
+#[derive(Debug)]
+pub(crate) enum Ended {
+    /// The broker is to be told this.
+    Answer(Answer),
+    /// It failed, and is tried again in memory after this pause.
+    Again(Duration),
+    /// What its handler needs is away; no attempt was counted. Not before this pause, should the breaker be closed.
+    Away(Duration),
+    /// Another worker has it in hand: no attempt, only a delay.
+    Busy(Duration),
+    /// The lane is another's now.
+    Lost,
+    /// It shared a transaction that was rolled back, maybe because of another.
+    Alone,
+    /// The database did not do it.
+    Store(StoreError),
+}
+
+impl Ended {
+    pub(crate) const DONE: Self = Self::Answer(Answer::Acknowledge);
+}

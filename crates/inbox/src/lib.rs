@@ -1,0 +1,58 @@
+//! The consumer runtime: takes what a broker delivers, and lets a handler's effect happen once.
+//!
+//! A handler works *inside* the transaction that also enters the message into the inbox ([`Inside`]), or it *calls* a far side
+//! outside of any transaction and commits the result afterwards ([`Call`]). [`Handlers`] says which handler has which type of
+//! message; [`Runtime::run`] takes messages until it is told to stop.
+//!
+//! ```
+//! use async_trait::async_trait;
+//! use relevo_inbox::{Handled, Incoming, Inside, Verdict};
+//!
+//! struct Count;
+//!
+//! #[async_trait]
+//! impl Inside<Vec<String>> for Count {
+//!     async fn handle(&self, ledger: &mut Vec<String>, incoming: &Incoming) -> Handled {
+//!         let order: serde_json::Value = incoming.json()?;
+//!         ledger.push(order["id"].to_string());
+//!         Ok(Verdict::Done)
+//!     }
+//! }
+//!
+//! let handlers = relevo_inbox::Handlers::new().inside("OrderPlaced", Count);
+//! assert!(handlers.find("OrderPlaced").is_some() && handlers.find("OrderShipped").is_none());
+//! ```
+
+mod attempt;
+mod beat;
+mod breaker;
+mod chores;
+mod config;
+mod copy;
+mod decode;
+mod due;
+mod handler;
+mod incoming;
+mod item;
+mod lanes;
+mod marks;
+mod panics;
+mod prune;
+mod random;
+mod runtime;
+mod sequence;
+mod settle;
+mod shutdown;
+mod stats;
+mod validate;
+mod verdict;
+mod work;
+mod worker;
+
+pub use config::{Clock, Config, DeadLetterTo, Durable, Foreign, Order};
+pub use handler::{Call, Handlers, Inside, Options, Registered, Typed, TypedCall, TypedInside, typed};
+pub use incoming::Incoming;
+pub use runtime::{Runtime, RuntimeError};
+pub use stats::Stats;
+pub use validate::{JsonSchemas, SchemaError, Validator};
+pub use verdict::{Handled, Trouble, Verdict};

@@ -1,0 +1,36 @@
+//! Rows whose time has come are deleted, a few at a time.
+
+use std::sync::Arc;
+
+use relevo_core::inbox::Inbox;
+use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
+use tracing::warn;
+
+use crate::runtime::RuntimeError;
+use crate::work::Work;
+
+/// Prunes now and then, without a pause while there is more, until it is told to stop.
+pub(crate) async fn run<I: Inbox + 'static>(work: Arc<Work<I>>, stop: CancellationToken) -> Result<(), RuntimeError>
+where
+    I::Transaction: 'static,
+{
+    loop {
+        tokio::select! {
+            biased;
+            () = stop.cancelled() => return Ok(()),
+            () = sleep(work.config.prune_every) => {}
+        }
+        loop {
+            match work.ask(work.inbox.prune(work.config.prune_limit)).await {
+                Ok(true) if !stop.is_cancelled() => tokio::task::yield_now().await,
+                Ok(_) => break,
+                Err(error) if error.is_passing() => {
+                    warn!(error = &error as &dyn std::error::Error, "nothing was pruned, will try again");
+                    break;
+                }
+                Err(error) => return Err(RuntimeError::Store(error)),
+            }
+        }
+    }
+}

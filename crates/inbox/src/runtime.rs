@@ -1,0 +1,434 @@
+//! The loop: one step is one event, and whatever follows from it.
+
+use std::collections::BTreeMap;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytestring::ByteString;
+use relevo_core::inbox::retries::is_expired;
+use relevo_core::inbox::{Held, Inbox};
+use relevo_core::store::StoreError;
+use relevo_core::{Consumer, Delivery, Failure, Lane};
+use tokio::sync::watch;
+use tokio::task::{JoinError, JoinSet};
+use tokio::time::{Instant, sleep_until};
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+use uuid::Uuid;
+
+use crate::beat::{self, Pulse, SharedVitals};
+use crate::breaker::Gate;
+use crate::chores::Chored;
+use crate::config::Config;
+use crate::handler::Handlers;
+use crate::item::{Ended, Item};
+use crate::lanes::Lanes;
+use crate::random::Random;
+use crate::sequence::{Seen, Sequences};
+use crate::settle::Settling;
+use crate::stats::{Stats, add, set};
+use crate::work::Work;
+use crate::{due, panics, prune};
+
+pub(crate) type Pending<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+
+/// Why a consumer stopped by itself, or did not begin.
+#[derive(Debug, thiserror::Error)]
+pub enum RuntimeError {
+    /// The configuration contradicts itself, or what the broker promises.
+    #[error("{0}")]
+    Config(String),
+    /// The store refuses to serve this consumer.
+    #[error("the consumer cannot go on")]
+    Store(#[source] StoreError),
+    /// Somebody else closed the broker's consumer.
+    #[error("the consumer was closed")]
+    Closed,
+    /// A part of the runtime panicked.
+    #[error("a part of the consumer died")]
+    Died(#[source] JoinError),
+}
+
+/// A batch that shares a transaction has at least so many messages while there are as many, whatever other workers could take.
+const SHARE_MIN: usize = 16;
+
+/// A member of a consumer: takes messages from the broker and has them handled once.
+pub struct Runtime<I: Inbox> {
+    pub(crate) work: Arc<Work<I>>,
+    pub(crate) consumer: Arc<dyn Consumer>,
+    pub(crate) owner: Uuid,
+    pub(crate) lanes: Lanes,
+    /// Queues whose first message waits for its time.
+    later: BTreeMap<(Instant, u64), (Lane, ByteString)>,
+    next_later: u64,
+    sequences: Sequences,
+    pub(crate) workers: JoinSet<Worked>,
+    /// The heart, the retry table and the pruning: if one dies, the consumer stops.
+    pub(crate) parts: JoinSet<Result<(), RuntimeError>>,
+    /// Ends what begins new work.
+    pub(crate) winding_down: CancellationToken,
+    /// Ends the heart, last of all.
+    pub(crate) resting: CancellationToken,
+    pub(crate) vitals: Arc<SharedVitals>,
+    pub(crate) pulse: watch::Receiver<Pulse>,
+    deaths: u64,
+    pub(crate) receiving: Option<Pending<Result<Vec<Delivery>, Failure>>>,
+    receive_at: Instant,
+    receive_failures: u32,
+    pub(crate) settling: Settling,
+    pub(crate) chore: Option<Pending<Chored>>,
+    pub(crate) chore_at: Instant,
+    /// The database is away until then.
+    pub(crate) store_at: Instant,
+    store_failures: u32,
+    /// When what the next beat says is put together again.
+    tell_at: Instant,
+}
+
+/// What a worker brings back.
+pub(crate) struct Worked {
+    lane: Lane,
+    held: Option<Held>,
+    probe: bool,
+    items: Vec<Item>,
+    ended: Vec<Ended>,
+}
+
+impl<I: Inbox + 'static> Runtime<I>
+where
+    I::Transaction: 'static,
+{
+    /// A member that has done nothing yet. The inbox is bound to the consumer that the configuration names.
+    pub fn new(inbox: Arc<I>, consumer: Arc<dyn Consumer>, handlers: Handlers<I::Transaction>, config: Config) -> Self {
+        let (high, low) = Uuid::new_v4().as_u64_pair();
+        Self::with_seed(inbox, consumer, handlers, config, high ^ low.rotate_left(32))
+    }
+
+    /// A member whose jitter and ids come from a seed, so that a simulation can replay it.
+    pub fn with_seed(
+        inbox: Arc<I>,
+        consumer: Arc<dyn Consumer>,
+        handlers: Handlers<I::Transaction>,
+        config: Config,
+        seed: u64,
+    ) -> Self {
+        panics::watch();
+        let now = Instant::now();
+        let mut random = Random::new(seed);
+        let owner = random.owner();
+        let sequences = Sequences::new(config.sequence_keys_max);
+        Self {
+            work: Arc::new(Work::new(inbox, handlers, config, random)),
+            consumer,
+            owner,
+            lanes: Lanes::default(),
+            later: BTreeMap::new(),
+            next_later: 0,
+            sequences,
+            workers: JoinSet::new(),
+            parts: JoinSet::new(),
+            winding_down: CancellationToken::new(),
+            resting: CancellationToken::new(),
+            vitals: Arc::default(),
+            pulse: watch::Sender::new(Pulse::default()).subscribe(),
+            deaths: 0,
+            receiving: None,
+            receive_at: now,
+            receive_failures: 0,
+            settling: Settling::new(now),
+            chore: None,
+            chore_at: now,
+            store_at: now,
+            store_failures: 0,
+            tell_at: now,
+        }
+    }
+
+    /// What this member has done so far; stays valid when it is gone.
+    pub fn stats(&self) -> Arc<Stats> {
+        Arc::clone(&self.work.stats)
+    }
+
+    /// Takes messages until `stop` is cancelled, then finishes what runs within the grace period and gives the rest back to
+    /// the broker at once.
+    pub async fn run(mut self, stop: CancellationToken) -> Result<(), RuntimeError> {
+        self.work.config.check(self.consumer.capabilities().counts).map_err(RuntimeError::Config)?;
+        self.start_parts();
+        let result = loop {
+            let outcome = tokio::select! {
+                biased; // the same order every time, so that a simulation can replay
+                () = stop.cancelled() => break Ok(()),
+                outcome = self.step() => outcome,
+            };
+            if outcome.is_err() {
+                break outcome;
+            }
+        };
+        let finished = self.finish().await;
+        info!(consumer = %self.work.config.consumer, name = %self.work.config.name, "consumer stopped");
+        result.and(finished)
+    }
+
+    fn start_parts(&mut self) {
+        let (sender, pulse) = watch::channel(Pulse::default());
+        self.pulse = pulse.clone();
+        let (work, vitals) = (Arc::clone(&self.work), Arc::clone(&self.vitals));
+        self.parts.spawn(beat::run(work, self.owner, vitals, sender, self.resting.clone()));
+        self.parts.spawn(due::run(Arc::clone(&self.work), pulse, self.winding_down.clone()));
+        self.parts.spawn(prune::run(Arc::clone(&self.work), self.winding_down.clone()));
+    }
+
+    /// Starts whatever can be started, waits for one event and acts on it. Dropping the future in the middle loses nothing.
+    async fn step(&mut self) -> Result<(), RuntimeError> {
+        // A store and a broker that answer at once must not keep other tasks, timers and signals from their turn.
+        tokio::task::consume_budget().await;
+        let now = Instant::now();
+        self.wake_later(now);
+        self.start_chore(now);
+        self.dispatch(now);
+        self.start_settling(now);
+        self.start_receiving(now);
+        self.tell(now);
+        let wake = self.wakes_at(now);
+        let work = Arc::clone(&self.work);
+        tokio::select! {
+            biased;
+            Some(worked) = self.workers.join_next() => self.worked(worked.map_err(RuntimeError::Died)?)?,
+            settled = self.settling.ended() => self.settled(settled),
+            chored = poll(&mut self.chore) => { self.chore = None; self.chored(chored)?; }
+            Some(ended) = self.parts.join_next() => ended.map_err(RuntimeError::Died)??,
+            Ok(()) = self.pulse.changed() => self.ordered(),
+            received = poll(&mut self.receiving) => { self.receiving = None; self.received(received)?; }
+            () = work.breakers.changed.notified() => {}
+            () = sleep_until(wake) => {}
+        }
+        Ok(())
+    }
+
+    /// What people ordered.
+    fn ordered(&mut self) {
+        let pulse = self.pulse.borrow_and_update().clone();
+        self.work.breakers.force(&pulse.orders.forced);
+        if pulse.deaths != self.deaths {
+            self.deaths = pulse.deaths;
+            // What was delivered is kept. Whatever another member did with it meanwhile is in the inbox.
+            self.lanes.map.values_mut().for_each(|lane| lane.held = None);
+        }
+    }
+
+    fn start_receiving(&mut self, now: Instant) {
+        if self.receiving.is_some() || !self.may_receive() || now < self.receive_at.max(self.store_at) {
+            return;
+        }
+        let room = self.work.config.in_memory_max - self.lanes.len();
+        let (consumer, limit) = (Arc::clone(&self.consumer), room.min(self.work.config.receive_max));
+        self.receiving = Some(Box::pin(async move { consumer.receive(limit).await }));
+    }
+
+    fn may_receive(&self) -> bool {
+        let pulse = self.pulse.borrow();
+        pulse.beats > 0 && !pulse.orders.paused && self.lanes.len() < self.work.config.in_memory_max
+    }
+
+    fn received(&mut self, received: Result<Vec<Delivery>, Failure>) -> Result<(), RuntimeError> {
+        let now = Instant::now();
+        match received {
+            Ok(deliveries) if deliveries.is_empty() => Err(RuntimeError::Closed),
+            Ok(deliveries) => {
+                self.receive_failures = 0;
+                self.vitals.lock().last_message_at = Some(self.work.config.clock.now());
+                add(&self.work.stats.received, deliveries.len());
+                for delivery in deliveries {
+                    self.came(delivery, now);
+                }
+                Ok(())
+            }
+            Err(failure) => {
+                add(&self.work.stats.broker_away, 1);
+                let pause = self.work.config.outage(self.receive_failures);
+                warn!(error = %failure.describe(), ?pause, "nothing can be received, will try again");
+                self.receive_failures += 1;
+                self.receive_at = now + pause;
+                Ok(())
+            }
+        }
+    }
+
+    fn came(&mut self, delivery: Delivery, now: Instant) {
+        let config = &self.work.config;
+        let mut item = self.work.decoder.item(config, delivery);
+        if let Ok(incoming) = &item.incoming {
+            let expired = is_expired(incoming.message.created_at, config.clock.now(), config.keeping.done);
+            let inside = self.work.handler(incoming).is_none_or(crate::handler::Registered::is_inside);
+            item.shares = item.count == 1 && inside && !expired;
+            if let (Some(source), Some(seq)) = (&incoming.source, incoming.seq) {
+                match self.sequences.see(source, &incoming.message.key, seq, item.count) {
+                    Seen::Onward => {}
+                    Seen::Repeat => add(&self.work.stats.repeats, 1),
+                    Seen::Inverted => add(&self.work.stats.inversions, 1),
+                }
+            }
+        }
+        self.lanes.push(item, now);
+    }
+
+    /// Gives work to workers, lanes taking turns.
+    fn dispatch(&mut self, now: Instant) {
+        let config = &self.work.config;
+        let (concurrency, by_key) = (config.order.concurrency(), config.order.is_by_key());
+        while self.workers.len() < concurrency && now >= self.store_at {
+            let pulse = self.pulse.borrow();
+            let breakers = &self.work.breakers;
+            let flows = |lane: &Lane, held: bool| {
+                (held || !by_key) && pulse.allows(lane) && !matches!(breakers.gate(lane, now), Gate::Shut(_))
+            };
+            let Some(lane) = self.lanes.turn(|lane, state| flows(lane, state.held.is_some())) else { return };
+            drop(pulse);
+            let probe = breakers.gate(&lane, now) == Gate::Probe;
+            if probe && !breakers.begin_probe(&lane) {
+                continue; // somebody was quicker: the gate is shut now
+            }
+            let state = self.lanes.map.get_mut(&lane).expect("it has its turn");
+            let free = concurrency - self.workers.len();
+            let most = self.work.config.batch_max;
+            let size = if probe { 1 } else { state.ready().div_ceil(free).clamp(SHARE_MIN.min(most), most) };
+            let (mut items, held) = (state.next(size), state.held.clone().filter(|_| by_key));
+            let work = Arc::clone(&self.work);
+            self.workers.spawn(async move {
+                let ended = work.live(&mut items, held.as_ref()).await;
+                Worked { lane, held, probe, items, ended }
+            });
+        }
+    }
+
+    pub(crate) fn worked(&mut self, worked: Worked) -> Result<(), RuntimeError> {
+        let Worked { lane, held, probe, items, ended } = worked;
+        let now = Instant::now();
+        if probe {
+            // If it passed or failed, the breaker knows already.
+            self.work.breakers.undecided(&lane);
+        }
+        if !ended.iter().any(|ended| matches!(ended, Ended::Store(_))) {
+            self.store_failures = 0;
+        }
+        let mut queues: Vec<(ByteString, Option<Instant>)> = Vec::with_capacity(items.len());
+        // From the last to the first, so that those of one queue go back in their order.
+        for (item, ended) in items.into_iter().zip(ended).rev() {
+            let queue = item.queue().clone();
+            let until = match ended {
+                Ended::Answer(answer) => {
+                    self.settling.push(item, answer);
+                    queues.push((queue, None));
+                    continue;
+                }
+                Ended::Alone => None,
+                Ended::Again(pause) | Ended::Away(pause) => Some(now + pause),
+                Ended::Busy(pause) => {
+                    add(&self.work.stats.busy, 1);
+                    Some(now + pause)
+                }
+                Ended::Lost => {
+                    self.lost(&lane, held.as_ref(), now);
+                    None
+                }
+                Ended::Store(error) => self.store_failed(error, now)?,
+            };
+            self.state(&lane).put_back(item);
+            queues.push((queue, until));
+        }
+        // The first of a queue decides when it goes on.
+        for (queue, until) in queues.into_iter().rev() {
+            self.state(&lane).ended(&queue, until.is_some());
+            if let Some(until) = until {
+                self.next_later += 1;
+                self.later.insert((until, self.next_later), (lane.clone(), queue));
+            }
+        }
+        Ok(())
+    }
+
+    fn state(&mut self, lane: &Lane) -> &mut crate::lanes::LaneState {
+        self.lanes.map.get_mut(lane).expect("a lane stays while a worker has some of it")
+    }
+
+    /// What was delivered is kept, and the lane taken again.
+    fn lost(&mut self, lane: &Lane, held: Option<&Held>, now: Instant) {
+        add(&self.work.stats.lost, 1);
+        let every = self.work.config.lane_every;
+        let state = self.state(lane);
+        if state.held.as_ref() == held {
+            warn!(%lane, "a lane is another member's now");
+            state.held = None;
+            state.take_at = now + every;
+        }
+    }
+
+    /// The database is away: nothing more is taken, and what is here waits. When one call about one message was refused,
+    /// only that message waits.
+    pub(crate) fn store_failed(&mut self, error: StoreError, now: Instant) -> Result<Option<Instant>, RuntimeError> {
+        if !error.is_passing() {
+            return Err(RuntimeError::Store(error));
+        }
+        let pause = self.work.config.outage(self.store_failures);
+        if matches!(error, StoreError::Broken(_)) {
+            add(&self.work.stats.database_refused, 1);
+            let pause = self.work.config.outage_max;
+            warn!(error = &error as &dyn std::error::Error, ?pause, "the database refused a call, will try again");
+            return Ok(Some(now + pause));
+        }
+        if now >= self.store_at {
+            add(&self.work.stats.database_away, 1);
+            warn!(error = &error as &dyn std::error::Error, ?pause, "the database is away, nothing more is taken");
+            self.store_failures += 1;
+            self.store_at = now + pause;
+        }
+        Ok(None)
+    }
+
+    fn wake_later(&mut self, now: Instant) {
+        while let Some(entry) = self.later.first_entry()
+            && entry.key().0 <= now
+        {
+            let (lane, queue) = entry.remove();
+            if let Some(state) = self.lanes.map.get_mut(&lane) {
+                state.wake(&queue);
+            }
+        }
+    }
+
+    /// What the next beat says.
+    fn tell(&mut self, now: Instant) {
+        set(&self.work.stats.in_memory, self.lanes.len());
+        if now < self.tell_at {
+            return;
+        }
+        self.tell_at = now + self.work.config.beat_every / 4;
+        let held = self.lanes.map.iter().filter(|(_, state)| state.held.is_some());
+        self.vitals.lock().marks = held.map(|(lane, state)| (lane.clone(), state.marks.low_water())).collect();
+    }
+
+    fn wakes_at(&self, now: Instant) -> Instant {
+        let mut wake = self.tell_at;
+        let mut consider = |at: Option<Instant>| {
+            if let Some(at) = at {
+                wake = wake.min(at);
+            }
+        };
+        consider(self.later.first_key_value().map(|((at, _), _)| *at));
+        consider((now < self.store_at).then_some(self.store_at));
+        consider((self.receiving.is_none() && self.may_receive()).then_some(self.receive_at.max(self.store_at)));
+        consider(self.settling.wakes_at());
+        consider(self.chore_wakes_at(now));
+        consider(self.work.breakers.wakes_at(now));
+        // Something that is due may wait for something else: look again soon rather than spin.
+        wake.max(now + Duration::from_millis(1))
+    }
+}
+
+pub(crate) async fn poll<T>(pending: &mut Option<Pending<T>>) -> T {
+    match pending {
+        Some(future) => future.await,
+        None => std::future::pending().await,
+    }
+}

@@ -1,0 +1,69 @@
+//! Repeats and inversions, told from the number that a message has in its outbox. Only counted, never acted on.
+
+use std::collections::BTreeMap;
+
+use bytestring::ByteString;
+
+/// What a sequence number says of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Seen {
+    /// It is later than all of its key that came before.
+    Onward,
+    /// It came before, or is delivered again.
+    Repeat,
+    /// It comes for the first time, after a later one of its key.
+    Inverted,
+}
+
+/// The last sequence number of each key.
+#[derive(Debug)]
+pub(crate) struct Sequences {
+    last: BTreeMap<(String, ByteString), i64>,
+    keys_max: usize,
+}
+
+impl Sequences {
+    pub(crate) const fn new(keys_max: usize) -> Self {
+        Self { last: BTreeMap::new(), keys_max }
+    }
+
+    /// A message of this source and key was delivered for the `count`-th time.
+    pub(crate) fn see(&mut self, source: &str, key: &ByteString, seq: i64, count: u32) -> Seen {
+        if self.last.len() >= self.keys_max {
+            // Forgetting all at once is rare and cheap; what comes next of each key counts as onward.
+            self.last.clear();
+        }
+        let last = self.last.entry((source.to_owned(), key.clone())).or_insert(i64::MIN);
+        if seq > *last {
+            *last = seq;
+            return if count > 1 { Seen::Repeat } else { Seen::Onward };
+        }
+        if count > 1 || seq == *last { Seen::Repeat } else { Seen::Inverted }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_first_delivery_below_the_last_one_is_an_inversion() {
+        let mut sequences = Sequences::new(10);
+        let mut see = |key: &str, seq, count| sequences.see("/outbox", &key.into(), seq, count);
+        assert_eq!(see("a", 5, 1), Seen::Onward);
+        assert_eq!(see("a", 9, 1), Seen::Onward);
+        assert_eq!(see("a", 9, 1), Seen::Repeat);
+        assert_eq!(see("a", 7, 1), Seen::Inverted);
+        assert_eq!(see("a", 5, 2), Seen::Repeat);
+        assert_eq!(see("b", 1, 1), Seen::Onward);
+    }
+
+    #[test]
+    fn what_is_remembered_is_bounded() {
+        let mut sequences = Sequences::new(2);
+        for key in ["a", "b", "c", "d"] {
+            sequences.see("/outbox", &key.into(), 1, 1);
+        }
+        assert!(sequences.last.len() <= 2);
+    }
+}

@@ -1,0 +1,194 @@
+//! Payloads are checked before their handler gets them.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use boon::{Compiler, SchemaIndex, Schemas};
+use serde_json::Value;
+
+use crate::incoming::Incoming;
+
+/// Checks payloads before their handler gets them. What breaks its schema is undecodable.
+pub trait Validator: fmt::Debug + Send + Sync {
+    /// Says what is wrong with the payload, for people. One that has no schema is right.
+    fn validate(&self, incoming: &Incoming) -> Result<(), String>;
+}
+
+/// Why schemas cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum SchemaError {
+    /// A file or folder cannot be read.
+    #[error("cannot read `{path}`")]
+    Read {
+        /// Which one.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// A file is no JSON.
+    #[error("`{name}` is no JSON")]
+    Json {
+        /// Which one.
+        name: String,
+        /// Why.
+        source: serde_json::Error,
+    },
+    /// A file is no JSON Schema.
+    #[error("`{name}` is no schema: {why}")]
+    Schema {
+        /// Which one.
+        name: String,
+        /// Why.
+        why: String,
+    },
+}
+
+/// JSON Schemas by type and version.
+///
+/// The schema of a type is in the file `TYPE.json`, that of one of its versions in `TYPE@VERSION.json`; a message names its
+/// version in the header [`JsonSchemas::VERSION`]. One that names a version without a file has none. Schemas refer to each
+/// other by their files' names: `{"$ref": "Money.json"}`.
+pub struct JsonSchemas {
+    schemas: Schemas,
+    by_name: BTreeMap<String, SchemaIndex>,
+    strict: bool,
+}
+
+impl JsonSchemas {
+    /// The header that names the version of a payload's schema.
+    pub const VERSION: &str = "schema-version";
+
+    /// Reads every `.json` file of a folder.
+    pub fn open(folder: &Path) -> Result<Self, SchemaError> {
+        let unreadable = |path: &Path| {
+            let path = path.to_owned();
+            move |source| SchemaError::Read { path, source }
+        };
+        let mut files = Vec::new();
+        for entry in std::fs::read_dir(folder).map_err(unreadable(folder))? {
+            let path = entry.map_err(unreadable(folder))?.path();
+            let name = path.file_stem().and_then(|stem| stem.to_str()).unwrap_or_default().to_owned();
+            if path.extension().is_some_and(|extension| extension == "json") && !name.is_empty() {
+                let text = std::fs::read_to_string(&path).map_err(unreadable(&path))?;
+                files.push((name, text));
+            }
+        }
+        Self::new(files)
+    }
+
+    /// Schemas with their names, `TYPE` or `TYPE@VERSION`, as text.
+    pub fn new(files: impl IntoIterator<Item = (String, String)>) -> Result<Self, SchemaError> {
+        let mut compiler = Compiler::new();
+        let mut names = Vec::new();
+        for (name, text) in files {
+            let value: Value =
+                serde_json::from_str(&text).map_err(|source| SchemaError::Json { name: name.clone(), source })?;
+            compiler.add_resource(&location(&name), value).map_err(|error| wrong(&name, &error))?;
+            names.push(name);
+        }
+        let (mut schemas, mut by_name) = (Schemas::new(), BTreeMap::new());
+        for name in names {
+            let index = compiler.compile(&location(&name), &mut schemas).map_err(|error| wrong(&name, &error))?;
+            by_name.insert(name, index);
+        }
+        Ok(Self { schemas, by_name, strict: false })
+    }
+
+    /// From now on a message without a schema is undecodable too.
+    #[must_use]
+    pub fn strict(self) -> Self {
+        Self { strict: true, ..self }
+    }
+}
+
+fn wrong(name: &str, error: &boon::CompileError) -> SchemaError {
+    SchemaError::Schema { name: name.to_owned(), why: format!("{error:#}") }
+}
+
+/// Schemas are siblings under a root that leads nowhere, so that a reference to another finds it and nothing is fetched.
+fn location(name: &str) -> String {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~@".contains(&byte);
+    let escaped = |byte| if is_plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") };
+    format!("relevo:///{}.json", name.bytes().map(escaped).collect::<String>())
+}
+
+impl Validator for JsonSchemas {
+    fn validate(&self, incoming: &Incoming) -> Result<(), String> {
+        let name = match incoming.header(Self::VERSION) {
+            Some(version) => format!("{}@{version}", incoming.kind()),
+            None => incoming.kind().to_owned(),
+        };
+        let Some(index) = self.by_name.get(&name) else {
+            return if self.strict { Err(format!("there is no schema `{name}`")) } else { Ok(()) };
+        };
+        let payload: Value =
+            serde_json::from_slice(incoming.payload()).map_err(|error| format!("it is no JSON: {error}"))?;
+        self.schemas.validate(&payload, *index).map_err(|error| format!("it breaks schema `{name}`: {error:#}"))
+    }
+}
+
+impl fmt::Debug for JsonSchemas {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_set().entries(self.by_name.keys()).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::incoming::tests::incoming;
+
+    const MONEY: &str = r#"{"type": "integer", "minimum": 0}"#;
+    const ORDER: &str = r#"{"type": "object", "required": ["total"], "properties": {"total": {"$ref": "Money.json"}}}"#;
+    const ORDER_2: &str = r#"{"type": "object", "required": ["sum"]}"#;
+
+    fn schemas() -> JsonSchemas {
+        let files = [("Money", MONEY), ("order.placed", ORDER), ("order.placed@2", ORDER_2)];
+        JsonSchemas::new(files.map(|(name, text)| (name.to_owned(), text.to_owned()))).expect("schemas")
+    }
+
+    fn check(payload: &str, headers: &[(&str, &str)]) -> Result<(), String> {
+        schemas().validate(&incoming("order.placed", payload, headers))
+    }
+
+    #[test]
+    fn a_payload_is_held_to_the_schema_of_its_type() {
+        assert_eq!(check(r#"{"total": 5}"#, &[]), Ok(()));
+        let why = check(r#"{"total": -5}"#, &[]).unwrap_err();
+        assert!(why.contains("`order.placed`") && why.contains("minimum"), "{why}");
+        assert!(check("{", &[]).unwrap_err().starts_with("it is no JSON"));
+    }
+
+    #[test]
+    fn a_version_has_a_schema_of_its_own() {
+        let second = [(JsonSchemas::VERSION, "2")];
+        assert_eq!(check(r#"{"sum": 5}"#, &second), Ok(()));
+        assert!(check(r#"{"total": 5}"#, &second).is_err());
+    }
+
+    #[test]
+    fn what_has_no_schema_passes_unless_they_are_strict() {
+        assert_eq!(schemas().validate(&incoming("other", "x", &[])), Ok(()));
+        assert_eq!(
+            schemas().strict().validate(&incoming("other", "x", &[])),
+            Err("there is no schema `other`".to_owned())
+        );
+    }
+
+    #[test]
+    fn files_of_a_folder_are_read_and_wrong_ones_named() {
+        let folder = std::env::temp_dir().join(format!("relevo-schemas-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        std::fs::write(folder.join("Money.json"), MONEY).unwrap();
+        std::fs::write(folder.join("order.placed.json"), ORDER).unwrap();
+        std::fs::write(folder.join("notes.txt"), "not ours").unwrap();
+        let schemas = JsonSchemas::open(&folder).expect("schemas");
+        assert!(schemas.validate(&incoming("order.placed", r#"{"total": "x"}"#, &[])).is_err());
+        std::fs::write(folder.join("broken.json"), r#"{"type": 7}"#).unwrap();
+        let error = JsonSchemas::open(&folder).unwrap_err().to_string();
+        std::fs::remove_dir_all(&folder).unwrap();
+        assert!(error.starts_with("`broken` is no schema"), "{error}");
+        assert!(JsonSchemas::open(&folder).unwrap_err().to_string().starts_with("cannot read"));
+    }
+}

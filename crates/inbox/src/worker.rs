@@ -1,0 +1,335 @@
+//! What a worker does with live messages: enter, handle, commit; or keep what failed.
+
+use std::slice;
+
+use relevo_core::inbox::retries::{Step, is_expired};
+use relevo_core::inbox::{Begun, Claim, Claimed, Enter, Entered, Held, Inbox, Kept, Stop};
+use relevo_core::store::StoreError;
+use relevo_core::{AfterDead, Answer};
+use tokio::time::{Instant, sleep};
+use tracing::{debug, warn};
+
+use crate::config::Durable;
+use crate::handler::{AnyCall, Form, Registered};
+use crate::item::{Decided, Ended, Item};
+use crate::stats::add;
+use crate::verdict::{Handled, Kind, Trouble, Verdict};
+use crate::work::Work;
+
+impl<I: Inbox + 'static> Work<I>
+where
+    I::Transaction: 'static,
+{
+    /// Handles live messages of one lane: one alone, or several that share a transaction. One end for each, in order.
+    pub(crate) async fn live(&self, items: &mut [Item], held: Option<&Held>) -> Vec<Ended> {
+        if let [item] = items {
+            return vec![self.one(item, held).await.unwrap_or_else(Ended::Store)];
+        }
+        match self.together(items, held).await {
+            Ok(ended) => ended,
+            // One error for all of them: whatever it says of the database holds for each.
+            Err(error) => {
+                warn!(error = &error as &dyn std::error::Error, messages = items.len(), "a batch was not committed");
+                items.iter_mut().map(part).collect()
+            }
+        }
+    }
+
+    async fn one(&self, item: &mut Item, held: Option<&Held>) -> Result<Ended, StoreError> {
+        if item.decided.is_some() {
+            return self.keep(item, held).await;
+        }
+        let incoming = match &mut item.incoming {
+            Ok(incoming) => incoming,
+            Err(why) => {
+                let trouble = Trouble::undecodable(why.as_str());
+                // Nobody knows its key: it holds nothing back.
+                return self.bury(item, held, None, trouble, AfterDead::Continue).await;
+            }
+        };
+        incoming.attempt = item.attempts + 1;
+        let incoming = incoming.clone();
+        let registered = self.handler(&incoming);
+        let after_dead = self.after_dead(registered);
+        let is_ours = incoming.source.is_some();
+        let kept = self.config.keeping.done;
+        if is_ours && is_expired(incoming.message.created_at, self.config.clock.now(), kept) {
+            let error =
+                format!("it entered the log at {}, longer ago than the inbox remembers", incoming.message.created_at);
+            return self.bury(item, held, None, Trouble::poison(error).with_class(Trouble::EXPIRED), after_dead).await;
+        }
+        if let Some(registered) = registered
+            && let Form::Call(handler) = &registered.form
+        {
+            return self.call_then_commit(item, held, registered, &**handler).await;
+        }
+        let started = if item.count > 1 {
+            item.noted = true;
+            self.ask(self.inbox.start(&item.arrival)).await?
+        } else {
+            0
+        };
+        if started > self.config.starts_max {
+            return self.bury(item, held, None, Self::crashed(started), after_dead).await;
+        }
+        let _company = self.company(started).await;
+        let arrivals = slice::from_ref(&item.arrival);
+        let (mut transaction, entered) = match self.ask(self.inbox.begin(Enter { held, arrivals })).await? {
+            Begun::Open(transaction, entered) => (transaction, entered[0]),
+            Begun::Lost => return Ok(Ended::Lost),
+            Begun::Busy => return Ok(Ended::Busy(self.config.busy_pause)),
+        };
+        if entered != Entered::New {
+            self.ask(self.inbox.commit(transaction)).await?;
+            self.not_new(entered);
+            return Ok(Ended::DONE);
+        }
+        let handled = self.handle(registered, &mut transaction, &incoming).await;
+        self.conclude(item, held, None, transaction, handled).await
+    }
+
+    async fn call_then_commit(
+        &self,
+        item: &mut Item,
+        held: Option<&Held>,
+        registered: &Registered<I::Transaction>,
+        handler: &dyn AnyCall<I::Transaction>,
+    ) -> Result<Ended, StoreError> {
+        let Ok(incoming) = item.incoming.clone() else { unreachable!("it was read before") };
+        let deadline = self.deadline(Some(registered));
+        // The call, what is written down of it, and some time for slow answers.
+        let lasts = deadline * 2 + self.config.claim_margin;
+        let begun = Instant::now();
+        let claim = match self.ask(self.inbox.claim(&item.arrival, held, lasts)).await? {
+            Claimed::Mine(claim) => claim,
+            Claimed::Repeat(state) => {
+                self.not_new(Entered::Repeat(state));
+                return Ok(Ended::DONE);
+            }
+            Claimed::Behind => {
+                self.not_new(Entered::Behind);
+                return Ok(Ended::DONE);
+            }
+            Claimed::Busy(rest) => return Ok(Ended::Busy(rest.max(self.config.busy_pause))),
+            Claimed::Lost => return Ok(Ended::Lost),
+        };
+        item.noted = true;
+        if claim.started > self.config.starts_max {
+            let after_dead = self.after_dead(Some(registered));
+            return self.bury(item, held, Some(claim), Self::crashed(claim.started), after_dead).await;
+        }
+        let _company = self.company(claim.started).await;
+        if begun.elapsed() + deadline > lasts {
+            // Waiting to be alone took what the call would need.
+            self.put_down(item, Some(claim)).await?;
+            return Ok(Ended::Busy(self.config.busy_pause));
+        }
+        let answer = match self.call(registered, handler, &incoming).await {
+            Ok(answer) => answer,
+            Err(trouble) => return self.troubled(item, held, Some(claim), trouble).await,
+        };
+        match self.begin_claimed(item, held, claim, begun + lasts).await? {
+            Some(mut transaction) => {
+                let verdict = self.commit_answer(registered, handler, &mut transaction, &incoming, answer).await;
+                self.conclude(item, held, Some(claim), transaction, verdict).await
+            }
+            None if held.is_some() => Ok(Ended::Lost),
+            None => {
+                add(&self.stats.lost, 1);
+                Ok(Ended::Busy(self.config.busy_pause))
+            }
+        }
+    }
+
+    /// The transaction for the result of a call; `None` if lane or claim are another's. The far side was called: while the
+    /// claim lasts a database that is away or busy is asked again, rather than the far side.
+    async fn begin_claimed(
+        &self,
+        item: &Item,
+        held: Option<&Held>,
+        claim: Claim,
+        until: Instant,
+    ) -> Result<Option<I::Transaction>, StoreError> {
+        let mut failures = 0;
+        loop {
+            let begun = self.ask(self.inbox.begin_claimed(&item.arrival, held, claim)).await;
+            let pause = match begun {
+                Ok(Begun::Open(transaction, _)) => return Ok(Some(transaction)),
+                Ok(Begun::Lost) => return Ok(None),
+                Ok(Begun::Busy) => self.config.busy_pause,
+                Err(error) if error.is_passing() && Instant::now() < until => self.config.outage(failures),
+                Err(error) => return Err(error),
+            };
+            failures += 1;
+            if Instant::now() + pause > until {
+                return Ok(None);
+            }
+            sleep(pause).await;
+        }
+    }
+
+    /// Several first deliveries in one transaction. Whatever fails, all of it is rolled back and each is handled alone.
+    async fn together(&self, items: &mut [Item], held: Option<&Held>) -> Result<Vec<Ended>, StoreError> {
+        let _company = self.company(0).await;
+        let arrivals: Vec<_> = items.iter().map(|item| item.arrival.clone()).collect();
+        let (mut transaction, entered) = match self.ask(self.inbox.begin(Enter { held, arrivals: &arrivals })).await? {
+            Begun::Open(transaction, entered) => (transaction, entered),
+            Begun::Lost => return Ok(items.iter().map(|_| Ended::Lost).collect()),
+            Begun::Busy => return Ok(items.iter_mut().map(part).collect()),
+        };
+        let mut verdicts = Vec::with_capacity(items.len());
+        for (item, entered) in items.iter().zip(&entered) {
+            let (Entered::New, Ok(incoming)) = (entered, &item.incoming) else { continue };
+            let handled = self.handle(self.handler(incoming), &mut transaction, incoming).await;
+            match handled {
+                Ok(Verdict::Skip) => {
+                    self.ask(self.inbox.skip(&mut transaction, item.arrival.entry)).await?;
+                    verdicts.push(Verdict::Skip);
+                }
+                Ok(Verdict::Done) => verdicts.push(Verdict::Done),
+                Err(trouble) => {
+                    debug!(message_id = %item.arrival.entry.id, error = %trouble, "a batch is undone, each will be handled alone");
+                    add(&self.stats.batches_undone, 1);
+                    self.give_up(transaction, &trouble).await;
+                    return Ok(items.iter_mut().map(part).collect());
+                }
+            }
+        }
+        self.ask(self.inbox.commit(transaction)).await?;
+        add(&self.stats.batches, 1);
+        for verdict in verdicts {
+            self.counted(verdict);
+        }
+        for entered in entered {
+            self.not_new(entered);
+        }
+        Ok(items.iter().map(|_| Ended::DONE).collect())
+    }
+
+    /// Commits what was handled, or rolls back and decides what follows.
+    async fn conclude(
+        &self,
+        item: &mut Item,
+        held: Option<&Held>,
+        claim: Option<Claim>,
+        transaction: I::Transaction,
+        handled: Handled,
+    ) -> Result<Ended, StoreError> {
+        let verdict = match handled {
+            Ok(verdict) => verdict,
+            Err(trouble) => {
+                self.give_up(transaction, &trouble).await;
+                return self.troubled(item, held, claim, trouble).await;
+            }
+        };
+        if let Err(trouble) = self.commit(transaction, item.arrival.entry, verdict).await? {
+            return self.troubled(item, held, claim, trouble).await;
+        }
+        self.counted(verdict);
+        self.breakers.passed(&item.arrival.lane);
+        Ok(Ended::DONE)
+    }
+
+    /// Decides what follows from a failed try.
+    pub(crate) async fn troubled(
+        &self,
+        item: &mut Item,
+        held: Option<&Held>,
+        claim: Option<Claim>,
+        trouble: Trouble,
+    ) -> Result<Ended, StoreError> {
+        let Ok(incoming) = &item.incoming else { unreachable!("only what was read is handled") };
+        let registered = self.handler(incoming);
+        let after_dead = self.after_dead(registered);
+        match trouble.kind {
+            Kind::Away => {
+                let pause = self.is_away(&item.arrival, &trouble);
+                self.put_down(item, claim).await?;
+                Ok(Ended::Away(pause))
+            }
+            Kind::Poison => {
+                item.attempts += 1;
+                self.failed(item, &trouble);
+                self.bury(item, held, claim, trouble, after_dead).await
+            }
+            Kind::Retry => {
+                item.attempts += 1;
+                self.failed(item, &trouble);
+                match self.retries(registered).after(item.attempts, self.jitter()) {
+                    Step::Again(pause) => {
+                        add(&self.stats.retried_in_memory, 1);
+                        self.put_down(item, claim).await?;
+                        Ok(Ended::Again(pause))
+                    }
+                    Step::Later(after) if self.config.durable == Durable::Broker => {
+                        add(&self.stats.retried_later, 1);
+                        self.put_down(item, claim).await?;
+                        Ok(Ended::Answer(Answer::RetryLater { after }))
+                    }
+                    Step::Later(after) => {
+                        add(&self.stats.retried_later, 1);
+                        Self::decide(item, claim, Stop::Retry { after }, trouble);
+                        self.keep(item, held).await
+                    }
+                    Step::Bury => self.bury(item, held, claim, trouble, after_dead).await,
+                }
+            }
+        }
+    }
+
+    async fn bury(
+        &self,
+        item: &mut Item,
+        held: Option<&Held>,
+        claim: Option<Claim>,
+        trouble: Trouble,
+        after_dead: AfterDead,
+    ) -> Result<Ended, StoreError> {
+        let stop = self.dead_stop(after_dead);
+        Self::decide(item, claim, stop, trouble);
+        self.keep(item, held).await
+    }
+
+    fn decide(item: &mut Item, claim: Option<Claim>, stop: Stop, trouble: Trouble) {
+        let setback = trouble.setback(stop, item.attempts);
+        item.decided = Some(Decided { setback, claim });
+    }
+
+    /// Writes down what was decided.
+    pub(crate) async fn keep(&self, item: &mut Item, held: Option<&Held>) -> Result<Ended, StoreError> {
+        let decided = item.decided.clone().expect("it was decided before it is kept");
+        let kept = self.ask(self.inbox.set_back(&item.arrival, held, decided.claim, &decided.setback)).await?;
+        match kept {
+            Kept::Kept => {
+                self.kept(&item.arrival, item.incoming.as_ref().ok(), &decided.setback).await;
+                Ok(Ended::DONE)
+            }
+            Kept::Repeat(state) => {
+                self.not_new(Entered::Repeat(state));
+                Ok(Ended::DONE)
+            }
+            Kept::Busy => Ok(Ended::Busy(self.config.busy_pause)),
+            Kept::Lost if held.is_some() => Ok(Ended::Lost),
+            // Another worker claimed the message meanwhile: what it decides counts.
+            Kept::Lost => {
+                add(&self.stats.lost, 1);
+                item.decided = None;
+                Ok(Ended::Busy(self.config.busy_pause))
+            }
+        }
+    }
+
+    /// Notes that a try ended while the process lives.
+    async fn put_down(&self, item: &mut Item, claim: Option<Claim>) -> Result<(), StoreError> {
+        if !std::mem::take(&mut item.noted) {
+            return Ok(());
+        }
+        self.ask(self.inbox.ended(item.arrival.entry, claim)).await
+    }
+}
+
+/// From now on it is handled alone.
+fn part(item: &mut Item) -> Ended {
+    item.shares = false;
+    Ended::Alone
+}
