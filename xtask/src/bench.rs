@@ -7,7 +7,7 @@ use crate::install::{self, DEBIAN_15};
 use crate::marked::Temporary;
 use crate::nats::Nats;
 use crate::postgres::{self, Durability};
-use crate::rabbitmq::{self, RabbitMq};
+use crate::rabbitmq::{self, BusyWait, RabbitMq};
 use crate::runner::Runner;
 
 /// The suites that need no broker.
@@ -34,6 +34,6 @@ fn brokers(runner: &Runner) -> Result<Vec<(Vec<&'static str>, Temporary)>> {
     Ok(vec![
         (vec![newest.url_variable()], Temporary::start(&nats(""))?),
         (vec!["RELEVO_BENCH_NATS_SYNCED_URL"], Temporary::start(&nats("sync_interval: always"))?),
-        (rabbitmq::URL_VARIABLES.to_vec(), Temporary::start(&RabbitMq)?),
+        (rabbitmq::URL_VARIABLES.to_vec(), Temporary::start(&RabbitMq(BusyWait::Ordinary))?),
     ])
 }

@@ -17,7 +17,16 @@ const LOGIN: &str = "Authorization: Basic Z3Vlc3Q6Z3Vlc3Q=\r\n";
 
 pub(crate) const URL_VARIABLES: [&str; 2] = ["RELEVO_TEST_RABBITMQ_URL", "RELEVO_TEST_RABBITMQ_MANAGEMENT_URL"];
 
-pub(crate) struct RabbitMq;
+/// How long the server's schedulers spin before they sleep.
+#[derive(Clone, Copy)]
+pub(crate) enum BusyWait {
+    /// Not at all: it shares the machine with tests.
+    None,
+    /// As every server does that is not told otherwise: it is measured.
+    Ordinary,
+}
+
+pub(crate) struct RabbitMq(pub(crate) BusyWait);
 
 impl Kind for RabbitMq {
     fn prepare(&self, directory: &Path) -> Result<Prepared> {
@@ -36,6 +45,9 @@ impl Kind for RabbitMq {
         command.args(["-c", include_str!("../../crates/testkit/src/rabbitmq/node.sh"), "node"]);
         command.arg(directory).arg("relevo@localhost");
         command.args([free_port()?.to_string(), free_port()?.to_string()]).arg(PROGRAM);
+        if let BusyWait::Ordinary = self.0 {
+            command.env("RABBITMQ_SCHEDULER_BUSY_WAIT_THRESHOLD", "medium");
+        }
         let greeting = Probe { port: amqp, says: b"AMQP\x00\x00\x09\x01".to_vec(), hears: b"\x01" };
         Ok(Prepared {
             command,

@@ -10,7 +10,7 @@ use crate::install::{self, Installed};
 use crate::marked::{self, Kind};
 use crate::nats::Nats;
 use crate::postgres::{self, Durability};
-use crate::rabbitmq::{self, RabbitMq};
+use crate::rabbitmq::{self, BusyWait, RabbitMq};
 
 pub(crate) trait Service {
     /// Its name and version, for people.
@@ -48,7 +48,7 @@ pub(crate) fn all(installed: &Installed) -> Result<Vec<Box<dyn Service>>> {
         name: "RabbitMQ".to_owned(),
         variables: rabbitmq::URL_VARIABLES.map(str::to_owned).to_vec(),
         directory: marked::Directory { path: cache.join("server-rabbitmq") },
-        kind: Box::new(RabbitMq),
+        kind: Box::new(RabbitMq(BusyWait::None)),
     }));
     for (version, program) in &installed.nats {
         all.push(Box::new(Marked {

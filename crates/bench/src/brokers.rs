@@ -1,10 +1,11 @@
 //! From PostgreSQL into real brokers, beside their client libraries publishing the same messages from memory.
 
+mod alone;
 mod nats;
 mod rabbitmq;
 mod timed;
 
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -17,6 +18,7 @@ use crate::engine::{self, median};
 use crate::fill::{Bench, KEYS, PAYLOAD_BYTES, run};
 use crate::report::Report;
 use crate::{latency, memory};
+use alone::Client;
 use timed::Timed;
 
 /// Messages of one measured drain.
@@ -25,6 +27,7 @@ pub(crate) const COUNT: u32 = 150_000;
 const WINDOW: usize = KEYS as usize;
 const HOT: u32 = 5_000;
 const ROUNDS: usize = 3;
+const LATENCY_TIME: Duration = Duration::from_secs(15);
 
 /// One of the brokers that are measured.
 #[derive(Clone, Copy, Debug)]
@@ -82,12 +85,12 @@ impl Kind {
         })
     }
 
-    /// The client library alone; messages a second.
-    async fn alone(self, batch: &[Publication]) -> anyhow::Result<f64> {
-        match self {
-            Self::Nats | Self::NatsSynced => nats::alone(&self.url()?, batch, WINDOW).await,
-            Self::RabbitMq => rabbitmq::alone(&self.url()?, batch, WINDOW).await,
-        }
+    /// The client library alone.
+    async fn client(self) -> anyhow::Result<Box<dyn Client>> {
+        Ok(match self {
+            Self::Nats | Self::NatsSynced => Box::new(nats::client(&self.url()?, WINDOW).await?),
+            Self::RabbitMq => Box::new(rabbitmq::client(&self.url()?).await?),
+        })
     }
 
     /// Median and 99th percentile from COMMIT to confirm that are asked for, in milliseconds.
@@ -109,7 +112,7 @@ pub(crate) async fn measure(server: &PgConnectOptions, only: Option<&str>, repor
         share(kind, &mut bench, &messages, report).await?;
         hot_key(kind, server, report).await?;
         if let Some(targets) = kind.latencies() {
-            latencies(kind, server, targets, report).await?;
+            latencies(kind, server, &messages, targets, report).await?;
         }
         kind.empty().await?;
         bench.rewind().await?;
@@ -124,7 +127,7 @@ async fn share(kind: Kind, bench: &mut Bench, messages: &[Publication], report: 
     let (mut relay, mut alone) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
         kind.empty().await?;
-        alone.push(kind.alone(messages).await?);
+        alone.push(alone::rate(&*kind.client().await?, messages, WINDOW).await?);
         kind.empty().await?;
         bench.rewind().await?;
         let store = bench.store().await?;
@@ -153,18 +156,27 @@ async fn hot_key(kind: Kind, server: &PgConnectOptions, report: &mut Report) -> 
 async fn latencies(
     kind: Kind,
     server: &PgConnectOptions,
+    messages: &[Publication],
     (p50, p99): (f64, f64),
     report: &mut Report,
 ) -> anyhow::Result<()> {
     kind.empty().await?;
+    let alone = alone::latencies(&*kind.client().await?, messages, Duration::from_millis(1), LATENCY_TIME).await?;
+    kind.empty().await?;
     let bench = Bench::new(server, "brokers_latency").await?;
     let receipts = latency::Receipts::default();
     let broker = Timed::new(kind.open().await?, Arc::clone(&receipts));
-    let millis = latency::at_rate(&bench, Arc::new(broker), &receipts, 1000, 4, Duration::from_secs(15)).await?;
-    let told = format!("{} messages", millis.len());
+    let publishing = broker.millis();
+    let millis = latency::at_rate(&bench, Arc::new(broker), &receipts, 1000, 4, LATENCY_TIME).await?;
+    let mut publishing = std::mem::take(&mut *publishing.lock().unwrap_or_else(PoisonError::into_inner));
+    publishing.sort_by(f64::total_cmp);
+    let told = |percent| {
+        let [alone, publishing] = [&alone, &publishing].map(|millis| latency::percentile(millis, percent));
+        format!("{publishing:.1} ms of it publishing; the client alone {alone:.1} ms")
+    };
     let name = |part: &str| format!("{}: COMMIT to confirm at 1000/s, {part}", kind.name());
-    report.at_most(&name("p50"), latency::percentile(&millis, 50), "ms", p50, told.clone());
-    report.at_most(&name("p99"), latency::percentile(&millis, 99), "ms", p99, told);
+    report.at_most(&name("p50"), latency::percentile(&millis, 50), "ms", p50, told(50));
+    report.at_most(&name("p99"), latency::percentile(&millis, 99), "ms", p99, told(99));
     Ok(())
 }
 

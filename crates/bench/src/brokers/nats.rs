@@ -1,15 +1,16 @@
 //! NATS JetStream.
 
-use std::time::Instant;
+use std::future::IntoFuture as _;
 
 use async_nats::header::HeaderMap;
-use async_nats::jetstream::context::ContextBuilder;
+use async_nats::jetstream::context::{Context, ContextBuilder};
 use async_nats::jetstream::message::PublishMessage;
 use async_nats::jetstream::{self, stream};
-use futures_util::StreamExt as _;
-use futures_util::stream::FuturesUnordered;
+use async_trait::async_trait;
 use relevo_broker_nats::{Config, NatsBroker};
 use relevo_core::{Publication, wire};
+
+use super::alone::{Client, Confirm};
 
 const STREAM: &str = "bench";
 
@@ -32,27 +33,24 @@ pub(super) async fn empty(url: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-pub(super) async fn alone(url: &str, batch: &[Publication], window: usize) -> anyhow::Result<f64> {
-    let client = async_nats::connect(url).await?;
-    let context = ContextBuilder::new().max_ack_inflight(window * 2).build(client);
-    let began = Instant::now();
-    let mut acks = FuturesUnordered::new();
-    for publication in batch {
-        if acks.len() >= window
-            && let Some(ack) = acks.next().await
-        {
-            ack?;
-        }
+/// The client library, with room for so many unacknowledged messages.
+pub(super) async fn client(url: &str, window: usize) -> anyhow::Result<Context> {
+    Ok(ContextBuilder::new().max_ack_inflight(window * 2).build(async_nats::connect(url).await?))
+}
+
+#[async_trait]
+impl Client for Context {
+    async fn send(&self, publication: &Publication) -> anyhow::Result<Confirm> {
         let mut headers = HeaderMap::new();
         wire::for_each(publication, "/bench", |name, value| headers.insert(name, value));
         let message = PublishMessage::build()
             .payload(publication.message.payload.clone())
             .headers(headers)
             .message_id(publication.message.id.to_string());
-        acks.push(context.send_publish(publication.address.to_string(), message).await?.into_future());
+        let ack = self.send_publish(publication.address.to_string(), message).await?.into_future();
+        Ok(Box::pin(async {
+            ack.await?;
+            Ok(())
+        }))
     }
-    while let Some(ack) = acks.next().await {
-        ack?;
-    }
-    Ok(f64::from(u32::try_from(batch.len())?) / began.elapsed().as_secs_f64())
 }

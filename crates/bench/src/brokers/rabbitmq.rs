@@ -1,10 +1,7 @@
 //! RabbitMQ.
 
-use std::time::Instant;
-
 use anyhow::ensure;
-use futures_util::StreamExt as _;
-use futures_util::stream::FuturesUnordered;
+use async_trait::async_trait;
 use lapin::options::{
     BasicPublishOptions, ConfirmSelectOptions, ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions,
     QueueDeleteOptions,
@@ -13,6 +10,8 @@ use lapin::types::{AMQPValue, FieldTable, ShortString};
 use lapin::{BasicProperties, Channel, Confirmation, Connection, ConnectionProperties, ExchangeKind};
 use relevo_broker_rabbitmq::{Config, RabbitBroker};
 use relevo_core::{Publication, wire};
+
+use super::alone::{Client, Confirm};
 
 const NAME: &str = "relevo-bench";
 const PERSISTENT: u8 = 2;
@@ -36,17 +35,16 @@ pub(super) async fn empty(url: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-pub(super) async fn alone(url: &str, batch: &[Publication], window: usize) -> anyhow::Result<f64> {
+/// The client library, on one channel with confirms.
+pub(super) async fn client(url: &str) -> anyhow::Result<Channel> {
     let channel = channel(url).await?;
     channel.confirm_select(ConfirmSelectOptions::default()).await?;
-    let began = Instant::now();
-    let mut confirms = FuturesUnordered::new();
-    for publication in batch {
-        if confirms.len() >= window
-            && let Some(confirm) = confirms.next().await
-        {
-            ensure!(matches!(confirm?, Confirmation::Ack(None)), "a message was refused");
-        }
+    Ok(channel)
+}
+
+#[async_trait]
+impl Client for Channel {
+    async fn send(&self, publication: &Publication) -> anyhow::Result<Confirm> {
         let mut headers = FieldTable::default();
         wire::for_each(publication, "/bench", |name, value| {
             headers.insert(name.into(), AMQPValue::LongString(value.into()));
@@ -56,13 +54,12 @@ pub(super) async fn alone(url: &str, batch: &[Publication], window: usize) -> an
             BasicProperties::default().with_delivery_mode(PERSISTENT).with_message_id(id).with_headers(headers);
         let mandatory = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
         let (exchange, key) = (NAME.into(), ShortString::from(&*publication.address));
-        let payload = &publication.message.payload;
-        confirms.push(channel.basic_publish(exchange, key, mandatory, payload, properties).await?);
+        let confirm = self.basic_publish(exchange, key, mandatory, &publication.message.payload, properties).await?;
+        Ok(Box::pin(async {
+            ensure!(matches!(confirm.await?, Confirmation::Ack(None)), "a message was refused");
+            Ok(())
+        }))
     }
-    while let Some(confirm) = confirms.next().await {
-        ensure!(matches!(confirm?, Confirmation::Ack(None)), "a message was refused");
-    }
-    Ok(f64::from(u32::try_from(batch.len())?) / began.elapsed().as_secs_f64())
 }
 
 async fn channel(url: &str) -> anyhow::Result<Channel> {

@@ -1,6 +1,6 @@
 //! A broker that notes when each message was confirmed.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use async_trait::async_trait;
@@ -13,17 +13,25 @@ use crate::latency::Receipts;
 pub(super) struct Timed {
     inner: Arc<dyn Broker>,
     receipts: Receipts,
+    millis: Arc<Mutex<Vec<f64>>>,
 }
 
 impl Timed {
     pub(super) fn new(inner: Arc<dyn Broker>, receipts: Receipts) -> Self {
-        Self { inner, receipts }
+        Self { inner, receipts, millis: Arc::default() }
     }
 
-    fn pass_on(&self, batch: &[Publication], reports: &Reports, confirms: &Confirms) {
+    /// From each call of `publish` to the confirmation of each of its messages, in milliseconds.
+    pub(super) fn millis(&self) -> Arc<Mutex<Vec<f64>>> {
+        Arc::clone(&self.millis)
+    }
+
+    fn pass_on(&self, began: Instant, batch: &[Publication], reports: &Reports, confirms: &Confirms) {
         let now = Instant::now();
         let reported = reports.take();
-        let mut receipts = self.receipts.lock().unwrap_or_else(PoisonError::into_inner);
+        let took = (now - began).as_secs_f64() * 1000.0;
+        lock(&self.millis).extend(reported.iter().map(|_| took));
+        let mut receipts = lock(&self.receipts);
         for (_, index, _) in reported.iter().filter(|(_, _, outcome)| outcome.is_ok()) {
             receipts.entry(batch[*index].message.id).or_insert(now);
         }
@@ -39,16 +47,22 @@ impl Broker for Timed {
     }
 
     async fn publish(&self, batch: &[Publication], confirms: &Confirms) {
+        let began = Instant::now();
         let reports = Reports::default();
         let own = reports.confirms(0);
         let mut publishing = self.inner.publish(batch, &own);
         loop {
             tokio::select! {
                 biased;
-                () = reports.ready() => self.pass_on(batch, &reports, confirms),
+                () = reports.ready() => self.pass_on(began, batch, &reports, confirms),
                 () = &mut publishing => break,
             }
         }
-        self.pass_on(batch, &reports, confirms);
+        self.pass_on(began, batch, &reports, confirms);
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing panics while it is held.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
