@@ -1,9 +1,12 @@
 //! What cases say again and again.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use relevo_core::MessageId;
 use relevo_core::consume::{Lane, Raw};
-use relevo_core::inbox::{Arrival, Begun, Enter, Entered, Entry, Inbox};
+use relevo_core::inbox::operate::{DeadFilter, Mark};
+use relevo_core::inbox::{Arrival, Beat, Begun, Due, Enter, Entered, Entry, Held, Inbox, Kept, Setback, Stop};
 use relevo_core::store::StoreError;
 use uuid::Uuid;
 
@@ -11,6 +14,12 @@ use super::harness::{Handling, Harness};
 
 /// The consumer of most cases.
 pub(crate) const BILLING: &str = "billing";
+/// A claim or a heartbeat that no case outlives.
+pub(crate) const LONG: Duration = Duration::from_mins(10);
+/// A claim, a heartbeat or a pause that a case lets pass.
+pub(crate) const SHORT: Duration = Duration::from_secs(3);
+/// How often a worker that was told to wait asks again, before a case fails.
+const TRIES: usize = 100;
 
 /// What the store answered; a case goes on only if it did.
 pub(crate) fn ok<T>(answer: Result<T, StoreError>) -> T {
@@ -62,6 +71,21 @@ pub(crate) fn open<T>(begun: Result<Begun<T>, StoreError>) -> (T, Vec<Entered>) 
     }
 }
 
+/// Somebody else has the lane or the claim.
+pub(crate) fn lost<T>(begun: Result<Begun<T>, StoreError>) {
+    assert!(matches!(ok(begun), Begun::Lost), "the lane or the claim should be lost");
+}
+
+/// Somebody else has it in an open transaction.
+pub(crate) fn busy<T>(begun: Result<Begun<T>, StoreError>) {
+    assert!(matches!(ok(begun), Begun::Busy), "another transaction should be in the way");
+}
+
+/// What a call gave that was made while a transaction was open; `None` if the database has one writer, and said so.
+pub(crate) fn beside<H: Harness, T>(harness: &H, answer: Result<T, StoreError>) -> Option<T> {
+    if harness.capabilities().one_writer { answer.ok() } else { Some(ok(answer)) }
+}
+
 /// Enters messages of a consumer that keeps no order.
 pub(crate) async fn begin<I: Inbox>(inbox: &I, arrivals: &[Arrival]) -> (I::Transaction, Vec<Entered>) {
     open(inbox.begin(Enter { held: None, arrivals }).await)
@@ -88,4 +112,104 @@ pub(crate) async fn finish<H: Harness>(
         }
     }
     ok(inbox.commit(transaction).await);
+}
+
+/// Handles messages, again whenever another worker is in the way.
+pub(crate) async fn handle_patiently<H: Harness>(harness: &H, inbox: &H::Inbox, arrivals: &[Arrival]) -> Vec<Entered> {
+    for _ in 0..TRIES {
+        if let Begun::Open(transaction, entered) = ok(inbox.begin(Enter { held: None, arrivals }).await) {
+            finish(harness, inbox, transaction, arrivals, &entered).await;
+            return entered;
+        }
+    }
+    panic!("the message stays busy");
+}
+
+/// A failure of this kind.
+pub(crate) fn setback(stop: Stop, attempts: u32) -> Setback {
+    Setback { stop, attempts, class: "refused", error: "the far side said no".to_owned(), backtrace: None }
+}
+
+/// A failure after which the message waits.
+pub(crate) fn retry(after: Duration, attempts: u32) -> Setback {
+    setback(Stop::Retry { after }, attempts)
+}
+
+/// Keeps a message of a consumer that keeps no order, which must work.
+pub(crate) async fn keep(inbox: &impl Inbox, arrival: &Arrival, setback: &Setback) {
+    assert_eq!(ok(inbox.set_back(arrival, None, None, setback).await), Kept::Kept);
+}
+
+/// Gives a message up, and lets its queue go on or wait for a person.
+pub(crate) async fn bury(inbox: &impl Inbox, arrival: &Arrival, stop: Stop) {
+    keep(inbox, arrival, &setback(stop, 3)).await;
+}
+
+/// Claims everything that is due, for long.
+pub(crate) async fn due(inbox: &impl Inbox) -> Vec<Due> {
+    ok(inbox.due(100, 100, LONG).await)
+}
+
+/// Claims the only queue that is due.
+pub(crate) async fn due_one(inbox: &impl Inbox) -> Due {
+    let mut claimed = due(inbox).await;
+    assert_eq!(claimed.len(), 1, "one queue is due: {claimed:?}");
+    claimed.remove(0)
+}
+
+/// The messages of a claimed queue.
+pub(crate) fn numbers(due: &Due) -> Vec<u64> {
+    due.messages.iter().filter_map(|(_, arrival)| arrival.place).collect()
+}
+
+/// Handles the message at this place of a claimed queue.
+pub(crate) async fn work_on<H: Harness>(harness: &H, inbox: &H::Inbox, due: &Due, index: usize) {
+    let (number, arrival) = &due.messages[index];
+    let (mut transaction, entered) = open(inbox.begin_due(due, *number).await);
+    assert_eq!(entered, [Entered::New]);
+    harness.effect(&mut transaction, &line(arrival)).await;
+    ok(inbox.commit(transaction).await);
+}
+
+/// Handles all messages of a claimed queue, and gives it back.
+pub(crate) async fn work<H: Harness>(harness: &H, inbox: &H::Inbox, due: &Due) {
+    for index in 0..due.messages.len() {
+        work_on(harness, inbox, due, index).await;
+    }
+    ok(inbox.release(due).await);
+}
+
+/// What an operator asks for, of these letters.
+pub(crate) fn mark(filter: DeadFilter) -> Mark {
+    Mark { filter, dry_run: false, rate: None, by: "ana".to_owned(), note: "mended".to_owned() }
+}
+
+/// The letters of these messages.
+pub(crate) fn of(numbers: &[u64]) -> DeadFilter {
+    DeadFilter { ids: numbers.iter().map(|number| id(*number)).collect(), ..DeadFilter::default() }
+}
+
+/// A member of this number, which holds nothing yet.
+pub(crate) fn beat(number: u64, lasts: Duration) -> Beat {
+    Beat {
+        owner: member(number),
+        name: format!("member {number}"),
+        lasts,
+        marks: Vec::new(),
+        last_message_at: None,
+        breakers: Vec::new(),
+    }
+}
+
+/// The token of the member of this number.
+pub(crate) fn member(number: u64) -> Uuid {
+    Uuid::from_u128(u128::from(number) << 64 | 0x0bad_cafe)
+}
+
+/// A member that says it is alive and takes the lane of most cases, which must be free.
+pub(crate) async fn take(inbox: &impl Inbox, number: u64, lasts: Duration) -> Held {
+    ok(inbox.beat(&beat(number, lasts)).await);
+    let mut held = ok(inbox.take(member(number), &[lane()]).await);
+    assert_eq!(held.len(), 1, "the lane is free");
+    held.remove(0)
 }

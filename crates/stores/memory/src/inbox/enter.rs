@@ -118,11 +118,7 @@ impl State {
         if !desk.holds(held) {
             return Some(Opened::Lost);
         }
-        let mine = desk
-            .rows
-            .get(&arrival.entry)
-            .is_some_and(|row| row.state == Known::Calling && row.claim.is_some_and(|(token, _)| token == claim.token));
-        if !mine {
+        if !desk.rows.get(&arrival.entry).is_some_and(|row| row.is_claimed_by(claim)) {
             return Some(Opened::Lost);
         }
         if self.is_row_locked(&asking.consumer, arrival.entry) {

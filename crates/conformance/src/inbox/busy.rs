@@ -1,0 +1,97 @@
+//! The same message on two workers at once: the second waits for a short time, and that is no attempt.
+
+use relevo_core::inbox::{Begun, Claimed, Enter, Entered, Inbox, Kept, State};
+
+use super::harness::Harness;
+use super::stage::{BILLING, LONG, SHORT, arrival, begin, busy, finish, handle, handle_patiently, lines, ok, retry};
+
+/// The duplicate of a message whose first worker hangs: a delay, not an attempt.
+pub async fn a_duplicate_of_a_message_in_an_open_transaction_is_busy(h: &mut impl Harness) {
+    let (first, second) = (h.inbox(BILLING).await, h.inbox(BILLING).await);
+    let message = [arrival(1, "a")];
+    let (transaction, _) = begin(&first, &message).await;
+    busy(second.begin(Enter { held: None, arrivals: &message }).await);
+    let claimed = ok(second.claim(&message[0], None, LONG).await);
+    assert!(matches!(claimed, Claimed::Busy(_)), "{claimed:?}");
+    let kept = ok(second.set_back(&message[0], None, None, &retry(SHORT, 1)).await);
+    assert_eq!(kept, Kept::Busy);
+    ok(first.roll_back(transaction).await);
+    // Nothing of that was counted, and nothing waits.
+    assert_eq!(ok(second.start(&message[0]).await), 1);
+    assert_eq!(handle(h, &second, &message).await, [Entered::New]);
+    assert_eq!(h.effects().await, lines(&[1]));
+}
+
+/// Whoever waits for long enough learns what became of it.
+pub async fn a_duplicate_that_waits_learns_the_verdict(h: &mut impl Harness) {
+    let (first, second) = (h.inbox(BILLING).await, h.inbox(BILLING).await);
+    let message = [arrival(1, "a")];
+    let (transaction, entered) = begin(&first, &message).await;
+    let end = async {
+        tokio::task::yield_now().await;
+        finish(h, &first, transaction, &message, &entered).await;
+    };
+    let ((), learned) = tokio::join!(end, handle_patiently(h, &second, &message));
+    assert_eq!(learned, [Entered::Repeat(State::Done)]);
+    assert_eq!(h.effects().await, lines(&[1]));
+}
+
+/// What rolled back is new for whoever waited.
+pub async fn a_duplicate_that_waits_handles_what_rolled_back(h: &mut impl Harness) {
+    let (first, second) = (h.inbox(BILLING).await, h.inbox(BILLING).await);
+    let message = [arrival(1, "a")];
+    let (transaction, _) = begin(&first, &message).await;
+    let end = async {
+        tokio::task::yield_now().await;
+        ok(first.roll_back(transaction).await);
+    };
+    let ((), learned) = tokio::join!(end, handle_patiently(h, &second, &message));
+    assert_eq!(learned, [Entered::New]);
+    assert_eq!(h.effects().await, lines(&[1]));
+}
+
+/// Handlers of different messages do not wait for each other, unless nobody can write beside them.
+pub async fn other_messages_pass_an_open_transaction(h: &mut impl Harness) {
+    let (first, second) = (h.inbox(BILLING).await, h.inbox(BILLING).await);
+    let (one, other) = ([arrival(1, "a")], [arrival(2, "b")]);
+    let (transaction, entered) = begin(&first, &one).await;
+    let beside = ok(second.begin(Enter { held: None, arrivals: &other }).await);
+    assert_eq!(matches!(beside, Begun::Busy), h.capabilities().one_writer);
+    if let Begun::Open(beside, entered) = beside {
+        finish(h, &second, beside, &other, &entered).await;
+    }
+    finish(h, &first, transaction, &one, &entered).await;
+    handle(h, &second, &other).await;
+    let mut effects = h.effects().await;
+    effects.sort();
+    assert_eq!(effects, lines(&[1, 2]));
+}
+
+/// A batch is one transaction: a part of it that is busy leaves nothing of the rest behind.
+pub async fn a_batch_with_a_busy_message_changes_nothing(h: &mut impl Harness) {
+    let (first, second) = (h.inbox(BILLING).await, h.inbox(BILLING).await);
+    let (transaction, _) = begin(&first, &[arrival(2, "b")]).await;
+    let batch = [arrival(3, "c"), arrival(2, "b"), arrival(1, "a")];
+    busy(second.begin(Enter { held: None, arrivals: &batch }).await);
+    ok(first.roll_back(transaction).await);
+    assert_eq!(handle(h, &first, &batch).await, [Entered::New; 3]);
+    assert_eq!(h.effects().await, lines(&[3, 2, 1]));
+}
+
+/// Batches that overlap in opposite orders: each message has one effect, and nobody waits for ever.
+pub async fn overlapping_batches_handle_each_message_once(h: &mut impl Harness) {
+    let workers = [h.inbox(BILLING).await, h.inbox(BILLING).await, h.inbox(BILLING).await];
+    let forward: Vec<_> = (0..20).map(|number| arrival(number, "a")).collect();
+    let backward: Vec<_> = forward.iter().rev().cloned().collect();
+    let from_middle: Vec<_> = forward[10..].iter().chain(&forward[..10]).cloned().collect();
+    let (one, two, three) = tokio::join!(
+        handle_patiently(h, &workers[0], &forward),
+        handle_patiently(h, &workers[1], &backward),
+        handle_patiently(h, &workers[2], &from_middle),
+    );
+    let new = one.iter().chain(&two).chain(&three).filter(|entered| **entered == Entered::New).count();
+    assert_eq!(new, 20);
+    let mut effects = h.effects().await;
+    effects.sort_by_key(|line| line.parse::<u64>().ok());
+    assert_eq!(effects, lines(&(0..20).collect::<Vec<_>>()));
+}

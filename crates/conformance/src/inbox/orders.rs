@@ -1,0 +1,128 @@
+//! What people order, and what they are shown.
+
+use std::time::Duration;
+
+use relevo_core::consume::Lane;
+use relevo_core::inbox::operate::{Operate, Order};
+use relevo_core::inbox::{Beat, Inbox, Orders, Stop};
+
+use super::harness::Harness;
+use super::stage::{BILLING, LONG, SHORT, arrival, beat, bury, handle, keep, lane, member, ok, retry, take};
+
+/// Every member hears it with its next heartbeat.
+pub async fn a_paused_consumer_hears_of_it(h: &mut impl Harness) {
+    let inbox = h.inbox(BILLING).await;
+    take(&inbox, 1, LONG).await;
+    assert_eq!(ok(inbox.beat(&beat(1, LONG)).await), Orders::default());
+    let operator = h.operator().await;
+    assert!(ok(operator.order(BILLING, None, Order::Pause).await));
+    assert!(ok(inbox.beat(&beat(1, LONG)).await).paused);
+    assert!(ok(h.inbox(BILLING).await.beat(&beat(2, LONG)).await).paused);
+    assert!(ok(operator.consumers().await)[0].paused);
+    assert!(ok(operator.order(BILLING, None, Order::Resume).await));
+    assert_eq!(ok(inbox.beat(&beat(1, LONG)).await), Orders::default());
+}
+
+/// One lane, and no other.
+pub async fn a_lane_is_paused_alone(h: &mut impl Harness) {
+    let inbox = h.inbox(BILLING).await;
+    take(&inbox, 1, LONG).await;
+    ok(inbox.take(member(1), &[Lane::new("other")]).await);
+    let operator = h.operator().await;
+    assert!(ok(operator.order(BILLING, Some(lane().name()), Order::Pause).await));
+    let orders = ok(inbox.beat(&beat(1, LONG)).await);
+    assert_eq!((orders.paused, orders.paused_lanes), (false, vec![lane()]));
+    assert!(ok(operator.order(BILLING, Some(lane().name()), Order::Resume).await));
+    assert_eq!(ok(inbox.beat(&beat(1, LONG)).await), Orders::default());
+}
+
+/// Open, closed, and free again.
+pub async fn a_breaker_is_forced(h: &mut impl Harness) {
+    let inbox = h.inbox(BILLING).await;
+    take(&inbox, 1, LONG).await;
+    let operator = h.operator().await;
+    for (order, forced) in
+        [(Order::OpenBreaker, Some(true)), (Order::CloseBreaker, Some(false)), (Order::FreeBreaker, None)]
+    {
+        assert!(ok(operator.order(BILLING, Some(lane().name()), order).await));
+        let told = ok(inbox.beat(&beat(1, LONG)).await).forced;
+        assert_eq!(told, forced.map(|open| (lane(), open)).into_iter().collect::<Vec<_>>());
+        assert_eq!(ok(operator.consumer(BILLING, 1).await).expect("a consumer").lanes[0].forced, forced);
+    }
+}
+
+/// Orders outlast the owner of a lane.
+pub async fn a_lane_that_moves_stays_paused(h: &mut impl Harness) {
+    let (old, new) = (h.inbox(BILLING).await, h.inbox(BILLING).await);
+    take(&old, 1, SHORT).await;
+    assert!(ok(h.operator().await.order(BILLING, Some(lane().name()), Order::Pause).await));
+    h.pass(SHORT).await;
+    take(&new, 2, LONG).await;
+    assert_eq!(ok(new.beat(&beat(2, LONG)).await).paused_lanes, [lane()]);
+}
+
+/// Nobody takes an order for what is not there.
+pub async fn an_order_to_nobody_is_refused(h: &mut impl Harness) {
+    let inbox = h.inbox(BILLING).await;
+    take(&inbox, 1, LONG).await;
+    let operator = h.operator().await;
+    assert!(!ok(operator.order("nobody", None, Order::Pause).await));
+    assert!(!ok(operator.order("nobody", Some(lane().name()), Order::Pause).await));
+    assert!(!ok(operator.order(BILLING, Some("nowhere"), Order::Pause).await));
+    assert_eq!(ok(inbox.beat(&beat(1, LONG)).await), Orders::default());
+    assert_eq!(ok(operator.consumer("nobody", 10).await), None);
+}
+
+/// Members, lanes, marks and breakers, as the members last told them.
+pub async fn a_consumer_is_shown_as_its_members_tell(h: &mut impl Harness) {
+    let inbox = h.inbox(BILLING).await;
+    take(&inbox, 1, SHORT).await;
+    ok(inbox.take(member(1), &[Lane::new("other")]).await);
+    let told = Beat {
+        marks: vec![(lane(), Some(41)), (Lane::new("other"), None), (Lane::new("of nobody"), Some(1))],
+        breakers: vec![(lane(), "503 from the tax agency".to_owned())],
+        ..beat(1, SHORT)
+    };
+    ok(inbox.beat(&told).await);
+    ok(inbox.beat(&beat(2, LONG)).await);
+    // What is not one's own is not written.
+    ok(inbox.beat(&Beat { marks: vec![(lane(), Some(99))], ..beat(2, LONG) }).await);
+    let operator = h.operator().await;
+    let shown = ok(operator.consumer(BILLING, 10).await).expect("a consumer");
+    assert_eq!((shown.consumer.name.as_str(), shown.consumer.members), (BILLING, 2));
+    assert!(shown.consumer.beat_at.is_some());
+    let lanes: Vec<_> = shown.lanes.iter().map(|lane| (lane.name.as_str(), lane.owner.as_deref(), lane.mark)).collect();
+    let owner = Some("member 1");
+    assert_eq!(lanes, [("orders.0", owner, Some(41)), ("other", owner, None)]);
+    assert_eq!(shown.lanes[0].breaker.as_deref(), Some("503 from the tax agency"));
+    assert_eq!(shown.lanes[1].breaker, None);
+    h.pass(SHORT).await;
+    let shown = ok(operator.consumer(BILLING, 10).await).expect("a consumer");
+    let members: Vec<_> = shown.members.iter().map(|member| (member.name.as_str(), member.alive)).collect();
+    assert_eq!(members, [("member 2", true), ("member 1", false)], "living ones first");
+    assert_eq!(shown.consumer.members, 1);
+    // A breaker that is not told of any more has closed.
+    take(&inbox, 1, LONG).await;
+    ok(inbox.beat(&beat(1, LONG)).await);
+    assert_eq!(ok(operator.consumer(BILLING, 10).await).expect("a consumer").lanes[0].breaker, None);
+}
+
+/// How much waits, and what for.
+pub async fn what_waits_is_counted_and_shown(h: &mut impl Harness) {
+    let (billing, shipping) = (h.inbox(BILLING).await, h.inbox("shipping").await);
+    ok(billing.beat(&beat(1, LONG)).await);
+    ok(shipping.beat(&beat(2, LONG)).await);
+    keep(&billing, &arrival(1, "a"), &retry(Duration::from_mins(9), 4)).await;
+    keep(&billing, &arrival(2, "b"), &retry(Duration::from_mins(1), 1)).await;
+    handle(h, &billing, &[arrival(3, "a"), arrival(4, "a")]).await;
+    bury(&billing, &arrival(5, "c"), Stop::DeadContinue).await;
+    let operator = h.operator().await;
+    let list = ok(operator.consumers().await);
+    let counts: Vec<_> = list.iter().map(|each| (each.name.as_str(), each.waiting, each.dead)).collect();
+    assert_eq!(counts, [(BILLING, 4, 1), ("shipping", 0, 0)]);
+    let queues = ok(operator.consumer(BILLING, 10).await).expect("a consumer").queues;
+    let shown: Vec<_> = queues.iter().map(|queue| (&*queue.queue, queue.length, queue.attempts)).collect();
+    assert_eq!(shown, [("b", 1, 1), ("a", 3, 4)], "by the time of their next attempt");
+    assert_eq!((queues[1].head, queues[1].error.as_str()), (arrival(1, "a").entry, "the far side said no"));
+    assert_eq!(ok(operator.consumer(BILLING, 1).await).expect("a consumer").queues.len(), 1);
+}

@@ -1,0 +1,234 @@
+//! The retry table: a message that waits keeps its place, and those of its queue stay behind it.
+
+use std::time::Duration;
+
+use relevo_core::inbox::operate::{DeadFilter, Operate};
+use relevo_core::inbox::{Begun, Entered, Inbox, Kept, State, Stop};
+
+use super::harness::Harness;
+use super::stage::{
+    BILLING, LONG, SHORT, arrival, begin, bury, due, due_one, handle, keep, lines, numbers, ok, open, retry, setback,
+    work, work_on,
+};
+
+/// Not before its pause is over, and then with all that it came with.
+pub async fn a_retried_message_is_due_after_its_pause(h: &mut impl Harness) {
+    let inbox = h.inbox(BILLING).await;
+    let message = arrival(1, "a");
+    keep(&inbox, &message, &retry(SHORT, 4)).await;
+    assert!(due(&inbox).await.is_empty());
+    h.pass(SHORT).await;
+    let due = due_one(&inbox).await;
+    assert_eq!((due.attempts, due.started, due.reopened), (4, 1, false));
+    assert_eq!((&*due.queue, &due.messages[0].1), ("a", &message));
+    assert_eq!(handle(h, &inbox, std::slice::from_ref(&message)).await, [Entered::Repeat(State::Waiting)]);
+    work(h, &inbox, &due).await;
+    assert_eq!(handle(h, &inbox, &[message]).await, [Entered::Repeat(State::Done)]);
+    assert_eq!(h.effects().await, lines(&[1]));
+}
+
+/// What has ended or waits already is not kept again.
+pub async fn what_ended_meanwhile_is_not_set_back(h: &mut impl Harness) {
+    let inbox = h.inbox(BILLING).await;
+    let [done, waiting, dead] = [1, 2, 3].map(|number| arrival(number, &number.to_string()));
+    handle(h, &inbox, std::slice::from_ref(&done)).await;
+    keep(&inbox, &waiting, &retry(Duration::ZERO, 1)).await;
+    bury(&inbox, &dead, Stop::DeadContinue).await;
+    for stop in [Stop::Retry { after: Duration::ZERO }, Stop::DeadHold, Stop::DeadContinue] {
+        let states = [(&done, State::Done), (&waiting, State::Waiting), (&dead, State::Dead)];
+        for (message, state) in states {
+            let kept = inbox.set_back(message, None, None, &setback(stop, 9)).await;
+            assert_eq!(ok(kept), Kept::Repeat(state));
+        }
+    }
+    assert_eq!(numbers(&due_one(&inbox).await), [2]);
+    assert_eq!(ok(h.operator().await.dead(&DeadFilter::default(), 10).await).len(), 1);
+}
+
+/// A message that was begun, and counted, can wait.
+pub async fn a_started_message_can_be_set_back(h: &mut impl Harness) {
+    let inbox = h.inbox(BILLING).await;
+    ok(inbox.start(&arrival(1, "a")).await);
+    keep(&inbox, &arrival(1, "a"), &retry(Duration::ZERO, 1)).await;
+    assert_eq!(numbers(&due_one(&inbox).await), [1]);
+}
+
+/// In the order in which they came, whatever their ids say.
+pub async fn later_messages_wait_behind_in_order(h: &mut impl Harness) {
+    let inbox = h.inbox(BILLING).await;
+    keep(&inbox, &arrival(5, "a"), &retry(SHORT, 1)).await;
+    let batch = [arrival(3, "a"), arrival(9, "b"), arrival(2, "a"), arrival(3, "a")];
+    let entered = handle(h, &inbox, &batch).await;
+    assert_eq!(entered[..3], [Entered::Behind, Entered::New, Entered::Behind]);
+    assert!(matches!(entered[3], Entered::Repeat(_)));
+    assert_eq!(handle(h, &inbox, &[arrival(1, "a")]).await, [Entered::Behind]);
+    assert_eq!(handle(h, &inbox, &[arrival(2, "a")]).await, [Entered::Repeat(State::Waiting)]);
+    h.pass(SHORT).await;
+    let due = due_one(&inbox).await;
+    assert_eq!(numbers(&due), [5, 3, 2, 1]);
+    work(h, &inbox, &due).await;
+    assert_eq!(handle(h, &inbox, &[arrival(4, "a")]).await, [Entered::New], "the live path again");
+    assert_eq!(h.effects().await, lines(&[9, 5, 3, 2, 1, 4]));
+}
+
+/// A transaction that did not commit put nothing behind.
+pub async fn what_rolled_back_does_not_wait(h: &mut impl Harness) {
+    let inbox = h.inbox(BILLING).await;
+    keep(&inbox, &arrival(1, "a"), &retry(Duration::ZERO, 1)).await;
+    let (transaction, entered) = begin(&inbox, &[arrival(2, "a")]).await;
+    assert_eq!(entered, [Entered::Behind]);
+    ok(inbox.roll_back(transaction).await);
+    let due = due_one(&inbox).await;
+    assert_eq!(numbers(&due), [1]);
+    work(h, &inbox, &due).await;
+    assert_eq!(handle(h, &inbox, &[arrival(2, "a")]).await, [Entered::New]);
+}
+
+/// A message that fails while its queue waits takes its turn: what waits came before it.
+pub async fn a_message_set_back_into_a_queue_goes_behind(h: &mut impl Harness) {
+    let inbox = h.inbox(BILLING).await;
+    keep(&inbox, &arrival(1, "a"), &retry(SHORT, 5)).await;
+    keep(&inbox, &arrival(2, "a"), &retry(Duration::ZERO, 1)).await;
+    assert!(due(&inbox).await.is_empty(), "the first one's pause counts");
+    h.pass(SHORT).await;
+    let due = due_one(&inbox).await;
+    assert_eq!((numbers(&due), due.attempts), (vec![1, 2], 5));
+}
+
+/// Consumers share no queues.
+pub async fn each_consumer_has_its_own_queues(h: &mut impl Harness) {
+    let (billing, shipping) = (h.inbox(BILLING).await, h.inbox("shipping").await);
+    keep(&billing, &arrival(1, "a"), &retry(Duration::ZERO, 1)).await;
+    assert!(due(&shipping).await.is_empty());
+    assert_eq!(handle(h, &shipping, &[arrival(2, "a")]).await, [Entered::New]);
+    assert_eq!(numbers(&due_one(&billing).await), [1]);
+}
+
+/// No more than asked for, the one that waited longest first.
+pub async fn the_queue_that_waited_longest_comes_first(h: &mut impl Harness) {
+    let inbox = h.inbox(BILLING).await;
+    let pauses = [("a", 2), ("b", 0), ("c", 1)];
+    for (number, (queue, pause)) in (1..).zip(pauses) {
+        keep(&inbox, &arrival(number, queue), &retry(Duration::from_secs(pause), 1)).await;
+        handle(h, &inbox, &[arrival(number + 10, queue), arrival(number + 20, queue)]).await;
+    }
+    h.pass(SHORT).await;
+    let first = ok(inbox.due(2, 2, LONG).await);
+    let queues: Vec<&str> = first.iter().map(|due| &*due.queue).collect();
+    assert_eq!(queues, ["b", "c"]);
+    assert_eq!((numbers(&first[0]), numbers(&first[1])), (vec![2, 12], vec![3, 13]));
+    let rest = ok(inbox.due(2, 10, LONG).await);
+    assert_eq!((rest.len(), numbers(&rest[0])), (1, vec![1, 11, 21]));
+}
+
+/// Members that ask at the same moment get different queues.
+pub async fn two_members_claim_different_queues(h: &mut impl Harness) {
+    let (first, second) = (h.inbox(BILLING).await, h.inbox(BILLING).await);
+    for number in 0..12 {
+        keep(&first, &arrival(number, &number.to_string()), &retry(Duration::ZERO, 1)).await;
+    }
+    let (one, other) = tokio::join!(first.due(8, 1, LONG), second.due(8, 1, LONG));
+    let mut claimed = ok(one);
+    claimed.extend(ok(other));
+    claimed.extend(due(&first).await);
+    let mut queues: Vec<u64> = claimed.iter().flat_map(numbers).collect();
+    queues.sort_unstable();
+    assert_eq!(queues, (0..12).collect::<Vec<_>>(), "each is claimed once");
+    let mut tokens: Vec<_> = claimed.iter().map(|due| due.token).collect();
+    tokens.sort();
+    tokens.dedup();
+    assert_eq!(tokens.len(), 12, "each claim has its own token");
+}
+
+/// The first message again, with the count of its attempts; nothing overtakes it meanwhile.
+pub async fn a_message_that_fails_again_keeps_its_place(h: &mut impl Harness) {
+    let inbox = h.inbox(BILLING).await;
+    keep(&inbox, &arrival(1, "a"), &retry(Duration::ZERO, 1)).await;
+    handle(h, &inbox, &[arrival(2, "a")]).await;
+    let claimed = due_one(&inbox).await;
+    let kept = inbox.set_back_due(&claimed, claimed.messages[0].0, &retry(SHORT, 2)).await;
+    assert_eq!(ok(kept), Kept::Kept);
+    assert!(due(&inbox).await.is_empty());
+    assert_eq!(handle(h, &inbox, &[arrival(3, "a")]).await, [Entered::Behind]);
+    h.pass(SHORT).await;
+    let claimed = due_one(&inbox).await;
+    assert_eq!((numbers(&claimed), claimed.attempts, claimed.started), (vec![1, 2, 3], 2, 1));
+}
+
+/// Whatever was counted of a message does not count for the next one, also if nobody released the queue.
+pub async fn attempts_belong_to_the_first_message(h: &mut impl Harness) {
+    let (inbox, other) = (h.inbox(BILLING).await, h.inbox(BILLING).await);
+    keep(&inbox, &arrival(1, "a"), &retry(Duration::ZERO, 7)).await;
+    handle(h, &inbox, &[arrival(2, "a"), arrival(3, "a")]).await;
+    let claimed = ok(inbox.due(1, 10, SHORT).await).remove(0);
+    assert_eq!(claimed.attempts, 7);
+    work_on(h, &inbox, &claimed, 0).await;
+    h.pass(SHORT).await;
+    let claimed = due_one(&other).await;
+    assert_eq!((numbers(&claimed), claimed.attempts, claimed.started), (vec![2, 3], 0, 1));
+    work_on(h, &other, &claimed, 0).await;
+    ok(other.release(&claimed).await);
+    let claimed = due_one(&inbox).await;
+    assert_eq!((numbers(&claimed), claimed.attempts, claimed.started), (vec![3], 0, 1));
+}
+
+/// Only the first that is left, one after the other, under one claim.
+pub async fn a_queue_is_handled_from_its_front(h: &mut impl Harness) {
+    let inbox = h.inbox(BILLING).await;
+    keep(&inbox, &arrival(1, "a"), &retry(Duration::ZERO, 1)).await;
+    handle(h, &inbox, &[arrival(2, "a")]).await;
+    let claimed = due_one(&inbox).await;
+    let second = inbox.begin_due(&claimed, claimed.messages[1].0).await;
+    assert!(!matches!(ok(second), Begun::Open(..)), "another is before it");
+    // Rolled back, it is the first again.
+    let (mut transaction, _) = open(inbox.begin_due(&claimed, claimed.messages[0].0).await);
+    h.effect(&mut transaction, "rolled back").await;
+    ok(inbox.roll_back(transaction).await);
+    work_on(h, &inbox, &claimed, 0).await;
+    let again = inbox.begin_due(&claimed, claimed.messages[0].0).await;
+    assert!(!matches!(ok(again), Begun::Open(..)), "it is done");
+    work_on(h, &inbox, &claimed, 1).await;
+    ok(inbox.release(&claimed).await);
+    assert_eq!(h.effects().await, lines(&[1, 2]));
+}
+
+/// A message of the retry table can be skipped as any other.
+pub async fn a_waiting_message_may_be_skipped(h: &mut impl Harness) {
+    let inbox = h.inbox(BILLING).await;
+    let message = arrival(1, "a");
+    keep(&inbox, &message, &retry(Duration::ZERO, 1)).await;
+    let claimed = due_one(&inbox).await;
+    let (mut transaction, _) = open(inbox.begin_due(&claimed, claimed.messages[0].0).await);
+    ok(inbox.skip(&mut transaction, message.entry).await);
+    ok(inbox.commit(transaction).await);
+    ok(inbox.release(&claimed).await);
+    assert_eq!(handle(h, &inbox, &[message]).await, [Entered::Repeat(State::Skipped)]);
+}
+
+/// What a member did not come to is due for others at once.
+pub async fn what_is_released_is_due_at_once(h: &mut impl Harness) {
+    let (inbox, other) = (h.inbox(BILLING).await, h.inbox(BILLING).await);
+    keep(&inbox, &arrival(1, "a"), &retry(Duration::ZERO, 2)).await;
+    handle(h, &inbox, &[arrival(2, "a")]).await;
+    let claimed = due_one(&inbox).await;
+    assert!(due(&other).await.is_empty());
+    ok(inbox.release(&claimed).await);
+    ok(inbox.release(&claimed).await);
+    let claimed = due_one(&other).await;
+    assert_eq!((numbers(&claimed), claimed.attempts), (vec![1, 2], 2));
+}
+
+/// Emptied, and then its member died: whoever claims it has only to release it.
+pub async fn an_empty_queue_that_nobody_released_is_released_later(h: &mut impl Harness) {
+    let (inbox, other) = (h.inbox(BILLING).await, h.inbox(BILLING).await);
+    keep(&inbox, &arrival(1, "a"), &retry(Duration::ZERO, 1)).await;
+    let claimed = ok(inbox.due(1, 10, SHORT).await).remove(0);
+    work_on(h, &inbox, &claimed, 0).await;
+    assert!(due(&other).await.is_empty());
+    h.pass(SHORT).await;
+    let claimed = due_one(&other).await;
+    assert!(claimed.messages.is_empty());
+    ok(other.release(&claimed).await);
+    assert!(due(&other).await.is_empty());
+    assert_eq!(handle(h, &inbox, &[arrival(2, "a")]).await, [Entered::New]);
+}

@@ -1,0 +1,164 @@
+//! Replays on purpose: the same messages once more, under a number of their own.
+
+use std::time::Duration;
+
+use relevo_core::inbox::operate::{Operate, Plan, Replay, ReplayState};
+use relevo_core::inbox::{Entered, Inbox, State, Stop};
+
+use super::harness::Harness;
+use super::stage::{
+    BILLING, LONG, arrival, beat, bury, due, due_one, handle, keep, lines, numbers, ok, retry, setback, work, work_on,
+};
+
+fn plan(consumer: &str) -> Plan {
+    Plan {
+        consumer: consumer.to_owned(),
+        source: "orders from 2026-01-01".to_owned(),
+        count: 3,
+        rate: 100,
+        dead_max: 2,
+        by: "ana".to_owned(),
+        reason: "the tax rate was wrong".to_owned(),
+    }
+}
+
+async fn newest(h: &impl Harness) -> Replay {
+    ok(h.operator().await.replays(BILLING).await).remove(0)
+}
+
+/// Above zero, and another one for each.
+pub async fn replays_are_numbered_for_each_consumer(h: &mut impl Harness) {
+    for consumer in [BILLING, "shipping"] {
+        ok(h.inbox(consumer).await.beat(&beat(1, LONG)).await);
+    }
+    let operator = h.operator().await;
+    let first = ok(operator.begin_replay(&plan(BILLING)).await);
+    let second = ok(operator.begin_replay(&plan(BILLING)).await);
+    assert!(0 < first && first < second);
+    ok(operator.begin_replay(&plan("shipping")).await);
+    let replays = ok(operator.replays(BILLING).await);
+    assert_eq!(replays.iter().map(|replay| replay.number).collect::<Vec<_>>(), [second, first], "the newest first");
+    assert_eq!(replays[1].plan, plan(BILLING));
+    assert_eq!((replays[1].state, replays[1].fed, replays[1].done, replays[1].dead), (ReplayState::Running, 0, 0, 0));
+    assert_eq!(ok(operator.replays("shipping").await).len(), 1);
+    assert_eq!(ok(operator.replays("nobody").await), []);
+}
+
+/// Handled again, once for each replay, whatever became of them before.
+pub async fn fed_messages_are_handled_once_more(h: &mut impl Harness) {
+    let inbox = h.inbox(BILLING).await;
+    handle(h, &inbox, &[arrival(1, "1"), arrival(2, "2")]).await;
+    let operator = h.operator().await;
+    for _ in 0..2 {
+        let number = ok(operator.begin_replay(&plan(BILLING)).await);
+        let fed = [arrival(1, "1"), arrival(2, "2")];
+        assert!(ok(operator.feed(BILLING, number, &fed, Some("2")).await));
+        let claimed = due(&inbox).await;
+        assert_eq!(claimed.len(), 2);
+        for claimed in &claimed {
+            let entry = claimed.messages[0].1.entry;
+            assert_eq!(entry.replay, number, "whatever number it was read under");
+            work(h, &inbox, claimed).await;
+        }
+        let replay = newest(h).await;
+        assert_eq!((replay.fed, replay.done, replay.dead), (2, 2, 0));
+    }
+    let mut effects = h.effects().await;
+    effects.sort();
+    assert_eq!(effects, lines(&[1, 1, 1, 2, 2, 2]));
+    let again = handle(h, &inbox, &[arrival(1, "1"), arrival(2, "2")]).await;
+    assert_eq!(again, [Entered::Repeat(State::Done); 2]);
+}
+
+/// A reader that died between reading and noting where it was reads some again.
+pub async fn what_was_fed_before_is_not_fed_again(h: &mut impl Harness) {
+    let inbox = h.inbox(BILLING).await;
+    let operator = h.operator().await;
+    let number = ok(operator.begin_replay(&plan(BILLING)).await);
+    assert!(ok(operator.feed(BILLING, number, &[arrival(1, "a"), arrival(2, "a")], Some("2")).await));
+    assert_eq!(newest(h).await.cursor.as_deref(), Some("2"));
+    let claimed = due_one(&inbox).await;
+    work_on(h, &inbox, &claimed, 0).await;
+    let again = [arrival(1, "a"), arrival(2, "a"), arrival(3, "a"), arrival(3, "a")];
+    assert!(ok(operator.feed(BILLING, number, &again, Some("3")).await));
+    ok(inbox.release(&claimed).await);
+    let claimed = due_one(&inbox).await;
+    assert_eq!(numbers(&claimed), [2, 3]);
+    let replay = newest(h).await;
+    assert_eq!((replay.fed, replay.done, replay.cursor.as_deref()), (3, 1, Some("3")));
+}
+
+/// What waits already came before.
+pub async fn fed_messages_go_behind_what_waits(h: &mut impl Harness) {
+    let inbox = h.inbox(BILLING).await;
+    keep(&inbox, &arrival(9, "a"), &retry(Duration::ZERO, 1)).await;
+    let operator = h.operator().await;
+    let number = ok(operator.begin_replay(&plan(BILLING)).await);
+    assert!(ok(operator.feed(BILLING, number, &[arrival(2, "a"), arrival(1, "a")], None).await));
+    assert_eq!(handle(h, &inbox, &[arrival(3, "a")]).await, [Entered::Behind]);
+    let claimed = due_one(&inbox).await;
+    assert_eq!((numbers(&claimed), claimed.attempts), (vec![9, 2, 1, 3], 1));
+}
+
+/// Everything was fed; nothing more can be.
+pub async fn a_replay_that_read_everything_is_finished(h: &mut impl Harness) {
+    let inbox = h.inbox(BILLING).await;
+    let operator = h.operator().await;
+    let number = ok(operator.begin_replay(&plan(BILLING)).await);
+    assert!(ok(operator.feed(BILLING, number, &[arrival(1, "a")], None).await));
+    assert_eq!(newest(h).await.state, ReplayState::Finished);
+    assert!(!ok(operator.feed(BILLING, number, &[arrival(2, "b")], None).await));
+    assert!(!ok(operator.feed(BILLING, number + 1, &[arrival(2, "b")], None).await), "there is none");
+    assert!(!ok(operator.stop_replay(BILLING, number).await));
+    assert_eq!(newest(h).await.fed, 1);
+    assert_eq!(numbers(&due_one(&inbox).await), [1]);
+}
+
+/// What nobody has begun is taken out, and keys that waited only for it flow again.
+pub async fn a_stopped_replay_takes_out_what_was_not_begun(h: &mut impl Harness) {
+    let inbox = h.inbox(BILLING).await;
+    let operator = h.operator().await;
+    keep(&inbox, &arrival(9, "b"), &retry(Duration::ZERO, 1)).await;
+    let number = ok(operator.begin_replay(&plan(BILLING)).await);
+    assert!(ok(operator.feed(BILLING, number, &[arrival(1, "a"), arrival(2, "b")], Some("2")).await));
+    assert!(ok(operator.stop_replay(BILLING, number).await));
+    assert!(!ok(operator.stop_replay(BILLING, number).await));
+    assert_eq!(newest(h).await.state, ReplayState::Stopped);
+    assert!(!ok(operator.feed(BILLING, number, &[arrival(3, "c")], None).await));
+    assert_eq!(numbers(&due_one(&inbox).await), [9], "what is of no replay stays");
+    assert_eq!(handle(h, &inbox, &[arrival(4, "a")]).await, [Entered::New]);
+}
+
+/// A handler that runs is not cut off.
+pub async fn a_stopped_replay_leaves_what_was_begun(h: &mut impl Harness) {
+    let inbox = h.inbox(BILLING).await;
+    let operator = h.operator().await;
+    let number = ok(operator.begin_replay(&plan(BILLING)).await);
+    assert!(ok(operator.feed(BILLING, number, &[arrival(1, "a")], Some("1")).await));
+    let claimed = due_one(&inbox).await;
+    assert!(ok(operator.stop_replay(BILLING, number).await));
+    work(h, &inbox, &claimed).await;
+    assert_eq!(newest(h).await.done, 1);
+    assert_eq!(h.effects().await, lines(&[1]));
+}
+
+/// Too many dead letters: nobody has to watch.
+pub async fn a_replay_stops_by_itself_after_too_many_dead_letters(h: &mut impl Harness) {
+    let inbox = h.inbox(BILLING).await;
+    // Letters of other messages do not count.
+    bury(&inbox, &arrival(8, "8"), Stop::DeadContinue).await;
+    bury(&inbox, &arrival(9, "9"), Stop::DeadContinue).await;
+    let operator = h.operator().await;
+    let number = ok(operator.begin_replay(&plan(BILLING)).await);
+    for message in [1, 2] {
+        let fed = [arrival(message, &message.to_string())];
+        assert!(ok(operator.feed(BILLING, number, &fed, Some("more")).await), "{message}");
+        let claimed = due_one(&inbox).await;
+        ok(inbox.set_back_due(&claimed, claimed.messages[0].0, &setback(Stop::DeadContinue, 1)).await);
+        ok(inbox.release(&claimed).await);
+    }
+    assert!(!ok(operator.feed(BILLING, number, &[arrival(3, "3")], Some("more")).await));
+    let replay = newest(h).await;
+    assert_eq!((replay.state, replay.fed, replay.dead), (ReplayState::Stopped, 2, 2));
+    assert!(due(&inbox).await.is_empty());
+}
