@@ -24,6 +24,7 @@ pub enum EmitError {
 #[derive(Clone, Debug)]
 pub struct Outbox {
     statement: std::sync::Arc<str>,
+    prepares: bool,
 }
 
 impl Outbox {
@@ -33,7 +34,14 @@ impl Outbox {
             "SELECT {}.emit_bytes($1, $2, $3, $4, $5, $6::text::jsonb, $7, to_timestamp($8::float8), $9, $10)",
             schema.quoted()
         );
-        Self { statement: statement.into() }
+        Self { statement: statement.into(), prepares: true }
+    }
+
+    /// The same without prepared statements, which a pooler in transaction mode does not keep: each message costs a second
+    /// round trip.
+    #[must_use]
+    pub fn unprepared(self) -> Self {
+        Self { prepares: false, ..self }
     }
 
     /// Emits a message in the caller's transaction: it exists if and only if the transaction commits.
@@ -59,6 +67,7 @@ impl Outbox {
             .bind(deliver_at)
             .bind(draft.serialize)
             .bind(on_repeat)
+            .persistent(self.prepares)
             .fetch_one(&mut **tx)
             .await
             .map_err(|error| refused(error, draft.id))?;
