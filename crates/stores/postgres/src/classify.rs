@@ -51,11 +51,19 @@ impl From<sqlx::Error> for Error {
 }
 
 impl Error {
+    /// Whether another transaction was in the way: the same call may pass shortly after.
+    pub(crate) fn is_contention(&self) -> bool {
+        // A lock that was not had in time, a snapshot that is too old, a circle of waits.
+        matches!(self, Self::Server(error) if matches!(error.code(), "55P03" | "40001" | "40P01"))
+    }
+
     /// Whether the connection can serve another call.
     pub(crate) fn keeps_connection(&self) -> bool {
         match self {
-            // 57P0x: the server is going down, or crashed.
-            Self::Server(error) => !error.code().starts_with("57P0") && !error.code().starts_with("08"),
+            // 57P0x: the server is going down, or crashed. 25P03: it ended a session that stood still.
+            Self::Server(error) => {
+                !error.code().starts_with("57P0") && !error.code().starts_with("08") && error.code() != "25P03"
+            }
             Self::Answer(_) | Self::NoDestination(_) | Self::NotFoundInTime { .. } | Self::Timeline { .. } => true,
             Self::Connection(_) | Self::Deadline(_) => false,
         }
@@ -87,6 +95,8 @@ fn of_server(error: Box<sqlx::postgres::PgDatabaseError>) -> StoreError {
         "3F000" | "42P01" | "42883" | "42703" => {
             StoreError::Schema { what: format!("{sentence}; hint: run `relevo migrate`") }
         }
+        // Another transaction was in the way, or this one stood still for too long and was ended: nothing of it happened.
+        "55P03" | "40001" | "40P01" | "57014" | "25P03" => StoreError::Away(error),
         code if code.starts_with("57P0") || code.starts_with("08") || code.starts_with("53") => StoreError::Away(error),
         _ => StoreError::Broken(error),
     }

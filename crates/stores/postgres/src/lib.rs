@@ -8,6 +8,7 @@ mod classify;
 mod config;
 mod copy;
 mod emit;
+pub mod inbox;
 mod inspect;
 mod link;
 pub mod migrate;

@@ -27,7 +27,7 @@ impl Migration {
     }
 }
 
-const MIGRATIONS: [Migration; 7] = [
+const MIGRATIONS: [Migration; 10] = [
     Migration::new(1, "log", include_str!("../migrations/0001_log.sql")),
     Migration::new(2, "ticks", include_str!("../migrations/0002_ticks.sql")),
     Migration::new(3, "leases", include_str!("../migrations/0003_leases.sql")),
@@ -35,6 +35,9 @@ const MIGRATIONS: [Migration; 7] = [
     Migration::new(5, "operators", include_str!("../migrations/0005_operators.sql")),
     Migration::new(6, "upkeep", include_str!("../migrations/0006_upkeep.sql")),
     Migration::new(7, "versions", include_str!("../migrations/0007_versions.sql")).serving_from(6),
+    Migration::new(8, "inbox", include_str!("../migrations/0008_inbox.sql")).serving_from(6),
+    Migration::new(9, "retry", include_str!("../migrations/0009_retry.sql")).serving_from(6),
+    Migration::new(10, "consumers", include_str!("../migrations/0010_consumers.sql")).serving_from(6),
 ];
 
 /// The version that this program comes with.
@@ -136,13 +139,18 @@ pub(crate) fn applied_query(schema: &Schema) -> String {
 
 /// Says what is wrong with the newest applied version, and which command mends it.
 pub(crate) fn check(schema: &Schema, newest: Option<(i32, Option<i32>)>) -> Result<(), StoreError> {
+    check_since(schema, newest, OLDEST)
+}
+
+/// The same, for what needs a version that is not the oldest.
+pub(crate) fn check_since(schema: &Schema, newest: Option<(i32, Option<i32>)>, since: i32) -> Result<(), StoreError> {
     let name = schema.name();
     let what = match newest {
-        Some((OLDEST..=VERSION, _)) => return Ok(()),
+        Some((version, _)) if (since..=VERSION).contains(&version) => return Ok(()),
         Some((version, Some(oldest))) if version > VERSION && oldest <= VERSION => return Ok(()),
         None => format!("schema `{name}` holds no outbox; hint: run `relevo migrate`"),
-        Some((version, _)) if version < OLDEST => {
-            format!("schema `{name}` is at version {version}, this program needs {OLDEST}; hint: run `relevo migrate`")
+        Some((version, _)) if version < since => {
+            format!("schema `{name}` is at version {version}, this program needs {since}; hint: run `relevo migrate`")
         }
         Some((version, _)) => format!(
             "schema `{name}` is at version {version}, newer than this program's {VERSION}; hint: upgrade the program"

@@ -188,7 +188,7 @@ fn tokens(leases: impl IntoIterator<Item = Lease>) -> Value {
     leases.into_iter().map(|lease| json!([lease.shard, lease.epoch, lease.owner.to_string()])).collect()
 }
 
-fn millis(duration: Duration) -> u64 {
+pub(crate) fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX).min(1 << 40)
 }
 

@@ -12,6 +12,20 @@ mod examine;
 mod grants;
 #[path = "postgres/harness.rs"]
 mod harness;
+#[path = "postgres/inbox_conformance.rs"]
+mod inbox_conformance;
+#[path = "postgres/inbox_faults.rs"]
+mod inbox_faults;
+#[path = "postgres/inbox_grants.rs"]
+mod inbox_grants;
+#[path = "postgres/inbox_harness.rs"]
+mod inbox_harness;
+#[path = "postgres/inbox_plans.rs"]
+mod inbox_plans;
+#[path = "postgres/inbox_rules.rs"]
+mod inbox_rules;
+#[path = "postgres/inbox_walk.rs"]
+mod inbox_walk;
 #[path = "postgres/inspect.rs"]
 mod inspect;
 #[path = "postgres/migrations.rs"]

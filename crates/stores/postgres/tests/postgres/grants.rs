@@ -27,7 +27,7 @@ async fn session(world: &World, role: &str) -> PgConnection {
 }
 
 /// What a role may call in the schema.
-async fn may_call(world: &World, role: &str) -> Vec<String> {
+pub(crate) async fn may_call(world: &World, role: &str) -> Vec<String> {
     let sql = format!(
         "SELECT DISTINCT proname::text FROM pg_proc WHERE pronamespace = 'relevo'::regnamespace \
          AND has_function_privilege('{role}', oid, 'execute') ORDER BY 1"
@@ -36,7 +36,7 @@ async fn may_call(world: &World, role: &str) -> Vec<String> {
 }
 
 /// What a role may do with tables, views and sequences of the schema, other than the rights listed.
-async fn rights(world: &World, role: &str, apart_from: &str) -> Vec<String> {
+pub(crate) async fn rights(world: &World, role: &str, apart_from: &str) -> Vec<String> {
     let sql = format!(
         "SELECT c.relname || ' ' || r FROM pg_class AS c, unnest('{{SELECT,INSERT,UPDATE,DELETE,TRUNCATE,REFERENCES,TRIGGER}}'::text[]) AS r \
          WHERE c.relnamespace = 'relevo'::regnamespace AND c.relkind IN ('r', 'p', 'v') AND has_table_privilege('{role}', c.oid, r) \
@@ -48,7 +48,7 @@ async fn rights(world: &World, role: &str, apart_from: &str) -> Vec<String> {
     world.texts(&sql).await
 }
 
-async fn refuse(connection: &mut PgConnection, statements: &[&str]) {
+pub(crate) async fn refuse(connection: &mut PgConnection, statements: &[&str]) {
     for sql in statements {
         let (code, message) = refusal(connection, sql).await;
         assert_eq!(code, "42501", "{sql}: {message}");

@@ -112,6 +112,14 @@ impl Session {
         timeout(DEADLINE, rows).await.unwrap_or_else(|_| panic!("no answer within {DEADLINE:?}: {sql}"))
     }
 
+    /// A statement that may take longer than others.
+    pub(crate) async fn slowly(&mut self, sql: &str) {
+        sqlx::raw_sql(AssertSqlSafe(sql))
+            .execute(&mut self.connection)
+            .await
+            .unwrap_or_else(|error| panic!("{sql}: {error}"));
+    }
+
     pub(crate) async fn rows(&mut self, sql: &str) -> Vec<PgRow> {
         self.try_rows(sql).await.unwrap_or_else(|error| panic!("{sql}: {error}"))
     }

@@ -1,0 +1,273 @@
+//! The inbox in PostgreSQL: handlers whose effects happen once.
+//!
+//! A handler works in a transaction of sqlx, which [`Outbox::emit`](crate::Outbox::emit) takes too. Its happy path is BEGIN, one
+//! call, the handler's own statements, COMMIT. Everything else is one statement of one round trip in the simple protocol,
+//! so that it works behind a pooler in transaction mode.
+
+mod config;
+mod links;
+mod operate;
+mod read;
+mod sql;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use relevo_core::consume::Lane;
+use relevo_core::inbox::{
+    self as port, Arrival, Beat, Begun, Claim, Claimed, Due, Enter, Entered, Entry, Held, Keeping, Kept, Orders,
+    Setback,
+};
+use relevo_core::store::StoreError;
+use sqlx::{Postgres, Transaction};
+use uuid::Uuid;
+
+pub use self::config::Config;
+use self::links::Links;
+use self::read::Answers;
+use self::sql::Says;
+use crate::classify::Error;
+use crate::migrate;
+use crate::queries::{column, json_answer};
+
+/// The version of the schema that an inbox came with.
+const SINCE: i32 = 10;
+/// How often a claim looks again after a queue that it was to wait in was gone.
+const CLAIMS_MAX: usize = 3;
+
+/// One consumer's inbox.
+pub struct Inbox {
+    links: Arc<Links>,
+    says: Says,
+    wait: Duration,
+}
+
+impl Inbox {
+    /// Connects, and checks that the schema has an inbox.
+    pub async fn open(config: &Config, consumer: &str, keeping: Keeping) -> Result<Self, StoreError> {
+        let inbox = Self {
+            links: Arc::new(Links::new(config)),
+            says: Says::new(config, consumer, keeping),
+            wait: config.lock_timeout,
+        };
+        let rows = inbox.links.call(migrate::exists_query(&config.schema)).await?;
+        let mut newest = None;
+        if read::only::<Option<String>>(&rows)?.is_some() {
+            let rows = inbox.links.call(migrate::applied_query(&config.schema)).await?;
+            newest = rows.last().map(|row| Ok::<_, Error>((column(row, 0)?, column(row, 1)?))).transpose()?;
+        }
+        migrate::check_since(&config.schema, newest, SINCE)?;
+        Ok(inbox)
+    }
+
+    /// Another consumer's inbox, over the same connections.
+    #[must_use]
+    pub fn of(&self, consumer: &str, keeping: Keeping) -> Self {
+        Self { links: Arc::clone(&self.links), says: self.says.of(consumer, keeping), wait: self.wait }
+    }
+
+    /// Opens a transaction and says the first thing in it; `None` if another worker was in the way.
+    async fn open_with(&self, sql: String) -> Result<Option<(Handling, Vec<sqlx::postgres::PgRow>)>, Error> {
+        let mut tx = self.links.begin().await?;
+        match self.links.say(&mut tx, sql).await {
+            Ok(rows) => Ok(Some((tx, rows))),
+            Err(error) if error.is_contention() => {
+                self.links.roll_back(tx).await?;
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The transaction if its first statement said yes.
+    async fn open_if(&self, sql: String) -> Result<Begun<Handling>, Error> {
+        match self.open_with(sql).await? {
+            None => Ok(Begun::Busy),
+            Some((tx, rows)) if read::only(&rows)? => Ok(Begun::Open(tx, vec![Entered::New])),
+            Some((tx, _)) => {
+                self.links.roll_back(tx).await?;
+                Ok(Begun::Lost)
+            }
+        }
+    }
+
+    async fn enter(&self, enter: Enter<'_>) -> Result<Begun<Handling>, Error> {
+        let once: BTreeMap<Entry, &Arrival> =
+            enter.arrivals.iter().rev().map(|arrival| (arrival.entry, arrival)).collect();
+        let entries: Vec<&Arrival> = once.into_values().collect();
+        let Some((mut tx, rows)) = self.open_with(self.says.enter(enter.held, &entries)).await? else {
+            return Ok(Begun::Busy);
+        };
+        let refused = match read::answers(&rows)? {
+            Answers::Each(answers) => {
+                let entered = read::in_order(enter.arrivals, answers);
+                let told = enter.arrivals.iter().zip(&entered);
+                let behind: Vec<_> = told.filter(|told| *told.1 == Entered::Behind).map(|told| told.0).collect();
+                if !behind.is_empty() {
+                    self.links.say(&mut tx, self.says.append(&behind)).await?;
+                }
+                return Ok(Begun::Open(tx, entered));
+            }
+            Answers::Lost => Begun::Lost,
+            Answers::Busy => Begun::Busy,
+        };
+        self.links.roll_back(tx).await?;
+        Ok(refused)
+    }
+
+    async fn try_claim(&self, arrival: &Arrival, held: Option<&Held>, lasts: Duration) -> Result<Claimed, Error> {
+        for _ in 0..CLAIMS_MAX {
+            let rows = match self.links.call(self.says.claim(arrival, held, lasts)).await {
+                Err(error) if error.is_contention() => return Ok(Claimed::Busy(self.wait)),
+                rows => rows?,
+            };
+            let row = read::claim(&rows)?;
+            match row.word {
+                "mine" => {
+                    let token = row.token.ok_or(Error::Answer("a claim without a token"))?;
+                    return Ok(Claimed::Mine(Claim { token, started: row.started }));
+                }
+                "lost" => return Ok(Claimed::Lost),
+                "busy" => return Ok(Claimed::Busy(Duration::from_millis(row.rest_ms))),
+                "behind" => {}
+                word if self.says.traces() => _ = read::state(word)?,
+                word => return Ok(Claimed::Repeat(read::state(word)?)),
+            }
+            // It waits, or its repeat is traced: as when a handler's transaction enters it.
+            let enter = Enter { held, arrivals: std::slice::from_ref(arrival) };
+            let (tx, entered) = match self.enter(enter).await? {
+                Begun::Open(tx, entered) => (tx, entered.first().copied()),
+                Begun::Lost => return Ok(Claimed::Lost),
+                Begun::Busy => return Ok(Claimed::Busy(self.wait)),
+            };
+            match entered {
+                Some(Entered::Behind) => return self.links.commit(tx).await.map(|()| Claimed::Behind),
+                Some(Entered::Repeat(state)) => return self.links.commit(tx).await.map(|()| Claimed::Repeat(state)),
+                // The queue is gone meanwhile.
+                Some(Entered::New) | None => self.links.roll_back(tx).await?,
+            }
+        }
+        Ok(Claimed::Busy(self.wait))
+    }
+
+    async fn keep(&self, sql: String) -> Result<Kept, Error> {
+        let rows = match self.links.call(sql).await {
+            Err(error) if error.is_contention() => return Ok(Kept::Busy),
+            rows => rows?,
+        };
+        match read::only::<&str>(&rows)? {
+            "kept" => Ok(Kept::Kept),
+            "lost" => Ok(Kept::Lost),
+            "busy" => Ok(Kept::Busy),
+            word => Ok(Kept::Repeat(read::state(word)?)),
+        }
+    }
+}
+
+type Handling = Transaction<'static, Postgres>;
+
+#[async_trait]
+impl port::Inbox for Inbox {
+    type Transaction = Handling;
+
+    async fn begin(&self, enter: Enter<'_>) -> Result<Begun<Handling>, StoreError> {
+        Ok(self.enter(enter).await?)
+    }
+
+    async fn skip(&self, transaction: &mut Handling, entry: Entry) -> Result<(), StoreError> {
+        self.links.say(transaction, self.says.skip(entry)).await?;
+        Ok(())
+    }
+
+    async fn commit(&self, transaction: Handling) -> Result<(), StoreError> {
+        Ok(self.links.commit(transaction).await?)
+    }
+
+    async fn roll_back(&self, transaction: Handling) -> Result<(), StoreError> {
+        Ok(self.links.roll_back(transaction).await?)
+    }
+
+    async fn start(&self, arrival: &Arrival) -> Result<u32, StoreError> {
+        let rows = match self.links.call(self.says.start(arrival.entry)).await {
+            // Another worker has it in an open transaction: it is not this one that begins.
+            Err(error) if error.is_contention() => self.links.call(self.says.started(arrival.entry)).await?,
+            rows => rows?,
+        };
+        Ok(read::count(read::only(&rows)?)?)
+    }
+
+    async fn claim(&self, arrival: &Arrival, held: Option<&Held>, lasts: Duration) -> Result<Claimed, StoreError> {
+        Ok(self.try_claim(arrival, held, lasts).await?)
+    }
+
+    async fn begin_claimed(
+        &self,
+        arrival: &Arrival,
+        held: Option<&Held>,
+        claim: Claim,
+    ) -> Result<Begun<Handling>, StoreError> {
+        Ok(self.open_if(self.says.begin_claimed(arrival, held, claim)).await?)
+    }
+
+    async fn ended(&self, entry: Entry, claim: Option<Claim>) -> Result<(), StoreError> {
+        self.links.call(self.says.ended(entry, claim)).await?;
+        Ok(())
+    }
+
+    async fn set_back(
+        &self,
+        arrival: &Arrival,
+        held: Option<&Held>,
+        claim: Option<Claim>,
+        setback: &Setback,
+    ) -> Result<Kept, StoreError> {
+        Ok(self.keep(self.says.set_back(arrival, held, claim, setback)).await?)
+    }
+
+    async fn due(&self, queues: usize, messages: usize, lasts: Duration) -> Result<Vec<Due>, StoreError> {
+        Ok(read::dues(&self.links.call(self.says.due(queues, messages, lasts)).await?)?)
+    }
+
+    async fn begin_due(&self, due: &Due, number: i64) -> Result<Begun<Handling>, StoreError> {
+        Ok(self.open_if(self.says.begin_due(due, number)).await?)
+    }
+
+    async fn set_back_due(&self, due: &Due, number: i64, setback: &Setback) -> Result<Kept, StoreError> {
+        Ok(self.keep(self.says.set_back_due(due, number, setback)).await?)
+    }
+
+    async fn release(&self, due: &Due) -> Result<(), StoreError> {
+        self.links.call(self.says.release(due)).await?;
+        Ok(())
+    }
+
+    async fn beat(&self, beat: &Beat) -> Result<Orders, StoreError> {
+        let answer = json_answer(&self.links.beat(&self.says.beat(beat)).await?)?;
+        // Whoever was forgotten altogether shows by its lanes that this is not its first heartbeat.
+        Ok(read::orders(&answer, !beat.marks.is_empty())?)
+    }
+
+    async fn take(&self, owner: Uuid, lanes: &[Lane]) -> Result<Vec<Held>, StoreError> {
+        let rows = self.links.call(self.says.take(owner, lanes)).await?;
+        let held = rows.iter().map(|row| {
+            Ok::<_, Error>(Held { lane: Lane::new(column::<&str>(row, 0)?), epoch: column(row, 1)?, owner })
+        });
+        Ok(held.collect::<Result<_, _>>()?)
+    }
+
+    async fn give_back(&self, owner: Uuid, lanes: &[Lane]) -> Result<(), StoreError> {
+        self.links.call(self.says.give_back(owner, Some(lanes))).await?;
+        Ok(())
+    }
+
+    async fn leave(&self, owner: Uuid) -> Result<(), StoreError> {
+        self.links.call(self.says.give_back(owner, None)).await?;
+        Ok(())
+    }
+
+    async fn prune(&self, limit: usize) -> Result<bool, StoreError> {
+        Ok(read::only(&self.links.call(self.says.prune(limit)).await?)?)
+    }
+}

@@ -1,0 +1,135 @@
+//! The connections of an inbox: some for handlers' transactions, some for calls.
+
+use std::time::Duration;
+
+use sqlx::pool::PoolConnection;
+use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions, PgRow};
+use sqlx::{AssertSqlSafe, Postgres, Transaction};
+use tokio::time::timeout;
+
+use super::config::Config;
+use crate::classify::Error;
+use crate::link::Link;
+
+/// What stands before every call: later statements of a function must see what others committed meanwhile, whatever the
+/// database's default is.
+const READ_COMMITTED: &str = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED;";
+
+/// The connections of one process to the inboxes of one schema.
+pub(super) struct Links {
+    /// Only ever used through transactions: one that was cancelled while it began may leave its connection in an empty
+    /// transaction, which the next one goes on with.
+    handling: PgPool,
+    calling: PgPool,
+    /// Heartbeats wait for nothing else.
+    beating: Link,
+    handlers_max: u32,
+    deadline: Duration,
+}
+
+impl Links {
+    /// Connects when it is first used.
+    pub(super) fn new(config: &Config) -> Self {
+        // A handler's connection is not tested before use, which would be one more round trip.
+        let handling = pool(config, config.handlers_max).test_before_acquire(false);
+        Self {
+            handling: handling.connect_lazy_with(config.connect.clone()),
+            calling: pool(config, config.calls_max).connect_lazy_with(config.connect.clone()),
+            beating: beating(config.connect.clone(), config.call_deadline),
+            handlers_max: config.handlers_max,
+            deadline: config.call_deadline,
+        }
+    }
+
+    /// A transaction for a handler.
+    pub(super) async fn begin(&self) -> Result<Transaction<'static, Postgres>, Error> {
+        let work = async {
+            let mut rest = self.handlers_max;
+            loop {
+                match self.handling.begin().await.map_err(Error::from) {
+                    // It broke while nobody used it, and nothing was done in it: another one may live.
+                    Err(error) if rest > 0 && broke(&error) => rest -= 1,
+                    other => return other,
+                }
+            }
+        };
+        self.within(work).await
+    }
+
+    /// One statement in a handler's transaction, in the simple protocol.
+    pub(super) async fn say(&self, tx: &mut Transaction<'static, Postgres>, sql: String) -> Result<Vec<PgRow>, Error> {
+        let work = async { Ok(sqlx::raw_sql(AssertSqlSafe(sql)).fetch_all(&mut **tx).await?) };
+        self.within(work).await
+    }
+
+    pub(super) async fn commit(&self, tx: Transaction<'static, Postgres>) -> Result<(), Error> {
+        self.within(async { Ok(tx.commit().await?) }).await
+    }
+
+    pub(super) async fn roll_back(&self, tx: Transaction<'static, Postgres>) -> Result<(), Error> {
+        self.within(async { Ok(tx.rollback().await?) }).await
+    }
+
+    /// One statement as a transaction of its own, in one round trip, whatever pooler is in between.
+    pub(super) async fn call(&self, sql: String) -> Result<Vec<PgRow>, Error> {
+        let work = async {
+            let mut connection = Busy(Some(self.calling.acquire().await?));
+            let statement = AssertSqlSafe(format!("{READ_COMMITTED} {sql}"));
+            let result = sqlx::raw_sql(statement).fetch_all(&mut **connection.get()).await.map_err(Error::from);
+            if result.as_ref().err().is_none_or(Error::keeps_connection) {
+                connection.done();
+            }
+            result
+        };
+        self.within(work).await
+    }
+
+    /// A heartbeat's statement, on a connection of its own.
+    pub(super) async fn beat(&self, sql: &str) -> Result<Vec<PgRow>, Error> {
+        self.beating.call(format!("{READ_COMMITTED} {sql}")).await
+    }
+
+    async fn within<T>(&self, work: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+        timeout(self.deadline, work).await.map_err(|_| Error::Deadline(self.deadline))?
+    }
+}
+
+/// A statement of its own that needs READ COMMITTED, for connections that are made elsewhere.
+pub(super) fn read_committed(sql: &str) -> String {
+    format!("{READ_COMMITTED} {sql}")
+}
+
+fn pool(config: &Config, most: u32) -> PgPoolOptions {
+    PgPoolOptions::new().min_connections(0).max_connections(most.max(1)).acquire_timeout(config.call_deadline)
+}
+
+fn beating(options: PgConnectOptions, deadline: Duration) -> Link {
+    Link::new(options, deadline)
+}
+
+/// Whether a connection that was idle turned out to be dead; a pool that has none left is not that.
+fn broke(error: &Error) -> bool {
+    !error.keeps_connection()
+        && !matches!(error, Error::Connection(sqlx::Error::PoolTimedOut | sqlx::Error::PoolClosed))
+}
+
+/// A connection in the middle of a call: unless that ends well it is closed, not used again.
+struct Busy(Option<PoolConnection<Postgres>>);
+
+impl Busy {
+    fn get(&mut self) -> &mut PoolConnection<Postgres> {
+        self.0.as_mut().expect("it is taken out only when done or dropped")
+    }
+
+    fn done(mut self) {
+        self.0.take();
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        if let Some(mut connection) = self.0.take() {
+            connection.close_on_drop();
+        }
+    }
+}

@@ -1,0 +1,260 @@
+//! What operators see of consumers and do with them.
+
+use async_trait::async_trait;
+use relevo_core::MessageId;
+use relevo_core::inbox::operate::{
+    Consumer, DeadFilter, DeadLetter, Fate, Lane, Mark, Member, Operate, Order, Plan, Queue, Replay, ReplayState,
+    Shown, Trace,
+};
+use relevo_core::inbox::{Arrival, Entry};
+use relevo_core::store::StoreError;
+use serde_json::{Value, json};
+use sqlx::postgres::PgRow;
+
+use super::links::read_committed;
+use super::read::{self, arrival, count, only, time, whole};
+use super::sql::{Body, arrivals};
+use crate::classify::Error;
+use crate::queries::{column, json_answer, json_literal, literal};
+use crate::store::Store;
+
+impl Store {
+    async fn inbox_call(&self, call: String) -> Result<Vec<PgRow>, Error> {
+        self.asking.call(read_committed(&call)).await
+    }
+
+    async fn mark_inbox(&self, fate: Fate, mark: &Mark) -> Result<u64, StoreError> {
+        let sql = format!(
+            "SELECT {}.inbox_mark_dead('{}', {}, {}, {}, {}, {})",
+            self.schema,
+            fate.word(),
+            filter(&mark.filter),
+            mark.dry_run,
+            mark.rate.map_or_else(|| "NULL".to_owned(), |rate| i32::try_from(rate).unwrap_or(i32::MAX).to_string()),
+            literal(&mark.by),
+            literal(&mark.note),
+        );
+        Ok(whole(only(&self.inbox_call(sql).await?)?)?)
+    }
+}
+
+#[async_trait]
+impl Operate for Store {
+    async fn consumers(&self) -> Result<Vec<Consumer>, StoreError> {
+        let rows = self.inbox_call(format!("SELECT * FROM {}.inbox_consumers(NULL)", self.schema)).await?;
+        Ok(rows.iter().map(consumer).collect::<Result<_, _>>()?)
+    }
+
+    async fn consumer(&self, name: &str, limit: usize) -> Result<Option<Shown>, StoreError> {
+        let name = literal(name);
+        let rows = self.inbox_call(format!("SELECT * FROM {}.inbox_consumers({name})", self.schema)).await?;
+        let Some(row) = rows.first() else { return Ok(None) };
+        let limit = i32::try_from(limit).unwrap_or(i32::MAX);
+        let sql = format!("SELECT {}.inbox_show({name}, {limit})::text", self.schema);
+        let answer = json_answer(&self.inbox_call(sql).await?)?;
+        Ok(Some(shown(consumer(row)?, &answer).ok_or(Error::Answer("a consumer is malformed"))?))
+    }
+
+    async fn order(&self, consumer: &str, lane: Option<&str>, order: Order) -> Result<bool, StoreError> {
+        let what = match order {
+            Order::Pause => "pause",
+            Order::Resume => "resume",
+            Order::OpenBreaker => "open",
+            Order::CloseBreaker => "close",
+            Order::FreeBreaker => "free",
+        };
+        let lane = lane.map_or_else(|| "NULL".to_owned(), literal);
+        let sql = format!("SELECT {}.inbox_order({}, {lane}, '{what}')", self.schema, literal(consumer));
+        Ok(only(&self.inbox_call(sql).await?)?)
+    }
+
+    async fn dead(&self, wanted: &DeadFilter, limit: usize) -> Result<Vec<DeadLetter>, StoreError> {
+        let schema = &self.schema;
+        let sql = format!(
+            "SELECT d.consumer, d.queue, d.class, d.error, d.backtrace, d.attempts, {schema}.inbox_micros(d.arrived_at), \
+             {schema}.inbox_micros(d.dead_at), d.redriven, d.fate, d.note, d.id, d.replay, d.header_names, d.header_values, \
+             d.payload, d.address, d.lane, d.place::text, d.correlation \
+             FROM {schema}.inbox_dead AS d WHERE {schema}.inbox_means({}, d) ORDER BY d.dead_at, d.no LIMIT {limit}",
+            filter(wanted)
+        );
+        Ok(self.inbox_call(sql).await?.iter().map(letter).collect::<Result<_, _>>()?)
+    }
+
+    async fn redrive(&self, mark: &Mark) -> Result<u64, StoreError> {
+        self.mark_inbox(Fate::Replayed, mark).await
+    }
+
+    async fn archive(&self, mark: &Mark) -> Result<u64, StoreError> {
+        self.mark_inbox(Fate::Archived, mark).await
+    }
+
+    async fn trace(&self, id: MessageId) -> Result<Vec<Trace>, StoreError> {
+        let sql = format!(
+            "SELECT consumer, replay, state, repeats, address, lane, place::text, correlation, {}.inbox_micros(at) \
+             FROM {}.inbox_trace WHERE id = '{id}' ORDER BY consumer, replay",
+            self.schema, self.schema
+        );
+        Ok(self.inbox_call(sql).await?.iter().map(|row| trace(row, id)).collect::<Result<_, _>>()?)
+    }
+
+    async fn begin_replay(&self, plan: &Plan) -> Result<u32, StoreError> {
+        let number = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
+        let sql = format!(
+            "SELECT {}.inbox_begin_replay({}, {}, {}, {}, {}, {}, {})",
+            self.schema,
+            literal(&plan.consumer),
+            literal(&plan.source),
+            number(plan.count),
+            plan.rate,
+            number(plan.dead_max),
+            literal(&plan.by),
+            literal(&plan.reason),
+        );
+        Ok(count(only(&self.inbox_call(sql).await?)?)?)
+    }
+
+    async fn feed(
+        &self,
+        consumer: &str,
+        number: u32,
+        fed: &[Arrival],
+        cursor: Option<&str>,
+    ) -> Result<bool, StoreError> {
+        let fed: Vec<&Arrival> = fed.iter().collect();
+        let sql = format!(
+            "SELECT {}.inbox_feed({}, {number}, {}, {})",
+            self.schema,
+            literal(consumer),
+            arrivals(&self.schema, &fed, Body::Whole),
+            cursor.map_or_else(|| "NULL".to_owned(), literal)
+        );
+        Ok(only(&self.inbox_call(sql).await?)?)
+    }
+
+    async fn stop_replay(&self, consumer: &str, number: u32) -> Result<bool, StoreError> {
+        let sql = format!("SELECT {}.inbox_stop_replay({}, {number})", self.schema, literal(consumer));
+        Ok(only(&self.inbox_call(sql).await?)?)
+    }
+
+    async fn replays(&self, consumer: &str) -> Result<Vec<Replay>, StoreError> {
+        let sql = format!("SELECT * FROM {}.inbox_replays({})", self.schema, literal(consumer));
+        Ok(self.inbox_call(sql).await?.iter().map(|row| replay(row, consumer)).collect::<Result<_, _>>()?)
+    }
+}
+
+fn filter(filter: &DeadFilter) -> String {
+    let ids: Vec<_> = filter.ids.iter().map(ToString::to_string).collect();
+    json_literal(&json!({
+        "consumer": filter.consumer, "ids": ids, "queue": filter.queue, "class": filter.class,
+        "fate": filter.fate.map(Fate::word), "since": filter.since.map(|at| at.to_string()),
+        "until": filter.until.map(|at| at.to_string()),
+    }))
+}
+
+fn consumer(row: &PgRow) -> Result<Consumer, Error> {
+    let at = |index| column::<Option<i64>>(row, index)?.map(time).transpose();
+    Ok(Consumer {
+        name: column(row, 0)?,
+        paused: column(row, 1)?,
+        members: u32::try_from(column::<i64>(row, 2)?).map_err(|_| Error::Answer("a count is out of range"))?,
+        beat_at: at(3)?,
+        last_message_at: at(4)?,
+        waiting: whole(column(row, 5)?)?,
+        dead: whole(column(row, 6)?)?,
+    })
+}
+
+/// Reads the answer of `inbox_show`; `None` if it is malformed.
+fn shown(consumer: Consumer, answer: &Value) -> Option<Shown> {
+    let text = |value: &Value| value.as_str().map(str::to_owned);
+    let at = |value: &Value| value.as_i64().and_then(|micros| time(micros).ok());
+    let member = |m: &Value| {
+        Some(Member {
+            name: text(&m["name"])?,
+            alive: m["alive"].as_bool()?,
+            beat_at: at(&m["beat_at"])?,
+            last_message_at: at(&m["last_message_at"]),
+        })
+    };
+    let lane = |l: &Value| {
+        Some(Lane {
+            name: text(&l["name"])?,
+            owner: text(&l["owner"]),
+            epoch: l["epoch"].as_i64()?,
+            mark: l["mark"].as_str().and_then(|mark| mark.parse().ok()),
+            paused: l["paused"].as_bool()?,
+            breaker: text(&l["breaker"]),
+            forced: l["forced"].as_bool(),
+        })
+    };
+    let queue = |q: &Value| {
+        let id = MessageId::from_uuid(q["id"].as_str()?.parse().ok()?);
+        Some(Queue {
+            queue: text(&q["queue"])?.into(),
+            head: Entry { id, replay: u32::try_from(q["replay"].as_u64()?).ok()? },
+            length: q["length"].as_u64()?,
+            attempts: u32::try_from(q["attempts"].as_u64()?).ok()?,
+            next_attempt_at: at(&q["next_at"]),
+            error: text(&q["error"])?,
+        })
+    };
+    Some(Shown {
+        consumer,
+        members: answer["members"].as_array()?.iter().map(member).collect::<Option<_>>()?,
+        lanes: answer["lanes"].as_array()?.iter().map(lane).collect::<Option<_>>()?,
+        queues: answer["queues"].as_array()?.iter().map(queue).collect::<Option<_>>()?,
+    })
+}
+
+fn letter(row: &PgRow) -> Result<DeadLetter, Error> {
+    Ok(DeadLetter {
+        consumer: column(row, 0)?,
+        arrival: arrival(row, 11, column::<String>(row, 1)?.into())?,
+        class: column(row, 2)?,
+        error: column(row, 3)?,
+        backtrace: column(row, 4)?,
+        attempts: count(column(row, 5)?)?,
+        arrived_at: time(column(row, 6)?)?,
+        dead_at: time(column(row, 7)?)?,
+        redriven: count(column(row, 8)?)?,
+        fate: Fate::of(column(row, 9)?).ok_or(Error::Answer("a fate is not known"))?,
+        note: column(row, 10)?,
+    })
+}
+
+fn trace(row: &PgRow, id: MessageId) -> Result<Trace, Error> {
+    let place: Option<&str> = column(row, 6)?;
+    Ok(Trace {
+        consumer: column(row, 0)?,
+        entry: Entry { id, replay: count(column(row, 1)?)? },
+        state: read::state(column(row, 2)?)?,
+        repeats: count(column(row, 3)?)?,
+        address: column(row, 4)?,
+        lane: column(row, 5)?,
+        place: place.map(str::parse).transpose().map_err(|_| Error::Answer("a place is no number"))?,
+        correlation: column(row, 7)?,
+        at: time(column(row, 8)?)?,
+    })
+}
+
+fn replay(row: &PgRow, consumer: &str) -> Result<Replay, Error> {
+    let whole_at = |index| whole(column(row, index)?);
+    Ok(Replay {
+        number: count(column(row, 0)?)?,
+        plan: Plan {
+            consumer: consumer.to_owned(),
+            source: column(row, 1)?,
+            count: whole_at(2)?,
+            rate: u32::try_from(column::<i64>(row, 3)?).map_err(|_| Error::Answer("a rate is out of range"))?,
+            dead_max: whole_at(4)?,
+            by: column(row, 5)?,
+            reason: column(row, 6)?,
+        },
+        state: ReplayState::of(column(row, 7)?).ok_or(Error::Answer("a replay's state is not known"))?,
+        fed: whole_at(8)?,
+        done: whole_at(9)?,
+        dead: whole_at(10)?,
+        cursor: column(row, 11)?,
+        began_at: time(column(row, 12)?)?,
+    })
+}

@@ -1,0 +1,22 @@
+//! The suite that every inbox runs, on each version, behind a pooler in transaction mode, and where another isolation level is
+//! the database's default.
+
+mod postgres_13 {
+    relevo_conformance::inbox_suite!(crate::inbox_harness::on_13);
+}
+
+mod postgres_15 {
+    relevo_conformance::inbox_suite!(crate::inbox_harness::on_15);
+}
+
+mod postgres_18 {
+    relevo_conformance::inbox_suite!(crate::inbox_harness::on_18);
+}
+
+mod behind_pgbouncer {
+    relevo_conformance::inbox_suite!(crate::inbox_harness::pooled);
+}
+
+mod repeatable_read {
+    relevo_conformance::inbox_suite!(crate::inbox_harness::repeatable_read);
+}

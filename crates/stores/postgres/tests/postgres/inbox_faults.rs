@@ -1,0 +1,284 @@
+//! The inbox while sessions are killed, the network is cut and rows are pruned; and with many messages at once.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use bytes::Bytes;
+use relevo_core::MessageId;
+use relevo_core::consume::{Lane, Raw};
+use relevo_core::inbox::{Arrival, Beat, Begun, Enter, Entered, Entry, Inbox as _, Keeping, Setback, State, Stop};
+use relevo_core::store::StoreError;
+use relevo_store_postgres::inbox::{Config, Inbox};
+use relevo_store_postgres::{Schema, migrate};
+use relevo_testkit::proxy::CutProxy;
+use sqlx::postgres::PgConnectOptions;
+use tokio::task::JoinSet;
+use uuid::Uuid;
+
+use crate::e2e_support::{World, until};
+
+const DAY: Duration = Duration::from_hours(24);
+
+async fn world() -> World {
+    let world = World::new().await;
+    world.run("CREATE TABLE ledger (id uuid PRIMARY KEY)").await;
+    world
+}
+
+async fn inbox(options: PgConnectOptions) -> Inbox {
+    Inbox::open(&Config::new(options), "billing", Keeping::default()).await.expect("a migrated database")
+}
+
+fn arrival(number: u64) -> Arrival {
+    let id = MessageId::from_uuid(Uuid::from_u128(0x0190_0000_0000_7000_8000_0000_0000_0000 | u128::from(number)));
+    Arrival {
+        entry: Entry { id, replay: 0 },
+        queue: number.to_string().into(),
+        raw: Raw { headers: Vec::new(), payload: Bytes::from_static(b"{}") },
+        address: "orders".into(),
+        lane: Lane::new("0"),
+        place: Some(number),
+        correlation: None,
+    }
+}
+
+type Transaction = sqlx::Transaction<'static, sqlx::Postgres>;
+
+async fn effect(tx: &mut Transaction, arrival: &Arrival) -> Result<(), sqlx::Error> {
+    let insert = sqlx::query("INSERT INTO ledger VALUES ($1)").bind(arrival.entry.id.as_uuid());
+    insert.execute(&mut **tx).await.map(|_| ())
+}
+
+/// Handles one message, whatever is in the way, as long as it is not known to have been handled.
+async fn handle(inbox: &Inbox, arrival: &Arrival) -> Result<(), StoreError> {
+    let arrivals = std::slice::from_ref(arrival);
+    match inbox.begin(Enter { held: None, arrivals }).await? {
+        Begun::Open(mut tx, entered) if entered == [Entered::New] => {
+            effect(&mut tx, arrival).await.map_err(|error| StoreError::Away(Box::new(error)))?;
+            inbox.commit(tx).await
+        }
+        Begun::Open(tx, _) => inbox.roll_back(tx).await,
+        Begun::Busy => Err(StoreError::Away("busy".into())),
+        Begun::Lost => panic!("there is no lane to lose"),
+    }
+}
+
+async fn opened(inbox: &Inbox, arrivals: &[Arrival]) -> (Transaction, Vec<Entered>) {
+    match inbox.begin(Enter { held: None, arrivals }).await.expect("a database") {
+        Begun::Open(tx, entered) => (tx, entered),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn a_session_that_is_killed_in_mid_transaction_leaves_nothing() {
+    let world = world().await;
+    let inbox = inbox(world.database.options()).await;
+    let message = arrival(1);
+    let (mut tx, _) = opened(&inbox, std::slice::from_ref(&message)).await;
+    effect(&mut tx, &message).await.expect("a table");
+    world.run("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE state = 'idle in transaction'").await;
+    let error = inbox.commit(tx).await.expect_err("its session is gone");
+    assert!(matches!(error, StoreError::Away(_)), "{error:?}");
+    assert_eq!(world.number("SELECT count(*) FROM ledger").await, 0);
+    handle(&inbox, &message).await.expect("the next one has a session that lives");
+    assert_eq!(world.number("SELECT count(*) FROM ledger").await, 1);
+}
+
+#[tokio::test]
+async fn idle_connections_that_died_are_not_felt() {
+    let world = world().await;
+    let inbox = inbox(world.database.options()).await;
+    let first: Vec<Arrival> = (0..5).map(arrival).collect();
+    let mut open = Vec::new();
+    for message in &first {
+        open.push(opened(&inbox, std::slice::from_ref(message)).await.0);
+    }
+    for tx in open {
+        inbox.commit(tx).await.expect("a database");
+    }
+    let others = "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()";
+    world.run(&format!("SELECT pg_terminate_backend(pid) {others}")).await;
+    for number in 10..15 {
+        handle(&inbox, &arrival(number)).await.expect("a connection that lives");
+    }
+    assert_eq!(inbox.start(&arrival(20)).await.expect("here too"), 1);
+}
+
+#[tokio::test]
+async fn a_transaction_that_stands_still_is_ended_by_the_server() {
+    let world = world().await;
+    let config = Config { stall_deadline: Duration::from_millis(300), ..Config::new(world.database.options()) };
+    let inbox = Inbox::open(&config, "billing", Keeping::default()).await.expect("a migrated database");
+    let message = arrival(1);
+    let (tx, _) = opened(&inbox, std::slice::from_ref(&message)).await;
+    let open =
+        "SELECT count(*) FROM pg_stat_activity WHERE state = 'idle in transaction' AND datname = current_database()";
+    until("the server ends it", async || world.number(open).await == 0).await;
+    let error = inbox.commit(tx).await.expect_err("it was ended");
+    assert!(matches!(error, StoreError::Away(_)), "{error:?}");
+    let (mut tx, entered) = opened(&inbox, std::slice::from_ref(&message)).await;
+    assert_eq!(entered, [Entered::New]);
+    let slow = sqlx::query("SELECT pg_sleep(10)").execute(&mut *tx).await;
+    assert!(slow.is_err(), "a statement that runs for too long is ended too");
+}
+
+/// The network breaks at random while messages are handled: each has one effect in the end.
+#[tokio::test]
+async fn every_message_has_one_effect_over_a_network_that_is_cut() {
+    let world = world().await;
+    let options = world.database.options();
+    let upstream: SocketAddr = format!("127.0.0.1:{}", options.get_port()).parse().expect("a loopback address");
+    let proxy = CutProxy::start(upstream).await;
+    let options = options.host("127.0.0.1").port(proxy.addr().port());
+    let mut workers = JoinSet::new();
+    for worker in 0..4_u64 {
+        let inbox = inbox(options.clone()).await;
+        workers.spawn(async move {
+            // Each message is delivered to two of the workers.
+            for number in (0..200).filter(|number| number % 4 == worker || (number + 1) % 4 == worker) {
+                let mut tries = 0;
+                while let Err(error) = handle(&inbox, &arrival(number)).await {
+                    assert!(matches!(error, StoreError::Away(_)), "{error:?}");
+                    tries += 1;
+                    assert!(tries < 1000, "{error:?}");
+                }
+            }
+        });
+    }
+    for _ in 0..10 {
+        tokio::time::sleep(Duration::from_millis(40)).await;
+        proxy.cut().await;
+    }
+    while let Some(ended) = workers.join_next().await {
+        ended.expect("no message has two effects");
+    }
+    assert_eq!(world.number("SELECT count(*) FROM ledger").await, 200);
+    assert_eq!(world.number("SELECT count(*) FROM relevo.inbox WHERE state = 'done'").await, 200);
+}
+
+/// Transactions that the server ends because they cannot be put in an order are tried again, and that is all.
+#[tokio::test]
+async fn every_message_has_one_effect_under_serializable() {
+    let world = world().await;
+    let name = world.database.name();
+    world.run(&format!("ALTER DATABASE \"{name}\" SET default_transaction_isolation = 'serializable'")).await;
+    let mut workers = JoinSet::new();
+    for worker in 0..4_u64 {
+        let inbox = inbox(world.database.options()).await;
+        workers.spawn(async move {
+            for number in (0..100).map(|number| if worker % 2 == 0 { number } else { 99 - number }) {
+                let message = arrival(number);
+                assert!(inbox.start(&message).await.is_ok());
+                for tries in 0.. {
+                    match handle(&inbox, &message).await {
+                        Ok(()) => break,
+                        Err(StoreError::Away(_)) => assert!(tries < 1000),
+                        Err(error) => panic!("{error:?}"),
+                    }
+                }
+            }
+        });
+    }
+    while let Some(ended) = workers.join_next().await {
+        ended.expect("no message has two effects");
+    }
+    assert_eq!(world.number("SELECT count(*) FROM ledger").await, 100);
+    assert_eq!(world.number("SELECT count(*) FROM relevo.inbox WHERE state = 'done'").await, 100);
+}
+
+#[tokio::test]
+async fn a_batch_of_five_hundred_is_one_transaction() {
+    let world = world().await;
+    let inbox = inbox(world.database.options()).await;
+    let early: Vec<Arrival> = (0..500).step_by(5).map(arrival).collect();
+    let (tx, entered) = opened(&inbox, &early).await;
+    assert_eq!(entered, vec![Entered::New; 100]);
+    inbox.commit(tx).await.expect("a database");
+    let setback = Setback {
+        stop: Stop::Retry { after: DAY },
+        attempts: 1,
+        class: "refused",
+        error: "no".to_owned(),
+        backtrace: None,
+    };
+    // Another message of queue `7` waits, so that the seventh of the batch waits behind it.
+    let waiting = Arrival { queue: "7".into(), ..arrival(1000) };
+    inbox.set_back(&waiting, None, None, &setback).await.expect("a database");
+    let batch: Vec<Arrival> = (0..500).rev().map(arrival).collect();
+    let (tx, entered) = opened(&inbox, &batch).await;
+    for (arrival, entered) in batch.iter().zip(&entered) {
+        let expected = match arrival.place {
+            Some(7) => Entered::Behind,
+            Some(number) if number % 5 == 0 => Entered::Repeat(State::Done),
+            _ => Entered::New,
+        };
+        assert_eq!(*entered, expected, "{:?}", arrival.place);
+    }
+    inbox.commit(tx).await.expect("a database");
+    assert_eq!(world.number("SELECT count(*) FROM relevo.inbox WHERE state = 'done'").await, 499);
+    assert_eq!(world.number("SELECT count(*) FROM relevo.inbox_waiting WHERE queue = '7'").await, 2);
+}
+
+/// Old rows go in batches while new ones come, and nothing that is young, waits or is dead goes with them.
+#[tokio::test]
+async fn pruning_under_load_takes_only_what_is_old() {
+    let world = world().await;
+    world
+        .run(
+            "INSERT INTO relevo.inbox (consumer, id, state, entered_at) \
+             SELECT 'billing', gen_random_uuid(), CASE n % 10 WHEN 0 THEN 'dead' WHEN 1 THEN 'waiting' ELSE 'done' END, \
+             CASE WHEN n % 10 < 2 THEN 'infinity' ELSE now() - interval '40 days' END FROM generate_series(1, 20000) AS n",
+        )
+        .await;
+    let options = world.database.options();
+    let mut tasks = JoinSet::new();
+    for worker in 0..3_u64 {
+        let inbox = inbox(options.clone()).await;
+        tasks.spawn(async move {
+            for number in 0..150 {
+                handle(&inbox, &arrival(worker * 1000 + number)).await.expect("nobody is in the way");
+            }
+        });
+    }
+    for _ in 0..2 {
+        let inbox = inbox(options.clone()).await;
+        tasks.spawn(async move { while inbox.prune(500).await.expect("nobody is in the way") {} });
+    }
+    while let Some(ended) = tasks.join_next().await {
+        ended.expect("it goes well");
+    }
+    let inbox = inbox(options).await;
+    while inbox.prune(500).await.expect("a database") {}
+    assert_eq!(world.number("SELECT count(*) FROM relevo.inbox WHERE entered_at = 'infinity'").await, 4000);
+    assert_eq!(world.number("SELECT count(*) FROM relevo.inbox WHERE entered_at < 'infinity'").await, 450);
+}
+
+#[tokio::test]
+async fn an_inbox_needs_the_version_that_brought_it() {
+    let world = World::at_version(7).await;
+    let config = Config::new(world.database.options());
+    let Err(StoreError::Schema { what }) = Inbox::open(&config, "billing", Keeping::default()).await else {
+        panic!("there is no inbox yet")
+    };
+    assert!(what.contains("version 7") && what.contains("`relevo migrate`"), "{what}");
+    migrate::migrate(&mut world.connect().await, &Schema::default()).await.expect("an older version");
+    let inbox = Inbox::open(&config, "billing", Keeping::default()).await.expect("it is there now");
+    // Consumers share connections.
+    let other = inbox.of("shipping", Keeping::default());
+    let beat = |number: u128| Beat {
+        owner: Uuid::from_u128(number),
+        name: number.to_string(),
+        lasts: DAY,
+        marks: Vec::new(),
+        last_message_at: None,
+        breakers: Vec::new(),
+    };
+    let mut names = BTreeSet::new();
+    for (inbox, number) in [(&inbox, 1), (&other, 2)] {
+        inbox.beat(&beat(number)).await.expect("a database");
+    }
+    names.extend(world.texts("SELECT consumer FROM relevo.inbox_member").await);
+    assert_eq!(names, ["billing", "shipping"].map(str::to_owned).into());
+}

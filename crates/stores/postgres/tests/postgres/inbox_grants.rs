@@ -1,0 +1,130 @@
+//! Two more grants: a consumer may consume and reads nothing; an operator may read and act.
+
+use relevo_core::inbox::operate::{DeadFilter, Mark, Operate as _};
+use relevo_core::inbox::{Begun, Enter, Inbox as _, Keeping};
+use relevo_store_postgres::inbox::{Config, Inbox};
+use relevo_store_postgres::{Config as StoreConfig, Schema, Store, migrate};
+use relevo_testkit::PgVersion;
+use relevo_testkit::postgres::Private;
+use sqlx::ConnectOptions as _;
+
+use crate::e2e_support::{World, execute};
+use crate::grants::{may_call, refuse, rights};
+
+async fn world(version: PgVersion) -> World {
+    let server = Private::start(version).await;
+    let world = World { database: server.database().await, server: Some(server) };
+    world.run("CREATE ROLE consumer LOGIN; CREATE ROLE operator LOGIN").await;
+    migrate::migrate(&mut world.connect().await, &Schema::default()).await.expect("an empty database");
+    world.run("SELECT relevo.grant_consumer('consumer'), relevo.grant_operator('operator')").await;
+    world
+}
+
+#[tokio::test]
+async fn a_consumer_may_consume_and_reads_nothing() {
+    for version in PgVersion::ALL {
+        let world = world(version).await;
+        let may = "inbox_append inbox_beat inbox_begin inbox_begin_claimed inbox_begin_due inbox_claim inbox_due \
+                   inbox_ended inbox_enter inbox_give_back inbox_prune inbox_release inbox_set_back inbox_set_back_due \
+                   inbox_skip inbox_start inbox_started inbox_take";
+        assert_eq!(may_call(&world, "consumer").await, may.split_whitespace().collect::<Vec<_>>());
+        assert_eq!(rights(&world, "consumer", "").await, ["migration SELECT"]);
+        let options = world.database.options().username("consumer");
+        let inbox = Inbox::open(&Config::new(options.clone()), "billing", Keeping::default()).await;
+        let inbox = inbox.expect("the version may be read");
+        crate::inbox_walk::everything(&inbox).await;
+        let mut session = options.connect().await.expect("a role that may log in");
+        execute(&mut session, "SELECT relevo.inbox_begin('billing', gen_random_uuid())").await.expect("any language");
+        refuse(
+            &mut session,
+            &[
+                "SELECT * FROM relevo.inbox",
+                "SELECT * FROM relevo.inbox_dead",
+                "INSERT INTO relevo.inbox (consumer, id) VALUES ('c', gen_random_uuid())",
+                "DELETE FROM relevo.inbox",
+                "SELECT relevo.inbox_mark_dead('archived', '{\"ids\": []}', false, NULL, 'me', 'why')",
+                "SELECT relevo.inbox_order('billing', NULL, 'pause')",
+                "SELECT relevo.inbox_stop_replay('billing', 1)",
+                "SELECT relevo.emit('orders', 'k', 'T', '{}')",
+                "SELECT nextval('relevo.inbox_seq')",
+            ],
+        )
+        .await;
+    }
+}
+
+#[tokio::test]
+async fn an_operator_may_read_and_act() {
+    let world = world(PgVersion::V15).await;
+    assert!(rights(&world, "operator", "SELECT").await.is_empty());
+    let inbox = Inbox::open(&Config::new(world.database.options()), "billing", Keeping::default()).await;
+    crate::inbox_walk::everything(&inbox.expect("a migrated database")).await;
+    let store = Store::open(StoreConfig::new(world.database.options().username("operator"), "main")).await;
+    let store = store.expect("the version may be read");
+    crate::inbox_walk::operate(&store).await;
+    let filter = DeadFilter::default();
+    let mark = Mark { filter, dry_run: true, rate: None, by: "ana".to_owned(), note: "why".to_owned() };
+    store.redrive(&mark).await.expect("an operator may");
+    let mut session = world.database.options().username("operator").connect().await.expect("a role that may log in");
+    refuse(
+        &mut session,
+        &[
+            "SELECT relevo.inbox_begin('billing', gen_random_uuid())",
+            "SELECT * FROM relevo.inbox_take('billing', gen_random_uuid(), '{0}', 100)",
+            "UPDATE relevo.inbox_dead SET fate = 'archived'",
+            "SELECT relevo.emit('orders', 'k', 'T', '{}')",
+        ],
+    )
+    .await;
+}
+
+/// Functions and operators of the caller's own, found before the server's, that write down who ran them.
+const TRAPS: &str = "CREATE SCHEMA evil; CREATE TABLE evil.caught (who text); \
+    CREATE FUNCTION evil.spring() RETURNS void LANGUAGE sql AS 'INSERT INTO evil.caught VALUES (current_user)'; \
+    CREATE FUNCTION evil.equal(text, text) RETURNS boolean LANGUAGE sql AS 'SELECT evil.spring(); SELECT true'; \
+    CREATE OPERATOR evil.= (LEFTARG = text, RIGHTARG = text, FUNCTION = evil.equal); \
+    CREATE FUNCTION evil.equal(int, int) RETURNS boolean LANGUAGE sql AS 'SELECT evil.spring(); SELECT true'; \
+    CREATE OPERATOR evil.= (LEFTARG = int, RIGHTARG = int, FUNCTION = evil.equal); \
+    CREATE FUNCTION evil.equal(uuid, uuid) RETURNS boolean LANGUAGE sql AS 'SELECT evil.spring(); SELECT true'; \
+    CREATE OPERATOR evil.= (LEFTARG = uuid, RIGHTARG = uuid, FUNCTION = evil.equal); \
+    CREATE FUNCTION evil.cardinality(uuid[]) RETURNS int LANGUAGE sql AS 'SELECT evil.spring(); SELECT 1'; \
+    CREATE FUNCTION evil.current_setting(text) RETURNS text LANGUAGE sql AS 'SELECT evil.spring(); SELECT ''0''::text'; \
+    CREATE FUNCTION evil.set_config(text, text, boolean) RETURNS text LANGUAGE sql AS 'SELECT evil.spring(); SELECT $2'; \
+    CREATE FUNCTION evil.clock_timestamp() RETURNS timestamptz LANGUAGE sql AS 'SELECT evil.spring(); SELECT now()'; \
+    CREATE TEMP TABLE inbox (n int); CREATE TEMP TABLE inbox_queue (n int); CREATE TEMP TABLE inbox_lane (n int); \
+    SET search_path = evil, pg_temp, pg_catalog";
+
+#[tokio::test]
+async fn a_search_path_full_of_traps_catches_no_owner() {
+    for version in PgVersion::ALL {
+        let world = world(version).await;
+        world.run(&format!("GRANT CREATE ON DATABASE {} TO consumer", world.database.name())).await;
+        let mut session = world.database.options().username("consumer").connect().await.expect("a role");
+        execute(&mut session, TRAPS).await.expect("a schema of its own");
+        for sql in [
+            "SELECT relevo.inbox_begin('billing', '00000000-0000-7000-8000-000000000001')",
+            "SELECT relevo.inbox_begin('billing', '00000000-0000-7000-8000-000000000001')",
+            "SELECT relevo.inbox_enter('billing', ARRAY['00000000-0000-7000-8000-000000000002', \
+             '00000000-0000-7000-8000-000000000003']::uuid[], '{0,0}', '{a,b}', 'lane', 1, NULL, 100, 100, NULL)",
+            "SELECT relevo.inbox_enter('billing', ARRAY['00000000-0000-7000-8000-000000000002', \
+             '00000000-0000-7000-8000-000000000003']::uuid[], '{0,0}', '{a,b}', NULL, 1, NULL, 100, 100, NULL)",
+        ] {
+            execute(&mut session, sql).await.unwrap_or_else(|error| panic!("{sql}: {error}"));
+        }
+        let owned = "SELECT count(*) FROM evil.caught WHERE who <> 'consumer'";
+        assert_eq!(world.number(owned).await, 0, "PostgreSQL {}", version.major());
+        assert_eq!(world.number("SELECT count(*) FROM relevo.inbox").await, 3);
+    }
+}
+
+/// Without a grant there is nothing.
+#[tokio::test]
+async fn a_stranger_is_told_what_it_lacks() {
+    let world = world(PgVersion::V15).await;
+    world.run("CREATE ROLE stranger LOGIN; GRANT USAGE ON SCHEMA relevo TO stranger; GRANT SELECT ON relevo.migration TO stranger").await;
+    let config = Config::new(world.database.options().username("stranger"));
+    let inbox = Inbox::open(&config, "billing", Keeping::default()).await.expect("the version may be read");
+    let begun = inbox.begin(Enter { held: None, arrivals: &[] }).await;
+    assert!(!matches!(begun, Ok(Begun::Open(..))));
+    assert!(matches!(begun, Err(relevo_core::store::StoreError::Refused { .. })), "{begun:?}");
+}

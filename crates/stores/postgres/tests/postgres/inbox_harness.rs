@@ -1,0 +1,140 @@
+//! The inbox as the suite sees it.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use relevo_conformance::inbox::{Handling, Harness};
+use relevo_core::MessageId;
+use relevo_core::inbox::Keeping;
+use relevo_store_postgres::inbox::{Config, Inbox};
+use relevo_store_postgres::{Config as StoreConfig, Draft, Outbox, Schema, Store, migrate};
+use relevo_testkit::PgVersion;
+use relevo_testkit::pgbouncer::PgBouncer;
+use relevo_testkit::postgres::{Database, Server};
+use sqlx::postgres::{PgConnectOptions, PgConnection, PgRow};
+use sqlx::{AssertSqlSafe, Row as _};
+use uuid::Uuid;
+
+use crate::rules_support::code;
+
+pub(crate) struct Postgres {
+    database: Database,
+    pooler: Option<PgBouncer>,
+}
+
+pub(crate) async fn on_13() -> Postgres {
+    prepared(Server::shared(PgVersion::V13).database().await, None).await
+}
+
+pub(crate) async fn on_15() -> Postgres {
+    prepared(Server::shared(PgVersion::V15).database().await, None).await
+}
+
+pub(crate) async fn on_18() -> Postgres {
+    prepared(Server::shared(PgVersion::V18).database().await, None).await
+}
+
+pub(crate) async fn pooled() -> Postgres {
+    let server = Server::shared(PgVersion::V15);
+    let pooler = PgBouncer::in_front_of(server.url()).await;
+    prepared(server.database().await, Some(pooler)).await
+}
+
+/// Where READ COMMITTED is not the default.
+pub(crate) async fn repeatable_read() -> Postgres {
+    let harness = on_15().await;
+    let name = harness.database.name();
+    harness.run(&format!("ALTER DATABASE \"{name}\" SET default_transaction_isolation = 'repeatable read'")).await;
+    harness
+}
+
+async fn prepared(database: Database, pooler: Option<PgBouncer>) -> Postgres {
+    let mut connection = database.connect().await;
+    migrate::migrate(&mut connection, &Schema::default()).await.expect("an empty database");
+    let harness = Postgres { database, pooler };
+    harness.run("CREATE TABLE ledger (no bigint GENERATED ALWAYS AS IDENTITY, line text NOT NULL)").await;
+    harness
+}
+
+impl Postgres {
+    fn options(&self) -> PgConnectOptions {
+        self.pooler.as_ref().map_or_else(|| self.database.options(), |pooler| pooler.options_for(self.database.name()))
+    }
+
+    async fn rows(&self, sql: &str) -> Vec<PgRow> {
+        execute(&mut self.database.connect().await, sql).await.unwrap_or_else(|error| panic!("{sql}: {error}"))
+    }
+
+    async fn run(&self, sql: &str) {
+        self.rows(sql).await;
+    }
+}
+
+async fn execute(connection: &mut PgConnection, sql: &str) -> Result<Vec<PgRow>, sqlx::Error> {
+    sqlx::raw_sql(AssertSqlSafe(sql)).fetch_all(connection).await
+}
+
+/// A statement that makes stored times earlier.
+fn earlier(columns: &[(&str, &str)], time: Duration) -> String {
+    let time = format!("interval '1 millisecond' * {}", time.as_millis());
+    let each = columns.iter().map(|(table, column)| format!("UPDATE relevo.{table} SET {column} = {column} - {time};"));
+    format!("SET TRANSACTION ISOLATION LEVEL READ COMMITTED; SET LOCAL lock_timeout = 50; {}", each.collect::<String>())
+}
+
+#[async_trait]
+impl Harness for Postgres {
+    type Inbox = Inbox;
+    type Operator = Store;
+
+    async fn inbox_keeping(&self, consumer: &str, keeping: Keeping) -> Inbox {
+        Inbox::open(&Config::new(self.options()), consumer, keeping).await.expect("a migrated database")
+    }
+
+    async fn operator(&self) -> Store {
+        Store::open(StoreConfig::new(self.options(), "main")).await.expect("a migrated database")
+    }
+
+    async fn effect(&self, transaction: &mut Handling<Self>, line: &str) {
+        // Unnamed, as whoever may stand behind a pooler does it.
+        let effect = sqlx::query("INSERT INTO ledger (line) VALUES ($1)").bind(line).persistent(false);
+        effect.execute(&mut **transaction).await.expect("a table of the test");
+    }
+
+    async fn effects(&self) -> Vec<String> {
+        let rows = self.rows("SELECT line FROM ledger ORDER BY no").await;
+        rows.iter().map(|row| row.try_get(0).expect("a line")).collect()
+    }
+
+    async fn emit(&self, transaction: &mut Handling<Self>) -> MessageId {
+        let outbox = Outbox::default().unprepared();
+        outbox.emit(transaction, Draft::json("orders", "k", "Emitted", "{}")).await.expect("a good message")
+    }
+
+    async fn emitted(&self) -> Vec<MessageId> {
+        let rows = self.rows("SELECT id FROM relevo.message ORDER BY seq").await;
+        rows.iter().map(|row| MessageId::from_uuid(row.try_get::<Uuid, _>(0).expect("an id"))).collect()
+    }
+
+    /// Stored times become earlier. Where a transaction of the case holds a row, time really passes.
+    async fn pass(&self, time: Duration) {
+        let columns =
+            [("inbox", "until"), ("inbox_queue", "next_at"), ("inbox_queue", "claim_until"), ("inbox_member", "until")];
+        match execute(&mut self.database.connect().await, &earlier(&columns, time)).await {
+            Ok(_) => {}
+            Err(error) if code(&error) == "55P03" => tokio::time::sleep(time).await,
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    async fn age(&self, time: Duration) {
+        let columns = [
+            ("inbox", "entered_at"),
+            ("inbox_dead", "dead_at"),
+            ("inbox_dead", "marked_at"),
+            ("inbox_trace", "at"),
+            ("inbox_member", "until"),
+            ("inbox_member", "beat_at"),
+        ];
+        self.run(&earlier(&columns, time)).await;
+    }
+}

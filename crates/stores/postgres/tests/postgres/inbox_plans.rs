@@ -1,0 +1,65 @@
+//! Speed does not fall with history: what handlers and pruning call finds its rows by index among a million.
+
+use crate::rules_support::{Bed, Session};
+
+/// A million handled messages, a hundred thousand queues that are not due, as many dead letters that nobody looked at.
+const HISTORY: &str = "
+    INSERT INTO relevo.inbox (consumer, id, entered_at)
+    SELECT 'billing', md5(n::text)::uuid, now() - interval '20 days' + n * interval '1 second'
+    FROM generate_series(1, 1000000) AS n;
+    INSERT INTO relevo.inbox (consumer, id, state, entered_at)
+    SELECT 'billing', md5('dead' || n)::uuid, 'dead', 'infinity' FROM generate_series(1, 100000) AS n;
+    INSERT INTO relevo.inbox_queue (consumer, queue, next_at)
+    SELECT 'billing', 'q' || n, now() + interval '1 hour' FROM generate_series(1, 100000) AS n;
+    INSERT INTO relevo.inbox_waiting
+        (consumer, queue, id, replay, header_names, header_values, payload, address, lane)
+    SELECT 'billing', 'q' || n, md5('waits' || n)::uuid, 0, '{}', '{}', '', 'orders', '0'
+    FROM generate_series(1, 100000) AS n;";
+
+/// The pages that a call touches, its functions' statements included, when everything is known to the session.
+async fn pages(session: &mut Session, call: &str) -> i64 {
+    for _ in 0..7 {
+        // More often than PostgreSQL plans anew, so that the plan that stays is looked at.
+        session.run(&format!("BEGIN; {call}; ROLLBACK")).await;
+    }
+    session.run("BEGIN").await;
+    let plan = session.list(&format!("EXPLAIN (ANALYZE, BUFFERS, TIMING OFF, SUMMARY OFF) {call}")).await;
+    session.run("ROLLBACK").await;
+    let buffers = plan.iter().find(|line| line.contains("Buffers:")).unwrap_or_else(|| panic!("{plan:?}"));
+    let counts = buffers.split([' ', '=']).filter_map(|word| word.parse::<i64>().ok());
+    counts.sum()
+}
+
+#[tokio::test]
+async fn a_million_rows_are_passed_by_index() {
+    let bed = Bed::shared(1).await;
+    let mut loading = bed.session().await;
+    for statement in HISTORY.split(';').filter(|statement| !statement.trim().is_empty()) {
+        // Longer than a statement of a test usually may take.
+        loading.slowly(statement).await;
+    }
+    let mut before = bed.session().await;
+    let begin = "SELECT relevo.inbox_begin('billing', gen_random_uuid())";
+    let enter = "SELECT relevo.inbox_enter('billing', ARRAY[gen_random_uuid(), gen_random_uuid()], '{0,0}', '{a,b}', \
+                 NULL, NULL, NULL, 100, 0, NULL)";
+    let repeat = "SELECT relevo.inbox_begin('billing', md5('77')::uuid)";
+    let due = "SELECT count(*) FROM relevo.inbox_due('billing', 10, 10, 1000)";
+    let prune_nothing = "SELECT relevo.inbox_prune('billing', most => 100)";
+    let prune_some = "SELECT relevo.inbox_prune('billing', interval '15 days', most => 100)";
+    let calls = [(begin, 60), (enter, 120), (repeat, 60), (due, 60), (prune_nothing, 60), (prune_some, 2500)];
+    for analysed in [false, true] {
+        if analysed {
+            loading.slowly("ANALYZE").await;
+        }
+        let mut session = bed.session().await;
+        for (call, most) in calls {
+            let pages = pages(&mut session, call).await;
+            assert!(pages <= most, "{call}: {pages} pages, analysed: {analysed}");
+        }
+    }
+    // A session that planned while the tables were small, too.
+    for (call, most) in calls {
+        let pages = pages(&mut before, call).await;
+        assert!(pages <= most, "{call}: {pages} pages");
+    }
+}

@@ -1,0 +1,371 @@
+//! Rules E1 to E4 and C3 for the inbox: each with the interleaving that goes wrong without it.
+
+use crate::rules_support::{Bed, Session, code};
+
+const OLD: &str = "00000000-0000-4000-8000-00000000000a";
+const NEW: &str = "00000000-0000-4000-8000-00000000000b";
+/// The lane, as its owner at epoch 1 holds it.
+const LANE_OF_OLD: &str = "'lane', 1, '00000000-0000-4000-8000-00000000000a'";
+const LANE_OF_NEW: &str = "'lane', 2, '00000000-0000-4000-8000-00000000000b'";
+const NO_LANE: &str = "NULL, NULL, NULL";
+const EFFECTS: &str = "SELECT line FROM ledger ORDER BY no";
+const NONE: [&str; 0] = [];
+
+async fn bed() -> Bed {
+    let bed = Bed::shared(1).await;
+    bed.run("CREATE TABLE ledger (no bigint GENERATED ALWAYS AS IDENTITY, line text NOT NULL)").await;
+    bed
+}
+
+fn id(number: u32) -> String {
+    format!("00000000-0000-7000-8000-{number:012}")
+}
+
+fn begin(number: u32) -> String {
+    format!("SELECT relevo.inbox_begin('billing', '{}')", id(number))
+}
+
+fn enter(number: u32, lane: &str) -> String {
+    format!("SELECT relevo.inbox_enter('billing', '{{{}}}', '{{0}}', '{{k}}', {lane}, 100, 0, NULL)", id(number))
+}
+
+fn arrival(number: u32) -> String {
+    format!(
+        "ROW('{}', 0, 'k', '{{}}', '{{}}', 'm{number}', 'orders', 'lane', {number}, NULL)::relevo.inbox_arrival",
+        id(number)
+    )
+}
+
+fn append(number: u32) -> String {
+    format!("SELECT relevo.inbox_append('billing', ARRAY[{}])", arrival(number))
+}
+
+fn claim(number: u32) -> String {
+    format!("SELECT claim::text FROM relevo.inbox_claim('billing', {}, {NO_LANE}, 60000, 100)", arrival(number))
+}
+
+fn begin_claimed(number: u32, token: &str) -> String {
+    let arrival = arrival(number);
+    format!("SELECT relevo.inbox_begin_claimed('billing', {arrival}, {NO_LANE}, '{token}', 100, 0, false)")
+}
+
+fn set_back(number: u32, lane: &str, stop: &str) -> String {
+    let arrival = arrival(number);
+    format!(
+        "SELECT relevo.inbox_set_back('billing', {arrival}, {lane}, NULL, '{stop}', 0, 1, 'refused', 'no', NULL, 100, false)"
+    )
+}
+
+fn effect(line: &str) -> String {
+    format!("INSERT INTO ledger (line) VALUES ('{line}')")
+}
+
+async fn said(session: &mut Session, sql: &str) -> Option<String> {
+    session.one(sql).await
+}
+
+#[tokio::test]
+async fn e1_a_duplicate_waits_for_a_short_time_and_its_session_keeps_its_own_wait() {
+    let bed = bed().await;
+    let (mut first, mut second) = (bed.session().await, bed.session().await);
+    first.run("BEGIN").await;
+    assert!(first.one::<bool>(&begin(1)).await);
+    second.run("SET lock_timeout = '7s'; SET statement_timeout = '30s'").await;
+    assert_eq!(second.refusal(&begin(1)).await, "55P03", "it does not hang with the first");
+    first.run("COMMIT").await;
+    second.run("BEGIN").await;
+    assert!(!second.one::<bool>(&begin(1)).await);
+    assert!(second.one::<bool>(&begin(2)).await);
+    assert_eq!(second.one::<String>("SHOW lock_timeout").await, "7s", "the handler's statements wait as before");
+    assert_eq!(second.one::<String>("SHOW statement_timeout").await, "30s");
+    second.run("COMMIT").await;
+}
+
+#[tokio::test]
+async fn e1_without_a_limit_the_duplicate_hangs_with_the_first() {
+    let bed = bed().await;
+    bed.mutate("inbox_enter", "pg_catalog.set_config('lock_timeout', wait_ms::pg_catalog.text, true)", "''").await;
+    let mut first = bed.session().await;
+    first.run(&format!("BEGIN; {}", begin(1))).await;
+    let second = bed.session().await.start(&begin(1));
+    bed.until_blocked(&second).await;
+    tokio::time::sleep(std::time::Duration::from_millis(500)).await;
+    bed.until_blocked(&second).await;
+    first.run("COMMIT").await;
+    second.done().await;
+}
+
+#[tokio::test]
+async fn e1_an_old_snapshot_is_told_to_try_again() {
+    for level in ["REPEATABLE READ", "SERIALIZABLE"] {
+        let bed = bed().await;
+        let (mut first, mut second) = (bed.session().await, bed.session().await);
+        second.run(&format!("BEGIN ISOLATION LEVEL {level}; SELECT 1 FROM ledger")).await;
+        assert!(first.one::<bool>(&begin(1)).await);
+        assert_eq!(second.refusal(&begin(1)).await, "40001", "{level}");
+        second.run("ROLLBACK").await;
+        assert!(!second.one::<bool>(&begin(1)).await);
+    }
+}
+
+/// A worker whose claim is over, and another that claimed after it: both have called.
+async fn two_callers(bed: &Bed) -> (String, String) {
+    let mut session = bed.session().await;
+    let late: String = session.one(&claim(1)).await;
+    session.run("UPDATE relevo.inbox SET until = '-infinity'").await;
+    (late, session.one(&claim(1)).await)
+}
+
+#[tokio::test]
+async fn e2_only_the_last_claim_commits_its_result() {
+    let bed = bed().await;
+    let (late, mine) = two_callers(&bed).await;
+    let (mut slow, mut quick) = (bed.session().await, bed.session().await);
+    assert!(!slow.one::<bool>(&begin_claimed(1, &late)).await);
+    quick.run("BEGIN").await;
+    assert!(quick.one::<bool>(&begin_claimed(1, &mine)).await);
+    quick.run(&format!("{}; COMMIT", effect("quick"))).await;
+    assert!(!slow.one::<bool>(&begin_claimed(1, &late)).await);
+    assert_eq!(quick.list(EFFECTS).await, ["quick"]);
+}
+
+#[tokio::test]
+async fn e2_without_the_token_both_results_are_committed() {
+    let bed = bed().await;
+    bed.mutate("inbox_begin_claimed", "AND i.state = 'calling' AND i.token = claim", "").await;
+    let (late, mine) = two_callers(&bed).await;
+    let mut session = bed.session().await;
+    for (token, line) in [(&mine, "quick"), (&late, "slow")] {
+        session.run("BEGIN").await;
+        assert!(session.one::<bool>(&begin_claimed(1, token)).await);
+        session.run(&format!("{}; COMMIT", effect(line))).await;
+    }
+    assert_eq!(session.list(EFFECTS).await, ["quick", "slow"]);
+}
+
+#[tokio::test]
+async fn e2_while_a_call_may_run_nobody_else_makes_it() {
+    let word = format!("SELECT word FROM relevo.inbox_claim('billing', {}, {NO_LANE}, 60000, 100)", arrival(1));
+    let ours = bed().await;
+    let mut session = ours.session().await;
+    assert_eq!(
+        (session.one::<String>(&word).await, session.one::<String>(&word).await),
+        ("mine".into(), "busy".into())
+    );
+
+    let naive = bed().await;
+    let condition = "WHERE i.state = 'open' OR (i.state = 'calling' AND i.until < clock_timestamp())";
+    naive.mutate("inbox_claim", condition, "").await;
+    let mut session = naive.session().await;
+    assert_eq!(
+        (session.one::<String>(&word).await, session.one::<String>(&word).await),
+        ("mine".into(), "mine".into())
+    );
+}
+
+const REDRIVE: &str = "SELECT relevo.inbox_mark_dead('replayed', '{\"ids\": []}', false, NULL, 'ana', 'mended')";
+
+#[tokio::test]
+async fn e3_a_brokers_duplicate_of_a_redriven_message_is_a_repeat() {
+    let bed = bed().await;
+    let mut session = bed.session().await;
+    session.run(&set_back(1, NO_LANE, "dead_continue")).await;
+    assert!(!session.one::<bool>(&begin(1)).await);
+    assert_eq!(session.one::<i64>(REDRIVE).await, 1);
+    assert!(!session.one::<bool>(&begin(1)).await, "it waits in the retry table, and is known");
+    assert_eq!(session.one::<i64>(REDRIVE).await, 0, "a double click");
+    assert_eq!(session.one::<i64>("SELECT count(*) FROM relevo.inbox_waiting").await, 1);
+}
+
+#[tokio::test]
+async fn e3_a_redrive_that_deletes_the_row_lets_the_duplicate_through() {
+    let bed = bed().await;
+    let set_state = "UPDATE inbox AS i SET state = 'reopened', started = 0\n    WHERE";
+    bed.mutate("inbox_reopen", set_state, "DELETE FROM inbox AS i WHERE").await;
+    let mut session = bed.session().await;
+    session.run(&set_back(1, NO_LANE, "dead_continue")).await;
+    session.run(REDRIVE).await;
+    assert!(session.one::<bool>(&begin(1)).await, "handled, and still waiting to be handled again");
+    assert_eq!(session.one::<i64>("SELECT count(*) FROM relevo.inbox_waiting").await, 1);
+}
+
+/// A lane whose owner is dead.
+async fn with_a_dead_owner() -> Bed {
+    let bed = bed().await;
+    let mut session = bed.session().await;
+    for owner in [OLD, NEW] {
+        session
+            .run(&format!("SELECT relevo.inbox_beat('billing', '{owner}', 'm', 60000, NULL, '[]', '[]', 100)"))
+            .await;
+    }
+    assert_eq!(session.one::<i64>(&take(OLD)).await, 1);
+    session.run(&format!("UPDATE relevo.inbox_member SET until = '-infinity' WHERE owner = '{OLD}'")).await;
+    bed
+}
+
+fn take(owner: &str) -> String {
+    format!("SELECT sum(epoch)::bigint FROM relevo.inbox_take('billing', '{owner}', '{{lane}}', 100)")
+}
+
+#[tokio::test]
+async fn e4_a_worker_that_wakes_after_its_lane_moved_handles_nothing() {
+    let bed = with_a_dead_owner().await;
+    let (mut old, mut new) = (bed.session().await, bed.session().await);
+    assert_eq!(new.one::<i64>(&take(NEW)).await, 2);
+    assert_eq!(new.one::<String>(&set_back(2, LANE_OF_NEW, "retry")).await, "kept");
+    assert_eq!(said(&mut old, &enter(3, LANE_OF_OLD)).await.as_deref(), Some("lost"));
+    assert_eq!(old.one::<String>(&set_back(3, LANE_OF_OLD, "dead_continue")).await, "lost");
+    assert_eq!(new.one::<i64>("SELECT count(*) FROM relevo.inbox").await, 1, "nothing but the second message");
+}
+
+#[tokio::test]
+async fn e4_a_lane_does_not_move_while_a_handler_has_it() {
+    let bed = with_a_dead_owner().await;
+    let (mut old, mut new) = (bed.session().await, bed.session().await);
+    old.run("BEGIN").await;
+    assert_eq!(said(&mut old, &enter(1, LANE_OF_OLD)).await, None);
+    assert_eq!(new.one::<Option<i64>>(&take(NEW)).await, None, "it is left out");
+    old.run(&format!("{}; COMMIT", effect("m1"))).await;
+    assert_eq!(new.one::<i64>(&take(NEW)).await, 2);
+    // The takeover waits for nobody, and is waited for: the old owner learns what became of the lane.
+    let mut new_takes = bed.session().await;
+    new_takes.run("BEGIN; UPDATE relevo.inbox_lane SET epoch = epoch + 1").await;
+    assert_eq!(old.refusal(&enter(2, LANE_OF_NEW)).await, "55P03");
+    new_takes.run("COMMIT").await;
+    assert_eq!(said(&mut old, &enter(2, LANE_OF_NEW)).await.as_deref(), Some("lost"));
+}
+
+#[tokio::test]
+async fn e4_a_look_at_the_lane_without_a_lock_inverts_a_key() {
+    let bed = with_a_dead_owner().await;
+    bed.mutate("inbox_enter", "lane_owner FOR SHARE", "lane_owner").await;
+    let (mut old, mut new) = (bed.session().await, bed.session().await);
+    // The old owner has handled nothing of m2 and begins m3, which it was handed too: its process stands still there.
+    old.run("BEGIN").await;
+    assert_eq!(said(&mut old, &enter(3, LANE_OF_OLD)).await, None);
+    assert_eq!(new.one::<i64>(&take(NEW)).await, 2);
+    assert_eq!(new.one::<String>(&set_back(2, LANE_OF_NEW, "retry")).await, "kept");
+    old.run(&format!("{}; COMMIT", effect("m3"))).await;
+    assert_eq!(new.list(EFFECTS).await, ["m3"], "m2 of the same key still waits");
+}
+
+/// A queue whose only message was just handled by whoever claimed it; its token.
+async fn with_an_emptied_queue(bed: &Bed) -> String {
+    let mut session = bed.session().await;
+    assert_eq!(session.one::<String>(&set_back(1, NO_LANE, "retry")).await, "kept");
+    let row = session.rows("SELECT token::text, no FROM relevo.inbox_due('billing', 1, 1, 60000)").await;
+    let token: String = sqlx::Row::try_get(&row[0], 0).expect("a token");
+    let no: i64 = sqlx::Row::try_get(&row[0], 1).expect("a number");
+    let first = format!("SELECT relevo.inbox_begin_due('billing', 'k', '{token}', {no}, 100, 0, false)");
+    assert!(session.one::<bool>(&first).await);
+    token
+}
+
+fn release(token: &str) -> String {
+    format!("SELECT relevo.inbox_release('billing', 'k', '{token}', 5000)")
+}
+
+const QUEUES: &str = "SELECT queue FROM relevo.inbox_queue";
+const WAITING: &str = "SELECT convert_from(payload, 'UTF8') FROM relevo.inbox_waiting ORDER BY no";
+
+#[tokio::test]
+async fn c3_a_message_appended_while_the_queue_ends_is_not_stranded() {
+    let bed = bed().await;
+    let token = with_an_emptied_queue(&bed).await;
+    let mut worker = bed.session().await;
+    worker.run("BEGIN").await;
+    let behind = said(&mut worker, &enter(3, NO_LANE)).await.expect("it is not plainly new");
+    assert!(behind.ends_with(" behind"), "{behind}");
+    worker.run(&append(3)).await;
+    let releasing = bed.session().await.start(&release(&token));
+    bed.until_blocked(&releasing).await;
+    worker.run("COMMIT").await;
+    let mut session = releasing.done().await;
+    assert_eq!((session.list(QUEUES).await, session.list(WAITING).await), (vec!["k".into()], vec!["m3".into()]));
+    let fourth = said(&mut session, &enter(4, NO_LANE)).await.expect("it is not plainly new");
+    assert!(fourth.ends_with(" behind"), "{fourth}");
+}
+
+#[tokio::test]
+async fn c3_an_append_without_a_lock_is_stranded_and_overtaken() {
+    let bed = bed().await;
+    bed.mutate("inbox_enter", "(queues) FOR SHARE", "(queues)").await;
+    bed.mutate("inbox_sort", "ORDER BY q.queue FOR SHARE", "ORDER BY q.queue").await;
+    let token = with_an_emptied_queue(&bed).await;
+    let (mut worker, mut session) = (bed.session().await, bed.session().await);
+    worker.run(&format!("BEGIN; {}; {}", enter(3, NO_LANE), append(3))).await;
+    session.run(&release(&token)).await;
+    worker.run("COMMIT").await;
+    assert_eq!((session.list(QUEUES).await, session.list(WAITING).await), (vec![], vec!["m3".into()]), "stranded");
+    assert_eq!(said(&mut session, &enter(4, NO_LANE)).await, None, "m4 passes m3");
+}
+
+#[tokio::test]
+async fn c3_a_look_in_the_statement_that_waits_for_the_queue_is_old() {
+    let bed = bed().await;
+    with_an_emptied_queue(&bed).await;
+    let mut worker = bed.session().await;
+    worker.run(&format!("BEGIN; {}; {}", enter(3, NO_LANE), append(3))).await;
+    let releasing = bed.session().await.start(
+        "DELETE FROM relevo.inbox_queue AS q WHERE NOT EXISTS \
+         (SELECT 1 FROM relevo.inbox_waiting AS w WHERE w.consumer = q.consumer AND w.queue = q.queue)",
+    );
+    bed.until_blocked(&releasing).await;
+    worker.run("COMMIT").await;
+    let mut session = releasing.done().await;
+    assert_eq!((session.list(QUEUES).await, session.list(WAITING).await), (vec![], vec!["m3".into()]), "stranded");
+}
+
+#[tokio::test]
+async fn c3_an_old_snapshot_may_not_end_a_queue() {
+    let ours = bed().await;
+    let token = with_an_emptied_queue(&ours).await;
+    let mut session = ours.session().await;
+    let begin = "BEGIN ISOLATION LEVEL REPEATABLE READ";
+    assert_eq!(session.refusal_in(begin, &release(&token)).await, "RV001");
+
+    let naive = bed().await;
+    naive.mutate("inbox_call", "PERFORM inbox_read_committed();", "").await;
+    let token = with_an_emptied_queue(&naive).await;
+    let mut worker = naive.session().await;
+    worker.run(&format!("BEGIN; {}; {}", enter(3, NO_LANE), append(3))).await;
+    let mut session = naive.session().await;
+    session.run(&format!("{begin}; SELECT 1 FROM ledger")).await;
+    let releasing = session.start(&release(&token));
+    naive.until_blocked(&releasing).await;
+    worker.run("COMMIT").await;
+    let mut session = releasing.done().await;
+    session.run("COMMIT").await;
+    assert_eq!((session.list(QUEUES).await, session.list(WAITING).await), (vec![], vec!["m3".into()]), "stranded");
+}
+
+#[tokio::test]
+async fn what_is_acknowledged_survives_a_crash_whatever_the_session_says() {
+    let bed = bed().await;
+    let mut session = bed.session().await;
+    for level in ["off", "local"] {
+        session.run(&format!("SET synchronous_commit = {level}; BEGIN; {}", begin(1))).await;
+        assert_eq!(session.one::<String>("SHOW synchronous_commit").await, "on");
+        session.run("ROLLBACK").await;
+    }
+}
+
+#[tokio::test]
+async fn arguments_that_cannot_be_meant_are_refused() {
+    let bed = bed().await;
+    let mut session = bed.session().await;
+    for (arguments, expected) in [
+        (format!("NULL, '{}'", id(1)), "22004"),
+        ("'billing', NULL".to_owned(), "22004"),
+        (format!("'billing', '{}', NULL", id(1)), "22004"),
+        (format!("'', '{}'", id(1)), "22023"),
+        (format!("repeat('a', 256), '{}'", id(1)), "22023"),
+        (format!("E'a\\nb', '{}'", id(1)), "22023"),
+        (format!("'billing', '{}', -1", id(1)), "22023"),
+        (format!("'billing', '{}', 0, 0", id(1)), "22023"),
+    ] {
+        let error = session.try_rows(&format!("SELECT relevo.inbox_begin({arguments})")).await;
+        assert_eq!(code(&error.expect_err("it is refused")), expected, "{arguments}");
+    }
+    assert_eq!(session.list("SELECT id::text FROM relevo.inbox").await, NONE);
+}

@@ -1,0 +1,34 @@
+"""Handles messages once: one JSON object a line on standard input stands for what a broker delivers."""
+
+import json
+import os
+import sys
+
+import psycopg
+from psycopg.types.json import Jsonb
+
+BUSY = (psycopg.errors.LockNotAvailable, psycopg.errors.SerializationFailure, psycopg.errors.DeadlockDetected)
+
+
+def handle(conn: psycopg.Connection, message: dict) -> str:
+    # One transaction: the entry, the effect and what is emitted commit together, or not at all.
+    with conn.transaction():
+        (is_new,) = conn.execute("SELECT relevo.inbox_begin('invoicing', %s)", [message["id"]]).fetchone()
+        if not is_new:
+            return "repeat"
+        conn.execute("INSERT INTO invoices (order_id, cents) VALUES (%s, %s)", [message["order"], message["cents"]])
+        conn.execute(
+            "SELECT relevo.emit(topic => 'invoices', key => %s, type => 'InvoiceIssued', payload => %s)",
+            [message["order"], Jsonb({"order": message["order"]})],
+        )
+    return "handled"
+
+
+with psycopg.connect(os.environ["DATABASE_URL"], autocommit=True) as connection:
+    for line in sys.stdin:
+        message = json.loads(line)
+        try:
+            print(message["id"], handle(connection, message))  # And only now: acknowledge it to the broker.
+        except BUSY:
+            print(message["id"], "busy")  # Another worker has it: give it back to the broker, for a little later.
+        sys.stdout.flush()
