@@ -17,6 +17,9 @@ pub(crate) const POSTGRES_15: Package = Package { name: "postgresql-15", program
 const PGBOUNCER: Package = Package { name: "pgbouncer", program: "pgbouncer" };
 const RABBITMQ: Package = Package { name: "rabbitmq-server", program: "/usr/lib/rabbitmq/bin/rabbitmq-server" };
 const NATS_2_9: Package = Package { name: "nats-server", program: DEBIAN_NATS };
+/// The client that the examples in Python use, for Debian's own Python.
+const PSYCOPG: Package =
+    Package { name: "python3-psycopg", program: "/usr/lib/python3/dist-packages/psycopg/__init__.py" };
 const PIP: Package = Package { name: "python3-pip", program: "/usr/lib/python3/dist-packages/pip" };
 const MAVEN: Package = Package { name: "maven", program: "mvn" };
 const UNZIP: Package = Package { name: "unzip", program: "unzip" };
@@ -60,7 +63,7 @@ impl Installed {
 
 /// Installs what is missing; quick when nothing is.
 pub(crate) fn all(runner: &Runner) -> Result<Installed> {
-    debian(runner, &[POSTGRES_15, PGBOUNCER, RABBITMQ, NATS_2_9])?;
+    debian(runner, &[POSTGRES_15, PGBOUNCER, RABBITMQ, NATS_2_9, PSYCOPG])?;
     for (release, home) in [(RELEASE_13, home(&cache()?, RELEASE_13)), (RELEASE_18, home(&cache()?, RELEASE_18))] {
         debian_unless(&home, runner, &[MAVEN, UNZIP, XZ])?;
         once(&home, |beside| unpack(runner, release, beside))

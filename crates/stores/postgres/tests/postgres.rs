@@ -22,6 +22,8 @@ mod inbox_grants;
 mod inbox_harness;
 #[path = "postgres/inbox_plans.rs"]
 mod inbox_plans;
+#[path = "postgres/inbox_python.rs"]
+mod inbox_python;
 #[path = "postgres/inbox_rules.rs"]
 mod inbox_rules;
 #[path = "postgres/inbox_walk.rs"]
