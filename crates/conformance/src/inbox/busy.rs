@@ -1,5 +1,7 @@
 //! The same message on two workers at once: the second waits for a short time, and that is no attempt.
 
+use std::time::Duration;
+
 use relevo_core::inbox::{Begun, Claimed, Enter, Entered, Inbox, Kept, State};
 
 use super::harness::Harness;
@@ -47,6 +49,21 @@ pub async fn a_duplicate_that_waits_handles_what_rolled_back(h: &mut impl Harnes
     };
     let ((), learned) = tokio::join!(end, handle_patiently(h, &second, &message));
     assert_eq!(learned, [Entered::New]);
+    assert_eq!(h.effects().await, lines(&[1]));
+}
+
+/// A worker that was stopped while it waited holds nothing.
+pub async fn a_wait_that_was_cancelled_leaves_nothing(h: &mut impl Harness) {
+    let (first, second) = (h.inbox(BILLING).await, h.inbox(BILLING).await);
+    let message = [arrival(1, "a")];
+    let (transaction, _) = begin(&first, &message).await;
+    let waits = second.begin(Enter { held: None, arrivals: &message });
+    if let Ok(begun) = tokio::time::timeout(Duration::from_millis(20), waits).await {
+        busy(begun);
+    }
+    ok(first.roll_back(transaction).await);
+    assert_eq!(handle_patiently(h, &first, &message).await, [Entered::New]);
+    assert_eq!(handle(h, &second, &message).await, [Entered::Repeat(State::Done)]);
     assert_eq!(h.effects().await, lines(&[1]));
 }
 

@@ -111,6 +111,11 @@ pub async fn a_release_waits_for_an_append_that_is_open(h: &mut impl Harness) {
     assert_eq!(entered, [Entered::Behind]);
     let mut release = pin!(worker.release(&claimed));
     let early = tokio::time::timeout(BRIEF, &mut release).await;
+    let next = h.inbox(BILLING).await;
+    if let Begun::Open(passing, entered) = ok(next.begin(Enter { held: None, arrivals: &[arrival(3, "a")] }).await) {
+        assert_eq!(entered, [Entered::Behind], "it does not pass the one that is being appended");
+        ok(next.roll_back(passing).await);
+    }
     ok(live.commit(transaction).await);
     if early.is_err() {
         ok(release.await);

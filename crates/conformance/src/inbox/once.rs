@@ -118,6 +118,22 @@ pub async fn the_same_message_twice_in_a_batch_is_handled_once(h: &mut impl Harn
     assert_eq!(h.effects().await, lines(&[1, 2]));
 }
 
+/// A batch as large as a runtime makes one, with repeats in it.
+pub async fn a_large_batch_is_one_transaction(h: &mut impl Harness) {
+    let inbox = h.inbox(BILLING).await;
+    handle(h, &inbox, &[arrival(7, "7"), arrival(300, "300")]).await;
+    let batch: Vec<Arrival> = (0..500).map(|number| arrival(number, &number.to_string())).collect();
+    let (transaction, entered) = begin(&inbox, &batch).await;
+    let repeats: Vec<usize> = (0..500).filter(|index| entered[*index] == Entered::Repeat(State::Done)).collect();
+    assert_eq!(repeats, [7, 300]);
+    assert_eq!(entered.iter().filter(|entered| **entered == Entered::New).count(), 498);
+    ok(inbox.roll_back(transaction).await);
+    let (transaction, again) = begin(&inbox, &batch).await;
+    assert_eq!(again, entered, "nothing of it happened");
+    ok(inbox.commit(transaction).await);
+    assert_eq!(handle(h, &inbox, &batch).await, [Entered::Repeat(State::Done); 500]);
+}
+
 /// Nothing to enter is no error: a handler may still want the transaction.
 pub async fn an_empty_batch_is_a_transaction(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;

@@ -96,8 +96,12 @@ pub async fn a_consumer_is_shown_as_its_members_tell(h: &mut impl Harness) {
     assert_eq!(lanes, [("orders.0", owner, Some(41)), ("other", owner, None)]);
     assert_eq!(shown.lanes[0].breaker.as_deref(), Some("503 from the tax agency"));
     assert_eq!(shown.lanes[1].breaker, None);
+    assert_eq!(shown.consumer.last_message_at, None);
+    let last_message_at = shown.consumer.beat_at;
+    ok(inbox.beat(&Beat { last_message_at, ..beat(2, LONG) }).await);
     h.pass(SHORT).await;
     let shown = ok(operator.consumer(BILLING, 10).await).expect("a consumer");
+    assert_eq!((shown.consumer.last_message_at, shown.members[0].last_message_at), (last_message_at, last_message_at));
     let members: Vec<_> = shown.members.iter().map(|member| (member.name.as_str(), member.alive)).collect();
     assert_eq!(members, [("member 2", true), ("member 1", false)], "living ones first");
     assert_eq!(shown.consumer.members, 1);

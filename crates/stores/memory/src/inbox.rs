@@ -11,6 +11,8 @@ mod prune;
 mod queues;
 mod replays;
 mod setback;
+#[cfg(test)]
+mod tests;
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;

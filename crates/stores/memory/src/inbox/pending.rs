@@ -73,6 +73,8 @@ impl Pending {
                 Kind::Waits => {
                     desk.know(arrival.entry, Known::Waiting, now);
                     desk.trace(self.traced, &arrival, Known::Waiting, now);
+                    // Never a new one: whoever empties it must have waited for this.
+                    assert!(desk.queues.contains_key(&arrival.queue), "a queue outlasts whoever appends to it");
                     desk.append(Waiting::fresh(arrival), now);
                 }
                 Kind::Repeats => desk.trace_repeat(self.traced, arrival.entry),
