@@ -94,13 +94,16 @@ impl Cluster {
     /// Starts it: on a free port the first time, on the same port ever after, so that clients find it again.
     pub(super) fn start(&self) {
         let known = self.port.load(Ordering::SeqCst);
-        for _ in 0..STARTS_MAX {
+        let (begun, mut starts) = (Instant::now(), 0);
+        // The first time somebody may be quicker to the port. Later what is left of a killed server may still hold its
+        // memory, on a busy machine for long.
+        while starts < STARTS_MAX || (known != NO_PORT_YET && begun.elapsed() < END_DEADLINE) {
             let port = if known == NO_PORT_YET { port::free() } else { known };
             if self.start_on(port) {
                 self.port.store(port, Ordering::SeqCst);
                 return;
             }
-            // Either somebody was quicker to the port, or what is left of a killed server still holds its memory.
+            starts += 1;
             std::thread::sleep(Duration::from_millis(200));
         }
         panic!("PostgreSQL {} does not start:\n{}", self.version.major(), self.log());
