@@ -90,7 +90,7 @@ impl Broker for NatsBroker {
             State::Up(session) => publish::publish(&session, &self.config, batch, confirms).await,
             State::Down(reason) => {
                 confirms
-                    .report_all((0..batch.len()).map(|index| (index, Err(Error::Away(Arc::clone(&reason)).into()))));
+                    .report_all((0..batch.len()).map(|index| (index, Err(Error::Common(Arc::clone(&reason)).into()))));
             }
         }
     }

@@ -122,9 +122,12 @@ pub enum Error {
     /// The acknowledgement cannot be read. It may have been stored.
     #[error("the acknowledgement cannot be read: {0}")]
     Acknowledgement(String),
-    /// There is no usable connection; all messages that wait have this one reason.
+    /// The one reason of all that waited together: messages for a connection, or answers for one write.
     #[error(transparent)]
-    Away(Arc<Error>),
+    Common(Arc<Error>),
+    /// The consumer was closed before the answers were confirmed. They may have been kept.
+    #[error("the consumer was closed before the answers were confirmed")]
+    Closed,
     /// The server has no such group: a durable consumer or what its consumers share is missing.
     #[error("the group `{0}` is not at the server, or not whole")]
     NoGroup(String),
@@ -194,10 +197,13 @@ impl Error {
             }
             // Consumers, limits or the cluster make it pass without anybody's help at the relay.
             Self::Full(_) | Self::NoRoom(_) | Self::Unavailable(_) => Class::Throttled(FULL_PAUSE),
-            Self::Lost | Self::Unconfirmed(_) | Self::InProcess(_) | Self::Acknowledgement(_) | Self::Api { .. } => {
-                Class::Unknown
-            }
-            Self::Away(reason) => reason.class(),
+            Self::Lost
+            | Self::Unconfirmed(_)
+            | Self::InProcess(_)
+            | Self::Acknowledgement(_)
+            | Self::Closed
+            | Self::Api { .. } => Class::Unknown,
+            Self::Common(reason) => reason.class(),
         }
     }
 }

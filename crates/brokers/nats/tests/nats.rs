@@ -26,6 +26,8 @@ mod harness;
 mod lanes;
 #[path = "nats/publish.rs"]
 mod publish;
+#[path = "nats/settling.rs"]
+mod settling;
 #[path = "nats/stage.rs"]
 mod stage;
 #[path = "nats/tls.rs"]

@@ -8,7 +8,7 @@ use async_nats::header::NATS_MESSAGE_ID;
 use futures_util::future::join_all;
 use relevo_core::Class;
 
-use super::lane::{Cell, Letters};
+use super::lane::{Cell, Held, Letters};
 use super::window::{Content, Plan};
 use super::{Shared, lock};
 use crate::classify::Error;
@@ -37,7 +37,22 @@ impl Shared {
     /// whoever has the lane finishes it: a letter that cannot be written is tried again with the next beat, and troubles
     /// nothing else.
     pub(super) async fn bury(&self, cell: &Cell) {
-        let Some((epoch, dead)) = self.dead(cell).await else { return };
+        let _one = cell.burying.lock().await;
+        if let Some((epoch, dead)) = self.dead(cell, |_| true).await {
+            self.bury_all(cell, epoch, dead).await;
+        }
+    }
+
+    /// The same, for who has just rejected: where letters cannot be written, each call would try all of them again, so it
+    /// is left to the next beat.
+    pub(super) async fn bury_while_letters_flow(&self, cell: &Cell) {
+        let _one = cell.burying.lock().await;
+        if let Some((epoch, dead)) = self.dead(cell, |held| held.letters == Letters::Flow).await {
+            self.bury_all(cell, epoch, dead).await;
+        }
+    }
+
+    async fn bury_all(&self, cell: &Cell, epoch: u64, dead: Vec<Dead>) {
         let written = dead.iter().map(|dead| async { (dead.seq, self.write_dead_letter(dead).await) });
         let mut buried = Vec::new();
         let mut failed = None;
@@ -69,9 +84,9 @@ impl Shared {
         }
     }
 
-    async fn dead(&self, cell: &Cell) -> Option<(u64, Vec<Dead>)> {
+    async fn dead(&self, cell: &Cell, wanted: impl Fn(&Held) -> bool) -> Option<(u64, Vec<Dead>)> {
         let slot = cell.held.lock().await;
-        let held = slot.as_ref()?;
+        let held = slot.as_ref().filter(|held| wanted(held))?;
         let made_ns = held.durable_ns;
         let dead = held.window.dead().into_iter();
         let dead = dead.map(|(seq, reason, count, content)| Dead { seq, made_ns, reason, count, content });

@@ -119,9 +119,8 @@ impl Shared {
         Ok(chosen)
     }
 
-    fn hand_out(&self, cell: &Cell, held: &mut Held, mut plan: Plan, deliveries: &mut Vec<Delivery>) {
+    fn hand_out(&self, cell: &Cell, held: &mut Held, plan: Plan, deliveries: &mut Vec<Delivery>) {
         let handed = plan.handed.clone();
-        plan.lost.clear();
         held.window.carry_out(plan);
         for seq in handed {
             // The lane in the low bits, so that an answer finds it.

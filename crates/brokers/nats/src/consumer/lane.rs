@@ -8,6 +8,7 @@ use std::time::Duration;
 use tokio::sync::Mutex;
 use tokio::task::AbortHandle;
 
+use super::settle::Call;
 use super::window::{Kind, Plan, Window, Word};
 use super::{Shared, now_ms};
 use crate::classify::Error;
@@ -29,6 +30,10 @@ pub(super) struct Cell {
     pub(super) filters: Vec<String>,
     /// Held while the record and this must agree.
     pub(super) held: Mutex<Option<Held>>,
+    /// What the next write of answers takes along.
+    pub(super) calls: std::sync::Mutex<Vec<Call>>,
+    /// One writes dead letters at a time, all that there are.
+    pub(super) burying: Mutex<()>,
 }
 
 impl Cell {
@@ -39,6 +44,8 @@ impl Cell {
             durable: group.durable(number),
             filters: group.filters(number),
             held: Mutex::default(),
+            calls: std::sync::Mutex::default(),
+            burying: Mutex::default(),
         }
     }
 }

@@ -63,8 +63,8 @@ pub(super) struct Plan {
     done: BTreeSet<u64>,
     later: BTreeMap<u64, i64>,
     pub(super) dead: BTreeMap<u64, String>,
-    /// Answers to what is not out any more.
-    pub(super) lost: Vec<Tag>,
+    /// Answers to what is not out any more, by their place among those that were planned for.
+    pub(super) lost: BTreeSet<usize>,
 }
 
 impl Plan {
@@ -185,18 +185,18 @@ impl Window {
     /// What these answers change.
     pub(super) fn plan<'a>(&self, answers: impl IntoIterator<Item = (Tag, &'a Answer)>, now_ms: i64) -> Plan {
         let mut plan = Plan::default();
-        // Key and number of what is retried: what is out behind it is taken back.
-        let mut retried: Vec<(Option<&str>, u64)> = Vec::new();
-        for (tag, answer) in answers {
+        // Key and first number of what is retried: what is out behind it is taken back.
+        let mut retried: HashMap<&str, u64> = HashMap::new();
+        for (place, (tag, answer)) in answers.into_iter().enumerate() {
             let Some((seq, entry)) = self.tags.get(&tag).and_then(|seq| Some((*seq, self.entries.get(seq)?))) else {
-                plan.lost.push(tag);
+                plan.lost.insert(place);
                 continue;
             };
             let key = entry.content.as_ref().and_then(|content| content.key.as_deref());
             let settled = plan.done.contains(&seq) || plan.later.contains_key(&seq) || plan.dead.contains_key(&seq);
-            let behind = key.is_some() && retried.iter().any(|(other, before)| *other == key && *before < seq);
+            let behind = key.and_then(|key| retried.get(key)).is_some_and(|first| *first < seq);
             if settled || behind {
-                plan.lost.push(tag);
+                plan.lost.insert(place);
                 continue;
             }
             match answer {
@@ -205,7 +205,9 @@ impl Window {
                     plan.dead.insert(seq, settle::cut(reason, settle::REASON_BYTES_MAX).0);
                 }
                 Answer::RetryLater { after } => {
-                    retried.push((key, seq));
+                    if let Some(key) = key {
+                        retried.entry(key).and_modify(|first| *first = seq.min(*first)).or_insert(seq);
+                    }
                     let after = i64::try_from(after.as_millis()).unwrap_or(i64::MAX);
                     plan.later.insert(seq, now_ms.saturating_add(after));
                 }

@@ -36,7 +36,7 @@ fn hand_out(window: &mut Window, now_ms: i64) -> Vec<u64> {
 
 fn answer(window: &mut Window, answers: &[(u64, Answer)], now_ms: i64) -> Vec<u64> {
     let plan = window.plan(answers.iter().map(|(seq, answer)| (Tag::new(*seq), answer)), now_ms);
-    let lost = plan.lost.iter().map(|tag| tag.number()).collect();
+    let lost = plan.lost.iter().map(|place| answers[*place].0).collect();
     window.carry_out(plan);
     lost
 }

@@ -1,0 +1,128 @@
+//! Answers that are given at once, and callers that give up.
+
+use std::time::Duration;
+
+use async_nats::jetstream;
+use futures_util::FutureExt as _;
+use futures_util::future::join_all;
+use relevo_broker_nats::{Config, Group, Membership, NatsBroker, NatsConsumer, consumer, declare};
+use relevo_conformance::broker::harness::{
+    ConsumerHarness as _, nothing, number, publication, publish_all, receive, soon,
+};
+use relevo_core::{Answer, Consumer as _, Delivery, Publication, Tag};
+use relevo_testkit::NatsVersion;
+use relevo_testkit::proxy::{CutProxy, Direction};
+
+use crate::consumer_harness::{Lanes, STREAM, start};
+
+fn batch(numbers: std::ops::Range<u32>) -> Vec<Publication> {
+    numbers.map(|number| publication(number, &format!("k-{number}"))).collect()
+}
+
+fn acknowledged(deliveries: &[Delivery]) -> Vec<(Tag, Answer)> {
+    deliveries.iter().map(|delivery| (delivery.tag, Answer::Acknowledge)).collect()
+}
+
+/// Signs of life so rare that none is given during a test.
+fn quiet() -> Membership {
+    Membership { lease: Duration::from_mins(5), ..Membership::default() }
+}
+
+/// A group of one lane, so many messages for it, and where to open consumers of it.
+async fn one_lane(lanes: &Lanes, messages: u32) -> (Config, Group) {
+    let config = Config { lanes: Some(1), ..lanes.config() };
+    let group = Group { lanes: Some(1), ..Group::new("billing", STREAM, ["orders"]) };
+    declare(&config, &group).await.expect("a group");
+    let broker = NatsBroker::open(config.clone()).await.expect("a broker");
+    publish_all(&broker, &batch(0..messages)).await;
+    (config, group)
+}
+
+/// How often anything was ever written to the bucket of lanes.
+async fn writes(jetstream: &jetstream::Context) -> u64 {
+    let bucket = jetstream.get_stream("KV_relevo-lanes").await.expect("the bucket");
+    bucket.cached_info().state.last_sequence
+}
+
+async fn settle_singly(consumer: &NatsConsumer, answers: &[(Tag, Answer)]) {
+    let settled = soon(join_all(answers.chunks(1).map(|answer| consumer.settle(answer)))).await;
+    assert!(settled.into_iter().all(|lost| lost.expect("settled").is_empty()));
+}
+
+#[tokio::test]
+async fn answers_of_a_lane_that_are_given_at_once_share_a_write() {
+    for version in NatsVersion::ALL {
+        let lanes = start(version).await;
+        let (config, group) = one_lane(&lanes, 200).await;
+        let one = consumer(&config, &group, quiet()).await.expect("a consumer");
+        let held = receive(&one, 200).await;
+        let jetstream = lanes.jetstream().await;
+        let before = writes(&jetstream).await;
+        settle_singly(&one, &acknowledged(&held[..100])).await;
+        let acknowledging = writes(&jetstream).await - before;
+        assert!(acknowledging <= 2, "{acknowledging} writes for 100 calls at once");
+
+        let reject = Answer::Reject { reason: "no".to_owned() };
+        let rejects: Vec<_> = held[100..].iter().map(|delivery| (delivery.tag, reject.clone())).collect();
+        let before = writes(&jetstream).await;
+        settle_singly(&one, &rejects).await;
+        let rejecting = writes(&jetstream).await - before;
+        // One more each when the letters are written.
+        assert!(rejecting <= 4, "{rejecting} writes for 100 calls at once");
+        assert_eq!(lanes.dead("billing").await.len(), 100);
+
+        soon(one.close()).await.expect("closed");
+        nothing(&consumer(&config, &group, quiet()).await.expect("a consumer")).await;
+    }
+}
+
+#[tokio::test]
+async fn of_two_that_answer_the_same_delivery_at_once_one_is_told_that_it_was_settled() {
+    let lanes = start(NatsVersion::V2_15).await;
+    let (config, group) = one_lane(&lanes, 2).await;
+    let one = consumer(&config, &group, quiet()).await.expect("a consumer");
+    let answers = acknowledged(&receive(&one, 2).await);
+    let (first, second) = tokio::join!(one.settle(&answers[..1]), one.settle(&answers));
+    let mut lost = [first.expect("settled"), second.expect("settled")].concat();
+    lost.sort_unstable();
+    assert_eq!(lost, [answers[0].0]);
+}
+
+#[tokio::test]
+async fn a_caller_that_gives_up_in_the_middle_of_a_write_takes_nobody_with_it() {
+    for version in NatsVersion::ALL {
+        let lanes = start(version).await;
+        let (config, group) = one_lane(&lanes, 4).await;
+        let proxy = CutProxy::start(([127, 0, 0, 1], lanes.server.port()).into()).await;
+        let away = Config { urls: vec![format!("nats://{}", proxy.addr())], ..config.clone() };
+        let one = consumer(&away, &group, quiet()).await.expect("a consumer");
+        let answers = acknowledged(&receive(&one, 4).await);
+        let jetstream = lanes.jetstream().await;
+        let before = writes(&jetstream).await;
+        proxy.stall(Direction::ToClient);
+        let mut first = Box::pin(one.settle(&answers[..1]));
+        let mut second = Box::pin(one.settle(&answers[1..2]));
+        let mut third = Box::pin(one.settle(&answers[2..3]));
+        // The server has kept the first, and nobody here knows it.
+        tokio::select! {
+            _ = &mut first => panic!("the server's answer is held"),
+            () = until_written(&jetstream, before) => {}
+        }
+        assert!((&mut second).now_or_never().is_none());
+        assert!((&mut third).now_or_never().is_none());
+        drop(first);
+        drop(second);
+        proxy.flow(Direction::ToClient);
+        assert_eq!(soon(third).await.expect("settled"), [], "on {version:?}");
+        soon(one.close()).await.expect("closed");
+        let next = consumer(&config, &group, quiet()).await.expect("a consumer");
+        let again: Vec<_> = receive(&next, 2).await.iter().map(number).collect();
+        assert_eq!(again, [1, 3], "the second gave up before its write began");
+    }
+}
+
+async fn until_written(jetstream: &jetstream::Context, before: u64) {
+    while writes(jetstream).await == before {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
