@@ -71,7 +71,7 @@ pub(crate) struct Shared {
     /// The lanes are to be looked at before the next beat.
     attend_now: Notify,
     /// One look at a time.
-    attending: tokio::sync::Mutex<()>,
+    attending: tokio::sync::Mutex<attend::Presence>,
     /// One look for what can be received at a time.
     looking: tokio::sync::Mutex<()>,
     closed: watch::Sender<bool>,
@@ -236,9 +236,15 @@ impl Consumer for NatsConsumer {
 
     async fn close(&self) -> Result<(), Failure> {
         // First, so that nothing is handed out any more even if the server cannot be told.
-        if self.shared.closed.send_replace(true) {
-            return Ok(());
+        self.shared.closed.send_replace(true);
+        let deadline = self.shared.deadline;
+        let left = tokio::time::timeout(deadline, self.shared.leave()).await;
+        // Whatever could not be given back is left to its lease, so nobody may renew it or keep its messages.
+        lock(&self.shared.tasks).abort_all();
+        // Nor are answers written any more that still wait: who gave them is told.
+        for cell in &self.shared.cells {
+            lock(&cell.calls).clear();
         }
-        Ok(self.shared.leave().await?)
+        Ok(left.unwrap_or(Err(Error::Unconfirmed(deadline)))?)
     }
 }

@@ -21,6 +21,15 @@ const WELCOME: Duration = Duration::from_secs(1);
 /// A member that was silent for so many leases is forgotten.
 const FORGET_AFTER: i64 = 10;
 
+/// Whether a consumer takes part in its group.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Presence {
+    #[default]
+    Here,
+    /// It gave back what it had.
+    Left,
+}
+
 /// The first look, and the tasks that go on with it.
 pub(super) async fn begin(shared: &Arc<Shared>) -> Result<(), Error> {
     let subscribed = shared.client.subscribe(shared.bucket.member_subjects()).await;
@@ -104,6 +113,10 @@ impl Shared {
     /// One look at all lanes; how many are this consumer's share.
     async fn attend(self: &Arc<Self>, call: bool) -> Result<usize, Error> {
         let _one = self.attending.lock().await;
+        // A sign of life of one that has left would keep its share from the others.
+        if self.is_closed() {
+            return Ok(0);
+        }
         let now_ms = self.sign(call, self.lease_ms()).await?;
         let share = self.share(now_ms).await?;
         // Each for itself: the trouble of one lane must not cost the others their lease.
@@ -236,21 +249,23 @@ impl Shared {
         Ok(())
     }
 
-    /// Gives everything back and says so.
+    /// Gives everything back and says so, once; what could not be given back can be tried again, or ends with its lease.
     pub(super) async fn leave(&self) -> Result<(), Error> {
-        let _one = self.attending.lock().await;
+        let mut presence = self.attending.lock().await;
+        if *presence == Presence::Left {
+            return Ok(());
+        }
         let released = join_all(self.cells.iter().map(|cell| async move {
             let mut slot = cell.held.lock().await;
-            let released = self.release(cell, &mut slot).await;
-            // Whatever could not be given back ends with its lease.
-            *slot = None;
-            released
+            self.release(cell, &mut slot).await
         }));
         let released: Result<(), Error> = released.await.into_iter().collect();
         // Without a lease it counts no more, and the others take what it had.
         self.sign(true, 0).await?;
         self.bucket.forget(&self.id).await?;
-        released
+        released?;
+        *presence = Presence::Left;
+        Ok(())
     }
 }
 

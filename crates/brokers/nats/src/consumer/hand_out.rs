@@ -44,7 +44,11 @@ impl Shared {
             if let Some(error) = lock(&self.fault).take() {
                 return Err(error);
             }
-            let look = self.look(limit).await?;
+            let look = tokio::select! {
+                biased; // Whoever closes does not wait for a server that says nothing.
+                _ = closed.wait_for(|closed| *closed) => return Ok(Vec::new()),
+                look = self.look(limit) => look?,
+            };
             if !look.deliveries.is_empty() {
                 return Ok(look.deliveries);
             }

@@ -1,5 +1,6 @@
-//! Answers that are given at once, and callers that give up.
+//! Answers that are given at once, callers that give up, and closing when nobody answers.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use async_nats::jetstream;
@@ -7,13 +8,14 @@ use futures_util::FutureExt as _;
 use futures_util::future::join_all;
 use relevo_broker_nats::{Config, Group, Membership, NatsBroker, NatsConsumer, consumer, declare};
 use relevo_conformance::broker::harness::{
-    ConsumerHarness as _, nothing, number, publication, publish_all, receive, soon,
+    BrokerHarness as _, ConsumerHarness as _, nothing, number, publication, publish_all, receive, soon,
 };
-use relevo_core::{Answer, Consumer as _, Delivery, Publication, Tag};
+use relevo_core::{Answer, Class, Consumer as _, Delivery, Publication, Tag};
 use relevo_testkit::NatsVersion;
 use relevo_testkit::proxy::{CutProxy, Direction};
+use tokio::time::Instant;
 
-use crate::consumer_harness::{Lanes, STREAM, start};
+use crate::consumer_harness::{Lanes, STREAM, group, start};
 
 fn batch(numbers: std::ops::Range<u32>) -> Vec<Publication> {
     numbers.map(|number| publication(number, &format!("k-{number}"))).collect()
@@ -124,5 +126,43 @@ async fn a_caller_that_gives_up_in_the_middle_of_a_write_takes_nobody_with_it() 
 async fn until_written(jetstream: &jetstream::Context, before: u64) {
     while writes(jetstream).await == before {
         tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+#[tokio::test]
+async fn closing_ends_within_its_deadline_though_the_server_stands_still() {
+    const DEADLINE: Duration = Duration::from_secs(2);
+    for version in NatsVersion::ALL {
+        let lanes = start(version).await;
+        lanes.group("billing", "orders").await;
+        publish_all(&lanes.broker().await, &batch(0..40)).await;
+        let config = Config { ack_deadline: DEADLINE, ..lanes.config() };
+        let wanted = group("billing", "orders");
+        let one = consumer(&config, &wanted, quiet()).await.expect("a consumer");
+        let held = receive(&one, 10).await;
+        let (answers, answered) = (acknowledged(&held), held.iter().map(number).collect::<BTreeSet<_>>());
+        lanes.server.pause().await;
+        let closing = async {
+            let began = Instant::now();
+            (one.close().await, began.elapsed())
+        };
+        // The others are first, and have all that closing needs.
+        let (settled, received, (closed, took)) = tokio::join!(one.settle(&answers), one.receive(5), closing);
+        assert!(took < DEADLINE + DEADLINE / 2, "it took {took:?}");
+        assert_eq!(closed.expect_err("nobody was told").class(), Class::Unknown);
+        assert_eq!(settled.expect_err("nobody knows").class(), Class::Unknown);
+        assert!(received.expect("the end").is_empty());
+        let tags: Vec<Tag> = answers.iter().map(|(tag, _)| *tag).collect();
+        assert_eq!(soon(one.settle(&answers)).await.expect("nothing is done any more"), tags);
+        lanes.server.resume().await;
+        // What could not be given back then can be now; nobody waits for the lease of five minutes.
+        soon(async { while one.close().await.is_err() {} }).await;
+        let next = consumer(&config, &wanted, quiet()).await.expect("a consumer");
+        let mut left: BTreeSet<i64> = (0..40).filter(|number| !answered.contains(number)).collect();
+        while !left.is_empty() {
+            for delivery in soon(next.receive(40)).await.expect("deliveries") {
+                left.remove(&number(&delivery));
+            }
+        }
     }
 }
