@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_nats::Subscriber;
+use async_nats::jetstream::consumer::{DeliverPolicy, Info};
 use futures_util::StreamExt as _;
 use futures_util::future::join_all;
 use tokio::time::{Instant, sleep, timeout};
@@ -226,7 +227,7 @@ impl Shared {
         let (revision, mut record) = found.map_or((0, Record::default()), |found| (found.revision, found.record));
         if !is_same_durable(record.durable_ns, durable_ns) {
             // New, or made again to begin elsewhere: what was known is about another one.
-            let high = info.ack_floor.stream_sequence;
+            let high = begins_behind(&info, record.durable_ns != 0);
             record = Record { durable_ns, high, epoch: record.epoch, ..Record::default() };
         }
         record.owner = Some(self.id.clone());
@@ -266,6 +267,18 @@ impl Shared {
         released?;
         *presence = Presence::Left;
         Ok(())
+    }
+}
+
+/// The last message before a durable consumer that nobody has worked for under the records.
+///
+/// If another one of its name was there before, what the server takes for acknowledged may have been meant for that one: an
+/// acknowledgement says neither which of them it is for nor, where the stream was made again too, which message.
+fn begins_behind(info: &Info, was_another: bool) -> u64 {
+    match info.config.deliver_policy {
+        DeliverPolicy::All if was_another => 0,
+        DeliverPolicy::ByStartSequence { start_sequence } if was_another => start_sequence.saturating_sub(1),
+        _ => info.ack_floor.stream_sequence,
     }
 }
 

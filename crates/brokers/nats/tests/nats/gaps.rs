@@ -3,7 +3,9 @@
 
 use std::time::Duration;
 
+use async_nats::jetstream::consumer::PullConsumer;
 use async_nats::jetstream::stream;
+use futures_util::StreamExt as _;
 use relevo_broker_nats::{Config, Group, Membership, NatsBroker, NatsConsumer, consumer, declare};
 use relevo_conformance::broker::harness::{
     BrokerHarness as _, ConsumerHarness as _, number, publication, publish_all, receive, soon,
@@ -13,7 +15,7 @@ use relevo_testkit::NatsVersion;
 use relevo_testkit::proxy::{CutProxy, Direction};
 
 use crate::consumer_harness::{STREAM, group, start};
-use crate::harness::make_stream;
+use crate::harness::{client, make_stream};
 
 fn batch(numbers: std::ops::Range<u32>) -> Vec<Publication> {
     numbers.map(|number| publication(number, &format!("k-{number}"))).collect()
@@ -112,5 +114,37 @@ async fn a_stream_that_is_made_again_under_its_consumer_is_read_from_its_beginni
         declare(&lanes.config(), &group("billing", "orders")).await.expect("a group");
         publish_all(&lanes.broker().await, &batch(100..110)).await;
         assert_eq!(numbers(&one, 10).await, (100..110).collect::<Vec<_>>(), "on {version:?}");
+    }
+}
+
+#[tokio::test]
+async fn an_acknowledgement_for_a_durable_consumer_that_is_gone_hides_nothing_of_the_next() {
+    for version in NatsVersion::ALL {
+        let lanes = start(version).await;
+        let config = Config { lanes: Some(1), ..lanes.config() };
+        let group = Group { lanes: Some(1), ..Group::new("billing", STREAM, ["orders"]) };
+        declare(&config, &group).await.expect("a group");
+        publish_all(&NatsBroker::open(config.clone()).await.expect("a broker"), &batch(0..10)).await;
+        let one = consumer(&config, &group, Membership::default()).await.expect("a consumer");
+        assert_eq!(numbers(&one, 10).await, (0..10).collect::<Vec<_>>());
+        soon(one.close()).await.expect("closed");
+        let stream = lanes.jetstream().await.get_stream(STREAM).await.expect("the stream");
+        stream.delete_consumer("billing-0").await.expect("deleted");
+        declare(&config, &group).await.expect("made again");
+        // A request of before, which the new one serves; and words about the old one, of what it has delivered and not.
+        let made_again: PullConsumer = stream.get_consumer("billing-0").await.expect("a consumer");
+        let served = made_again.fetch().max_messages(3).messages().await.expect("messages");
+        assert_eq!(served.count().await, 3);
+        let client = client(&lanes.server).await;
+        for seq in [1, 2, 8] {
+            let word = format!("$JS.ACK.{STREAM}.billing-0.1.{seq}.{seq}.1.0");
+            client.publish(word, "+ACK".into()).await.expect("sent");
+        }
+        client.flush().await.expect("written");
+        let floor = async || stream.consumer_info("billing-0").await.expect("a consumer").ack_floor.stream_sequence;
+        // The server takes them for the new one's.
+        soon(async { while floor().await != 2 {} }).await;
+        let two = consumer(&config, &group, Membership::default()).await.expect("a consumer");
+        assert_eq!(numbers(&two, 10).await, (0..10).collect::<Vec<_>>(), "on {version:?}");
     }
 }
