@@ -4,6 +4,7 @@
 //! changes nothing, however long it was away and whatever its clock says. That is more than acknowledgements can do: the
 //! server takes those from anybody, and confirms them to whoever lost the lane long ago.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use async_nats::header::{HeaderMap, HeaderValue, NATS_EXPECTED_LAST_SUBJECT_SEQUENCE};
@@ -149,16 +150,17 @@ impl Bucket {
     /// Every member that gave a sign of life and did not leave: its id, what it said, and when by the server's clock.
     pub(crate) async fn members(&self) -> Result<Vec<(String, Member, i64)>, Error> {
         let subjects = self.member_subjects();
-        let mut members = Vec::new();
+        // By id: a bucket that somebody made to keep older values has several of each, and the last counts.
+        let mut members = BTreeMap::new();
         let mut next = 1;
         while let Some(message) = self.next(&subjects, next).await? {
             next = message.sequence + 1;
             let id = message.subject.rsplit('.').next().unwrap_or_default().to_owned();
             if let Ok(member) = serde_json::from_slice(&message.payload) {
-                members.push((id, member, ms(&message)));
+                members.insert(id, (member, ms(&message)));
             }
         }
-        Ok(members)
+        Ok(members.into_iter().map(|(id, (member, at_ms))| (id, member, at_ms)).collect())
     }
 
     /// Forgets a member without a trace.

@@ -118,10 +118,10 @@ impl Shared {
         if self.is_closed() {
             return Ok(0);
         }
+        // First, and each for itself: neither the trouble of one lane nor that of counting members may cost a lease.
+        let renewed = join_all(self.cells.iter().map(|cell| self.renew(cell))).await;
         let now_ms = self.sign(call, self.lease_ms()).await?;
         let share = self.share(now_ms).await?;
-        // Each for itself: the trouble of one lane must not cost the others their lease.
-        let renewed = join_all(self.cells.iter().map(|cell| self.renew(cell))).await;
         renewed.into_iter().collect::<Result<(), Error>>()?;
         join_all(self.cells.iter().map(|cell| self.bury(cell))).await;
         let released = self.give_up(share).await?;
@@ -151,11 +151,18 @@ impl Shared {
             if id == self.id || silent < lease_ms {
                 alive.push(id);
             } else if silent >= lease_ms.saturating_mul(FORGET_AFTER) {
-                self.bucket.forget(&id).await?;
+                self.forget(&id).await;
             }
         }
         alive.sort_unstable();
         Ok(share(self.cells.len(), &alive, &self.id))
+    }
+
+    /// It counts no more; that it stays in the list harms nobody.
+    async fn forget(&self, id: &str) {
+        if let Err(error) = self.bucket.forget(id).await {
+            tracing::debug!(group = self.group.name, %error, "a dead member could not be forgotten");
+        }
     }
 
     async fn renew(&self, cell: &Cell) -> Result<(), Error> {

@@ -120,3 +120,30 @@ async fn a_consumer_without_the_right_to_ask_for_messages_is_told_so() {
         assert!(failure.describe().contains("$JS.API.CONSUMER.MSG.NEXT"), "{}", failure.describe());
     }
 }
+
+#[tokio::test]
+async fn a_dead_member_that_may_not_be_forgotten_costs_nobody_a_lease() {
+    let users = "accounts { A { jetstream: enabled, users: [ { user: \"a\", password: \"p\", \
+         permissions: { publish: { deny: [ \"$JS.API.STREAM.PURGE.>\" ] } } } ] } }";
+    let server = Private::start(NatsVersion::V2_15, Settings::new().config(users)).await;
+    crate::harness::make_stream_as(&server, "a", "p").await;
+    let auth = Auth::UserPassword { user: "a".to_owned(), password: "p".to_owned() };
+    let config = Config { auth, ack_deadline: Duration::from_millis(300), ..Config::new(server.url()) };
+    let group = Group::new("billing", crate::harness::STREAM, ["orders"]);
+    declare(&config, &group).await.expect("a group");
+    let login = async_nats::ConnectOptions::with_user_and_password("a".to_owned(), "p".to_owned());
+    let jetstream = jetstream::new(login.connect(server.url()).await.expect("a connection"));
+    let prefix = format!("$KV.relevo-lanes.{}.billing", crate::harness::STREAM);
+    let dead = r#"{"name":"dead","lease_ms":1,"call":false}"#;
+    let written = jetstream.publish(format!("{prefix}.member.dead"), dead.into()).await.expect("sent");
+    written.await.expect("written");
+    let member = Membership { lease: Duration::from_secs(2), ..Membership::default() };
+    let _one = consumer(&config, &group, member).await.expect("a consumer");
+    let bucket = jetstream.get_stream("KV_relevo-lanes").await.expect("the bucket");
+    let revision = async || {
+        let record = bucket.raw_message_builder().last_by_subject(format!("{prefix}.lane.0")).send().await;
+        record.expect("a record").sequence
+    };
+    let taken = revision().await;
+    until("the lane was never renewed", async || revision().await > taken).await;
+}
