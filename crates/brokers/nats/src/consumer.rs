@@ -29,6 +29,7 @@ mod read;
 mod settle;
 mod window;
 
+pub(crate) use declare::bucket;
 pub use declare::declare;
 use lane::Cell;
 

@@ -53,7 +53,7 @@ pub(crate) fn examine(config: &Config, expectations: &Expectations, seen: &Snaps
         }
     }
     consumers::examine_groups(config, seen, &mut report);
-    consumers::examine_lanes(config, &expectations.addresses, &mut report);
+    consumers::examine_lanes(config, &expectations.addresses, seen, &mut report);
     report.findings()
 }
 

@@ -26,6 +26,8 @@ mod harness;
 mod lanes;
 #[path = "nats/publish.rs"]
 mod publish;
+#[path = "nats/settings.rs"]
+mod settings;
 #[path = "nats/settling.rs"]
 mod settling;
 #[path = "nats/stage.rs"]

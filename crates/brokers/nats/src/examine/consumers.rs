@@ -49,14 +49,17 @@ pub(super) fn examine_groups(config: &Config, seen: &Snapshot, report: &mut Repo
 }
 
 /// Whether the groups of what is published read as many lanes as it is published to.
-pub(super) fn examine_lanes(config: &Config, addresses: &[String], report: &mut Report) {
+pub(super) fn examine_lanes(config: &Config, addresses: &[String], seen: &Snapshot, report: &mut Report) {
     let told = |lanes: Option<u16>| lanes.map_or("no lanes".to_owned(), |lanes| format!("{lanes} lanes"));
     for group in &config.topology.groups {
+        // One without subjects reads all that its stream stores.
+        let stored = || seen.streams.get(&group.stream).map_or(&[][..], |stream| &stream.config.subjects);
+        let subjects = if group.subjects.is_empty() { stored() } else { &group.subjects };
         let reads = |address: &&String| {
             let template = Template::new(address);
             // Without lanes of its own a group that reads what has some sees the lane as a word.
             let with_lane = config.lanes.map(|_| Template::new(&format!("{address}.0")));
-            group.subjects.iter().any(|subject| {
+            subjects.iter().any(|subject| {
                 let words = words(subject);
                 template.could_match(&words)
                     || (group.lanes.is_none() && with_lane.as_ref().is_some_and(|subject| subject.could_match(&words)))

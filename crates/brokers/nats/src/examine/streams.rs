@@ -49,7 +49,9 @@ pub(super) fn examine(
 pub(super) fn examine_bucket(info: &stream::Info, seen: &Snapshot, report: &mut Report) {
     let look = Look { config: &info.config, name: format!("stream `{}`", info.config.name) };
     look.storage(report);
+    look.acknowledgement(report);
     look.replicas(seen, report);
+    look.room_for_records(report);
     if info.config.max_age.is_zero() {
         look.good("max-age", report);
     } else {
@@ -157,6 +159,28 @@ impl Look<'_> {
             Some((name, limit)) if for_good => {
                 let what = format!("has `{name}` {limit} and nothing that removes messages: once full it stays full");
                 let fix = "set `max_age`, or `retention` to `workqueue` or `interest`, or remove the limit";
+                self.told(Severity::Warning, "stream-fills", &what, fix, report);
+            }
+            _ => self.good("stream-fills", report),
+        }
+    }
+
+    /// Whether the bucket has room for every record.
+    fn room_for_records(&self, report: &mut Report) {
+        let limits = [("max_bytes", self.config.max_bytes), ("max_msgs", self.config.max_messages)];
+        let limit = limits.into_iter().find(|(_, limit)| *limit > 0);
+        let drops = self.config.discard == DiscardPolicy::Old;
+        let fix = "remove the limit: it holds one record a lane and one a consumer";
+        match limit {
+            Some((name, limit)) if drops => {
+                let what = format!("has `{name}` {limit} and then forgets what became of messages: they come again");
+                self.told(Severity::Danger, "discard-old", &what, fix, report);
+            }
+            _ => self.good("discard-old", report),
+        }
+        match limit {
+            Some((name, limit)) if !drops => {
+                let what = format!("has `{name}` {limit}: once full it keeps no answer, and nothing is handed out");
                 self.told(Severity::Warning, "stream-fills", &what, fix, report);
             }
             _ => self.good("stream-fills", report),

@@ -8,7 +8,8 @@ use relevo_core::administer::{Difference, Piece, State};
 
 use super::words::overlap;
 use super::{Discard, Retention, Storage, Stream, Topology};
-use crate::group::Group;
+use crate::consumer::bucket;
+use crate::group::{BUCKET, Group};
 use crate::lanes;
 use crate::snapshot::Snapshot;
 
@@ -19,10 +20,8 @@ impl Topology {
     /// How everything stands, in the order in which it is made.
     pub(crate) fn compared(&self, seen: &Snapshot) -> Vec<Piece> {
         let mut pieces: Vec<Piece> = self.streams.iter().map(|stream| stream.compared(seen)).collect();
-        let there = |name: &str| if seen.streams.contains_key(name) { State::Same } else { State::Missing };
         if !self.groups.is_empty() {
-            let name = format!("bucket `{}`", crate::group::BUCKET);
-            pieces.push(Piece { name, state: there(&lanes::stream_name()) });
+            pieces.push(bucket_piece(seen));
         }
         for group in &self.groups {
             let dead = group.dead_stream_config(1);
@@ -93,6 +92,22 @@ fn foreign(name: &str, wanted: &[String], seen: &Snapshot) -> State {
             State::Differs(vec![difference("subjects", &wanted.join(", "), &found)])
         }
     }
+}
+
+/// The bucket of lanes. On how many servers it is and for how long it knows repeats decides nothing of what it is for.
+fn bucket_piece(seen: &Snapshot) -> Piece {
+    let state = match seen.streams.get(&lanes::stream_name()) {
+        None => State::Missing,
+        Some(stream::Info { config: found, .. }) => {
+            let wanted = stream::Config {
+                duplicate_window: found.duplicate_window,
+                allow_atomic_publish: found.allow_atomic_publish,
+                ..bucket(found.num_replicas)
+            };
+            of(differences(&wanted, found))
+        }
+    };
+    Piece { name: format!("bucket `{BUCKET}`"), state }
 }
 
 /// A durable consumer; its stream must be there, unless it is known to be made before.

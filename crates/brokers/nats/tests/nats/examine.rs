@@ -239,6 +239,18 @@ async fn a_group_with_other_lanes_than_what_it_reads_is_a_danger() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_group_of_everything_that_takes_the_lane_for_a_word_is_a_danger() {
+    let stage = Stage::shared(NatsVersion::V2_15).await;
+    stage.stream(stage.safe()).await;
+    let group = Group::new(format!("g{}", stage.name), &stage.name, [""; 0]);
+    let topology = Topology { streams: Vec::new(), groups: vec![group.clone()] };
+    let config = Config { topology, ..stage.config() };
+    stage.examine_with(config.clone(), &[&stage.subject()]).await.good("lanes-differ", &group.name);
+    let with_lanes = Config { lanes: Some(4), ..config };
+    stage.examine_with(with_lanes, &[&stage.subject()]).await.has(Danger, "lanes-differ", &group.name);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_server_without_jetstream_or_without_rights_is_told_in_a_sentence() {
     let users = "accounts { A { users: [ { user: \"a\", password: \"p\" } ] }, B { jetstream: enabled, users: \
          [ { user: \"b\", password: \"p\", permissions: { publish: { deny: [ \"$JS.API.STREAM.LIST\" ] } } } ] } }";
