@@ -32,15 +32,19 @@ where
             return;
         }
         let is_alive = self.pulse.borrow().beats > 0 && now >= self.store_at;
-        if is_alive && self.work.config.order.is_by_key() {
-            self.chore = self.take_lanes(now).or_else(|| self.give_back(now));
+        if is_alive {
+            self.chore = self.take_lanes(now);
+        }
+        if is_alive && self.chore.is_none() && self.work.config.order.is_by_key() {
+            self.chore = self.give_back(now);
         }
         if self.chore.is_none() {
             self.chore = self.pause_or_resume(now);
         }
     }
 
-    /// Lanes that have messages here and are not known to be ours.
+    /// Lanes that have messages here and are not known to be ours. Without order nothing depends on them; people see lanes,
+    /// and can pause them, because somebody took them once.
     fn take_lanes(&self, now: Instant) -> Option<Pending<Chored>> {
         let wanted = self.lanes.map.iter().filter(|(_, state)| is_wanted(state) && state.take_at <= now);
         let lanes: Vec<Lane> = wanted.map(|(lane, _)| lane.clone()).collect();
@@ -104,7 +108,10 @@ where
     pub(crate) fn chored(&mut self, chored: Chored) -> Result<(), RuntimeError> {
         let now = Instant::now();
         match chored {
-            Chored::Took(asked, Ok(taken)) => self.took(&asked, taken, now),
+            Chored::Took(asked, Ok(taken)) => {
+                self.chores_refused = 0;
+                self.took(&asked, taken, now);
+            }
             Chored::Took(_, Err(error)) => self.chore_failed(error, now)?,
             Chored::Gave(leaving, Ok(())) => {
                 for (lane, _) in leaving {
@@ -138,9 +145,11 @@ where
     }
 
     fn took(&mut self, asked: &[Lane], taken: Vec<Held>, now: Instant) {
+        let config = &self.work.config;
+        let again = if config.order.is_by_key() { config.lane_every } else { config.beat_lasts };
         for lane in asked {
             if let Some(state) = self.lanes.map.get_mut(lane) {
-                state.take_at = now + self.work.config.lane_every;
+                state.take_at = now + again;
             }
         }
         for held in taken {
@@ -152,9 +161,11 @@ where
     }
 
     fn chore_failed(&mut self, error: StoreError, now: Instant) -> Result<(), RuntimeError> {
-        if let Some(at) = self.store_failed(error, now)? {
+        let mut refused = self.chores_refused;
+        if let Some(at) = self.store_failed(error, &mut refused, now)? {
             self.chore_at = at;
         }
+        self.chores_refused = refused;
         Ok(())
     }
 
@@ -167,9 +178,10 @@ where
         let by_key = config.order.is_by_key();
         let of_lane = |state: &LaneState| {
             let take = is_wanted(state).then_some(state.take_at);
-            take.or_else(|| gives_back_at(state, config.lane_idle)).map(|at| at.max(self.store_at))
+            let give_back = gives_back_at(state, config.lane_idle).filter(|_| by_key);
+            take.or(give_back).map(|at| at.max(self.store_at))
         };
-        let lanes = self.lanes.map.values().filter(|_| by_key).filter_map(of_lane).min();
+        let lanes = self.lanes.map.values().filter_map(of_lane).min();
         let pauses = self.lanes.map.iter().any(|(lane, state)| self.wants_pause(lane, state, now) != state.paused);
         let next = lanes.into_iter().chain(pauses.then_some(now)).min()?;
         Some(next.max(self.chore_at))

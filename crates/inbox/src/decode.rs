@@ -48,7 +48,7 @@ impl Decoder {
             Durable::Broker => config.retries.attempts_before(count),
             Durable::Table => 0,
         };
-        Item { tag, count, arrival, incoming, attempts, shares: false, noted: false, decided: None }
+        Item { tag, count, arrival, incoming, attempts, shares: false, noted: false, refused: 0, decided: None }
     }
 
     /// What waited in the retry table.

@@ -25,6 +25,8 @@ pub(crate) struct Item {
     pub(crate) shares: bool,
     /// Its handling was noted in the store, and is to be noted as ended if it fails.
     pub(crate) noted: bool,
+    /// How often the database refused a call about it.
+    pub(crate) refused: u32,
     /// What was decided of it and is not written down yet: it is not handled again.
     pub(crate) decided: Option<Decided>,
 }

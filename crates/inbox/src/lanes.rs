@@ -241,7 +241,17 @@ mod tests {
             correlation: None,
         };
         let incoming = Err("not read".to_owned());
-        Item { tag: Tag::new(number), count: 1, arrival, incoming, attempts: 0, shares, noted: false, decided: None }
+        Item {
+            tag: Tag::new(number),
+            count: 1,
+            arrival,
+            incoming,
+            attempts: 0,
+            shares,
+            noted: false,
+            refused: 0,
+            decided: None,
+        }
     }
 
     fn lanes(items: impl IntoIterator<Item = Item>) -> Lanes {

@@ -18,6 +18,9 @@ thread_local! {
     static SEEN: RefCell<Option<Seen>> = const { RefCell::new(None) };
 }
 
+/// The longest backtrace that is kept, in bytes; what is cut off is how the runtime came to call the handler.
+const BACKTRACE_MAX: usize = 16 << 10;
+
 struct Seen {
     place: String,
     backtrace: String,
@@ -32,7 +35,8 @@ pub(crate) fn watch() {
         set_hook(Box::new(move |info| {
             if WATCHING.get() {
                 let place = info.location().map(ToString::to_string).unwrap_or_default();
-                let backtrace = Backtrace::force_capture().to_string();
+                let mut backtrace = Backtrace::force_capture().to_string();
+                backtrace.truncate(backtrace.floor_char_boundary(BACKTRACE_MAX));
                 SEEN.with_borrow_mut(|seen| *seen = Some(Seen { place, backtrace }));
             }
             before(info);

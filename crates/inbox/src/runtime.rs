@@ -23,7 +23,7 @@ use crate::chores::Chored;
 use crate::config::Config;
 use crate::handler::Handlers;
 use crate::item::{Ended, Item};
-use crate::lanes::Lanes;
+use crate::lanes::{LaneState, Lanes};
 use crate::random::Random;
 use crate::sequence::{Seen, Sequences};
 use crate::settle::Settling;
@@ -79,6 +79,7 @@ pub struct Runtime<I: Inbox> {
     pub(crate) settling: Settling,
     pub(crate) chore: Option<Pending<Chored>>,
     pub(crate) chore_at: Instant,
+    pub(crate) chores_refused: u32,
     /// The database is away until then.
     pub(crate) store_at: Instant,
     store_failures: u32,
@@ -139,6 +140,7 @@ where
             settling: Settling::new(now),
             chore: None,
             chore_at: now,
+            chores_refused: 0,
             store_at: now,
             store_failures: 0,
             tell_at: now,
@@ -209,6 +211,7 @@ where
     /// What people ordered.
     fn ordered(&mut self) {
         let pulse = self.pulse.borrow_and_update().clone();
+        self.store_failures = 0;
         self.work.breakers.force(&pulse.orders.forced);
         if pulse.deaths != self.deaths {
             self.deaths = pulse.deaths;
@@ -228,7 +231,9 @@ where
 
     fn may_receive(&self) -> bool {
         let pulse = self.pulse.borrow();
-        pulse.beats > 0 && !pulse.orders.paused && self.lanes.len() < self.work.config.in_memory_max
+        // A database that was away must be known to be back: a worker or the heart finds out.
+        let is_back = self.store_failures == 0;
+        is_back && pulse.beats > 0 && !pulse.orders.paused && self.lanes.len() < self.work.config.in_memory_max
     }
 
     fn received(&mut self, received: Result<Vec<Delivery>, Failure>) -> Result<(), RuntimeError> {
@@ -314,7 +319,7 @@ where
         }
         let mut queues: Vec<(ByteString, Option<Instant>)> = Vec::with_capacity(items.len());
         // From the last to the first, so that those of one queue go back in their order.
-        for (item, ended) in items.into_iter().zip(ended).rev() {
+        for (mut item, ended) in items.into_iter().zip(ended).rev() {
             let queue = item.queue().clone();
             let until = match ended {
                 Ended::Answer(answer) => {
@@ -332,7 +337,7 @@ where
                     self.lost(&lane, held.as_ref(), now);
                     None
                 }
-                Ended::Store(error) => self.store_failed(error, now)?,
+                Ended::Store(error) => self.store_failed(error, &mut item.refused, now)?,
             };
             self.state(&lane).put_back(item);
             queues.push((queue, until));
@@ -348,7 +353,7 @@ where
         Ok(())
     }
 
-    fn state(&mut self, lane: &Lane) -> &mut crate::lanes::LaneState {
+    fn state(&mut self, lane: &Lane) -> &mut LaneState {
         self.lanes.map.get_mut(lane).expect("a lane stays while a worker has some of it")
     }
 
@@ -366,18 +371,24 @@ where
 
     /// The database is away: nothing more is taken, and what is here waits. When one call about one message was refused,
     /// only that message waits.
-    pub(crate) fn store_failed(&mut self, error: StoreError, now: Instant) -> Result<Option<Instant>, RuntimeError> {
+    pub(crate) fn store_failed(
+        &mut self,
+        error: StoreError,
+        refused: &mut u32,
+        now: Instant,
+    ) -> Result<Option<Instant>, RuntimeError> {
         if !error.is_passing() {
             return Err(RuntimeError::Store(error));
         }
-        let pause = self.work.config.outage(self.store_failures);
         if matches!(error, StoreError::Broken(_)) {
             add(&self.work.stats.database_refused, 1);
-            let pause = self.work.config.outage_max;
+            let pause = self.work.config.outage(*refused);
+            *refused += 1;
             warn!(error = &error as &dyn std::error::Error, ?pause, "the database refused a call, will try again");
             return Ok(Some(now + pause));
         }
         if now >= self.store_at {
+            let pause = self.work.config.outage(self.store_failures);
             add(&self.work.stats.database_away, 1);
             warn!(error = &error as &dyn std::error::Error, ?pause, "the database is away, nothing more is taken");
             self.store_failures += 1;
@@ -404,8 +415,11 @@ where
             return;
         }
         self.tell_at = now + self.work.config.beat_every / 4;
+        // Without order several members work on a lane, and none knows how far all of them are.
+        let by_key = self.work.config.order.is_by_key();
+        let mark = |state: &LaneState| state.marks.low_water().filter(|_| by_key);
         let held = self.lanes.map.iter().filter(|(_, state)| state.held.is_some());
-        self.vitals.lock().marks = held.map(|(lane, state)| (lane.clone(), state.marks.low_water())).collect();
+        self.vitals.lock().marks = held.map(|(lane, state)| (lane.clone(), mark(state))).collect();
     }
 
     fn wakes_at(&self, now: Instant) -> Instant {

@@ -225,7 +225,6 @@ where
         if let Err(trouble) = self.commit(transaction, item.arrival.entry, verdict).await? {
             return self.troubled(item, held, claim, trouble).await;
         }
-        self.counted(verdict);
         self.breakers.passed(&item.arrival.lane);
         Ok(Ended::DONE)
     }

@@ -1,0 +1,125 @@
+//! Messages that take the process down.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use relevo_core::inbox::retries::Retries;
+use relevo_inbox::Config;
+
+use crate::stage::{Do, Stage, Told, acknowledged, call, inside, ordered, text, told, unordered, until};
+
+/// Kills the process whenever it works on `bad`, until it does not any more.
+async fn crash_until_quiet(stage: &Stage, handler: &Told, config: &Config, calls: bool) -> u64 {
+    for crashes in 0..20 {
+        let handlers = if calls { call(handler) } else { inside(handler) };
+        let hand = stage.wire.hand(crashes + 1);
+        stage.wire.move_lane("0", crashes + 1);
+        let tried = handler.tried().len();
+        let process = stage.start_with(hand, config.clone(), handlers);
+        until("it works on the bad one, or buried it", async || {
+            handler.tried()[tried..].contains(&"bad".to_owned()) || !stage.dead().await.is_empty()
+        })
+        .await;
+        if !stage.dead().await.is_empty() {
+            acknowledged(stage, 3).await;
+            return crashes;
+        }
+        process.kill().await;
+        stage.wire.redeliver();
+        // Its beat, and the claim of its call, have ended.
+        tokio::time::sleep(Duration::from_mins(3)).await;
+    }
+    panic!("it was never buried");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_message_that_takes_the_process_down_is_buried_after_so_many_starts() {
+    for (config, calls) in [(ordered(), false), (unordered(), false), (ordered(), true)] {
+        let stage = Stage::new();
+        let handler = told(|incoming| if text(incoming) == "bad" { Do::Hang } else { Do::Done });
+        for (key, payload) in [("a", "1"), ("bad", "bad"), ("c", "2")] {
+            stage.send("0", key, payload);
+        }
+        let crashes = crash_until_quiet(&stage, &handler, &config, calls).await;
+        // The first delivery of an inside handler is noted nowhere: nothing is written before it.
+        assert_eq!(crashes, if calls { 5 } else { 6 });
+        let dead = stage.dead().await;
+        assert_eq!((dead.len(), dead[0].class.as_str()), (1, "crash"));
+        let mut ledger = stage.ledger();
+        ledger.sort();
+        assert_eq!(ledger, ["a:1", "c:2"]);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_that_was_begun_before_is_handled_while_nothing_else_runs() {
+    let stage = Stage::new();
+    let handler = told(|incoming| match text(incoming).as_str() {
+        "bad" => Do::Hang,
+        _ => Do::DoneAfter(Duration::from_millis(300)),
+    });
+    stage.send("0", "bad", "bad");
+    let config = Config { deadline: Duration::from_mins(1), ..ordered() };
+    // The second delivery is the first whose start is noted; from the second start on it is suspected.
+    for delivery in 1..=3 {
+        for number in 0..5 {
+            stage.send("0", &format!("k{number}"), "x");
+        }
+        stage.wire.move_lane("0", delivery);
+        let tried = handler.tried().len();
+        let process = stage.start_with(stage.wire.hand(delivery), config.clone(), inside(&handler));
+        until("it is begun", async || handler.tried()[tried..].contains(&"bad".to_owned())).await;
+        let suspected = delivery == 3;
+        let begun = handler.tried().len();
+        stage.send("0", "k0", "x");
+        tokio::time::sleep(Duration::from_secs(20)).await;
+        assert_eq!(handler.tried().len() == begun, suspected, "whether something began beside it");
+        assert_eq!(process.stats.running(), 1);
+        process.kill().await;
+        stage.wire.redeliver();
+        tokio::time::sleep(Duration::from_mins(1)).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn redeliveries_that_end_without_a_crash_never_bury_a_message() {
+    let stage = Stage::new();
+    let handler = told(|_| Do::Away);
+    stage.send("0", "k", "1");
+    for round in 1..=10 {
+        stage.wire.move_lane("0", round);
+        let process = stage.start_with(stage.wire.hand(round), unordered(), inside(&handler));
+        let tried = handler.tried().len();
+        until("it is tried", async || handler.tried().len() > tried + 1).await;
+        process.kill().await;
+        stage.wire.redeliver();
+    }
+    assert_eq!(stage.dead().await.len(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_message_of_the_retry_table_that_takes_the_process_down_is_buried_too() {
+    let stage = Stage::new();
+    let first = AtomicBool::new(true);
+    let handler = told(move |_| if first.swap(false, Ordering::SeqCst) { Do::Fail } else { Do::Hang });
+    stage.send("0", "k", "1");
+    let mut config = Config { retries: Retries::default().durable_only(), ..ordered() };
+    config.deadline = Duration::from_mins(10);
+    let mut crashes = 0;
+    while stage.dead().await.is_empty() {
+        crashes += 1;
+        stage.wire.move_lane("0", crashes);
+        let tried = handler.tried().len();
+        let process = stage.start_with(stage.wire.hand(crashes), config.clone(), inside(&handler));
+        let last = if crashes == 1 { 2 } else { 1 };
+        until("it is begun or buried", async || {
+            handler.tried().len() >= tried + last || !stage.dead().await.is_empty()
+        })
+        .await;
+        process.kill().await;
+        tokio::time::sleep(Duration::from_hours(1)).await;
+        assert!(crashes < 20);
+    }
+    let dead = &stage.dead().await[0];
+    assert_eq!((dead.class.as_str(), dead.attempts, crashes), ("crash", 1, 6));
+}

@@ -1,0 +1,83 @@
+//! The runtime on a broker that people use.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use relevo_broker_embedded::{Config as BrokerConfig, EmbeddedBroker, Group, Membership};
+use relevo_core::broker::Reports;
+use relevo_core::inbox::Keeping;
+use relevo_core::message::Headers;
+use relevo_core::{Broker as _, Message, MessageId, Publication};
+use relevo_inbox::{Config, Order, Runtime};
+use relevo_store_memory::{Outbox, Settings};
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use crate::stage::{Do, inside, told};
+
+const MESSAGES: u32 = 200;
+
+fn publication(number: u32) -> Publication {
+    let message = Message {
+        id: MessageId::v7(u64::from(number), [7; 10]),
+        kind: "OrderPlaced".into(),
+        key: format!("k{}", number % 10).into(),
+        topic: "orders".into(),
+        payload: number.to_string().into(),
+        content_type: "application/json".into(),
+        headers: Headers::new(),
+        created_at: jiff::Timestamp::now(),
+    };
+    Publication {
+        message: Arc::new(message),
+        address: "orders".into(),
+        headers: Arc::default(),
+        seq: i64::from(number),
+        epoch: 1,
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_processes_share_the_lanes_of_a_group_and_each_message_has_one_effect_in_key_order() {
+    let folder = std::env::temp_dir().join(format!("relevo-inbox-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let broker = EmbeddedBroker::open(BrokerConfig::new(folder.join("broker.db"))).await.unwrap();
+    broker.declare(&Group::new("billing", ["orders"])).await.unwrap();
+    let batch: Vec<Publication> = (0..MESSAGES).map(publication).collect();
+    let reports = Reports::default();
+    broker.publish(&batch, &reports.confirms(0)).await;
+    assert!(reports.take().into_iter().all(|(_, _, outcome)| outcome.is_ok()));
+
+    let outbox = Outbox::new(Settings::default());
+    let (stop, mut processes) = (CancellationToken::new(), JoinSet::new());
+    for name in ["one", "two"] {
+        let consumer = broker.consumer("billing", Membership::default()).await.unwrap();
+        let config = Config {
+            name: name.to_owned(),
+            order: Order::ByKey { concurrency: 4 },
+            batch_max: 10,
+            ..Config::new("billing")
+        };
+        let inbox = Arc::new(outbox.inbox("billing", Keeping::default()));
+        let runtime = Runtime::new(inbox, Arc::new(consumer), inside(&told(|_| Do::Done)), config);
+        processes.spawn(runtime.run(stop.clone()));
+    }
+    let all = async {
+        while outbox.ledger().len() < MESSAGES as usize {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_mins(1), all).await.expect("all are handled");
+    stop.cancel();
+    while let Some(ended) = processes.join_next().await {
+        ended.unwrap().unwrap();
+    }
+    let ledger = outbox.ledger();
+    assert_eq!(ledger.len(), MESSAGES as usize);
+    for key in 0..10 {
+        let of = ledger.iter().filter_map(|line| line.strip_prefix(&format!("k{key}:")));
+        let numbers: Vec<u32> = of.map(|number| number.parse().unwrap()).collect();
+        assert!(numbers.is_sorted_by(|one, other| one < other), "{key}: {numbers:?}");
+    }
+    std::fs::remove_dir_all(&folder).unwrap();
+}

@@ -1,0 +1,153 @@
+//! The memory store's inbox behind a line that can be cut.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use relevo_core::Lane;
+use relevo_core::inbox::{Arrival, Beat, Begun, Claim, Claimed, Due, Enter, Entry, Held, Inbox, Kept, Orders, Setback};
+use relevo_core::store::StoreError;
+use relevo_store_memory::{Inbox as Memory, Transaction};
+use uuid::Uuid;
+
+/// What the line does.
+#[derive(Default)]
+pub(crate) struct Line {
+    /// Calls fail.
+    pub(crate) cut: AtomicBool,
+    /// Commits are refused, as by a constraint that is checked at the end.
+    pub(crate) refuses: AtomicBool,
+    /// Commits happen, and their answer is lost.
+    pub(crate) deaf: AtomicBool,
+    /// Calls that begin a transaction.
+    pub(crate) begun: AtomicU64,
+}
+
+pub(crate) struct Faulty {
+    pub(crate) inner: Memory,
+    pub(crate) line: Arc<Line>,
+}
+
+impl Faulty {
+    fn check(&self) -> Result<(), StoreError> {
+        if self.line.cut.load(Ordering::Relaxed) {
+            return Err(StoreError::Away("the line is cut".into()));
+        }
+        Ok(())
+    }
+}
+
+#[async_trait]
+impl Inbox for Faulty {
+    type Transaction = Transaction;
+
+    async fn begin(&self, enter: Enter<'_>) -> Result<Begun<Transaction>, StoreError> {
+        self.check()?;
+        self.line.begun.fetch_add(1, Ordering::Relaxed);
+        self.inner.begin(enter).await
+    }
+
+    async fn skip(&self, transaction: &mut Transaction, entry: Entry) -> Result<(), StoreError> {
+        self.check()?;
+        self.inner.skip(transaction, entry).await
+    }
+
+    async fn commit(&self, transaction: Transaction) -> Result<(), StoreError> {
+        self.check()?;
+        if self.line.refuses.load(Ordering::Relaxed) {
+            return Err(StoreError::Broken("a constraint is broken".into()));
+        }
+        self.inner.commit(transaction).await?;
+        if self.line.deaf.swap(false, Ordering::Relaxed) {
+            return Err(StoreError::Away("the answer is lost".into()));
+        }
+        Ok(())
+    }
+
+    async fn roll_back(&self, transaction: Transaction) -> Result<(), StoreError> {
+        self.check()?;
+        self.inner.roll_back(transaction).await
+    }
+
+    async fn start(&self, arrival: &Arrival) -> Result<u32, StoreError> {
+        self.check()?;
+        self.inner.start(arrival).await
+    }
+
+    async fn claim(&self, arrival: &Arrival, held: Option<&Held>, lasts: Duration) -> Result<Claimed, StoreError> {
+        self.check()?;
+        self.inner.claim(arrival, held, lasts).await
+    }
+
+    async fn begin_claimed(
+        &self,
+        arrival: &Arrival,
+        held: Option<&Held>,
+        claim: Claim,
+    ) -> Result<Begun<Transaction>, StoreError> {
+        self.check()?;
+        self.inner.begin_claimed(arrival, held, claim).await
+    }
+
+    async fn ended(&self, entry: Entry, claim: Option<Claim>) -> Result<(), StoreError> {
+        self.check()?;
+        self.inner.ended(entry, claim).await
+    }
+
+    async fn set_back(
+        &self,
+        arrival: &Arrival,
+        held: Option<&Held>,
+        claim: Option<Claim>,
+        setback: &Setback,
+    ) -> Result<Kept, StoreError> {
+        self.check()?;
+        self.inner.set_back(arrival, held, claim, setback).await
+    }
+
+    async fn due(&self, queues: usize, messages: usize, lasts: Duration) -> Result<Vec<Due>, StoreError> {
+        self.check()?;
+        self.inner.due(queues, messages, lasts).await
+    }
+
+    async fn begin_due(&self, due: &Due, number: i64) -> Result<Begun<Transaction>, StoreError> {
+        self.check()?;
+        self.inner.begin_due(due, number).await
+    }
+
+    async fn set_back_due(&self, due: &Due, number: i64, setback: &Setback) -> Result<Kept, StoreError> {
+        self.check()?;
+        self.inner.set_back_due(due, number, setback).await
+    }
+
+    async fn release(&self, due: &Due) -> Result<(), StoreError> {
+        self.check()?;
+        self.inner.release(due).await
+    }
+
+    async fn beat(&self, beat: &Beat) -> Result<Orders, StoreError> {
+        self.check()?;
+        self.inner.beat(beat).await
+    }
+
+    async fn take(&self, owner: Uuid, lanes: &[Lane]) -> Result<Vec<Held>, StoreError> {
+        self.check()?;
+        self.inner.take(owner, lanes).await
+    }
+
+    async fn give_back(&self, owner: Uuid, lanes: &[Lane]) -> Result<(), StoreError> {
+        self.check()?;
+        self.inner.give_back(owner, lanes).await
+    }
+
+    async fn leave(&self, owner: Uuid) -> Result<(), StoreError> {
+        self.check()?;
+        self.inner.leave(owner).await
+    }
+
+    async fn prune(&self, limit: usize) -> Result<bool, StoreError> {
+        self.check()?;
+        self.inner.prune(limit).await
+    }
+}

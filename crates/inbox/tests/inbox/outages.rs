@@ -1,0 +1,71 @@
+//! Database and broker go away and come back.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use crate::stage::{Do, Stage, acknowledged, call, fails, inside, ordered, told, unordered, until};
+
+#[tokio::test(start_paused = true)]
+async fn while_the_database_is_away_nothing_is_taken_nor_acknowledged() {
+    for config in [ordered(), unordered()] {
+        let stage = Stage::new();
+        stage.send("0", "k", "1");
+        let handler = fails(0);
+        let process = stage.start(config, inside(&handler));
+        acknowledged(&stage, 1).await;
+        stage.line.cut.store(true, Ordering::Relaxed);
+        stage.send("0", "k", "2");
+        until("it is found away", async || process.stats.database_away() > 0).await;
+        // One call was waiting for messages when the database went.
+        stage.send("0", "k3", "3");
+        until("that one has ended", async || stage.wire.received() == 3).await;
+        for number in 4..50 {
+            stage.send("0", &format!("k{number}"), &number.to_string());
+        }
+        tokio::time::sleep(Duration::from_mins(5)).await;
+        assert_eq!((stage.wire.acknowledged().len(), stage.wire.received()), (1, 3));
+        assert!(process.stats.database_away() < 100, "pauses grow");
+        stage.line.cut.store(false, Ordering::Relaxed);
+        acknowledged(&stage, 49).await;
+        assert_eq!((process.stats.failed(), stage.ledger().len()), (0, 49), "an outage costs no attempt");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_database_that_goes_while_a_handler_runs_costs_a_repetition_of_the_handler_only() {
+    let stage = Stage::new();
+    stage.send("0", "k", "1");
+    let handler = told(|_| Do::DoneAfter(Duration::from_secs(1)));
+    let process = stage.start(ordered(), inside(&handler));
+    until("it runs", async || handler.tried().len() == 1).await;
+    stage.line.cut.store(true, Ordering::Relaxed);
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    stage.line.cut.store(false, Ordering::Relaxed);
+    acknowledged(&stage, 1).await;
+    assert_eq!((stage.ledger(), process.stats.failed()), (vec!["k:1".to_owned()], 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_far_side_that_was_called_is_not_called_again_because_the_database_blinked() {
+    let stage = Stage::new();
+    stage.send("0", "k", "1");
+    let handler = told(|_| Do::DoneAfter(Duration::from_secs(1)));
+    let _process = stage.start(ordered(), call(&handler));
+    until("it is called", async || handler.tried().len() == 1).await;
+    stage.line.cut.store(true, Ordering::Relaxed);
+    tokio::time::sleep(Duration::from_secs(6)).await;
+    stage.line.cut.store(false, Ordering::Relaxed);
+    acknowledged(&stage, 1).await;
+    assert_eq!((handler.tried().len(), stage.ledger()), (1, vec!["k:1".to_owned()]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_broker_that_is_away_is_asked_again() {
+    let stage = Stage::new();
+    stage.wire.fail(true);
+    let process = stage.start(ordered(), inside(&fails(0)));
+    until("it is found away", async || process.stats.broker_away() > 5).await;
+    stage.send("0", "k", "1");
+    stage.wire.fail(false);
+    acknowledged(&stage, 1).await;
+}

@@ -1,0 +1,104 @@
+//! The end of a process.
+
+use std::time::Duration;
+
+use relevo_core::Consumer as _;
+use relevo_inbox::{Config, RuntimeError};
+
+use crate::stage::{Do, Stage, acknowledged, call, fails, inside, ordered, told, unordered, until};
+
+#[tokio::test(start_paused = true)]
+async fn what_runs_is_finished_and_the_rest_goes_back_at_once() {
+    for config in [ordered(), unordered()] {
+        let stage = Stage::new();
+        let handler = told(|_| Do::DoneAfter(Duration::from_secs(5)));
+        for number in 0..20 {
+            stage.send("0", "k", &number.to_string());
+        }
+        let by_key = matches!(config.order, relevo_inbox::Order::ByKey { .. });
+        let running = if by_key { 1 } else { 8 };
+        let process = stage.start(config, inside(&handler));
+        until("they run", async || handler.tried().len() == running).await;
+        process.stop().await.unwrap();
+        assert_eq!((stage.wire.acknowledged().len(), stage.ledger().len()), (running, running));
+        assert_eq!(stage.wire.waiting(), 20 - running);
+        assert_eq!(stage.shown().await.members.iter().filter(|member| member.alive).count(), 0);
+        // Another process has the lane without waiting for a beat to end.
+        stage.wire.move_lane("0", 2);
+        let stopped = tokio::time::Instant::now();
+        let _next = stage.start_with(stage.wire.hand(2), ordered(), inside(&fails(0)));
+        acknowledged(&stage, 20).await;
+        assert!(stopped.elapsed() < Duration::from_secs(1), "{:?}", stopped.elapsed());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_does_not_end_in_time_is_dropped_and_costs_nothing() {
+    for handlers in [inside, call] {
+        let stage = Stage::new();
+        let handler = told(|_| Do::Hang);
+        stage.send("0", "k", "1");
+        let config = Config { deadline: Duration::from_mins(10), ..ordered() };
+        let process = stage.start(config, handlers(&handler));
+        until("it runs", async || handler.tried().len() == 1).await;
+        let stopped = tokio::time::Instant::now();
+        process.stop().await.unwrap();
+        let took = stopped.elapsed();
+        assert!(took >= Duration::from_secs(10) && took < Duration::from_secs(12), "{took:?}");
+        assert_eq!((stage.ledger().len(), stage.wire.waiting()), (0, 1));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn attempts_of_what_waits_in_memory_are_kept() {
+    let stage = Stage::new();
+    let handler = fails(2);
+    stage.send("0", "k", "1");
+    stage.send("0", "k", "2");
+    let first = stage.start(ordered(), inside(&handler));
+    until("it failed twice", async || first.stats.failed() == 2).await;
+    first.stop().await.unwrap();
+    assert_eq!(stage.wire.acknowledged().len(), 1);
+    assert_eq!(stage.shown().await.queues[0].attempts, 2);
+    stage.wire.move_lane("0", 2);
+    let _second = stage.start_with(stage.wire.hand(2), ordered(), inside(&handler));
+    until("both are handled", async || stage.ledger().len() == 2).await;
+    assert_eq!(stage.ledger(), ["k:1", "k:2"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_queue_of_the_retry_table_ends_with_the_message_in_hand() {
+    let stage = Stage::new();
+    let mut config = ordered();
+    config.retries.memory.clear();
+    let fail_first = std::sync::atomic::AtomicBool::new(true);
+    let handler = told(move |_| {
+        if fail_first.swap(false, std::sync::atomic::Ordering::SeqCst) {
+            Do::Fail
+        } else {
+            Do::DoneAfter(Duration::from_secs(3))
+        }
+    });
+    for number in 1..=3 {
+        stage.send("0", "k", &number.to_string());
+    }
+    let first = stage.start(config.clone(), inside(&handler));
+    acknowledged(&stage, 3).await;
+    until("its first is tried again", async || handler.tried().len() == 2).await;
+    first.stop().await.unwrap();
+    assert_eq!(stage.ledger(), ["k:1"]);
+    let stopped = tokio::time::Instant::now();
+    let _second = stage.start_with(stage.wire.hand(2), config, inside(&handler));
+    until("the rest is handled", async || stage.ledger().len() == 3).await;
+    assert_eq!(stage.ledger(), ["k:1", "k:2", "k:3"]);
+    assert!(stopped.elapsed() < Duration::from_secs(8), "the claim was given up: {:?}", stopped.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_consumer_that_somebody_else_closed_ends_the_process() {
+    let stage = Stage::new();
+    let mut process = stage.start(ordered(), inside(&fails(0)));
+    until("it lives", async || process.stats.beats() > 0).await;
+    stage.wire.hand(1).close().await.unwrap();
+    assert!(matches!(process.ended().await, Err(RuntimeError::Closed)));
+}

@@ -1,0 +1,248 @@
+//! A broker's consumer in memory, on virtual time: lanes, prefetch, tags, pauses, redelivery. What a real one does beyond that
+//! is shown with the embedded broker.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use relevo_core::{Answer, Class, Consumer, Consuming, Delivery, Failure, Lane, Raw, Tag};
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+/// The group's messages, shared by its consumers.
+#[derive(Clone, Default)]
+pub(crate) struct Wire(Arc<Shared>);
+
+#[derive(Default)]
+struct Shared {
+    state: Mutex<State>,
+    changed: Notify,
+}
+
+#[derive(Default)]
+struct State {
+    lanes: BTreeMap<Lane, VecDeque<Kept>>,
+    out: BTreeMap<Tag, (u64, Kept)>,
+    /// Each consumer's own.
+    paused: BTreeSet<(u64, Lane)>,
+    /// Which consumer has which lane; all are the first one's unless they were moved.
+    owners: BTreeMap<Lane, u64>,
+    closed: BTreeSet<u64>,
+    next: u64,
+    settled: Vec<(u64, Answer)>,
+    failing: bool,
+    received: u64,
+}
+
+#[derive(Clone)]
+struct Kept {
+    lane: Lane,
+    raw: Raw,
+    place: u64,
+    count: u32,
+    due: Instant,
+}
+
+/// One consumer of the group.
+pub(crate) struct Hand {
+    wire: Wire,
+    number: u64,
+    prefetch: usize,
+    counts: bool,
+}
+
+impl Wire {
+    /// A consumer that gets what is in its lanes.
+    pub(crate) fn hand(&self, number: u64) -> Hand {
+        Hand { wire: self.clone(), number, prefetch: 100, counts: true }
+    }
+
+    /// Puts a message into a lane; says its place.
+    pub(crate) fn put(&self, lane: &str, raw: Raw) -> u64 {
+        let mut state = self.lock();
+        state.next += 1;
+        let place = state.next;
+        let lane = Lane::new(lane);
+        let kept = Kept { lane: lane.clone(), raw, place, count: 0, due: Instant::now() };
+        state.lanes.entry(lane).or_default().push_back(kept);
+        drop(state);
+        self.0.changed.notify_waiters();
+        place
+    }
+
+    /// Everything that is out comes again, as after a crash of its consumer.
+    pub(crate) fn redeliver(&self) {
+        let mut state = self.lock();
+        let mut back: Vec<Kept> = std::mem::take(&mut state.out).into_values().map(|(_, kept)| kept).collect();
+        back.sort_by_key(|kept| kept.place);
+        for kept in back.into_iter().rev() {
+            state.lanes.entry(kept.lane.clone()).or_default().push_front(kept);
+        }
+        drop(state);
+        self.0.changed.notify_waiters();
+    }
+
+    /// Gives a lane to another consumer; what is out of it comes again there.
+    pub(crate) fn move_lane(&self, lane: &str, to: u64) {
+        let lane = Lane::new(lane);
+        self.lock().owners.insert(lane.clone(), to);
+        self.redeliver();
+    }
+
+    /// From now on no call answers well, or every call does again.
+    pub(crate) fn fail(&self, failing: bool) {
+        self.lock().failing = failing;
+        self.0.changed.notify_waiters();
+    }
+
+    /// Answers that were taken, by place, in order.
+    pub(crate) fn settled(&self) -> Vec<(u64, Answer)> {
+        self.lock().settled.clone()
+    }
+
+    /// Places that were acknowledged, in order of their number.
+    pub(crate) fn acknowledged(&self) -> Vec<u64> {
+        let mut places: Vec<u64> = self
+            .settled()
+            .into_iter()
+            .filter(|(_, answer)| *answer == Answer::Acknowledge)
+            .map(|(place, _)| place)
+            .collect();
+        places.sort_unstable();
+        places
+    }
+
+    /// Messages that nobody has acknowledged, and that are with no consumer.
+    pub(crate) fn waiting(&self) -> usize {
+        self.lock().lanes.values().map(VecDeque::len).sum()
+    }
+
+    /// Messages that were handed over so far.
+    pub(crate) fn received(&self) -> u64 {
+        self.lock().received
+    }
+
+    /// Whether the first consumer paused this lane.
+    pub(crate) fn is_paused(&self, lane: &str) -> bool {
+        self.lock().paused.contains(&(1, Lane::new(lane)))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.state.lock().expect("nothing panics with it")
+    }
+}
+
+impl Hand {
+    pub(crate) fn without_counts(self) -> Self {
+        Self { counts: false, ..self }
+    }
+
+    pub(crate) fn with_prefetch(self, prefetch: usize) -> Self {
+        Self { prefetch, ..self }
+    }
+
+    fn take(&self, limit: usize) -> Result<Option<Vec<Delivery>>, Failure> {
+        let mut state = self.wire.lock();
+        if state.closed.contains(&self.number) {
+            return Ok(Some(Vec::new()));
+        }
+        if state.failing {
+            return Err(Failure::new(Class::Outage, "the broker was told to fail"));
+        }
+        let now = Instant::now();
+        let mut deliveries = Vec::new();
+        let lanes: Vec<Lane> = state.lanes.keys().cloned().collect();
+        for lane in lanes {
+            if state.paused.contains(&(self.number, lane.clone()))
+                || *state.owners.get(&lane).unwrap_or(&1) != self.number
+            {
+                continue;
+            }
+            let mut room = self.prefetch - state.out.values().filter(|(_, kept)| kept.lane == lane).count();
+            while room > 0 && deliveries.len() < limit {
+                let queue = state.lanes.get_mut(&lane).expect("it is there");
+                let Some(index) = queue.iter().position(|kept| kept.due <= now) else { break };
+                let mut kept = queue.remove(index).expect("it was found");
+                kept.count += 1;
+                state.next += 1;
+                let tag = Tag::new(state.next);
+                deliveries.push(Delivery {
+                    tag,
+                    raw: kept.raw.clone(),
+                    address: "orders".into(),
+                    lane: lane.clone(),
+                    place: Some(kept.place),
+                    count: kept.count,
+                });
+                state.out.insert(tag, (self.number, kept));
+                state.received += 1;
+                room -= 1;
+            }
+        }
+        Ok((!deliveries.is_empty()).then_some(deliveries))
+    }
+}
+
+#[async_trait]
+impl Consumer for Hand {
+    fn capabilities(&self) -> Consuming {
+        Consuming { holds_key: false, counts: self.counts, keeps_answers: true }
+    }
+
+    async fn receive(&self, limit: usize) -> Result<Vec<Delivery>, Failure> {
+        loop {
+            let changed = self.wire.0.changed.notified();
+            if let Some(deliveries) = self.take(limit)? {
+                return Ok(deliveries);
+            }
+            tokio::select! {
+                () = changed => {}
+                () = tokio::time::sleep(Duration::from_millis(50)) => {} // a retry may be due
+            }
+        }
+    }
+
+    async fn settle(&self, answers: &[(Tag, Answer)]) -> Result<Vec<Tag>, Failure> {
+        let mut state = self.wire.lock();
+        if state.failing {
+            return Err(Failure::new(Class::Outage, "the broker was told to fail"));
+        }
+        let mut lost = Vec::new();
+        for (tag, answer) in answers {
+            match state.out.get(tag) {
+                Some((number, _)) if *number == self.number => {}
+                _ => {
+                    lost.push(*tag);
+                    continue;
+                }
+            }
+            let (_, mut kept) = state.out.remove(tag).expect("it was just there");
+            state.settled.push((kept.place, answer.clone()));
+            if let Answer::RetryLater { after } = answer {
+                kept.due = Instant::now() + *after;
+                state.lanes.entry(kept.lane.clone()).or_default().push_back(kept);
+            }
+        }
+        drop(state);
+        self.wire.0.changed.notify_waiters();
+        Ok(lost)
+    }
+
+    async fn pause(&self, lane: &Lane) -> Result<(), Failure> {
+        self.wire.lock().paused.insert((self.number, lane.clone()));
+        Ok(())
+    }
+
+    async fn resume(&self, lane: &Lane) -> Result<(), Failure> {
+        self.wire.lock().paused.remove(&(self.number, lane.clone()));
+        self.wire.0.changed.notify_waiters();
+        Ok(())
+    }
+
+    async fn close(&self) -> Result<(), Failure> {
+        self.wire.lock().closed.insert(self.number);
+        self.wire.redeliver();
+        Ok(())
+    }
+}
