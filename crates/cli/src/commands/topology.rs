@@ -90,8 +90,9 @@ async fn apply(args: &Apply) -> Result<Code> {
     let (all, mut failed_at) = look(&args.which).await?;
     let pieces = || all.iter().flat_map(|looked| &looked.pieces);
     let differing = pieces().filter(|piece| matches!(piece.state, State::Differs(_))).count();
-    let missing: Vec<&Piece> = pieces().filter(|piece| piece.state == State::Missing).collect();
-    if differing > 0 || missing.is_empty() {
+    // What could not be seen is declared as well: it may be missing, and if it is there nothing changes.
+    let wanting: Vec<&Piece> = pieces().filter(|piece| matches!(piece.state, State::Missing | State::Unseen)).collect();
+    if differing > 0 || wanting.is_empty() {
         told(&all, args.format)?;
         if differing > 0 {
             say("nothing was made, for something differs: mend it at the broker or in the configuration first");
@@ -99,10 +100,10 @@ async fn apply(args: &Apply) -> Result<Code> {
         last_of(failed_at)?;
         return Ok(if differing > 0 { Code::Found } else { Code::Done });
     }
-    for piece in &missing {
-        say(&format!("missing  {}", plain(&piece.name)));
+    for piece in &wanting {
+        say(&format!("{:7}  {}", word(&piece.state), plain(&piece.name)));
     }
-    let count = missing.len();
+    let count = wanting.len();
     confirm(args.sure, &format!("make {count} {}?", if count == 1 { "thing" } else { "things" }))?;
     let mut done = Vec::new();
     for looked in all {

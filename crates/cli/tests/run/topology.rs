@@ -2,14 +2,14 @@
 
 use std::path::PathBuf;
 
-use lapin::types::AMQPValue;
+use lapin::types::{AMQPValue, FieldTable};
 use relevo_testkit::NatsVersion;
 use relevo_testkit::nats::{self, unique};
 use relevo_testkit::rabbitmq::{Server, Vhost};
 use serde_json::Value;
 
 use crate::command::relevo;
-use crate::far::declare_queue;
+use crate::far::{channel, declare_queue};
 use crate::world::World;
 
 fn objects(lines: &str) -> Vec<Value> {
@@ -103,6 +103,14 @@ async fn without_the_management_api_nothing_is_called_the_same_that_was_not_comp
     let lines = plan.lines().skip(1);
     assert!(lines.clone().count() == made.len() && lines.clone().all(|line| line.starts_with("unseen   ")), "{plan}");
     assert!(lines.clone().all(|line| line.ends_with("without the management API)")), "{plan}");
+    // A binding that alone is gone is not missed, and made again all the same.
+    let (_connection, channel) = channel(&vhost.amqp_url()).await;
+    channel
+        .queue_unbind("billing".into(), "shop".into(), "orders.#".into(), FieldTable::default())
+        .await
+        .expect("it is bound");
+    let (code, _, stderr) = relevo(&file, &["topology", "apply", "--yes"]);
+    assert!(code == 0 && stderr.contains(&format!("unseen   {binding} ")), "{stderr}");
     // The whole of it is there.
     let (code, same, _) = relevo(&world.carried_to(&[("main", &rabbit(&vhost))], ""), &["topology", "plan", "--json"]);
     assert!(code == 0 && states(&same).iter().all(|(_, state)| state == "same"), "{same}");
