@@ -29,7 +29,7 @@ const TABLES: [&str; 2] = [
     "CREATE TABLE torture_key (key text PRIMARY KEY, changes bigint NOT NULL)",
     "CREATE TABLE torture_change (key text NOT NULL, number bigint NOT NULL, token text PRIMARY KEY)",
 ];
-const CHANGE: &str = "UPDATE torture_key SET changes = changes + 1 WHERE key = $1 RETURNING changes";
+const CHANGE: &str = "UPDATE torture_key SET changes = changes + $2 WHERE key = $1 RETURNING changes - $2";
 const RECORD: &str = "INSERT INTO torture_change VALUES ($1, $2, $3)";
 
 /// Where producers write.
@@ -167,6 +167,8 @@ pub(crate) struct Producer {
     pub(crate) random: Random,
     /// The longest pause between two transactions.
     pub(crate) pause_ms: u32,
+    /// How often one transaction changes its key at most.
+    pub(crate) burst_max: u32,
 }
 
 impl Producer {
@@ -183,22 +185,23 @@ impl Producer {
                 continue;
             };
             number += 1;
-            let token = format!("{}-{number}", self.name);
             let end = match self.random.below(ENDS * 3) {
                 0..=2 => End::Rollback,
                 3 => End::Vanish,
                 _ => End::Commit,
             };
             let key = format!("key-{}", self.random.below(KEYS));
+            let burst = 1 + self.random.below(self.burst_max);
+            let tokens: Vec<_> = (0..burst).map(|change| format!("{}-{number}-{change}", self.name)).collect();
             let slow = self.random.one_in(SLOW).then(|| Duration::from_millis(self.random.below(40).into()));
-            let changed = change(open, &key, &token, slow, end).await;
+            let changed = change(open, &key, &tokens, slow, end).await;
             let counter = match (&changed, end) {
                 (Err(_), _) => &self.done.unknown,
                 (Ok(()), End::Commit) => &self.done.committed,
                 (Ok(()), End::Rollback) => &self.done.rolled_back,
                 (Ok(()), End::Vanish) => &self.done.vanished,
             };
-            counter.fetch_add(1, Ordering::Relaxed);
+            counter.fetch_add(burst.into(), Ordering::Relaxed);
             if changed.is_err() || end == End::Vanish {
                 link = None;
             }
@@ -208,15 +211,18 @@ impl Producer {
     }
 }
 
-/// One transaction: the key's row is locked by an earlier statement than the one that emits.
-async fn change(link: &mut Link, key: &str, token: &str, slow: Option<Duration>, end: End) -> Result<()> {
-    let draft = Draft::bytes("torture", key, "Changed", token.to_owned(), "text/plain");
+/// One transaction: the key's row is locked by an earlier statement than the first that emits.
+async fn change(link: &mut Link, key: &str, tokens: &[String], slow: Option<Duration>, end: End) -> Result<()> {
+    let draft = |token: &str| Draft::bytes("torture", key, "Changed", token.to_owned(), "text/plain");
+    let count = i64::try_from(tokens.len())?;
     match link {
         Link::Postgres(connection) => {
             let mut tx = connection.begin().await?;
-            let number: i64 = sqlx::query(CHANGE).bind(key).fetch_one(&mut *tx).await?.try_get(0)?;
-            sqlx::query(RECORD).bind(key).bind(number).bind(token).execute(&mut *tx).await?;
-            relevo_store_postgres::emit(&mut tx, draft).await?;
+            let before: i64 = sqlx::query(CHANGE).bind(key).bind(count).fetch_one(&mut *tx).await?.try_get(0)?;
+            for (number, token) in (before + 1..).zip(tokens) {
+                sqlx::query(RECORD).bind(key).bind(number).bind(token).execute(&mut *tx).await?;
+                relevo_store_postgres::emit(&mut tx, draft(token)).await?;
+            }
             sleep(slow.unwrap_or_default()).await;
             match end {
                 End::Commit => tx.commit().await.context("it may have committed")?,
@@ -226,9 +232,11 @@ async fn change(link: &mut Link, key: &str, token: &str, slow: Option<Duration>,
         }
         Link::Sqlite(connection) => {
             let mut tx = connection.begin_with("BEGIN IMMEDIATE").await?;
-            let number: i64 = sqlx::query(CHANGE).bind(key).fetch_one(&mut *tx).await?.try_get(0)?;
-            sqlx::query(RECORD).bind(key).bind(number).bind(token).execute(&mut *tx).await?;
-            relevo_store_sqlite::emit(&mut tx, draft).await?;
+            let before: i64 = sqlx::query(CHANGE).bind(key).bind(count).fetch_one(&mut *tx).await?.try_get(0)?;
+            for (number, token) in (before + 1..).zip(tokens) {
+                sqlx::query(RECORD).bind(key).bind(number).bind(token).execute(&mut *tx).await?;
+                relevo_store_sqlite::emit(&mut tx, draft(token)).await?;
+            }
             sleep(slow.unwrap_or_default()).await;
             match end {
                 End::Commit => tx.commit().await.context("it may have committed")?,

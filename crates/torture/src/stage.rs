@@ -105,6 +105,9 @@ const EACH: [Harm; 7] = [
     Harm::Leave,
 ];
 
+/// Changes of one transaction at most, where many messages are asked for: commits are what takes time.
+const BURST: u32 = 100;
+
 /// Everything that is on stage.
 struct Stage {
     directory: PathBuf,
@@ -171,7 +174,7 @@ impl Stage {
             Victim::Postgres => (6, 8),
             Victim::Sqlite => (3, 12),
         };
-        let pause_ms = if plan.messages > 0 { 0 } else { pause_ms };
+        let (pause_ms, burst_max) = if plan.messages > 0 { (0, BURST) } else { (pause_ms, 1) };
         for number in 0..count {
             let producer = Producer {
                 name: format!("p{number}"),
@@ -179,19 +182,26 @@ impl Stage {
                 done: Arc::clone(&done),
                 random: self.random.fork(),
                 pause_ms,
+                burst_max,
             };
             producers.spawn(producer.run(stop.clone()));
         }
         let began = Instant::now();
         let end = began + plan.write_for;
-        for round in 0.. {
-            let enough = done.committed.load(Ordering::Relaxed) >= plan.messages && self.deeds.all() >= plan.faults;
-            if Instant::now() >= end && enough {
+        let mut round = 0;
+        loop {
+            let (committed, deeds) = (done.committed.load(Ordering::Relaxed), self.deeds.all());
+            if Instant::now() >= end && committed >= plan.messages && deeds >= plan.faults {
                 break;
             }
             sleep(Duration::from_millis(u64::from(200 + self.random.below(700)))).await;
             self.mend()?;
-            self.harm(round).await?;
+            // Where both are asked for, the harms are spread over the messages.
+            let early = u64::from(deeds) * plan.messages > committed * u64::from(plan.faults);
+            if plan.faults == 0 || !early || committed >= plan.messages {
+                self.harm(round).await?;
+                round += 1;
+            }
         }
         stop.cancel();
         while let Some(ended) = producers.join_next().await {

@@ -130,12 +130,11 @@ impl Cluster {
     /// Ends every process of the server at once, as a crash of the machine would.
     pub(super) fn kill9(&self) {
         let postmaster = self.postmaster().expect("the server is running");
+        // While it is stopped it makes no child that the listing would miss and that would live on without it.
+        send("STOP", &[postmaster]);
         let mut all = children_of(postmaster);
         all.push(postmaster);
-        let mut kill = Command::new("sh");
-        kill.args(["-c", "kill -9 \"$@\"", "kill"]).args(all.iter().map(u32::to_string));
-        // A child may have ended by itself between the listing and here; those that remain are waited for below.
-        kill.stderr(Stdio::null()).status().expect("`sh` runs");
+        send("KILL", &all);
         let deadline = Instant::now() + END_DEADLINE;
         while all.iter().any(|pid| is_running(*pid)) || !port::is_free(self.port()) {
             assert!(Instant::now() < deadline, "the killed server is still there");
@@ -164,6 +163,13 @@ fn run(command: &mut Command) {
     let output = command.stdin(Stdio::null()).output().expect("the program runs");
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{command:?} failed: {errors}");
+}
+
+fn send(signal: &str, pids: &[u32]) {
+    let mut kill = Command::new("sh");
+    kill.args(["-c", "kill -s \"$@\"", "kill", signal]).args(pids.iter().map(u32::to_string));
+    // A child may have ended by itself since it was listed; whoever needs them gone waits for that.
+    kill.stderr(Stdio::null()).status().expect("`sh` runs");
 }
 
 fn children_of(parent: u32) -> Vec<u32> {
