@@ -3,6 +3,7 @@
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
+use relevo_core::store::StoreError;
 use rustix::fs::{statfs, statvfs};
 
 use crate::classify::Error;
@@ -37,6 +38,20 @@ pub(crate) fn magic(file: &Path) -> Option<u32> {
     // The kernel's word is signed here and unsigned there, and wider than the number.
     let word = statfs(file).ok()?.f_type;
     u32::try_from(i128::from(word) & 0xffff_ffff).ok()
+}
+
+/// Refuses a file on a network file system, unless that is allowed.
+pub(crate) fn check_local(file: &Path, network_allowed: bool) -> Result<(), StoreError> {
+    match magic(file).and_then(refused) {
+        Some(name) if !network_allowed => Err(StoreError::Refused {
+            what: format!(
+                "file `{}` is on {name}, where SQLite's locks cannot be trusted; hint: put it on a local disk, or allow it if \
+                 you are sure that one machine uses it",
+                file.display()
+            ),
+        }),
+        _ => Ok(()),
+    }
 }
 
 /// How many bytes this user may still write beside the file.

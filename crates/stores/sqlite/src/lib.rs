@@ -28,6 +28,7 @@ mod dead;
 mod disk;
 mod emit;
 mod examine;
+pub mod inbox;
 mod leases;
 mod link;
 mod listing;

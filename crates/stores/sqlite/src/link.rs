@@ -66,8 +66,16 @@ impl Link {
     /// The connection, in a transaction that has the write lock from its beginning.
     pub(crate) async fn begin(&self, durability: Durability) -> Result<Session<'_>, Error> {
         let mut session = self.level(durability).await?;
-        sqlx::query("BEGIN IMMEDIATE").execute(&mut *session).await?;
-        Ok(session)
+        match sqlx::query("BEGIN IMMEDIATE").execute(&mut *session).await.map_err(Error::from) {
+            Ok(_) => Ok(session),
+            Err(error) => {
+                // Nothing was begun: the connection is as good as before.
+                if matches!(error, Error::Busy) {
+                    session.give_back();
+                }
+                Err(error)
+            }
+        }
     }
 
     /// The same without waiting for another writer; nothing if there is one.
@@ -141,7 +149,7 @@ impl DerefMut for Session<'_> {
     }
 }
 
-fn identity(file: &Path) -> Result<(u64, u64), Error> {
+pub(crate) fn identity(file: &Path) -> Result<(u64, u64), Error> {
     match std::fs::metadata(file) {
         Ok(found) if found.is_file() => Ok((found.dev(), found.ino())),
         Ok(_) => Err(Error::NoDatabase),

@@ -19,10 +19,11 @@ struct Migration {
     sql: &'static str,
 }
 
-const MIGRATIONS: [Migration; 3] = [
+const MIGRATIONS: [Migration; 4] = [
     Migration { version: 1, name: "log", sql: include_str!("../migrations/0001_log.sql") },
     Migration { version: 2, name: "leases", sql: include_str!("../migrations/0002_leases.sql") },
     Migration { version: 3, name: "parking", sql: include_str!("../migrations/0003_parking.sql") },
+    Migration { version: 4, name: "inbox", sql: include_str!("../migrations/0004_inbox.sql") },
 ];
 
 /// The version that this program needs.

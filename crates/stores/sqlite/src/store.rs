@@ -22,7 +22,7 @@ use crate::{dead, disk, leases, runs, settle, upkeep};
 /// How many scheduled messages enter the log in one transaction.
 const ENTER_MAX: i64 = 1000;
 /// Beyond waiting for a writer: what a disk may take for one call.
-const DISK_DEADLINE: Duration = Duration::from_secs(30);
+pub(crate) const DISK_DEADLINE: Duration = Duration::from_secs(30);
 
 /// One outbox, seen by a relay for one destination.
 ///
@@ -43,17 +43,7 @@ impl Store {
     /// Opens the file, and checks that its schema is the one that this program knows and that it lies on a local disk.
     pub async fn open(config: Config) -> Result<Self, StoreError> {
         let file = config.path;
-        if let Some(name) = disk::magic(&file).and_then(disk::refused)
-            && !config.network_allowed
-        {
-            return Err(StoreError::Refused {
-                what: format!(
-                    "file `{}` is on {name}, where SQLite's locks cannot be trusted; hint: put it on a local disk, or \
-                     allow it if you are sure that one machine uses it",
-                    file.display()
-                ),
-            });
-        }
+        disk::check_local(&file, config.network_allowed)?;
         let store = Self {
             reading: Link::new(&file, config.busy_timeout),
             settling: Link::new(&file, config.busy_timeout),

@@ -8,6 +8,16 @@ mod emit;
 mod faults;
 #[path = "sqlite/harness.rs"]
 mod harness;
+#[path = "sqlite/inbox_conformance.rs"]
+mod inbox_conformance;
+#[path = "sqlite/inbox_faults.rs"]
+mod inbox_faults;
+#[path = "sqlite/inbox_harness.rs"]
+mod inbox_harness;
+#[path = "sqlite/inbox_processes.rs"]
+mod inbox_processes;
+#[path = "sqlite/inbox_support.rs"]
+mod inbox_support;
 #[path = "sqlite/inspect.rs"]
 mod inspect;
 #[path = "sqlite/migrations.rs"]

@@ -62,10 +62,10 @@ async fn a_newer_file_is_refused_and_an_older_one_names_the_command() {
         assert!(matches!(error, StoreError::Schema { .. }) && !error.is_passing());
         assert!(told(&error).ends_with("hint: upgrade the program"), "{}", told(&error));
     }
-    run(&scratch.file(), "DELETE FROM relevo_migration WHERE version >= 3").await;
+    run(&scratch.file(), "DELETE FROM relevo_migration WHERE version >= 4").await;
     let error = open(&scratch.file()).await.err().expect("a refusal");
     assert!(matches!(error, StoreError::Schema { .. }));
-    assert!(told(&error).ends_with("is at version 2, this program needs 3; hint: run `relevo migrate`"));
+    assert!(told(&error).ends_with("is at version 3, this program needs 4; hint: run `relevo migrate`"));
 }
 
 #[tokio::test]

@@ -1,0 +1,156 @@
+//! Dead letters of inboxes: found, redriven, put aside.
+
+use relevo_core::inbox::operate::{DeadFilter, DeadLetter, Fate, Mark};
+use sqlx::query::Query;
+use sqlx::sqlite::{Sqlite, SqliteArguments, SqliteConnection, SqliteRow};
+
+use super::queues::{drop_if_empty, ensure};
+use super::rows::{arrival, clock, hex_ids};
+use crate::classify::Error;
+use crate::queries::{column, now, number, time};
+
+/// Which letters a filter means: parameters 1 to 7.
+macro_rules! filter {
+    () => {
+        " (?1 IS NULL OR consumer = ?1) AND (?2 IS NULL OR hex(id) IN (SELECT value FROM json_each(?2))) \
+         AND (?3 IS NULL OR queue = ?3) AND (?4 IS NULL OR class = ?4) AND (?5 IS NULL OR fate = ?5) \
+         AND (?6 IS NULL OR dead_at_ms >= ?6) AND (?7 IS NULL OR dead_at_ms < ?7) "
+    };
+}
+
+fn filtered<'q>(sql: &'static str, filter: &'q DeadFilter) -> Query<'q, Sqlite, SqliteArguments> {
+    // Times are kept in milliseconds: one that lies between two of them means the later one.
+    let millis = |at: jiff::Timestamp| -(-at.as_microsecond()).div_euclid(1000);
+    sqlx::query(sql)
+        .bind(filter.consumer.as_deref())
+        .bind(hex_ids(&filter.ids))
+        .bind(filter.queue.as_deref())
+        .bind(filter.class.as_deref())
+        .bind(filter.fate.map(Fate::word))
+        .bind(filter.since.map(millis))
+        .bind(filter.until.map(millis))
+}
+
+/// Dead letters, oldest first.
+pub(super) async fn letters(
+    connection: &mut SqliteConnection,
+    filter: &DeadFilter,
+    limit: usize,
+) -> Result<Vec<DeadLetter>, Error> {
+    let sql = concat!(
+        "SELECT consumer, class, error, backtrace, attempts, arrived_at_ms, dead_at_ms, redriven, fate, note, \
+         id, replay, headers, payload, address, lane, place, correlation, queue FROM relevo_inbox_dead WHERE",
+        filter!(),
+        "ORDER BY dead_at_ms, no LIMIT ?8"
+    );
+    let select = filtered(sql, filter).bind(i64::try_from(limit).unwrap_or(i64::MAX));
+    select.fetch_all(connection).await?.iter().map(letter).collect()
+}
+
+fn letter(row: &SqliteRow) -> Result<DeadLetter, Error> {
+    Ok(DeadLetter {
+        consumer: column(row, 0)?,
+        class: column(row, 1)?,
+        error: column(row, 2)?,
+        backtrace: column(row, 3)?,
+        attempts: number(row, 4)?,
+        arrived_at: time(row, 5)?,
+        dead_at: time(row, 6)?,
+        redriven: number(row, 7)?,
+        fate: Fate::of(column(row, 8)?).ok_or_else(|| Error::answer("a fate is not known"))?,
+        note: column(row, 9)?,
+        arrival: arrival(row, 10)?,
+    })
+}
+
+/// How many pending letters a filter means.
+pub(super) async fn count(connection: &mut SqliteConnection, filter: &DeadFilter) -> Result<u64, Error> {
+    let sql = concat!("SELECT count(*) FROM relevo_inbox_dead WHERE fate = 'pending' AND", filter!());
+    number(&filtered(sql, filter).fetch_one(connection).await?, 0)
+}
+
+/// A pending letter that a mark touches.
+struct Pending {
+    row: i64,
+    consumer: String,
+    queue: String,
+    no: i64,
+    holds: bool,
+}
+
+/// Puts pending letters back into their queues, or aside; says how many.
+pub(super) async fn mark(connection: &mut SqliteConnection, fate: Fate, mark: &Mark) -> Result<u64, Error> {
+    let sql = concat!(
+        "SELECT rowid, consumer, queue, no, holds FROM relevo_inbox_dead WHERE fate = 'pending' AND",
+        filter!(),
+        "ORDER BY no"
+    );
+    let rows = filtered(sql, &mark.filter).fetch_all(&mut *connection).await?;
+    let now = clock(connection).await?;
+    for (place, row) in (0..).zip(&rows) {
+        let letter = Pending {
+            row: column(row, 0)?,
+            consumer: column(row, 1)?,
+            queue: column(row, 2)?,
+            no: column(row, 3)?,
+            holds: column(row, 4)?,
+        };
+        let sql = "UPDATE relevo_inbox_dead SET fate = ?2, holds = 0, redriven = redriven + (?2 = 'replayed'), note = ?3, \
+                   marked_by = ?4, marked_at_ms = ?5 WHERE rowid = ?1";
+        let update = sqlx::query(sql).bind(letter.row).bind(fate.word()).bind(&mark.note).bind(&mark.by);
+        update.bind(now).execute(&mut *connection).await?;
+        if fate == Fate::Replayed {
+            reopen(connection, &letter, now + mark.rate.map_or(0, |rate| pace(place, rate))).await?;
+        } else if letter.holds && free(connection, &letter, now).await? {
+            drop_if_empty(connection, &letter.consumer, &letter.queue).await?;
+        }
+    }
+    Ok(rows.len() as u64)
+}
+
+/// How long the letter at this position waits if so many a second are tried.
+fn pace(position: i64, rate: u32) -> i64 {
+    position.saturating_mul(1000) / i64::from(rate.max(1))
+}
+
+/// Puts a dead letter back where it was in its queue: in front of everything that came after it.
+async fn reopen(connection: &mut SqliteConnection, letter: &Pending, at: i64) -> Result<(), Error> {
+    ensure(connection, &letter.consumer, &letter.queue, at).await?;
+    for sql in [
+        "INSERT INTO relevo_inbox_waiting (no, consumer, queue, id, replay, headers, payload, address, lane, place, \
+             correlation, reopened, class, error, arrived_at_ms) \
+         SELECT no, consumer, queue, id, replay, headers, payload, address, lane, place, correlation, 1, class, error, \
+             arrived_at_ms FROM relevo_inbox_dead WHERE rowid = ?1",
+        "UPDATE relevo_inbox SET state = 'reopened', started = 0 WHERE state = 'dead' AND (consumer, id, replay) IN ( \
+         SELECT consumer, id, replay FROM relevo_inbox_dead WHERE rowid = ?1)",
+    ] {
+        sqlx::query(sql).bind(letter.row).execute(&mut *connection).await?;
+    }
+    let sql = concat!(
+        "UPDATE relevo_inbox_trace SET state = 'reopened', at_ms = ",
+        now!(),
+        " WHERE (id, consumer, replay) IN (SELECT id, consumer, replay FROM relevo_inbox_dead WHERE rowid = ?1)"
+    );
+    sqlx::query(sql).bind(letter.row).execute(&mut *connection).await?;
+    if free(connection, letter, at).await? {
+        // A claim ends, so that nobody goes on behind the new head; where it is not the head, everything stays as it is.
+        let sql = "UPDATE relevo_inbox_queue SET next_at_ms = ?4, token = NULL, claim_until_ms = NULL \
+                   WHERE consumer = ?1 AND queue = ?2 AND NOT EXISTS (SELECT 1 FROM relevo_inbox_waiting \
+                   WHERE consumer = ?1 AND queue = ?2 AND no < ?3)";
+        let update = sqlx::query(sql).bind(&letter.consumer).bind(&letter.queue).bind(letter.no);
+        update.bind(at).execute(connection).await?;
+    }
+    Ok(())
+}
+
+/// A queue that waited for this letter goes on; true unless another one holds it.
+async fn free(connection: &mut SqliteConnection, letter: &Pending, at: i64) -> Result<bool, Error> {
+    let sql = "SELECT 1 FROM relevo_inbox_dead WHERE consumer = ?1 AND queue = ?2 AND holds";
+    let holder = sqlx::query(sql).bind(&letter.consumer).bind(&letter.queue).fetch_optional(&mut *connection).await?;
+    if holder.is_some() {
+        return Ok(false);
+    }
+    let sql = "UPDATE relevo_inbox_queue SET next_at_ms = ?3, held = 0 WHERE consumer = ?1 AND queue = ?2 AND held";
+    sqlx::query(sql).bind(&letter.consumer).bind(&letter.queue).bind(at).execute(connection).await?;
+    Ok(true)
+}

@@ -1,0 +1,123 @@
+//! Members, their heartbeats and their lanes.
+
+use std::collections::BTreeSet;
+
+use relevo_core::consume::Lane;
+use relevo_core::inbox::{Beat, Held, Orders};
+use serde_json::Value;
+use sqlx::Row as _;
+use sqlx::sqlite::SqliteConnection;
+use uuid::Uuid;
+
+use super::rows::clock;
+use crate::classify::Error;
+use crate::queries::{column, millis};
+
+/// A member is alive, and says what it does; hears what people ordered.
+pub(super) async fn beat(connection: &mut SqliteConnection, consumer: &str, beat: &Beat) -> Result<Orders, Error> {
+    let now = clock(connection).await?;
+    let insert = sqlx::query("INSERT OR IGNORE INTO relevo_inbox_consumer (name) VALUES (?1)");
+    insert.bind(consumer).execute(&mut *connection).await?;
+    let sql = "SELECT until_ms FROM relevo_inbox_member WHERE consumer = ?1 AND owner = ?2";
+    let row = sqlx::query(sql).bind(consumer).bind(beat.owner).fetch_optional(&mut *connection).await?;
+    let before: Option<i64> = row.map(|row| column(&row, 0)).transpose()?;
+    let sql = "INSERT INTO relevo_inbox_member AS m (consumer, owner, name, until_ms, beat_at_ms, last_message_at_ms) \
+               VALUES (?1, ?2, ?3, ?4, ?5, ?6) ON CONFLICT (consumer, owner) DO UPDATE SET name = excluded.name, \
+               until_ms = excluded.until_ms, beat_at_ms = excluded.beat_at_ms, \
+               last_message_at_ms = coalesce(excluded.last_message_at_ms, m.last_message_at_ms)";
+    let upsert = sqlx::query(sql).bind(consumer).bind(beat.owner).bind(&beat.name).bind(now + millis(beat.lasts));
+    let last = beat.last_message_at.map(jiff::Timestamp::as_millisecond);
+    upsert.bind(now).bind(last).execute(&mut *connection).await?;
+    tell(connection, consumer, beat).await?;
+    let mut orders = orders(connection, consumer).await?;
+    // Whoever was forgotten altogether shows by its lanes that this is not its first heartbeat.
+    orders.was_dead = before.map_or(!beat.marks.is_empty(), |until| until <= now);
+    Ok(orders)
+}
+
+/// Writes marks and breakers of its own lanes. A breaker that it does not name is closed.
+async fn tell(connection: &mut SqliteConnection, consumer: &str, beat: &Beat) -> Result<(), Error> {
+    let sql = "SELECT lane FROM relevo_inbox_lane WHERE consumer = ?1 AND owner = ?2";
+    let rows = sqlx::query(sql).bind(consumer).bind(beat.owner).fetch_all(&mut *connection).await?;
+    for row in &rows {
+        let lane: &str = column(row, 0)?;
+        let mark = beat.marks.iter().find(|(named, _)| named.name() == lane).and_then(|(_, mark)| *mark);
+        let breaker = beat.breakers.iter().find(|(named, _)| named.name() == lane).map(|(_, why)| why);
+        let sql = "UPDATE relevo_inbox_lane SET mark = coalesce(?3, mark), breaker = ?4 WHERE consumer = ?1 AND lane = ?2 \
+                   AND (mark IS NOT coalesce(?3, mark) OR breaker IS NOT ?4)";
+        let update = sqlx::query(sql).bind(consumer).bind(lane).bind(mark.map(u64::cast_signed)).bind(breaker);
+        update.execute(&mut *connection).await?;
+    }
+    Ok(())
+}
+
+async fn orders(connection: &mut SqliteConnection, consumer: &str) -> Result<Orders, Error> {
+    let select = sqlx::query("SELECT paused FROM relevo_inbox_consumer WHERE name = ?1").bind(consumer);
+    let paused = column(&select.fetch_one(&mut *connection).await?, 0)?;
+    let sql = "SELECT lane, paused, forced FROM relevo_inbox_lane \
+               WHERE consumer = ?1 AND (paused OR forced IS NOT NULL) ORDER BY lane";
+    let mut orders = Orders { paused, ..Orders::default() };
+    for row in &sqlx::query(sql).bind(consumer).fetch_all(connection).await? {
+        let lane = Lane::new(column::<&str>(row, 0)?);
+        if column(row, 1)? {
+            orders.paused_lanes.push(lane.clone());
+        }
+        if let Some(open) = column(row, 2)? {
+            orders.forced.push((lane, open));
+        }
+    }
+    Ok(orders)
+}
+
+/// Takes lanes for a living member: its own, free ones, and those whose owner is dead. No handler's transaction is open while
+/// this one is.
+pub(super) async fn take(
+    connection: &mut SqliteConnection,
+    consumer: &str,
+    owner: Uuid,
+    lanes: &[Lane],
+) -> Result<Vec<Held>, Error> {
+    let now = clock(connection).await?;
+    let sql = "SELECT 1 FROM relevo_inbox_member WHERE consumer = ?1 AND owner = ?2 AND until_ms > ?3";
+    let alive = sqlx::query(sql).bind(consumer).bind(owner).bind(now).fetch_optional(&mut *connection).await?;
+    if alive.is_none() {
+        return Ok(Vec::new());
+    }
+    let mut taken = Vec::new();
+    for lane in lanes.iter().collect::<BTreeSet<_>>() {
+        let sql = "INSERT INTO relevo_inbox_lane AS l (consumer, lane, epoch, owner) VALUES (?1, ?2, 1, ?3) \
+                   ON CONFLICT (consumer, lane) DO UPDATE SET epoch = l.epoch + 1, owner = ?3, breaker = NULL \
+                   WHERE l.owner IS NOT ?3 AND NOT EXISTS (SELECT 1 FROM relevo_inbox_member AS m \
+                   WHERE m.consumer = ?1 AND m.owner = l.owner AND m.until_ms > ?4)";
+        let upsert = sqlx::query(sql).bind(consumer).bind(lane.name()).bind(owner).bind(now);
+        upsert.execute(&mut *connection).await?;
+        let sql = "SELECT epoch FROM relevo_inbox_lane WHERE consumer = ?1 AND lane = ?2 AND owner = ?3";
+        let select = sqlx::query(sql).bind(consumer).bind(lane.name()).bind(owner);
+        if let Some(row) = select.fetch_optional(&mut *connection).await? {
+            taken.push(Held { lane: lane.clone(), epoch: row.try_get(0)?, owner });
+        }
+    }
+    Ok(taken)
+}
+
+/// Frees lanes of a member, or all of them if none are named.
+pub(super) async fn give_back(
+    connection: &mut SqliteConnection,
+    consumer: &str,
+    owner: Uuid,
+    lanes: Option<&[Lane]>,
+) -> Result<(), Error> {
+    let names = lanes.map(|lanes| lanes.iter().map(Lane::name).collect::<Value>().to_string());
+    let sql = "UPDATE relevo_inbox_lane SET owner = NULL, breaker = NULL WHERE consumer = ?1 AND owner = ?2 \
+               AND (?3 IS NULL OR lane IN (SELECT value FROM json_each(?3)))";
+    sqlx::query(sql).bind(consumer).bind(owner).bind(names).execute(connection).await?;
+    Ok(())
+}
+
+/// Frees the lanes of a member and forgets it.
+pub(super) async fn leave(connection: &mut SqliteConnection, consumer: &str, owner: Uuid) -> Result<(), Error> {
+    give_back(connection, consumer, owner, None).await?;
+    let delete = sqlx::query("DELETE FROM relevo_inbox_member WHERE consumer = ?1 AND owner = ?2");
+    delete.bind(consumer).bind(owner).execute(connection).await?;
+    Ok(())
+}

@@ -1,0 +1,56 @@
+//! Retention: what was handled is forgotten when its time is over; what waits or is dead never is.
+
+use std::time::Duration;
+
+use relevo_core::inbox::Keeping;
+use sqlx::sqlite::SqliteConnection;
+
+use super::rows::clock;
+use crate::classify::Error;
+use crate::queries::millis;
+
+/// How long after its death a member is still shown.
+const DEAD_MEMBERS: Duration = Duration::from_hours(24);
+
+/// Deletes what is older than its retention, at most so many rows of each kind; says whether there may be more.
+pub(super) async fn prune(
+    connection: &mut SqliteConnection,
+    consumer: &str,
+    keeping: Keeping,
+    limit: usize,
+) -> Result<bool, Error> {
+    let now = clock(connection).await?;
+    let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+    let statements = [
+        (
+            "DELETE FROM relevo_inbox WHERE (consumer, id, replay) IN ( \
+             SELECT consumer, id, replay FROM relevo_inbox \
+             WHERE consumer = ?1 AND entered_at_ms < ?2 AND state IN ('done', 'skipped') ORDER BY entered_at_ms LIMIT ?3)",
+            keeping.done,
+        ),
+        (
+            "DELETE FROM relevo_inbox_dead WHERE rowid IN ( \
+             SELECT rowid FROM relevo_inbox_dead \
+             WHERE consumer = ?1 AND marked_at_ms < ?2 AND fate <> 'pending' ORDER BY marked_at_ms LIMIT ?3)",
+            keeping.dead,
+        ),
+        (
+            "DELETE FROM relevo_inbox_trace WHERE (id, consumer, replay) IN ( \
+             SELECT id, consumer, replay FROM relevo_inbox_trace \
+             WHERE consumer = ?1 AND at_ms < ?2 ORDER BY at_ms LIMIT ?3)",
+            // Those of a time when traces were kept are pruned too.
+            keeping.trace.unwrap_or(keeping.done),
+        ),
+        (
+            "DELETE FROM relevo_inbox_member WHERE (consumer, owner) IN ( \
+             SELECT consumer, owner FROM relevo_inbox_member WHERE consumer = ?1 AND until_ms < ?2 LIMIT ?3)",
+            DEAD_MEMBERS,
+        ),
+    ];
+    let mut most = 0;
+    for (sql, kept) in statements {
+        let delete = sqlx::query(sql).bind(consumer).bind(now - millis(kept)).bind(limit);
+        most = most.max(delete.execute(&mut *connection).await?.rows_affected());
+    }
+    Ok(most >= limit.cast_unsigned())
+}

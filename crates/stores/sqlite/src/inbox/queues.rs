@@ -1,0 +1,145 @@
+//! The retry table as members work on it: claim a queue, handle its first messages, give it back.
+
+use std::time::Duration;
+
+use relevo_core::inbox::{Due, State};
+use sqlx::sqlite::SqliteConnection;
+use uuid::Uuid;
+
+use super::rows::{Asking, arrival, clock, note, of_entry};
+use crate::classify::Error;
+use crate::queries::{column, millis, number};
+
+/// Makes a queue that is tried at this time, unless it is there.
+pub(super) async fn ensure(
+    connection: &mut SqliteConnection,
+    consumer: &str,
+    queue: &str,
+    at: i64,
+) -> Result<(), Error> {
+    let sql = "INSERT OR IGNORE INTO relevo_inbox_queue (consumer, queue, next_at_ms) VALUES (?1, ?2, ?3)";
+    sqlx::query(sql).bind(consumer).bind(queue).bind(at).execute(connection).await?;
+    Ok(())
+}
+
+/// Deletes a queue that is empty and waits for nobody; says whether it did.
+pub(super) async fn drop_if_empty(
+    connection: &mut SqliteConnection,
+    consumer: &str,
+    queue: &str,
+) -> Result<bool, Error> {
+    let sql = "DELETE FROM relevo_inbox_queue WHERE consumer = ?1 AND queue = ?2 AND NOT held \
+               AND NOT EXISTS (SELECT 1 FROM relevo_inbox_waiting WHERE consumer = ?1 AND queue = ?2)";
+    Ok(sqlx::query(sql).bind(consumer).bind(queue).execute(connection).await?.rows_affected() > 0)
+}
+
+/// Claims queues whose time has come, those that waited longest first, each with its first messages.
+pub(super) async fn due(
+    connection: &mut SqliteConnection,
+    consumer: &str,
+    queues: usize,
+    messages: usize,
+    lasts: Duration,
+) -> Result<Vec<Due>, Error> {
+    let now = clock(connection).await?;
+    let sql = "SELECT queue FROM relevo_inbox_queue WHERE consumer = ?1 AND next_at_ms <= ?2 \
+               AND (claim_until_ms IS NULL OR claim_until_ms <= ?2) ORDER BY next_at_ms, queue LIMIT ?3";
+    let limit = i64::try_from(queues).unwrap_or(i64::MAX);
+    let rows = sqlx::query(sql).bind(consumer).bind(now).bind(limit).fetch_all(&mut *connection).await?;
+    let mut dues = Vec::with_capacity(rows.len());
+    for row in &rows {
+        dues.push(claim(connection, consumer, column(row, 0)?, messages, now + millis(lasts)).await?);
+    }
+    Ok(dues)
+}
+
+async fn claim(
+    connection: &mut SqliteConnection,
+    consumer: &str,
+    queue: &str,
+    messages: usize,
+    until: i64,
+) -> Result<Due, Error> {
+    let token = Uuid::new_v4();
+    let sql = "UPDATE relevo_inbox_queue SET token = ?3, claim_until_ms = ?4 WHERE consumer = ?1 AND queue = ?2";
+    sqlx::query(sql).bind(consumer).bind(queue).bind(token).bind(until).execute(&mut *connection).await?;
+    let sql = "UPDATE relevo_inbox_waiting SET started = started + 1 WHERE no = ( \
+               SELECT min(no) FROM relevo_inbox_waiting WHERE consumer = ?1 AND queue = ?2)";
+    sqlx::query(sql).bind(consumer).bind(queue).execute(&mut *connection).await?;
+    let sql = "SELECT no, attempts, started, reopened, id, replay, headers, payload, address, lane, place, correlation, queue \
+               FROM relevo_inbox_waiting WHERE consumer = ?1 AND queue = ?2 ORDER BY no LIMIT ?3";
+    let limit = i64::try_from(messages.max(1)).unwrap_or(i64::MAX);
+    let rows = sqlx::query(sql).bind(consumer).bind(queue).bind(limit).fetch_all(connection).await?;
+    let (attempts, started, reopened) = match rows.first() {
+        None => (0, 0, false),
+        Some(row) => (number(row, 1)?, number(row, 2)?, column(row, 3)?),
+    };
+    let messages = rows.iter().map(|row| Ok((column(row, 0)?, arrival(row, 4)?))).collect::<Result<_, Error>>()?;
+    Ok(Due { queue: queue.to_owned().into(), token, attempts, started, reopened, messages })
+}
+
+/// Whether the claim is still this one; `at` asks too that it has not expired by then.
+pub(super) async fn is_claimed(
+    connection: &mut SqliteConnection,
+    consumer: &str,
+    due: &Due,
+    at: Option<i64>,
+) -> Result<bool, Error> {
+    let sql = "SELECT 1 FROM relevo_inbox_queue WHERE consumer = ?1 AND queue = ?2 AND token = ?3 \
+               AND (?4 IS NULL OR claim_until_ms > ?4)";
+    let select = sqlx::query(sql).bind(consumer).bind(&*due.queue).bind(due.token).bind(at);
+    Ok(select.fetch_optional(connection).await?.is_some())
+}
+
+/// The number of the first message that is left.
+pub(super) async fn first(
+    connection: &mut SqliteConnection,
+    consumer: &str,
+    queue: &str,
+) -> Result<Option<i64>, Error> {
+    let sql = "SELECT min(no) FROM relevo_inbox_waiting WHERE consumer = ?1 AND queue = ?2";
+    column(&sqlx::query(sql).bind(consumer).bind(queue).fetch_one(connection).await?, 0)
+}
+
+/// Takes the first message of a claimed queue out of it, and enters it as done. False if the claim is another's by now or
+/// has expired, or if another message is the first.
+pub(super) async fn enter_first(
+    connection: &mut SqliteConnection,
+    asking: Asking<'_>,
+    due: &Due,
+    no: i64,
+) -> Result<bool, Error> {
+    let consumer = asking.consumer;
+    let now = clock(connection).await?;
+    if !is_claimed(connection, consumer, due, Some(now)).await?
+        || first(connection, consumer, &due.queue).await? != Some(no)
+    {
+        return Ok(false);
+    }
+    let sql = "DELETE FROM relevo_inbox_waiting WHERE no = ?1 \
+               RETURNING id, replay, headers, payload, address, lane, place, correlation, queue";
+    let arrival = arrival(&sqlx::query(sql).bind(no).fetch_one(&mut *connection).await?, 0)?;
+    let sql = "UPDATE relevo_inbox SET state = 'done', entered_at_ms = ?4 WHERE consumer = ?1 AND id = ?2 AND replay = ?3 \
+               AND state IN ('waiting', 'reopened')";
+    let update = of_entry(sql, consumer, arrival.entry).bind(now).execute(&mut *connection).await?;
+    if update.rows_affected() == 0 {
+        return Ok(false);
+    }
+    note(connection, asking, &arrival, State::Done).await?;
+    Ok(true)
+}
+
+/// Ends a claim. An empty queue is gone, the others are due.
+pub(super) async fn release(connection: &mut SqliteConnection, consumer: &str, due: &Due) -> Result<(), Error> {
+    if !is_claimed(connection, consumer, due, None).await? || drop_if_empty(connection, consumer, &due.queue).await? {
+        return Ok(());
+    }
+    let now = clock(connection).await?;
+    let sql = "UPDATE relevo_inbox_queue SET token = NULL, claim_until_ms = NULL, \
+               next_at_ms = CASE WHEN NOT held THEN ?3 END WHERE consumer = ?1 AND queue = ?2";
+    sqlx::query(sql).bind(consumer).bind(&*due.queue).bind(now).execute(&mut *connection).await?;
+    // It was given back in peace, whatever was begun.
+    let sql = "UPDATE relevo_inbox_waiting SET started = 0 WHERE consumer = ?1 AND queue = ?2 AND started > 0";
+    sqlx::query(sql).bind(consumer).bind(&*due.queue).execute(connection).await?;
+    Ok(())
+}

@@ -1,0 +1,125 @@
+//! Replays on purpose: messages put into the retry table under a number of their own.
+
+use relevo_core::inbox::operate::{Plan, Replay, ReplayState};
+use relevo_core::inbox::{Arrival, Entry};
+use sqlx::sqlite::{SqliteConnection, SqliteRow};
+
+use super::queues::{drop_if_empty, ensure};
+use super::rows::{append, clock, of_entry};
+use crate::classify::Error;
+use crate::queries::{column, number, time};
+
+/// Begins a replay; gives its number.
+pub(super) async fn begin(connection: &mut SqliteConnection, plan: &Plan) -> Result<u32, Error> {
+    let insert = sqlx::query("INSERT OR IGNORE INTO relevo_inbox_consumer (name) VALUES (?1)");
+    insert.bind(&plan.consumer).execute(&mut *connection).await?;
+    let now = clock(connection).await?;
+    let count = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
+    let sql = "INSERT INTO relevo_inbox_replay (consumer, number, source, count, rate, dead_max, asked_by, reason, \
+               began_at_ms) SELECT ?1, coalesce(max(number), 0) + 1, ?2, ?3, ?4, ?5, ?6, ?7, ?8 \
+               FROM relevo_inbox_replay WHERE consumer = ?1 RETURNING number";
+    let insert = sqlx::query(sql).bind(&plan.consumer).bind(&plan.source).bind(count(plan.count));
+    let insert = insert.bind(i64::from(plan.rate)).bind(count(plan.dead_max)).bind(&plan.by).bind(&plan.reason);
+    number(&insert.bind(now).fetch_one(connection).await?, 0)
+}
+
+/// Puts messages into their queues that were not fed before. False if the replay does not run, or has so many dead letters
+/// that it stops now.
+pub(super) async fn feed(
+    connection: &mut SqliteConnection,
+    consumer: &str,
+    replay: u32,
+    fed: &[Arrival],
+    cursor: Option<&str>,
+) -> Result<bool, Error> {
+    let sql = "SELECT max(r.dead_max, 1) <= (SELECT count(*) FROM relevo_inbox_dead AS d \
+               WHERE d.consumer = ?1 AND d.replay = ?2 AND d.fate <> 'replayed') \
+               FROM relevo_inbox_replay AS r WHERE r.consumer = ?1 AND r.number = ?2 AND r.state = 'running'";
+    let select = sqlx::query(sql).bind(consumer).bind(i64::from(replay));
+    let Some(row) = select.fetch_optional(&mut *connection).await? else { return Ok(false) };
+    if column(&row, 0)? {
+        stop(connection, consumer, replay).await?;
+        return Ok(false);
+    }
+    let now = clock(connection).await?;
+    let mut new = 0;
+    for arrival in fed {
+        let arrival = Arrival { entry: Entry { replay, ..arrival.entry }, ..arrival.clone() };
+        let sql = "INSERT OR IGNORE INTO relevo_inbox (consumer, id, replay, state, entered_at_ms) \
+                   VALUES (?1, ?2, ?3, 'waiting', ?4)";
+        let insert = of_entry(sql, consumer, arrival.entry).bind(now).execute(&mut *connection).await?;
+        if insert.rows_affected() > 0 {
+            ensure(connection, consumer, &arrival.queue, now).await?;
+            append(connection, consumer, &arrival, now).await?;
+            new += 1;
+        }
+    }
+    let sql = "UPDATE relevo_inbox_replay SET fed = fed + ?3, cursor = coalesce(?4, cursor), \
+               state = CASE WHEN ?4 IS NULL THEN 'finished' ELSE state END WHERE consumer = ?1 AND number = ?2";
+    let update = sqlx::query(sql).bind(consumer).bind(i64::from(replay)).bind(new).bind(cursor);
+    update.execute(connection).await?;
+    Ok(true)
+}
+
+/// Stops a replay; what of it waits and was never begun is taken out, as if it had not been fed.
+pub(super) async fn stop(connection: &mut SqliteConnection, consumer: &str, replay: u32) -> Result<bool, Error> {
+    let of_replay = |sql: &'static str| sqlx::query(sql).bind(consumer).bind(i64::from(replay));
+    let sql =
+        "UPDATE relevo_inbox_replay SET state = 'stopped' WHERE consumer = ?1 AND number = ?2 AND state = 'running'";
+    if of_replay(sql).execute(&mut *connection).await?.rows_affected() == 0 {
+        return Ok(false);
+    }
+    let sql = "DELETE FROM relevo_inbox_waiting WHERE consumer = ?1 AND replay = ?2 AND replay > 0 AND started = 0 \
+               AND attempts = 0 AND NOT reopened RETURNING queue, id";
+    let gone = of_replay(sql).fetch_all(&mut *connection).await?;
+    for row in &gone {
+        let entry = Entry { id: crate::queries::id(row, 1)?, replay };
+        // No broker repeats what came from a replay: the row protects nothing.
+        let sql = "DELETE FROM relevo_inbox WHERE consumer = ?1 AND id = ?2 AND replay = ?3 AND state = 'waiting'";
+        of_entry(sql, consumer, entry).execute(&mut *connection).await?;
+        // Whoever works on a queue releases it.
+        let queue: &str = column(row, 0)?;
+        let sql = "SELECT 1 FROM relevo_inbox_queue WHERE consumer = ?1 AND queue = ?2 AND token IS NULL";
+        if sqlx::query(sql).bind(consumer).bind(queue).fetch_optional(&mut *connection).await?.is_some() {
+            drop_if_empty(connection, consumer, queue).await?;
+        }
+    }
+    let taken = i64::try_from(gone.len()).unwrap_or(i64::MAX);
+    let sql = "UPDATE relevo_inbox_replay SET fed = fed - ?3 WHERE consumer = ?1 AND number = ?2";
+    of_replay(sql).bind(taken).execute(connection).await?;
+    Ok(true)
+}
+
+/// The replays of a consumer, newest first. Done is what was fed and neither waits nor is dead.
+pub(super) async fn list(connection: &mut SqliteConnection, consumer: &str) -> Result<Vec<Replay>, Error> {
+    let sql = "SELECT r.number, r.source, r.count, r.rate, r.dead_max, r.asked_by, r.reason, r.state, r.fed, \
+               (SELECT count(*) FROM relevo_inbox_waiting AS w \
+               WHERE w.consumer = ?1 AND w.replay = r.number AND w.replay > 0), \
+               (SELECT count(*) FROM relevo_inbox_dead AS d \
+               WHERE d.consumer = ?1 AND d.replay = r.number AND d.fate <> 'replayed'), r.cursor, r.began_at_ms \
+               FROM relevo_inbox_replay AS r WHERE r.consumer = ?1 ORDER BY r.number DESC";
+    let rows = sqlx::query(sql).bind(consumer).fetch_all(connection).await?;
+    rows.iter().map(|row| replay(row, consumer)).collect()
+}
+
+fn replay(row: &SqliteRow, consumer: &str) -> Result<Replay, Error> {
+    let (fed, waiting, dead): (u64, u64, u64) = (number(row, 8)?, number(row, 9)?, number(row, 10)?);
+    Ok(Replay {
+        number: number(row, 0)?,
+        plan: Plan {
+            consumer: consumer.to_owned(),
+            source: column(row, 1)?,
+            count: number(row, 2)?,
+            rate: number(row, 3)?,
+            dead_max: number(row, 4)?,
+            by: column(row, 5)?,
+            reason: column(row, 6)?,
+        },
+        state: ReplayState::of(column(row, 7)?).ok_or_else(|| Error::answer("a replay's state is not known"))?,
+        fed,
+        done: fed.saturating_sub(waiting + dead),
+        dead,
+        cursor: column(row, 11)?,
+        began_at: time(row, 12)?,
+    })
+}

@@ -1,0 +1,153 @@
+//! How messages are written to rows, and read from them.
+
+use bytes::Bytes;
+use relevo_core::MessageId;
+use relevo_core::consume::{Lane, Raw};
+use relevo_core::inbox::{Arrival, Entry, State};
+use sqlx::query::Query;
+use sqlx::sqlite::{Sqlite, SqliteArguments, SqliteConnection, SqliteRow};
+
+use crate::classify::Error;
+use crate::queries::{column, id, now, number};
+
+/// Whose rows are meant, and whether their ways are traced.
+#[derive(Clone, Copy)]
+pub(super) struct Asking<'a> {
+    pub(super) consumer: &'a str,
+    pub(super) traced: bool,
+}
+
+type Statement<'q> = Query<'q, Sqlite, SqliteArguments>;
+
+/// A statement whose first three parameters are consumer, id and replay.
+pub(super) fn of_entry<'q>(sql: &'static str, consumer: &'q str, entry: Entry) -> Statement<'q> {
+    sqlx::query(sql).bind(consumer).bind(*entry.id.as_uuid()).bind(i64::from(entry.replay))
+}
+
+/// The clock of the database.
+pub(super) async fn clock(connection: &mut SqliteConnection) -> Result<i64, Error> {
+    column(&sqlx::query(concat!("SELECT ", now!())).fetch_one(connection).await?, 0)
+}
+
+pub(super) fn state(row: &SqliteRow, index: usize) -> Result<State, Error> {
+    State::of(column(row, index)?).ok_or_else(|| Error::answer("a state is not known"))
+}
+
+/// The columns id, replay, headers, payload, address, lane, place, correlation, queue.
+pub(super) fn arrival(row: &SqliteRow, first: usize) -> Result<Arrival, Error> {
+    Ok(Arrival {
+        entry: Entry { id: id(row, first)?, replay: number(row, first + 1)? },
+        raw: Raw {
+            headers: headers(column(row, first + 2)?).ok_or_else(|| Error::answer("headers are malformed"))?,
+            payload: column::<Vec<u8>>(row, first + 3)?.into(),
+        },
+        address: column::<&str>(row, first + 4)?.into(),
+        lane: Lane::new(column::<&str>(row, first + 5)?),
+        place: column::<Option<i64>>(row, first + 6)?.map(i64::cast_unsigned),
+        correlation: column::<Option<String>>(row, first + 7)?.map(Into::into),
+        queue: column::<String>(row, first + 8)?.into(),
+    })
+}
+
+/// Puts a message behind all others of its queue; gives its number.
+pub(super) async fn append(
+    connection: &mut SqliteConnection,
+    consumer: &str,
+    arrival: &Arrival,
+    arrived: i64,
+) -> Result<i64, Error> {
+    let sql = "INSERT INTO relevo_inbox_waiting (consumer, id, replay, headers, payload, address, lane, place, \
+               correlation, queue, arrived_at_ms) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11) RETURNING no";
+    let insert = of_entry(sql, consumer, arrival.entry).bind(headers_text(&arrival.raw.headers));
+    let insert = insert.bind(&*arrival.raw.payload).bind(&*arrival.address).bind(arrival.lane.name());
+    let insert = insert.bind(arrival.place.map(u64::cast_signed)).bind(arrival.correlation.as_deref());
+    column(&insert.bind(&*arrival.queue).bind(arrived).fetch_one(connection).await?, 0)
+}
+
+/// Traces what became of a message, if that is asked for.
+pub(super) async fn note(
+    connection: &mut SqliteConnection,
+    asking: Asking<'_>,
+    arrival: &Arrival,
+    state: State,
+) -> Result<(), Error> {
+    let sql = concat!(
+        "INSERT INTO relevo_inbox_trace (consumer, id, replay, state, address, lane, place, correlation, at_ms) \
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ",
+        now!(),
+        ") ON CONFLICT (id, consumer, replay) DO UPDATE SET state = excluded.state, at_ms = excluded.at_ms"
+    );
+    trace(connection, sql, asking, arrival, state).await
+}
+
+/// Traces that a message came again: it only counts.
+pub(super) async fn note_repeat(
+    connection: &mut SqliteConnection,
+    asking: Asking<'_>,
+    arrival: &Arrival,
+    state: State,
+) -> Result<(), Error> {
+    let sql = concat!(
+        "INSERT INTO relevo_inbox_trace (consumer, id, replay, state, address, lane, place, correlation, at_ms, repeats) \
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ",
+        now!(),
+        ", 1) ON CONFLICT (id, consumer, replay) DO UPDATE SET repeats = repeats + 1"
+    );
+    trace(connection, sql, asking, arrival, state).await
+}
+
+async fn trace(
+    connection: &mut SqliteConnection,
+    sql: &'static str,
+    asking: Asking<'_>,
+    arrival: &Arrival,
+    state: State,
+) -> Result<(), Error> {
+    if asking.traced {
+        let insert = of_entry(sql, asking.consumer, arrival.entry).bind(state.word()).bind(&*arrival.address);
+        let insert = insert.bind(arrival.lane.name()).bind(arrival.place.map(u64::cast_signed));
+        insert.bind(arrival.correlation.as_deref()).execute(connection).await?;
+    }
+    Ok(())
+}
+
+/// A value need not be text, and JSON has nothing but text.
+fn headers_text(headers: &[(String, Bytes)]) -> String {
+    let hex = |value: &Bytes| value.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    let pairs: Vec<_> = headers.iter().map(|(name, value)| (name, hex(value))).collect();
+    serde_json::to_string(&pairs).expect("pairs of strings are always JSON")
+}
+
+fn headers(text: &str) -> Option<Vec<(String, Bytes)>> {
+    let pairs: Vec<(String, String)> = serde_json::from_str(text).ok()?;
+    let byte = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
+    let value = |hex: &str| hex.as_bytes().chunks(2).map(byte).collect::<Option<Vec<u8>>>();
+    pairs.into_iter().map(|(name, hex)| Some((name, value(&hex)?.into()))).collect()
+}
+
+/// The hexadecimal digits of ids, as SQLite's `hex` prints them, as a JSON array; `None` if there are none.
+pub(super) fn hex_ids(ids: &[MessageId]) -> Option<String> {
+    let hex = |id: &MessageId| id.as_uuid().simple().to_string().to_uppercase();
+    let list: serde_json::Value = ids.iter().map(hex).collect();
+    (!ids.is_empty()).then(|| list.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn headers_of_any_bytes_are_read_back() {
+        let given = vec![
+            ("x-twice".to_owned(), Bytes::from_static(b"2")),
+            ("X-\"Twice".to_owned(), Bytes::new()),
+            ("x-twice".to_owned(), Bytes::from_static(b"\xff\x00\xfe")),
+        ];
+        assert_eq!(headers(&headers_text(&given)), Some(given));
+    }
+
+    #[test]
+    fn headers_that_nobody_wrote_are_refused() {
+        assert_eq!((headers("{}"), headers("[[\"a\", \"f\u{fc}\"]]")), (None, None));
+    }
+}

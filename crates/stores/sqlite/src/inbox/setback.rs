@@ -1,0 +1,142 @@
+//! Messages that were not handled: they wait, or are given up.
+
+use relevo_core::inbox::{Arrival, Claim, Due, Held, Kept, Setback, State, Stop};
+use sqlx::sqlite::SqliteConnection;
+use uuid::Uuid;
+
+use super::enter::holds;
+use super::queues::{ensure, first, is_claimed};
+use super::rows::{Asking, append, arrival, clock, note, note_repeat, of_entry, state};
+use crate::classify::Error;
+use crate::queries::{column, millis};
+
+/// Keeps a message that came live, behind what waits in its queue, or as a dead letter.
+pub(super) async fn set_back(
+    connection: &mut SqliteConnection,
+    asking: Asking<'_>,
+    arrival: &Arrival,
+    held: Option<&Held>,
+    claim: Option<Claim>,
+    setback: &Setback,
+) -> Result<Kept, Error> {
+    let consumer = asking.consumer;
+    if !holds(connection, consumer, held).await? {
+        return Ok(Kept::Lost);
+    }
+    let now = clock(connection).await?;
+    let sql = "SELECT state, token, entered_at_ms FROM relevo_inbox WHERE consumer = ?1 AND id = ?2 AND replay = ?3";
+    let row = of_entry(sql, consumer, arrival.entry).fetch_optional(&mut *connection).await?;
+    let arrived = match row {
+        None if claim.is_none() => now,
+        None => return Ok(Kept::Lost),
+        Some(row) => {
+            let token: Option<Uuid> = column(&row, 1)?;
+            match (state(&row, 0)?, claim) {
+                (State::Open, None) => column(&row, 2)?,
+                (State::Calling, Some(claim)) if token == Some(claim.token) => column(&row, 2)?,
+                (State::Open | State::Calling, _) => return Ok(Kept::Lost),
+                (state, _) => {
+                    note_repeat(connection, asking, arrival, state).await?;
+                    return Ok(Kept::Repeat(state));
+                }
+            }
+        }
+    };
+    let sql = "INSERT INTO relevo_inbox (consumer, id, replay, state, entered_at_ms) VALUES (?1, ?2, ?3, 'waiting', ?4) \
+               ON CONFLICT (consumer, id, replay) DO UPDATE \
+               SET state = 'waiting', started = 0, token = NULL, until_ms = NULL";
+    of_entry(sql, consumer, arrival.entry).bind(now).execute(&mut *connection).await?;
+    match setback.stop {
+        Stop::Retry { after } => ensure(connection, consumer, &arrival.queue, now + millis(after)).await?,
+        Stop::DeadHold => ensure(connection, consumer, &arrival.queue, now).await?,
+        Stop::DeadContinue => {}
+    }
+    let no = append(connection, consumer, arrival, arrived).await?;
+    count(connection, no, setback).await?;
+    if let Stop::Retry { .. } = setback.stop {
+        note(connection, asking, arrival, State::Waiting).await?;
+    } else {
+        bury(connection, asking, no, setback, now).await?;
+    }
+    if setback.stop == Stop::DeadHold {
+        let sql = "UPDATE relevo_inbox_queue SET next_at_ms = NULL, held = 1 WHERE consumer = ?1 AND queue = ?2";
+        sqlx::query(sql).bind(consumer).bind(&*arrival.queue).execute(connection).await?;
+    }
+    Ok(Kept::Kept)
+}
+
+/// Keeps the first message of a claimed queue.
+pub(super) async fn set_back_due(
+    connection: &mut SqliteConnection,
+    asking: Asking<'_>,
+    due: &Due,
+    no: i64,
+    setback: &Setback,
+) -> Result<Kept, Error> {
+    let consumer = asking.consumer;
+    if !is_claimed(connection, consumer, due, None).await? || first(connection, consumer, &due.queue).await? != Some(no)
+    {
+        return Ok(Kept::Lost);
+    }
+    let now = clock(connection).await?;
+    count(connection, no, setback).await?;
+    let next = match setback.stop {
+        Stop::Retry { after } => {
+            if asking.traced {
+                let waiting = message(connection, no).await?;
+                note(connection, asking, &waiting, State::Waiting).await?;
+            }
+            Some(now + millis(after))
+        }
+        Stop::DeadHold | Stop::DeadContinue => {
+            bury(connection, asking, no, setback, now).await?;
+            None
+        }
+    };
+    if setback.stop != Stop::DeadContinue {
+        // A queue that a dead letter holds is not tried, whatever else happens in it.
+        let sql = "UPDATE relevo_inbox_queue SET token = NULL, claim_until_ms = NULL, held = held OR ?3 IS NULL, \
+                   next_at_ms = CASE WHEN NOT held THEN ?3 END WHERE consumer = ?1 AND queue = ?2";
+        sqlx::query(sql).bind(consumer).bind(&*due.queue).bind(next).execute(connection).await?;
+    }
+    Ok(Kept::Kept)
+}
+
+/// What is told of a failure stands with the message.
+async fn count(connection: &mut SqliteConnection, no: i64, setback: &Setback) -> Result<(), Error> {
+    let sql = "UPDATE relevo_inbox_waiting SET attempts = ?2, class = ?3, error = ?4, started = 0 WHERE no = ?1";
+    let update = sqlx::query(sql).bind(no).bind(i64::from(setback.attempts)).bind(setback.class);
+    update.bind(&setback.error).execute(connection).await?;
+    Ok(())
+}
+
+async fn message(connection: &mut SqliteConnection, no: i64) -> Result<Arrival, Error> {
+    let sql = "SELECT id, replay, headers, payload, address, lane, place, correlation, queue \
+               FROM relevo_inbox_waiting WHERE no = ?1";
+    arrival(&sqlx::query(sql).bind(no).fetch_one(connection).await?, 0)
+}
+
+/// Moves a waiting message to the dead letters; one that was there before is pending again.
+async fn bury(
+    connection: &mut SqliteConnection,
+    asking: Asking<'_>,
+    no: i64,
+    setback: &Setback,
+    now: i64,
+) -> Result<(), Error> {
+    let dead = message(connection, no).await?;
+    let sql = "INSERT INTO relevo_inbox_dead (consumer, id, replay, queue, no, headers, payload, address, lane, place, \
+               correlation, class, error, attempts, arrived_at_ms, backtrace, dead_at_ms, holds) \
+               SELECT consumer, id, replay, queue, no, headers, payload, address, lane, place, correlation, class, error, \
+               attempts, arrived_at_ms, ?2, ?3, ?4 FROM relevo_inbox_waiting WHERE no = ?1 \
+               ON CONFLICT (consumer, id, replay) DO UPDATE SET fate = 'pending', class = excluded.class, \
+               error = excluded.error, backtrace = excluded.backtrace, attempts = excluded.attempts, \
+               dead_at_ms = excluded.dead_at_ms, holds = excluded.holds";
+    let insert = sqlx::query(sql).bind(no).bind(setback.backtrace.as_deref()).bind(now);
+    insert.bind(setback.stop == Stop::DeadHold).execute(&mut *connection).await?;
+    let delete = sqlx::query("DELETE FROM relevo_inbox_waiting WHERE no = ?1");
+    delete.bind(no).execute(&mut *connection).await?;
+    let sql = "UPDATE relevo_inbox SET state = 'dead' WHERE consumer = ?1 AND id = ?2 AND replay = ?3";
+    of_entry(sql, asking.consumer, dead.entry).execute(&mut *connection).await?;
+    note(connection, asking, &dead, State::Dead).await
+}

@@ -1,0 +1,169 @@
+//! Consumers as people see them.
+
+use relevo_core::MessageId;
+use relevo_core::inbox::Entry;
+use relevo_core::inbox::operate::{Consumer, Lane, Member, Order, Queue, Shown, Trace};
+use sqlx::sqlite::{SqliteConnection, SqliteRow};
+
+use super::rows::{clock, state};
+use crate::classify::Error;
+use crate::queries::{column, id, number, optional_time, time};
+
+/// Consumers that were heard of, or the one of this name. Those that only have rows in the inbox are found by stepping from
+/// name to name.
+pub(super) async fn consumers(connection: &mut SqliteConnection, only: Option<&str>) -> Result<Vec<Consumer>, Error> {
+    let sql = "WITH RECURSIVE step (name) AS ( \
+                   SELECT min(consumer) FROM relevo_inbox \
+                   UNION ALL \
+                   SELECT (SELECT min(i.consumer) FROM relevo_inbox AS i WHERE i.consumer > step.name) \
+                   FROM step WHERE step.name IS NOT NULL \
+               ), known (name) AS ( \
+                   SELECT name FROM step WHERE name IS NOT NULL UNION SELECT name FROM relevo_inbox_consumer \
+               ) \
+               SELECT n.name, coalesce(c.paused, 0), \
+               (SELECT count(*) FROM relevo_inbox_member AS m WHERE m.consumer = n.name AND m.until_ms > ?2), \
+               (SELECT max(m.beat_at_ms) FROM relevo_inbox_member AS m WHERE m.consumer = n.name), \
+               (SELECT max(m.last_message_at_ms) FROM relevo_inbox_member AS m WHERE m.consumer = n.name), \
+               (SELECT count(*) FROM ( \
+                   SELECT 1 FROM relevo_inbox_waiting AS w WHERE w.consumer = n.name LIMIT 10000)), \
+               (SELECT count(*) FROM ( \
+                   SELECT 1 FROM relevo_inbox_dead AS d WHERE d.consumer = n.name AND d.fate = 'pending' LIMIT 10000)) \
+               FROM known AS n LEFT JOIN relevo_inbox_consumer AS c ON c.name = n.name \
+               WHERE ?1 IS NULL OR n.name = ?1 ORDER BY n.name";
+    let now = clock(connection).await?;
+    let rows = sqlx::query(sql).bind(only).bind(now).fetch_all(connection).await?;
+    let consumer = |row| {
+        Ok(Consumer {
+            name: column(row, 0)?,
+            paused: column(row, 1)?,
+            members: number(row, 2)?,
+            beat_at: optional_time(row, 3)?,
+            last_message_at: optional_time(row, 4)?,
+            waiting: number(row, 5)?,
+            dead: number(row, 6)?,
+        })
+    };
+    rows.iter().map(consumer).collect()
+}
+
+/// One consumer with its members, its lanes and its first queues.
+pub(super) async fn shown(connection: &mut SqliteConnection, name: &str, limit: usize) -> Result<Option<Shown>, Error> {
+    let Some(consumer) = consumers(connection, Some(name)).await?.pop() else { return Ok(None) };
+    let members = members(connection, name).await?;
+    let lanes = lanes(connection, name).await?;
+    Ok(Some(Shown { consumer, members, lanes, queues: queues(connection, name, limit).await? }))
+}
+
+async fn members(connection: &mut SqliteConnection, consumer: &str) -> Result<Vec<Member>, Error> {
+    let now = clock(connection).await?;
+    let sql = "SELECT name, until_ms > ?2 AS alive, beat_at_ms, last_message_at_ms FROM relevo_inbox_member \
+               WHERE consumer = ?1 ORDER BY alive DESC, name, owner";
+    let rows = sqlx::query(sql).bind(consumer).bind(now).fetch_all(connection).await?;
+    let member = |row| {
+        Ok(Member {
+            name: column(row, 0)?,
+            alive: column(row, 1)?,
+            beat_at: time(row, 2)?,
+            last_message_at: optional_time(row, 3)?,
+        })
+    };
+    rows.iter().map(member).collect()
+}
+
+async fn lanes(connection: &mut SqliteConnection, consumer: &str) -> Result<Vec<Lane>, Error> {
+    let sql = "SELECT l.lane, m.name, l.epoch, l.mark, l.paused, l.breaker, l.forced FROM relevo_inbox_lane AS l \
+               LEFT JOIN relevo_inbox_member AS m ON m.consumer = l.consumer AND m.owner = l.owner \
+               WHERE l.consumer = ?1 ORDER BY l.lane";
+    let rows = sqlx::query(sql).bind(consumer).fetch_all(connection).await?;
+    let lane = |row| {
+        Ok(Lane {
+            name: column(row, 0)?,
+            owner: column(row, 1)?,
+            epoch: column(row, 2)?,
+            mark: column::<Option<i64>>(row, 3)?.map(i64::cast_unsigned),
+            paused: column(row, 4)?,
+            breaker: column(row, 5)?,
+            forced: column(row, 6)?,
+        })
+    };
+    rows.iter().map(lane).collect()
+}
+
+/// The head of a queue that waits for a person is the dead letter that holds it.
+async fn queues(connection: &mut SqliteConnection, consumer: &str, limit: usize) -> Result<Vec<Queue>, Error> {
+    let sql = "SELECT q.queue, q.next_at_ms, (SELECT count(*) FROM ( \
+                   SELECT 1 FROM relevo_inbox_waiting AS b WHERE b.consumer = ?1 AND b.queue = q.queue LIMIT 10000)), \
+               coalesce(d.id, w.id), coalesce(d.replay, w.replay), coalesce(d.attempts, w.attempts), \
+               coalesce(d.error, w.error) \
+               FROM (SELECT queue, next_at_ms FROM relevo_inbox_queue WHERE consumer = ?1 \
+                   ORDER BY next_at_ms NULLS LAST, queue LIMIT ?2) AS q \
+               LEFT JOIN relevo_inbox_dead AS d ON d.rowid = (SELECT h.rowid FROM relevo_inbox_dead AS h \
+                   WHERE h.consumer = ?1 AND h.queue = q.queue AND h.holds ORDER BY h.no LIMIT 1) \
+               LEFT JOIN relevo_inbox_waiting AS w ON w.no = ( \
+                   SELECT min(f.no) FROM relevo_inbox_waiting AS f WHERE f.consumer = ?1 AND f.queue = q.queue) \
+               WHERE coalesce(d.id, w.id) IS NOT NULL ORDER BY q.next_at_ms NULLS LAST, q.queue";
+    let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+    let rows = sqlx::query(sql).bind(consumer).bind(limit).fetch_all(connection).await?;
+    let queue = |row: &SqliteRow| {
+        Ok(Queue {
+            queue: column::<String>(row, 0)?.into(),
+            next_attempt_at: optional_time(row, 1)?,
+            length: number(row, 2)?,
+            head: Entry { id: id(row, 3)?, replay: number(row, 4)? },
+            attempts: number(row, 5)?,
+            error: column(row, 6)?,
+        })
+    };
+    rows.iter().map(queue).collect()
+}
+
+/// Writes an order where members hear it; false if there is nobody of that name.
+pub(super) async fn order(
+    connection: &mut SqliteConnection,
+    consumer: &str,
+    lane: Option<&str>,
+    order: Order,
+) -> Result<bool, Error> {
+    if consumers(connection, Some(consumer)).await?.is_empty() {
+        return Ok(false);
+    }
+    if let (None, Order::Pause | Order::Resume) = (lane, order) {
+        let sql = "INSERT INTO relevo_inbox_consumer (name, paused) VALUES (?1, ?2) \
+                   ON CONFLICT (name) DO UPDATE SET paused = excluded.paused";
+        sqlx::query(sql).bind(consumer).bind(order == Order::Pause).execute(connection).await?;
+        return Ok(true);
+    }
+    let (sql, value) = match order {
+        Order::Pause => (PAUSE, Some(true)),
+        Order::Resume => (PAUSE, Some(false)),
+        Order::OpenBreaker => (FORCE, Some(true)),
+        Order::CloseBreaker => (FORCE, Some(false)),
+        Order::FreeBreaker => (FORCE, None),
+    };
+    let update = sqlx::query(sql).bind(consumer).bind(lane).bind(value).execute(connection).await?;
+    Ok(update.rows_affected() > 0)
+}
+
+const PAUSE: &str = "UPDATE relevo_inbox_lane SET paused = ?3 WHERE consumer = ?1 AND (?2 IS NULL OR lane = ?2)";
+const FORCE: &str = "UPDATE relevo_inbox_lane SET forced = ?3 WHERE consumer = ?1 AND (?2 IS NULL OR lane = ?2)";
+
+/// What consumers did with a message.
+pub(super) async fn traces(connection: &mut SqliteConnection, message: MessageId) -> Result<Vec<Trace>, Error> {
+    let sql = "SELECT consumer, replay, state, repeats, address, lane, place, correlation, at_ms FROM relevo_inbox_trace \
+               WHERE id = ?1 ORDER BY consumer, replay";
+    let rows = sqlx::query(sql).bind(*message.as_uuid()).fetch_all(connection).await?;
+    let trace = |row| {
+        Ok(Trace {
+            consumer: column(row, 0)?,
+            entry: Entry { id: message, replay: number(row, 1)? },
+            state: state(row, 2)?,
+            repeats: number(row, 3)?,
+            address: column(row, 4)?,
+            lane: column(row, 5)?,
+            place: column::<Option<i64>>(row, 6)?.map(i64::cast_unsigned),
+            correlation: column(row, 7)?,
+            at: time(row, 8)?,
+        })
+    };
+    rows.iter().map(trace).collect()
+}

@@ -1,0 +1,110 @@
+//! The inbox in a SQLite file as the suite sees it.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use relevo_conformance::inbox::{Capabilities, Handling, Harness};
+use relevo_core::MessageId;
+use relevo_core::inbox::Keeping;
+use relevo_store_sqlite::inbox::{Config, Inbox};
+use relevo_store_sqlite::{Config as StoreConfig, Draft, Outbox, Store, connect_options};
+use sqlx::{AssertSqlSafe, ConnectOptions as _, Row as _};
+use uuid::Uuid;
+
+use crate::scratch::{self, MAIN, Scratch};
+
+/// Long enough for any writer of a case that ends, on a busy machine too.
+const WAIT: Duration = Duration::from_secs(2);
+
+pub(crate) struct File(Scratch);
+
+pub(crate) async fn start() -> File {
+    let scratch = Scratch::new();
+    drop(scratch::outbox(&scratch.file(), 1).await);
+    scratch::run(&scratch.file(), "CREATE TABLE ledger (no INTEGER PRIMARY KEY AUTOINCREMENT, line TEXT NOT NULL)")
+        .await;
+    File(scratch)
+}
+
+impl File {
+    /// Stored times become earlier, in one transaction; an error if somebody else writes.
+    async fn move_back(&self, columns: &[(&str, &str)], time: Duration) -> Result<(), sqlx::Error> {
+        let earlier =
+            |(table, column): &(&str, &str)| format!("UPDATE {table} SET {column} = {column} - {};", time.as_millis());
+        let each: String = columns.iter().map(earlier).collect();
+        let options = connect_options(self.0.file()).busy_timeout(Duration::from_millis(50));
+        let mut connection = options.connect().await?;
+        let sql = AssertSqlSafe(format!("BEGIN IMMEDIATE; {each} COMMIT"));
+        sqlx::raw_sql(sql).execute(&mut connection).await.map(|_| ())
+    }
+
+    async fn rows(&self, sql: &'static str) -> Vec<sqlx::sqlite::SqliteRow> {
+        sqlx::query(sql).fetch_all(&mut scratch::connect(&self.0.file()).await).await.expect("a table")
+    }
+}
+
+#[async_trait]
+impl Harness for File {
+    type Inbox = Inbox;
+    type Operator = Store;
+
+    async fn inbox_keeping(&self, consumer: &str, keeping: Keeping) -> Inbox {
+        let config = Config { lock_timeout: WAIT, ..Config::new(self.0.file()) };
+        Inbox::open(&config, consumer, keeping).await.expect("a migrated file")
+    }
+
+    async fn operator(&self) -> Store {
+        let config = StoreConfig { busy_timeout: WAIT, ..StoreConfig::new(self.0.file(), MAIN) };
+        Store::open(config).await.expect("a migrated file")
+    }
+
+    async fn effect(&self, transaction: &mut Handling<Self>, line: &str) {
+        let effect = sqlx::query("INSERT INTO ledger (line) VALUES (?1)").bind(line);
+        effect.execute(&mut **transaction).await.expect("a table of the test");
+    }
+
+    async fn effects(&self) -> Vec<String> {
+        self.rows("SELECT line FROM ledger ORDER BY no").await.iter().map(|row| row.get(0)).collect()
+    }
+
+    async fn emit(&self, transaction: &mut Handling<Self>) -> MessageId {
+        Outbox.emit(transaction, Draft::json("orders", "k", "Emitted", "{}")).await.expect("a good message")
+    }
+
+    async fn emitted(&self) -> Vec<MessageId> {
+        let rows = self.rows("SELECT id FROM relevo_message ORDER BY seq").await;
+        rows.iter().map(|row| MessageId::from_uuid(row.get::<Uuid, _>(0))).collect()
+    }
+
+    /// Stored times become earlier, those of dead letters too: they are told apart by milliseconds. While the only writer is
+    /// open nobody can change them: then it is really waited.
+    async fn pass(&self, time: Duration) {
+        let columns = [
+            ("relevo_inbox", "until_ms"),
+            ("relevo_inbox_queue", "next_at_ms"),
+            ("relevo_inbox_queue", "claim_until_ms"),
+            ("relevo_inbox_member", "until_ms"),
+            ("relevo_inbox_dead", "arrived_at_ms"),
+            ("relevo_inbox_dead", "dead_at_ms"),
+        ];
+        if self.move_back(&columns, time).await.is_err() {
+            tokio::time::sleep(time).await;
+        }
+    }
+
+    async fn age(&self, time: Duration) {
+        let columns = [
+            ("relevo_inbox", "entered_at_ms"),
+            ("relevo_inbox_dead", "dead_at_ms"),
+            ("relevo_inbox_dead", "marked_at_ms"),
+            ("relevo_inbox_trace", "at_ms"),
+            ("relevo_inbox_member", "until_ms"),
+            ("relevo_inbox_member", "beat_at_ms"),
+        ];
+        self.move_back(&columns, time).await.expect("a free file");
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { one_writer: true }
+    }
+}

@@ -1,0 +1,83 @@
+//! Several processes that handle the same messages from one file, some of them killed.
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::path::Path;
+use std::process::{Child, Stdio};
+use std::time::Duration;
+
+use relevo_core::inbox::{Begun, Enter, Entered, Inbox as _, State};
+
+use crate::inbox_support::{arrival, effect, effects, handle, inbox, prepare};
+use crate::scratch::{Scratch, part, this_test};
+
+const WAIT: Duration = Duration::from_secs(10);
+const MESSAGES: u64 = 200;
+
+fn say(word: &str) {
+    writeln!(std::io::stdout(), "{word}").expect("somebody listens");
+}
+
+fn start(test: &str, part: &str) -> Child {
+    this_test(test, part).stdout(Stdio::piped()).spawn().expect("this program runs")
+}
+
+/// Waits until the child has said this word so often, then kills it in the middle of whatever it does.
+fn kill_after(child: &mut Child, word: &str, times: usize) {
+    let lines = BufReader::new(child.stdout.take().expect("its output")).lines();
+    assert_eq!(lines.map_while(Result::ok).filter(|line| line.ends_with(word)).take(times).count(), times);
+    child.kill().expect("a child");
+    child.wait().expect("a child");
+}
+
+#[tokio::test]
+async fn messages_that_killed_processes_shared_are_handled_once() {
+    const TEST: &str = "inbox_processes::messages_that_killed_processes_shared_are_handled_once";
+    if let Some(file) = part() {
+        let inbox = inbox(Path::new(&file), WAIT).await;
+        for number in 0..MESSAGES {
+            handle(&inbox, &arrival(number), 10).await.expect("a file");
+            say("handled");
+        }
+        return;
+    }
+    let scratch = Scratch::new();
+    let file = scratch.file();
+    prepare(&file).await;
+    for times in [20, 60] {
+        let mut workers = [0, 1].map(|_| start(TEST, file.to_str().unwrap()));
+        for worker in &mut workers {
+            kill_after(worker, "handled", times);
+        }
+    }
+    let inbox = inbox(&file, WAIT).await;
+    for number in 0..MESSAGES {
+        handle(&inbox, &arrival(number), 10).await.unwrap();
+    }
+    let each = i64::try_from(MESSAGES).unwrap();
+    assert_eq!(effects(&file).await, (each, each), "every message has one effect");
+}
+
+#[tokio::test]
+async fn a_process_that_is_killed_in_mid_transaction_leaves_nothing() {
+    const TEST: &str = "inbox_processes::a_process_that_is_killed_in_mid_transaction_leaves_nothing";
+    let message = [arrival(1)];
+    if let Some(file) = part() {
+        let inbox = inbox(Path::new(&file), WAIT).await;
+        let Begun::Open(mut tx, _) = inbox.begin(Enter { held: None, arrivals: &message }).await.unwrap() else {
+            panic!("nobody is in the way")
+        };
+        effect(&mut tx, &message[0], 10).await.unwrap();
+        say("working");
+        return std::future::pending().await;
+    }
+    let scratch = Scratch::new();
+    let file = scratch.file();
+    prepare(&file).await;
+    let mut worker = start(TEST, file.to_str().unwrap());
+    kill_after(&mut worker, "working", 1);
+    assert_eq!(effects(&file).await, (0, 0));
+    let inbox = inbox(&file, WAIT).await;
+    assert_eq!(handle(&inbox, &message[0], 10).await.unwrap(), Entered::New);
+    assert_eq!(handle(&inbox, &message[0], 10).await.unwrap(), Entered::Repeat(State::Done));
+    assert_eq!(effects(&file).await, (1, 1));
+}
