@@ -150,12 +150,18 @@ where
         for lane in asked {
             if let Some(state) = self.lanes.map.get_mut(lane) {
                 state.take_at = now + again;
+                let since = *state.wanted_since.get_or_insert(now);
+                if config.order.is_by_key() && now.duration_since(since) > config.beat_lasts * 3 {
+                    warn!(%lane, "a lane with messages here stays another member's: the broker must give each lane to one");
+                    state.wanted_since = Some(now);
+                }
             }
         }
         for held in taken {
             if let Some(state) = self.lanes.map.get_mut(&held.lane) {
                 debug!(lane = %held.lane, epoch = held.epoch, "a lane was taken");
                 state.held = Some(held);
+                state.wanted_since = None;
             }
         }
     }

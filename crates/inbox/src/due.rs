@@ -34,8 +34,7 @@ where
     let mut failures = 0;
     while !stop.is_cancelled() {
         let pause = match claim(&work, &pulse, &stop, &mut running).await {
-            Ok(true) => Duration::ZERO,
-            Ok(false) => work.config.due_every,
+            Ok(()) => work.config.due_every,
             Err(error) => away(&work, error, &mut failures)?,
         };
         let ended = tokio::select! {
@@ -57,13 +56,13 @@ where
     Ok(())
 }
 
-/// Claims as many queues as there is room for; whether there may be more.
+/// Claims as many queues as there is room for.
 async fn claim<I: Inbox + 'static>(
     work: &Arc<Work<I>>,
     pulse: &watch::Receiver<Pulse>,
     stop: &CancellationToken,
     running: &mut JoinSet<Result<(), StoreError>>,
-) -> Result<bool, StoreError>
+) -> Result<(), StoreError>
 where
     I::Transaction: 'static,
 {
@@ -73,18 +72,17 @@ where
         pulse.beats > 0 && !pulse.orders.paused
     };
     if room == 0 || !allowed {
-        return Ok(false);
+        return Ok(());
     }
     let lasts = claim_lasts(work);
     let claimed = Instant::now();
     let found = work.ask(work.inbox.due(room, work.config.due_messages, lasts)).await?;
-    let full = found.len() == room;
     for due in found {
         let (work, pulse, stop) = (Arc::clone(work), pulse.clone(), stop.clone());
         let until = claimed + lasts;
         running.spawn(async move { Run { work: &work, pulse: &pulse, stop: &stop, due, until }.all().await });
     }
-    Ok(full && running.len() < work.config.due_queues)
+    Ok(())
 }
 
 /// A claim outlasts two of the slowest handlers, each with what it takes to be alone and to be written down.

@@ -36,6 +36,8 @@ pub(crate) struct LaneState {
     pub(crate) held: Option<Held>,
     /// When it is asked for next.
     pub(crate) take_at: Instant,
+    /// Since when it has messages here and is another's; told once it lasts.
+    pub(crate) wanted_since: Option<Instant>,
     /// When the last of its messages left.
     pub(crate) idle_since: Instant,
     /// The broker gave it to another since its last message came.
@@ -54,6 +56,7 @@ impl LaneState {
         Self {
             held: None,
             take_at: now,
+            wanted_since: None,
             idle_since: now,
             gone: false,
             paused: false,

@@ -195,13 +195,13 @@ where
         let wake = self.wakes_at(now);
         let work = Arc::clone(&self.work);
         tokio::select! {
-            biased;
-            Some(worked) = self.workers.join_next() => self.worked(worked.map_err(RuntimeError::Died)?)?,
-            settled = self.settling.ended() => self.settled(settled),
-            chored = poll(&mut self.chore) => { self.chore = None; self.chored(chored)?; }
+            biased; // what happens rarely first, so that busy workers keep nothing from its turn
             Some(ended) = self.parts.join_next() => ended.map_err(RuntimeError::Died)??,
             Ok(()) = self.pulse.changed() => self.ordered(),
+            chored = poll(&mut self.chore) => { self.chore = None; self.chored(chored)?; }
+            settled = self.settling.ended() => self.settled(settled),
             received = poll(&mut self.receiving) => { self.receiving = None; self.received(received)?; }
+            Some(worked) = self.workers.join_next() => self.worked(worked.map_err(RuntimeError::Died)?)?,
             () = work.breakers.changed.notified() => {}
             () = sleep_until(wake) => {}
         }
