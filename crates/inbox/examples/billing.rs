@@ -1,0 +1,93 @@
+//! A consumer with one handler of each form, on the embedded broker. Ctrl-C stops it orderly.
+//!
+//! The inbox is in memory here, so that nothing else is needed; with PostgreSQL `T` is `sqlx::Transaction<'static, Postgres>`
+//! and the rest is the same.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use relevo_broker_embedded::{Config as BrokerConfig, EmbeddedBroker, Group, Membership};
+use relevo_core::inbox::Keeping;
+use relevo_inbox::{Call, Config, Handled, Handlers, Incoming, Runtime, Trouble, TypedInside, Verdict, typed};
+use relevo_store_memory::{Draft, Outbox, Settings, Transaction};
+use serde::Deserialize;
+use tokio_util::sync::CancellationToken;
+
+#[derive(Deserialize)]
+struct OrderPlaced {
+    order: String,
+    cents: u64,
+}
+
+/// Writes an invoice and says so: both happen once, or not at all.
+struct Invoice;
+
+#[async_trait]
+impl TypedInside<Transaction> for Invoice {
+    type Payload = OrderPlaced;
+
+    async fn handle(&self, transaction: &mut Transaction, order: OrderPlaced, incoming: &Incoming) -> Handled {
+        if order.cents == 0 {
+            return Ok(Verdict::Skip);
+        }
+        transaction.record(format!("invoice for {}: {} cents", order.order, order.cents))?;
+        let caused = incoming.caused(relevo_core::Draft::json("invoices", &order.order, "InvoiceIssued", "{}"));
+        let draft = Draft::new("invoices", order.order, "InvoiceIssued", "{}");
+        transaction.emit(Draft { headers: caused.headers, ..draft })?;
+        Ok(Verdict::Done)
+    }
+}
+
+/// Sends a letter: the post is called outside of any transaction, and what it answered is written down once.
+struct Letter;
+
+#[async_trait]
+impl Call<Transaction> for Letter {
+    type Answer = String;
+
+    async fn call(&self, incoming: &Incoming) -> Result<String, Trouble> {
+        post(incoming.idempotency_id(), incoming.payload()).await.map_err(|error| match error {
+            PostError::Closed => Trouble::away("the post is closed"), // pauses the lane, counts nothing
+            PostError::NoSuchStreet => Trouble::poison("no such street").with_class("address"), // a dead letter
+        })
+    }
+
+    async fn commit(&self, transaction: &mut Transaction, _incoming: &Incoming, receipt: String) -> Handled {
+        transaction.record(receipt)?;
+        Ok(Verdict::Done)
+    }
+}
+
+enum PostError {
+    Closed,
+    NoSuchStreet,
+}
+
+async fn post(id: uuid::Uuid, letter: &[u8]) -> Result<String, PostError> {
+    tokio::task::yield_now().await;
+    match letter {
+        b"" => Err(PostError::NoSuchStreet),
+        b"sunday" => Err(PostError::Closed),
+        _ => Ok(format!("sent as {id}")),
+    }
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let broker = EmbeddedBroker::open(BrokerConfig::new("relevo-billing.db")).await?;
+    broker.declare(&Group::new("billing", ["orders.**", "letters"])).await?;
+    let consumer = broker.consumer("billing", Membership::default()).await?;
+    let inbox = Outbox::new(Settings::default()).inbox("billing", Keeping::default());
+    let handlers = Handlers::new().inside("OrderPlaced", typed(Invoice)).call("letter.*", Letter);
+
+    let runtime = Runtime::new(Arc::new(inbox), Arc::new(consumer), handlers, Config::new("billing"));
+    let stop = CancellationToken::new();
+    let interrupted = stop.clone();
+    let run = runtime.run(stop);
+    tokio::pin!(run);
+    tokio::select! {
+        ended = &mut run => return Ok(ended?),
+        _ = tokio::signal::ctrl_c() => interrupted.cancel(),
+    }
+    Ok(run.await?)
+}
