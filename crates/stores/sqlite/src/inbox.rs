@@ -97,10 +97,7 @@ impl Inbox {
             wait: config.lock_timeout,
             deadline: config.busy_timeout.max(config.lock_timeout * 2) + DISK_DEADLINE,
         };
-        match links.brief.take().await {
-            Ok(session) => session.give_back(),
-            Err(error) => return Err(error.of_file(&links.file)),
-        }
+        links.try_out().await.map_err(|error| error.of_file(&links.file))?;
         Ok(Self { links: Arc::new(links), consumer: consumer.to_owned(), keeping })
     }
 
@@ -131,6 +128,13 @@ impl Inbox {
 }
 
 impl Links {
+    /// Connects, and flushes what a process that was killed in its commit may have left: SQLite finds it again when the file is
+    /// opened, and a repeat of it is acknowledged without a commit of its own.
+    async fn try_out(&self) -> Result<(), Error> {
+        self.brief.take().await?.give_back();
+        disk::flush(&self.file).await
+    }
+
     /// Within the deadline, and what failed names the file.
     async fn within<T>(&self, work: impl Future<Output = Result<T, Error>>) -> Result<T, StoreError> {
         let result = timeout(self.deadline, work).await.unwrap_or(Err(Error::Deadline(self.deadline)));

@@ -4,6 +4,8 @@
 //! [`emit`] inside that transaction; a relay reads through [`Store`]. There is one writer at a time, so the order of the
 //! numbers is the order of the commits. Every connection that emits should be made from [`connect_options`].
 //!
+//! The receiver's side, where a handler's effect happens once, is in [`inbox`].
+//!
 //! ```
 //! # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
 //! # let directory = std::env::temp_dir().join(format!("relevo-doc-{}", uuid::Uuid::new_v4()));

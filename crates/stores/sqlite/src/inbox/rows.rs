@@ -1,5 +1,7 @@
 //! How messages are written to rows, and read from them.
 
+use std::fmt::Write as _;
+
 use bytes::Bytes;
 use relevo_core::MessageId;
 use relevo_core::consume::{Lane, Raw};
@@ -113,7 +115,13 @@ async fn trace(
 
 /// A value need not be text, and JSON has nothing but text.
 fn headers_text(headers: &[(String, Bytes)]) -> String {
-    let hex = |value: &Bytes| value.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    let hex = |value: &Bytes| {
+        let mut text = String::with_capacity(value.len() * 2);
+        for byte in value {
+            write!(text, "{byte:02x}").expect("a string takes everything");
+        }
+        text
+    };
     let pairs: Vec<_> = headers.iter().map(|(name, value)| (name, hex(value))).collect();
     serde_json::to_string(&pairs).expect("pairs of strings are always JSON")
 }

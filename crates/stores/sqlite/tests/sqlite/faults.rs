@@ -263,7 +263,7 @@ async fn refused_for_good(file: &Path, text: &str) {
 }
 
 /// Waits until every connection is closed: the last one takes the log away with it, on a thread of its own.
-async fn closed(file: &Path) {
+pub(crate) async fn closed(file: &Path) {
     while file.with_extension("db-wal").exists() {
         tokio::task::yield_now().await;
     }

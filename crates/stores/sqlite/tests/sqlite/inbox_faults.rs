@@ -10,8 +10,9 @@ use relevo_store_sqlite::inbox::{Config, Inbox};
 use sqlx::Row as _;
 use uuid::Uuid;
 
+use crate::faults::closed;
 use crate::inbox_support::{Handling, arrival, effects, handle, inbox, prepare};
-use crate::scratch::{Scratch, connect, part, told, with_mounts};
+use crate::scratch::{Scratch, part, told, with_mounts};
 
 const WAIT: Duration = Duration::from_millis(200);
 
@@ -99,7 +100,7 @@ async fn a_handler_that_does_not_end_is_told_to_whoever_waits() {
 }
 
 #[tokio::test]
-async fn a_file_that_was_replaced_is_told_once() {
+async fn a_file_that_was_replaced_is_told() {
     let scratch = Scratch::new();
     let file = scratch.file();
     prepare(&file).await;
@@ -107,13 +108,8 @@ async fn a_file_that_was_replaced_is_told_once() {
     assert_eq!(handle(&inbox, &arrival(1), 1).await.unwrap(), Entered::New);
     let other = scratch.path().join("other.db");
     prepare(&other).await;
-    connect(&other).await;
+    closed(&other).await;
     std::fs::rename(&other, &file).unwrap();
-    for suffix in ["-wal", "-shm"] {
-        let beside = |name: &Path| std::path::PathBuf::from(format!("{}{suffix}", name.display()));
-        std::fs::remove_file(beside(&file)).ok();
-        std::fs::rename(beside(&other), beside(&file)).ok();
-    }
     let error = handle(&inbox, &arrival(1), 1).await.expect_err("another file");
     assert!(error.is_passing() && told(&error).contains("was replaced by another file"), "{}", told(&error));
 }
