@@ -114,10 +114,12 @@ END $$;
 
 -- Claims queues whose time has come, those that waited longest first, each with its first messages; a row without a message
 -- for one that is empty and only has to be released.
+-- Sessions live long and plan while tables are small: the planner is left nothing but indexes.
 CREATE FUNCTION inbox_due(of_consumer text, queues int, messages int, lasts_ms bigint)
 RETURNS TABLE (queue text, token uuid, attempts int, started int, reopened boolean, no bigint, id uuid, replay int,
     header_names bytea[], header_values bytea[], payload bytea, address text, lane text, place text, correlation text)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
+    SET enable_seqscan = off SET enable_bitmapscan = off
 AS $$
 #variable_conflict use_column
 DECLARE

@@ -137,11 +137,13 @@ END $$;
 
 -- Deletes what is older than its retention, at most so many rows of each kind; says whether there is more. What waits or is
 -- dead is never deleted. Call it from time to time if no consumer runtime does.
+-- Sessions live long and plan while tables are small: nothing but an index in the order of time is left to the planner.
 CREATE FUNCTION inbox_prune(
     consumer text, keep_done interval DEFAULT '30 days', keep_dead interval DEFAULT '90 days',
     keep_trace interval DEFAULT '30 days', most int DEFAULT 10000
 ) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
+    SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
 AS $$
 DECLARE
     -- Values, which an index can be searched for: the function could change from row to row.
