@@ -1,6 +1,6 @@
 //! Several first deliveries in one transaction.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use relevo_core::message::Headers;
 use relevo_inbox::{Config, Order};
@@ -68,4 +68,26 @@ async fn repeats_and_skipped_ones_in_a_batch_are_told_apart() {
     acknowledged(&stage, 4).await;
     let stats = &process.stats;
     assert_eq!((stats.done(), stats.duplicates(), stats.skipped(), stats.batches()), (1, 1, 2, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_batch_that_is_undone_keeps_the_order_of_its_keys() {
+    let stage = Stage::new();
+    for number in 0..12 {
+        stage.send("0", ["a", "b"][number % 2], &format!("{number:02}"));
+    }
+    let first = AtomicBool::new(true);
+    let handler = told(
+        move |incoming| {
+            if text(incoming) == "06" && first.swap(false, Ordering::SeqCst) { Do::Fail } else { Do::Done }
+        },
+    );
+    let process = stage.start(Config { batch_max: 20, ..ordered() }, inside(&handler));
+    acknowledged(&stage, 12).await;
+    assert_eq!((process.stats.batches_undone(), stage.ledger().len()), (1, 12));
+    for key in ["a", "b"] {
+        let ledger = stage.ledger();
+        let of: Vec<_> = ledger.iter().filter(|line| line.starts_with(key)).collect();
+        assert!(of.is_sorted(), "{of:?}");
+    }
 }
