@@ -44,6 +44,8 @@ mod relay_faults;
 mod relay_leases;
 #[path = "postgres/rules_a.rs"]
 mod rules_a;
+#[path = "postgres/rules_a_sequence.rs"]
+mod rules_a_sequence;
 #[path = "postgres/rules_a_servers.rs"]
 mod rules_a_servers;
 #[path = "postgres/rules_a_stress.rs"]

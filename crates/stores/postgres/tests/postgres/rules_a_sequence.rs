@@ -1,0 +1,64 @@
+//! The last number of a tick: a sequence's row, read while numbers are drawn, may say a number that nobody has.
+
+use std::time::Duration;
+
+use crate::rules_support::Bed;
+use sqlx::Row as _;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+const WRITERS: usize = 4;
+/// The row that is read without its lock goes back several times a second; this is for the slowest machine.
+const IN_VAIN: Duration = Duration::from_mins(2);
+
+/// Reads again and again for at most two seconds; says how often, and how often the number was lower than before.
+fn reads(number: &str) -> String {
+    format!(
+        "CREATE OR REPLACE FUNCTION backs(OUT reads bigint, OUT backs bigint) LANGUAGE plpgsql AS $$
+         DECLARE
+             before bigint := 0;
+             number bigint;
+             until timestamptz := clock_timestamp() + '2 s';
+         BEGIN
+             reads := 0;
+             backs := 0;
+             WHILE clock_timestamp() < until LOOP
+                 SELECT {number} INTO number;
+                 reads := reads + 1;
+                 backs := backs + (number < before)::int;
+                 before := number;
+             END LOOP;
+         END $$"
+    )
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_last_number_never_goes_back_while_numbers_are_drawn() {
+    let bed = Bed::shared(8).await;
+    let stop = CancellationToken::new();
+    let mut writers = JoinSet::new();
+    for _ in 0..WRITERS {
+        let (mut session, stop) = (bed.session().await, stop.clone());
+        writers.spawn(async move {
+            while !stop.is_cancelled() {
+                session.run("SELECT count(nextval('relevo.message_seq')) FROM generate_series(1, 500)").await;
+            }
+        });
+    }
+    let mut session = bed.session().await;
+    session.run(&reads("last_value FROM relevo.message_seq")).await;
+    let begun = std::time::Instant::now();
+    while session.rows("SELECT * FROM backs()").await[0].get::<i64, _>("backs") == 0 {
+        assert!(begun.elapsed() < IN_VAIN, "the row itself never went back: is the lock needed at all?");
+    }
+    session.run(&reads("relevo.last_number()")).await;
+    for _ in 0..3 {
+        let row = session.rows("SELECT * FROM backs()").await.remove(0);
+        let (reads, backs): (i64, i64) = (row.get("reads"), row.get("backs"));
+        assert!(reads > 100 && backs == 0, "{backs} of {reads} went back");
+    }
+    stop.cancel();
+    while let Some(ended) = writers.join_next().await {
+        ended.expect("writers end well");
+    }
+}
