@@ -160,8 +160,16 @@ async fn latencies(
     (p50, p99): (f64, f64),
     report: &mut Report,
 ) -> anyhow::Result<()> {
+    let bench = Bench::new(server, "brokers_latency").await?;
+    drop(bench.store().await?);
     kind.empty().await?;
-    let alone = alone::latencies(&*kind.client().await?, messages, Duration::from_millis(1), LATENCY_TIME).await?;
+    // The same writers keep the database and the disk busy.
+    let client = kind.client().await?;
+    let (alone, written) = tokio::join!(
+        alone::latencies(&*client, messages, Duration::from_millis(1), LATENCY_TIME),
+        latency::write(&bench, 1000, 4, LATENCY_TIME)
+    );
+    let (alone, _) = (alone?, written?);
     kind.empty().await?;
     let bench = Bench::new(server, "brokers_latency").await?;
     let receipts = latency::Receipts::default();

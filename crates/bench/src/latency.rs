@@ -53,6 +53,31 @@ pub(crate) async fn at_rate(
     let stop = CancellationToken::new();
     let mut tasks = tokio::task::JoinSet::new();
     tasks.spawn(relay.run(stop.clone()));
+    let sent = write(bench, rate, clients, time).await?;
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    stop.cancel();
+    while let Some(done) = tasks.join_next().await {
+        done??;
+    }
+    let receipts = receipts.lock().unwrap_or_else(PoisonError::into_inner);
+    // The first second warms both sides up.
+    let mut millis = Vec::with_capacity(sent.len());
+    let warm = sent.first().map(|(_, at)| *at + Duration::from_secs(1));
+    for (id, at) in sent.iter().filter(|(_, at)| Some(*at) > warm) {
+        let received = receipts.get(id).ok_or_else(|| anyhow::anyhow!("message {id} was not received"))?;
+        millis.push(received.saturating_duration_since(*at).as_secs_f64() * 1000.0);
+    }
+    millis.sort_by(f64::total_cmp);
+    Ok(millis)
+}
+
+/// Emits at a steady rate with some clients; gives each message with the time of its COMMIT.
+pub(crate) async fn write(
+    bench: &Bench,
+    rate: u32,
+    clients: u32,
+    time: Duration,
+) -> anyhow::Result<Vec<(MessageId, Instant)>> {
     let mut writers = tokio::task::JoinSet::new();
     for client in 0..clients {
         let mut connection = bench.options.connect().await?;
@@ -80,21 +105,7 @@ pub(crate) async fn at_rate(
     while let Some(done) = writers.join_next().await {
         sent.extend(done??);
     }
-    tokio::time::sleep(Duration::from_millis(500)).await;
-    stop.cancel();
-    while let Some(done) = tasks.join_next().await {
-        done??;
-    }
-    let receipts = receipts.lock().unwrap_or_else(PoisonError::into_inner);
-    // The first second warms both sides up.
-    let mut millis = Vec::with_capacity(sent.len());
-    let warm = sent.first().map(|(_, at)| *at + Duration::from_secs(1));
-    for (id, at) in sent.iter().filter(|(_, at)| Some(*at) > warm) {
-        let received = receipts.get(id).ok_or_else(|| anyhow::anyhow!("message {id} was not received"))?;
-        millis.push(received.saturating_duration_since(*at).as_secs_f64() * 1000.0);
-    }
-    millis.sort_by(f64::total_cmp);
-    Ok(millis)
+    Ok(sent)
 }
 
 /// Of a sorted list.
