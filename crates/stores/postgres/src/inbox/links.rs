@@ -62,8 +62,14 @@ impl Links {
         self.within(work).await
     }
 
-    pub(super) async fn commit(&self, tx: Transaction<'static, Postgres>) -> Result<(), Error> {
-        self.within(async { Ok(tx.commit().await?) }).await
+    /// Commits. The server answers COMMIT in a transaction that an error has ended by rolling it back, and the client takes
+    /// that for success: so a statement goes first, which is refused there.
+    pub(super) async fn commit(&self, mut tx: Transaction<'static, Postgres>) -> Result<(), Error> {
+        let work = async {
+            sqlx::raw_sql("SELECT 1").execute(&mut *tx).await?;
+            Ok(tx.commit().await?)
+        };
+        self.within(work).await
     }
 
     pub(super) async fn roll_back(&self, tx: Transaction<'static, Postgres>) -> Result<(), Error> {

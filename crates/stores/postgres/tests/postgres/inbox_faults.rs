@@ -72,6 +72,21 @@ async fn opened(inbox: &Inbox, arrivals: &[Arrival]) -> (Transaction, Vec<Entere
 }
 
 #[tokio::test]
+async fn a_handler_that_hides_an_error_of_the_database_is_not_done() {
+    let world = world().await;
+    let (inbox, arrival) = (inbox(world.database.options()).await, arrival(1));
+    let (mut tx, entered) = opened(&inbox, std::slice::from_ref(&arrival)).await;
+    assert_eq!(entered, [Entered::New]);
+    effect(&mut tx, &arrival).await.expect("a ledger");
+    effect(&mut tx, &arrival).await.expect_err("it is there already");
+    let committed = inbox.commit(tx).await;
+    assert!(matches!(committed, Err(StoreError::Broken(_))), "{committed:?}");
+    handle(&inbox, &arrival).await.expect("it is new, and so is its effect");
+    let (_, entered) = opened(&inbox, &[arrival]).await;
+    assert_eq!(entered, [Entered::Repeat(State::Done)]);
+}
+
+#[tokio::test]
 async fn a_session_that_is_killed_in_mid_transaction_leaves_nothing() {
     let world = world().await;
     let inbox = inbox(world.database.options()).await;
