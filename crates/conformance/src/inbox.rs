@@ -59,6 +59,7 @@ macro_rules! inbox_suite {
             calls::a_claimed_message_is_called_by_one,
             calls::two_claims_at_once_give_one,
             calls::a_late_caller_cannot_commit,
+            calls::a_call_whose_time_is_over_is_handled_inside,
             calls::an_expired_claim_that_nobody_took_commits,
             calls::a_result_that_rolled_back_leaves_the_claim,
             calls::a_message_in_a_call_is_not_handled_beside_it,

@@ -3,7 +3,7 @@
 use std::slice;
 
 use relevo_core::inbox::retries::{Step, is_expired};
-use relevo_core::inbox::{Begun, Claim, Claimed, Enter, Entered, Held, Inbox, Kept, Stop};
+use relevo_core::inbox::{Begun, Claim, Claimed, Enter, Entered, Held, Inbox, Kept, State, Stop};
 use relevo_core::store::StoreError;
 use relevo_core::{AfterDead, Answer};
 use tokio::time::{Instant, sleep};
@@ -79,6 +79,10 @@ where
             Begun::Lost => return Ok(Ended::Lost),
             Begun::Busy => return Ok(Ended::Busy(self.config.busy_pause)),
         };
+        if is_under_way(entered) {
+            self.ask(self.inbox.roll_back(transaction)).await?;
+            return Ok(Ended::Busy(self.config.busy_pause));
+        }
         if entered != Entered::New {
             self.ask(self.inbox.commit(transaction)).await?;
             self.not_new(entered);
@@ -102,6 +106,9 @@ where
         let begun = Instant::now();
         let claim = match self.ask(self.inbox.claim(&item.arrival, held, lasts)).await? {
             Claimed::Mine(claim) => claim,
+            Claimed::Repeat(state) if is_under_way(Entered::Repeat(state)) => {
+                return Ok(Ended::Busy(self.config.busy_pause));
+            }
             Claimed::Repeat(state) => {
                 self.not_new(Entered::Repeat(state));
                 return Ok(Ended::DONE);
@@ -177,6 +184,10 @@ where
             Begun::Lost => return Ok(items.iter().map(|_| Ended::Lost).collect()),
             Begun::Busy => return Ok(items.iter_mut().map(part).collect()),
         };
+        if entered.iter().copied().any(is_under_way) {
+            self.ask(self.inbox.roll_back(transaction)).await?;
+            return Ok(items.iter_mut().map(part).collect());
+        }
         let mut verdicts = Vec::with_capacity(items.len());
         for (item, entered) in items.iter().zip(&entered) {
             let (Entered::New, Ok(incoming)) = (entered, &item.incoming) else { continue };
@@ -303,6 +314,7 @@ where
                 self.kept(&item.arrival, item.incoming.as_ref().ok(), &decided.setback).await;
                 Ok(Ended::DONE)
             }
+            Kept::Repeat(state) if is_under_way(Entered::Repeat(state)) => Ok(Ended::Busy(self.config.busy_pause)),
             Kept::Repeat(state) => {
                 self.not_new(Entered::Repeat(state));
                 Ok(Ended::DONE)
@@ -325,6 +337,11 @@ where
         }
         self.ask(self.inbox.ended(item.arrival.entry, claim)).await
     }
+}
+
+/// Whether another worker may be at it: if that one dies, only the broker's copy is left, so that it is not acknowledged.
+const fn is_under_way(entered: Entered) -> bool {
+    matches!(entered, Entered::Repeat(State::Open | State::Calling))
 }
 
 /// From now on it is handled alone.

@@ -54,6 +54,17 @@ pub async fn two_claims_at_once_give_one(h: &mut impl Harness) {
     }
 }
 
+/// The next version of a program may handle inside a transaction what the last one called for.
+pub async fn a_call_whose_time_is_over_is_handled_inside(h: &mut impl Harness) {
+    let (slow, quick) = (h.inbox(BILLING).await, h.inbox(BILLING).await);
+    let message = arrival(1, "a");
+    let late = claim(&slow, &message, SHORT).await;
+    h.pass(SHORT).await;
+    assert_eq!(handle(h, &quick, std::slice::from_ref(&message)).await, [Entered::New]);
+    lost(slow.begin_claimed(&message, None, late).await);
+    assert_eq!(h.effects().await, lines(&[1]));
+}
+
 /// Two workers both called: the result of the one that was too slow is not committed.
 pub async fn a_late_caller_cannot_commit(h: &mut impl Harness) {
     let (slow, quick) = (h.inbox(BILLING).await, h.inbox(BILLING).await);

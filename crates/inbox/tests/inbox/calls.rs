@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use relevo_core::message::Headers;
 
-use crate::stage::{Do, Stage, acknowledged, call, fails, ordered, told, unordered, until};
+use crate::stage::{Do, Stage, acknowledged, call, fails, inside, ordered, told, unordered, until};
 
 #[tokio::test(start_paused = true)]
 async fn every_try_calls_under_the_same_id_those_of_the_retry_table_included() {
@@ -61,6 +61,21 @@ async fn a_call_of_a_process_that_died_is_made_again_once_its_claim_has_ended() 
     assert!(died.elapsed() > Duration::from_mins(1), "twice its deadline, and the margin: {:?}", died.elapsed());
     let calls = handler.calls.lock().unwrap();
     assert_eq!(calls[0], calls[1]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_that_died_is_not_taken_for_done_by_a_handler_that_works_inside() {
+    let stage = Stage::new();
+    stage.send("0", "k", "1");
+    let calling = told(|_| Do::DoneAfter(Duration::from_secs(20)));
+    let first = stage.start(unordered(), call(&calling));
+    until("it is called", async || calling.tried().len() == 1).await;
+    first.kill().await;
+    stage.wire.redeliver();
+    // The next version of the program handles the same type in its transaction.
+    let _second = stage.start(unordered(), inside(&told(|_| Do::Done)));
+    acknowledged(&stage, 1).await;
+    assert_eq!(stage.ledger(), ["k:1"]);
 }
 
 #[tokio::test(start_paused = true)]
