@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::rules_support::Bed;
+use crate::rules_support::{Bed, Reader};
 use sqlx::Row as _;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -60,5 +60,19 @@ async fn a_last_number_never_goes_back_while_numbers_are_drawn() {
     stop.cancel();
     while let Some(ended) = writers.join_next().await {
         ended.expect("writers end well");
+    }
+}
+
+#[tokio::test]
+async fn a_tick_with_a_number_that_nobody_has_drawn_passes_over_whoever_draws_it() {
+    const HIGH: &str = "SELECT last_number() INTO h;";
+    for (high, expected) in [(HIGH, vec!["after"]), ("SELECT last_number() + 32 INTO h;", vec![])] {
+        let bed = Bed::shared(8).await;
+        bed.mutate("make_tick", HIGH, high).await;
+        let mut reader = Reader::start(&bed).await;
+        bed.emit("k", "before").await;
+        assert_eq!(reader.drain().await, ["before"]);
+        bed.emit("k", "after").await;
+        assert_eq!(reader.drain().await, expected, "{high}");
     }
 }
