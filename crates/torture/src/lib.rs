@@ -2,8 +2,11 @@
 //! stopped and continued, a database that is killed too, and a broker that is killed, stopped and cut off. At the end nothing is lost, nothing came that never
 //! committed, and first appearances of each key are in commit order.
 
+mod database;
 mod far;
+mod harms;
 mod oracle;
+mod process;
 mod producers;
 mod random;
 mod relays;

@@ -1,23 +1,18 @@
 //! Applications: they change keys and emit that they did, commit, roll back, or vanish.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use relevo_core::Draft;
-use relevo_core::operate::{Inspect, Operate as _, Start};
-use sqlx::postgres::{PgConnectOptions, PgConnection};
-use sqlx::{ConnectOptions as _, Connection as _, Row as _, SqliteConnection};
+use sqlx::{Connection as _, Row as _};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
-use crate::oracle::Change;
+use crate::database::{Database, KEYS, Link};
 use crate::random::Random;
 
-/// How many keys are changed.
-pub(crate) const KEYS: u32 = 50;
 /// One transaction in so many rolls back, and as many connections vanish in mid-transaction.
 const ENDS: u32 = 10;
 /// One transaction in so many takes its time before it ends.
@@ -25,21 +20,8 @@ const SLOW: u32 = 20;
 /// How long a producer waits when the database is away.
 const AWAY: Duration = Duration::from_millis(50);
 
-const TABLES: [&str; 2] = [
-    "CREATE TABLE torture_key (key text PRIMARY KEY, changes bigint NOT NULL)",
-    "CREATE TABLE torture_change (key text NOT NULL, number bigint NOT NULL, token text PRIMARY KEY)",
-];
 const CHANGE: &str = "UPDATE torture_key SET changes = changes + $2 WHERE key = $1 RETURNING changes - $2";
 const RECORD: &str = "INSERT INTO torture_change VALUES ($1, $2, $3)";
-
-/// Where producers write.
-#[derive(Clone, Debug)]
-pub(crate) enum Database {
-    /// A real server.
-    Postgres(Box<PgConnectOptions>),
-    /// A file.
-    Sqlite(PathBuf),
-}
 
 /// How a transaction ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,105 +40,6 @@ pub(crate) struct Done {
     pub(crate) vanished: AtomicU64,
     /// The database was away, or answered nothing: it may have happened.
     pub(crate) unknown: AtomicU64,
-}
-
-impl Database {
-    /// Makes the outbox and its one destination.
-    pub(crate) async fn make_outbox(&self, destination: &str, shards: u16) -> Result<()> {
-        match self {
-            Self::Postgres(options) => {
-                let schema = relevo_store_postgres::Schema::default();
-                relevo_store_postgres::migrate::migrate(&mut options.connect().await?, &schema).await?;
-            }
-            Self::Sqlite(path) => {
-                relevo_store_sqlite::migrate::migrate(path).await?;
-            }
-        }
-        let added = match self {
-            Self::Postgres(options) => {
-                let config = relevo_store_postgres::Config::new((**options).clone(), destination);
-                relevo_store_postgres::Store::open(config).await?.add_destination(shards, Start::Now).await?
-            }
-            Self::Sqlite(path) => {
-                let config = relevo_store_sqlite::Config::new(path, destination);
-                relevo_store_sqlite::Store::open(config).await?.add_destination(shards, Start::Now).await?
-            }
-        };
-        anyhow::ensure!(added, "the outbox is not new");
-        Ok(())
-    }
-
-    /// A look at the outbox.
-    pub(crate) async fn inspect(&self, destination: &str) -> Result<Box<dyn Inspect>> {
-        Ok(match self {
-            Self::Postgres(options) => {
-                let config = relevo_store_postgres::Config::new((**options).clone(), destination);
-                Box::new(relevo_store_postgres::Store::open(config).await?)
-            }
-            Self::Sqlite(path) => {
-                let config = relevo_store_sqlite::Config::new(path, destination);
-                Box::new(relevo_store_sqlite::Store::open(config).await?)
-            }
-        })
-    }
-
-    /// Makes the producers' own tables, and the keys.
-    pub(crate) async fn prepare(&self) -> Result<()> {
-        match self.connect().await? {
-            Link::Postgres(mut connection) => {
-                for table in TABLES {
-                    sqlx::raw_sql(table).execute(&mut connection).await?;
-                }
-                for key in keys() {
-                    sqlx::query("INSERT INTO torture_key VALUES ($1, 0)").bind(key).execute(&mut connection).await?;
-                }
-                Ok(connection.close().await?)
-            }
-            Link::Sqlite(mut connection) => {
-                for table in TABLES {
-                    sqlx::raw_sql(table).execute(&mut connection).await?;
-                }
-                for key in keys() {
-                    sqlx::query("INSERT INTO torture_key VALUES ($1, 0)").bind(key).execute(&mut connection).await?;
-                }
-                Ok(connection.close().await?)
-            }
-        }
-    }
-
-    /// What really committed: the record is written in the transaction that emits.
-    pub(crate) async fn changes(&self) -> Result<Vec<Change>> {
-        let sql = "SELECT key, number, token FROM torture_change";
-        let triples: Vec<(String, i64, String)> = match self.connect().await? {
-            Link::Postgres(mut connection) => {
-                let rows = sqlx::query(sql).fetch_all(&mut connection).await?;
-                rows.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?, row.try_get(2)?))).collect::<Result<_>>()?
-            }
-            Link::Sqlite(mut connection) => {
-                let rows = sqlx::query(sql).fetch_all(&mut connection).await?;
-                rows.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?, row.try_get(2)?))).collect::<Result<_>>()?
-            }
-        };
-        Ok(triples.into_iter().map(|(key, number, token)| Change { key, number, token }).collect())
-    }
-
-    async fn connect(&self) -> Result<Link> {
-        Ok(match self {
-            Self::Postgres(options) => Link::Postgres(options.connect().await?),
-            Self::Sqlite(path) => {
-                Link::Sqlite(relevo_store_sqlite::connect_options(path).disable_statement_logging().connect().await?)
-            }
-        })
-    }
-}
-
-fn keys() -> impl Iterator<Item = String> {
-    (0..KEYS).map(|number| format!("key-{number}"))
-}
-
-enum Link {
-    Postgres(PgConnection),
-    Sqlite(SqliteConnection),
 }
 
 /// One application process's worth of writing.

@@ -1,133 +1,33 @@
-//! `relevo run` processes, and what is done to them.
+//! The relays on stage: `relevo run`.
 
-use std::os::unix::process::ExitStatusExt as _;
-use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail, ensure};
-use rustix::process::{Pid, Signal, kill_process};
-use tokio::process::{Child, Command};
-use tokio::time::{Instant, timeout};
+use anyhow::Result;
 
-/// How long a relay that is told to stop may take.
-const LEAVES_WITHIN: Duration = Duration::from_secs(30);
+use crate::process::Process;
 
-/// So long after its start a relay listens to signals.
-const AWAKE_WITHIN: Duration = Duration::from_secs(5);
+/// Short, so that a relay is stopped past it several times in a run.
+pub(crate) const LEASE: Duration = Duration::from_secs(3);
+/// No publish takes longer.
+pub(crate) const PUBLISH_DEADLINE: Duration = Duration::from_millis(1500);
 
-/// One relay process.
-#[derive(Debug)]
-pub(crate) struct Relay {
+/// Starts one, with a configuration of its own. `destination` is the broker's part of it.
+pub(crate) fn start(
+    relevo: &Path,
+    directory: &Path,
     number: usize,
-    config: PathBuf,
-    log: PathBuf,
-    child: Option<Child>,
-    started: Instant,
-    /// It is stopped until then.
-    continues_at: Option<Instant>,
-}
-
-impl Relay {
-    /// Starts it, with a configuration and a log of its own.
-    pub(crate) fn start(relevo: &Path, number: usize, directory: &Path, config: &str) -> Result<Self> {
-        let path = directory.join(format!("relay-{number}.toml"));
-        std::fs::write(&path, config)?;
-        let log = directory.join(format!("relay-{number}.log"));
-        let mut relay = Self { number, config: path, log, child: None, started: Instant::now(), continues_at: None };
-        relay.start_again(relevo)?;
-        Ok(relay)
-    }
-
-    /// Starts it again after it ended.
-    pub(crate) fn start_again(&mut self, relevo: &Path) -> Result<()> {
-        let log = std::fs::File::options().create(true).append(true).open(&self.log)?;
-        let child = Command::new(relevo)
-            .args(["run", "-c"])
-            .arg(&self.config)
-            .stdin(Stdio::null())
-            .stdout(log.try_clone()?)
-            .stderr(log)
-            .kill_on_drop(true)
-            .spawn()
-            .with_context(|| format!("`{}` cannot be started", relevo.display()))?;
-        self.child = Some(child);
-        self.started = Instant::now();
-        Ok(())
-    }
-
-    /// Whether it is there and not stopped.
-    pub(crate) fn is_awake(&self) -> bool {
-        self.child.is_some() && self.continues_at.is_none()
-    }
-
-    /// Whether it is gone.
-    pub(crate) fn is_gone(&self) -> bool {
-        self.child.is_none()
-    }
-
-    /// An error if it ended by itself: nothing that is done to it is a reason for that.
-    pub(crate) fn expect_alive(&mut self) -> Result<()> {
-        let Some(child) = &mut self.child else { return Ok(()) };
-        if let Some(status) = child.try_wait()? {
-            bail!("relay {} ended by itself with {status}; its log ends with:\n{}", self.number, self.tail());
-        }
-        Ok(())
-    }
-
-    /// Kills it without warning.
-    pub(crate) async fn kill9(&mut self) -> Result<()> {
-        if let Some(mut child) = self.child.take() {
-            child.kill().await?;
-        }
-        self.continues_at = None;
-        Ok(())
-    }
-
-    /// Stops it in the middle of whatever it does, until `until`.
-    pub(crate) fn freeze(&mut self, until: Instant) -> Result<()> {
-        self.signal(Signal::STOP)?;
-        self.continues_at = Some(until);
-        Ok(())
-    }
-
-    /// Lets it go on, if its time has come.
-    pub(crate) fn thaw(&mut self, now: Instant) -> Result<()> {
-        if self.continues_at.is_some_and(|at| at <= now) {
-            self.signal(Signal::CONT)?;
-            self.continues_at = None;
-        }
-        Ok(())
-    }
-
-    /// Asks it to leave; an error if it does not leave cleanly and in time.
-    pub(crate) async fn leave(&mut self) -> Result<()> {
-        self.signal(Signal::TERM)?;
-        let Some(mut child) = self.child.take() else { return Ok(()) };
-        let status = timeout(LEAVES_WITHIN, child.wait()).await;
-        let status = status.with_context(|| format!("relay {} did not leave", self.number))??;
-        // A process that has only just begun may be ended by the signal before it listens to any.
-        let unborn = status.signal() == Some(Signal::TERM.as_raw()) && self.started.elapsed() < AWAKE_WITHIN;
-        ensure!(
-            status.success() || unborn,
-            "relay {} left with {status}; its log ends with:\n{}",
-            self.number,
-            self.tail()
-        );
-        Ok(())
-    }
-
-    fn signal(&self, signal: Signal) -> Result<()> {
-        let id = self.child.as_ref().and_then(Child::id);
-        if let Some(pid) = id.and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw) {
-            kill_process(pid, signal)?;
-        }
-        Ok(())
-    }
-
-    fn tail(&self) -> String {
-        let log = std::fs::read_to_string(&self.log).unwrap_or_default();
-        let lines: Vec<_> = log.lines().collect();
-        lines[lines.len().saturating_sub(10)..].join("\n")
-    }
+    database: &str,
+    destination: &str,
+) -> Result<Process> {
+    let name = format!("relay-{number}");
+    let path = directory.join(format!("{name}.toml"));
+    let (lease_ms, deadline_ms) = (LEASE.as_millis(), PUBLISH_DEADLINE.as_millis());
+    let config = format!(
+        "name = {name:?}\n[admin]\nlisten = \"off\"\n\
+         [relay]\nlease_ms = {lease_ms}\nlease_margin_ms = 500\npublish_deadline_ms = {deadline_ms}\n\
+         [outboxes.victim]\ndatabase = {database:?}\ncall_deadline_ms = 1500\n{destination}"
+    );
+    std::fs::write(&path, config)?;
+    Process::start(name, directory, relevo, ["run".into(), "-c".into(), path.into_os_string()])
 }

@@ -1,4 +1,4 @@
-//! One run: who is on stage, and what is done to them.
+//! One run: who is on stage, and how it goes.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,18 +11,17 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
-use crate::far::{Blow, Broker, Far};
+use crate::database::Database;
+use crate::far::{Broker, Far};
 use crate::oracle::judge;
-use crate::producers::{Database, Done, Producer};
+use crate::process::Process;
+use crate::producers::{Done, Producer};
 use crate::random::Random;
-use crate::relays::Relay;
+use crate::relays::{self, LEASE};
 use crate::report::{Deeds, Report};
 
 const RELAYS: usize = 3;
 const SHARDS: u16 = 8;
-/// Short, so that a relay is stopped past it several times in a run.
-const LEASE: Duration = Duration::from_secs(3);
-const PUBLISH_DEADLINE: Duration = Duration::from_millis(1500);
 /// What has not arrived so long after the last deed is lost.
 const DRAINS_WITHIN: Duration = Duration::from_mins(2);
 const DESTINATION: &str = "main";
@@ -85,39 +84,17 @@ impl Drop for Scratch {
     }
 }
 
-/// What is done to them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Harm {
-    Kill,
-    Freeze,
-    Leave,
-    Database,
-    Broker(Blow),
-}
-
-const EACH: [Harm; 7] = [
-    Harm::Kill,
-    Harm::Broker(Blow::Cut),
-    Harm::Freeze,
-    Harm::Broker(Blow::Kill),
-    Harm::Database,
-    Harm::Broker(Blow::Freeze),
-    Harm::Leave,
-];
-
 /// Changes of one transaction at most, where many messages are asked for: commits are what takes time.
 const BURST: u32 = 100;
 
 /// Everything that is on stage.
-struct Stage {
-    directory: PathBuf,
-    relevo: PathBuf,
-    server: Option<Private>,
+pub(crate) struct Stage {
+    pub(crate) server: Option<Private>,
     database: Database,
-    broker: Broker,
-    relays: Vec<Relay>,
-    random: Random,
-    deeds: Deeds,
+    pub(crate) broker: Broker,
+    pub(crate) relays: Vec<Process>,
+    pub(crate) random: Random,
+    pub(crate) deeds: Deeds,
 }
 
 impl Stage {
@@ -140,8 +117,6 @@ impl Stage {
         database.prepare().await?;
         let broker = Broker::start(plan.far, directory).await?;
         let mut stage = Self {
-            directory: directory.to_owned(),
-            relevo: plan.relevo.clone(),
             server,
             database,
             broker,
@@ -149,21 +124,11 @@ impl Stage {
             random: Random::new(plan.seed),
             deeds: Deeds::default(),
         };
+        let destination = stage.broker.config(DESTINATION);
         for number in 0..RELAYS {
-            let config = stage.config(number, &url);
-            stage.relays.push(Relay::start(&stage.relevo, number, &stage.directory, &config)?);
+            stage.relays.push(relays::start(&plan.relevo, directory, number, &url, &destination)?);
         }
         Ok(stage)
-    }
-
-    fn config(&self, number: usize, url: &str) -> String {
-        let (lease_ms, deadline_ms) = (LEASE.as_millis(), PUBLISH_DEADLINE.as_millis());
-        let destination = self.broker.config(DESTINATION);
-        format!(
-            "name = \"relay-{number}\"\n[admin]\nlisten = \"off\"\n\
-             [relay]\nlease_ms = {lease_ms}\nlease_margin_ms = 500\npublish_deadline_ms = {deadline_ms}\n\
-             [outboxes.victim]\ndatabase = {url:?}\ncall_deadline_ms = 1500\n{destination}"
-        )
     }
 
     async fn play(&mut self, plan: &Plan) -> Result<Report> {
@@ -235,69 +200,7 @@ impl Stage {
             relay.expect_alive()?;
             relay.thaw(Instant::now())?;
             if relay.is_gone() && self.random.one_in(2) {
-                relay.start_again(&self.relevo)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Does one harm: at first one of each kind, then whatever chance says.
-    async fn harm(&mut self, round: usize) -> Result<()> {
-        let harm = EACH.get(round).copied().unwrap_or_else(|| match self.random.below(18) {
-            0..=3 => Harm::Kill,
-            4..=7 => Harm::Freeze,
-            8..=9 => Harm::Leave,
-            10..=11 => Harm::Database,
-            12..=15 => Harm::Broker(Blow::Cut),
-            16 => Harm::Broker(Blow::Freeze),
-            _ => Harm::Broker(Blow::Kill),
-        });
-        match harm {
-            Harm::Database => self.harm_database().await,
-            Harm::Broker(blow) => self.harm_broker(blow).await,
-            Harm::Kill | Harm::Freeze | Harm::Leave => return self.harm_relay(harm).await,
-        }
-        Ok(())
-    }
-
-    async fn harm_database(&mut self) {
-        let Some(server) = &self.server else { return };
-        server.kill9().await;
-        sleep(Duration::from_millis(self.random.below(500).into())).await;
-        server.start_again().await;
-        self.deeds.database_killed += 1;
-    }
-
-    async fn harm_broker(&mut self, blow: Blow) {
-        if !self.broker.blow(blow, PUBLISH_DEADLINE.mul_f64(1.5), &mut self.random).await {
-            return;
-        }
-        match blow {
-            Blow::Kill => self.deeds.broker_killed += 1,
-            Blow::Freeze => self.deeds.broker_frozen += 1,
-            Blow::Cut => self.deeds.connections_cut += 1,
-        }
-    }
-
-    async fn harm_relay(&mut self, harm: Harm) -> Result<()> {
-        let at_hand = |relay: &Relay| if harm == Harm::Kill { !relay.is_gone() } else { relay.is_awake() };
-        let possible: Vec<usize> = (0..self.relays.len()).filter(|at| at_hand(&self.relays[*at])).collect();
-        if possible.is_empty() {
-            return Ok(());
-        }
-        let relay = &mut self.relays[possible[self.random.below(u32::try_from(possible.len())?) as usize]];
-        match harm {
-            Harm::Kill => {
-                relay.kill9().await?;
-                self.deeds.killed += 1;
-            }
-            Harm::Freeze => {
-                relay.freeze(Instant::now() + LEASE.mul_f64(1.3))?;
-                self.deeds.frozen += 1;
-            }
-            Harm::Leave | Harm::Database | Harm::Broker(_) => {
-                relay.leave().await?;
-                self.deeds.left += 1;
+                relay.start_again()?;
             }
         }
         Ok(())
@@ -309,7 +212,7 @@ impl Stage {
         for relay in &mut self.relays {
             relay.thaw(began + LEASE * 2)?;
             if relay.is_gone() {
-                relay.start_again(&self.relevo)?;
+                relay.start_again()?;
             }
         }
         loop {

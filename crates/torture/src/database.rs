@@ -1,0 +1,128 @@
+//! The tortured database, as its applications and the judge see it.
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use relevo_core::operate::{Inspect, Operate as _, Start};
+use sqlx::postgres::{PgConnectOptions, PgConnection};
+use sqlx::{ConnectOptions as _, Connection as _, Row as _, SqliteConnection};
+
+use crate::oracle::Change;
+
+/// How many keys are changed.
+pub(crate) const KEYS: u32 = 50;
+
+const TABLES: [&str; 2] = [
+    "CREATE TABLE torture_key (key text PRIMARY KEY, changes bigint NOT NULL)",
+    "CREATE TABLE torture_change (key text NOT NULL, number bigint NOT NULL, token text PRIMARY KEY)",
+];
+
+/// Where everybody writes.
+#[derive(Clone, Debug)]
+pub(crate) enum Database {
+    /// A real server.
+    Postgres(Box<PgConnectOptions>),
+    /// A file.
+    Sqlite(PathBuf),
+}
+
+impl Database {
+    /// Makes the outbox and its one destination.
+    pub(crate) async fn make_outbox(&self, destination: &str, shards: u16) -> Result<()> {
+        match self {
+            Self::Postgres(options) => {
+                let schema = relevo_store_postgres::Schema::default();
+                relevo_store_postgres::migrate::migrate(&mut options.connect().await?, &schema).await?;
+            }
+            Self::Sqlite(path) => {
+                relevo_store_sqlite::migrate::migrate(path).await?;
+            }
+        }
+        let added = match self {
+            Self::Postgres(options) => {
+                let config = relevo_store_postgres::Config::new((**options).clone(), destination);
+                relevo_store_postgres::Store::open(config).await?.add_destination(shards, Start::Now).await?
+            }
+            Self::Sqlite(path) => {
+                let config = relevo_store_sqlite::Config::new(path, destination);
+                relevo_store_sqlite::Store::open(config).await?.add_destination(shards, Start::Now).await?
+            }
+        };
+        anyhow::ensure!(added, "the outbox is not new");
+        Ok(())
+    }
+
+    /// A look at the outbox.
+    pub(crate) async fn inspect(&self, destination: &str) -> Result<Box<dyn Inspect>> {
+        Ok(match self {
+            Self::Postgres(options) => {
+                let config = relevo_store_postgres::Config::new((**options).clone(), destination);
+                Box::new(relevo_store_postgres::Store::open(config).await?)
+            }
+            Self::Sqlite(path) => {
+                let config = relevo_store_sqlite::Config::new(path, destination);
+                Box::new(relevo_store_sqlite::Store::open(config).await?)
+            }
+        })
+    }
+
+    /// Makes the producers' own tables, and the keys.
+    pub(crate) async fn prepare(&self) -> Result<()> {
+        match self.connect().await? {
+            Link::Postgres(mut connection) => {
+                for table in TABLES {
+                    sqlx::raw_sql(table).execute(&mut connection).await?;
+                }
+                for key in keys() {
+                    sqlx::query("INSERT INTO torture_key VALUES ($1, 0)").bind(key).execute(&mut connection).await?;
+                }
+                Ok(connection.close().await?)
+            }
+            Link::Sqlite(mut connection) => {
+                for table in TABLES {
+                    sqlx::raw_sql(table).execute(&mut connection).await?;
+                }
+                for key in keys() {
+                    sqlx::query("INSERT INTO torture_key VALUES ($1, 0)").bind(key).execute(&mut connection).await?;
+                }
+                Ok(connection.close().await?)
+            }
+        }
+    }
+
+    /// What really committed: the record is written in the transaction that emits.
+    pub(crate) async fn changes(&self) -> Result<Vec<Change>> {
+        let sql = "SELECT key, number, token FROM torture_change";
+        let triples: Vec<(String, i64, String)> = match self.connect().await? {
+            Link::Postgres(mut connection) => {
+                let rows = sqlx::query(sql).fetch_all(&mut connection).await?;
+                rows.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?, row.try_get(2)?))).collect::<Result<_>>()?
+            }
+            Link::Sqlite(mut connection) => {
+                let rows = sqlx::query(sql).fetch_all(&mut connection).await?;
+                rows.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?, row.try_get(2)?))).collect::<Result<_>>()?
+            }
+        };
+        Ok(triples.into_iter().map(|(key, number, token)| Change { key, number, token }).collect())
+    }
+
+    /// Connects to it.
+    pub(crate) async fn connect(&self) -> Result<Link> {
+        Ok(match self {
+            Self::Postgres(options) => Link::Postgres(options.connect().await?),
+            Self::Sqlite(path) => {
+                Link::Sqlite(relevo_store_sqlite::connect_options(path).disable_statement_logging().connect().await?)
+            }
+        })
+    }
+}
+
+fn keys() -> impl Iterator<Item = String> {
+    (0..KEYS).map(|number| format!("key-{number}"))
+}
+
+/// A connection to it.
+pub(crate) enum Link {
+    Postgres(PgConnection),
+    Sqlite(SqliteConnection),
+}

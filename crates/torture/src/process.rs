@@ -1,0 +1,140 @@
+//! A process on stage, and what is done to it.
+
+use std::ffi::OsString;
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::process::{Child, Command};
+use tokio::time::{Instant, timeout};
+
+/// How long a process that is told to stop may take.
+const LEAVES_WITHIN: Duration = Duration::from_secs(30);
+
+/// So long after its start a process listens to signals.
+const AWAKE_WITHIN: Duration = Duration::from_secs(5);
+
+/// One process, which is started again with the same arguments after it ended.
+#[derive(Debug)]
+pub(crate) struct Process {
+    name: String,
+    program: PathBuf,
+    arguments: Vec<OsString>,
+    log: PathBuf,
+    child: Option<Child>,
+    started: Instant,
+    /// It is stopped until then.
+    continues_at: Option<Instant>,
+}
+
+impl Process {
+    /// Starts it, with a log of its own in `directory`.
+    pub(crate) fn start(
+        name: impl Into<String>,
+        directory: &Path,
+        program: &Path,
+        arguments: impl IntoIterator<Item = impl Into<OsString>>,
+    ) -> Result<Self> {
+        let name = name.into();
+        let mut process = Self {
+            log: directory.join(format!("{name}.log")),
+            name,
+            program: program.to_owned(),
+            arguments: arguments.into_iter().map(Into::into).collect(),
+            child: None,
+            started: Instant::now(),
+            continues_at: None,
+        };
+        process.start_again()?;
+        Ok(process)
+    }
+
+    /// Starts it again after it ended.
+    pub(crate) fn start_again(&mut self) -> Result<()> {
+        let log = std::fs::File::options().create(true).append(true).open(&self.log)?;
+        let child = Command::new(&self.program)
+            .args(&self.arguments)
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log)
+            .kill_on_drop(true)
+            .spawn()
+            .with_context(|| format!("`{}` cannot be started", self.program.display()))?;
+        self.child = Some(child);
+        self.started = Instant::now();
+        Ok(())
+    }
+
+    /// Whether it is there and not stopped.
+    pub(crate) fn is_awake(&self) -> bool {
+        self.child.is_some() && self.continues_at.is_none()
+    }
+
+    /// Whether it is gone.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.child.is_none()
+    }
+
+    /// An error if it ended by itself: nothing that is done to it is a reason for that.
+    pub(crate) fn expect_alive(&mut self) -> Result<()> {
+        let Some(child) = &mut self.child else { return Ok(()) };
+        if let Some(status) = child.try_wait()? {
+            bail!("{} ended by itself with {status}; its log ends with:\n{}", self.name, self.tail());
+        }
+        Ok(())
+    }
+
+    /// Kills it without warning.
+    pub(crate) async fn kill9(&mut self) -> Result<()> {
+        if let Some(mut child) = self.child.take() {
+            child.kill().await?;
+        }
+        self.continues_at = None;
+        Ok(())
+    }
+
+    /// Stops it in the middle of whatever it does, until `until`.
+    pub(crate) fn freeze(&mut self, until: Instant) -> Result<()> {
+        self.signal(Signal::STOP)?;
+        self.continues_at = Some(until);
+        Ok(())
+    }
+
+    /// Lets it go on, if its time has come.
+    pub(crate) fn thaw(&mut self, now: Instant) -> Result<()> {
+        if self.continues_at.is_some_and(|at| at <= now) {
+            self.signal(Signal::CONT)?;
+            self.continues_at = None;
+        }
+        Ok(())
+    }
+
+    /// Asks it to leave; an error if it does not leave cleanly and in time.
+    pub(crate) async fn leave(&mut self) -> Result<()> {
+        self.signal(Signal::TERM)?;
+        let Some(mut child) = self.child.take() else { return Ok(()) };
+        let status = timeout(LEAVES_WITHIN, child.wait()).await;
+        let status = status.with_context(|| format!("{} did not leave", self.name))??;
+        // A process that has only just begun may be ended by the signal before it listens to any.
+        let unborn = status.signal() == Some(Signal::TERM.as_raw()) && self.started.elapsed() < AWAKE_WITHIN;
+        ensure!(status.success() || unborn, "{} left with {status}; its log ends with:\n{}", self.name, self.tail());
+        Ok(())
+    }
+
+    fn signal(&self, signal: Signal) -> Result<()> {
+        let id = self.child.as_ref().and_then(Child::id);
+        if let Some(pid) = id.and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw) {
+            kill_process(pid, signal)?;
+        }
+        Ok(())
+    }
+
+    fn tail(&self) -> String {
+        let log = std::fs::read_to_string(&self.log).unwrap_or_default();
+        let lines: Vec<_> = log.lines().collect();
+        lines[lines.len().saturating_sub(10)..].join("\n")
+    }
+}
