@@ -4,7 +4,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use clap::Parser;
-use relevo_sim::{Mutant, Verdict, run};
+use relevo_sim::Verdict;
+use relevo_sim::history::Happening;
+use relevo_sim::outbox::{Mutant, run};
 
 /// Simulates the relay: one seed, or many.
 #[derive(Debug, Parser)]
@@ -71,7 +73,7 @@ struct Sums {
 }
 
 impl Sums {
-    fn add(&mut self, verdict: &Verdict) {
+    fn add<E: Happening>(&mut self, verdict: &Verdict<E>) {
         self.runs += 1;
         self.failed += u64::from(!verdict.violations.is_empty());
         self.messages += verdict.messages();
@@ -91,7 +93,7 @@ fn summary(sums: &Sums, took: Duration) {
 }
 
 #[expect(clippy::print_stdout, reason = "what broke is this program's output")]
-fn tell(verdict: &Verdict) {
+fn tell<E: Happening>(verdict: &Verdict<E>) {
     println!("seed {}", verdict.seed);
     for violation in &verdict.violations {
         println!("  {violation}");
@@ -102,10 +104,10 @@ fn tell(verdict: &Verdict) {
 }
 
 #[expect(clippy::print_stdout, reason = "the story of a run is this program's output")]
-fn story(verdict: &Verdict, wanted: impl Fn(&str) -> bool, last: usize) {
+fn story<E: Happening>(verdict: &Verdict<E>, wanted: impl Fn(&str) -> bool, last: usize) {
     let relevant = verdict.events.iter().filter(|(_, event)| match event.name() {
         Some(name) => wanted(&name.key),
-        None => last == usize::MAX || matches!(event, relevo_sim::history::Event::Relay { .. }),
+        None => last == usize::MAX || event.is_life(),
     });
     let relevant: Vec<_> = relevant.collect();
     for (at, event) in &relevant[relevant.len().saturating_sub(last)..] {

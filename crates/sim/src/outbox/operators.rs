@@ -7,9 +7,10 @@ use relevo_core::store::{DeadFilter, DeadLetters, Mark};
 use relevo_store_memory::{Destination, MAIN, Outbox};
 use tokio::time::{Instant, sleep, sleep_until};
 
-use crate::history::{Event, History, Name};
+use crate::history::Name;
+use crate::outbox::event::{Event, History};
+use crate::outbox::scenario::Scenario;
 use crate::random::Random;
-use crate::scenario::Scenario;
 
 /// Somebody with the rights of an operator.
 pub struct Operator {

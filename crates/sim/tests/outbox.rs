@@ -1,6 +1,6 @@
 //! A few hundred runs of the real relay, and proof that the oracles see a broken one.
 
-use relevo_sim::{Mutant, run};
+use relevo_sim::outbox::{Mutant, run};
 
 /// Runs of the real relay; `cargo xtask sim` does many more.
 const SEEDS: u64 = 160;

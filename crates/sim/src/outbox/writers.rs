@@ -11,9 +11,10 @@ use tokio::sync::Mutex;
 use tokio::time::sleep;
 use uuid::Uuid;
 
-use crate::history::{Event, History, Name, fingerprint_of};
+use crate::history::{Name, fingerprint_of};
+use crate::outbox::event::{Event, History};
+use crate::outbox::scenario::Scenario;
 use crate::random::Random;
-use crate::scenario::Scenario;
 
 /// What the far side makes of a message; it is written in the message's type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

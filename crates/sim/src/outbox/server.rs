@@ -12,7 +12,8 @@ use relevo_core::store::{
 };
 use uuid::Uuid;
 
-use crate::history::{Dead, Event, Grant, History, Name, lock};
+use crate::history::{Name, lock};
+use crate::outbox::event::{Dead, Event, Grant, History};
 
 /// A store that writes down what is done to it.
 pub struct Server {

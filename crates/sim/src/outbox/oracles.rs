@@ -1,36 +1,20 @@
 //! The promises, checked against nothing but the history.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 use std::time::Duration;
 
 use bytestring::ByteString;
 use relevo_core::MessageId;
 
-use crate::history::{Dead, Event, Grant, Name, fingerprint_of};
-use crate::scenario::Scenario;
-use crate::world::{Record, given_up};
-use crate::writers::Kind;
+use crate::history::{Name, fingerprint_of};
+use crate::outbox::event::{Dead, Event, Grant};
+use crate::outbox::scenario::Scenario;
+use crate::outbox::world::{Record, given_up};
+use crate::outbox::writers::Kind;
+use crate::verdict::{Violation, broken};
 
 /// How long a message may take in a calm run, whatever other keys do.
 pub const FLOWS_WITHIN: Duration = Duration::from_secs(15);
-
-/// A promise that was broken.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Violation {
-    /// Which promise.
-    pub promise: &'static str,
-    /// What happened, in a sentence.
-    pub sentence: String,
-    /// The key that it happened to.
-    pub key: Option<ByteString>,
-}
-
-impl fmt::Display for Violation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.promise, self.sentence)
-    }
-}
 
 type Events<'a> = &'a [(Duration, Event)];
 
@@ -50,10 +34,6 @@ pub fn judge(record: &Record) -> Vec<Violation> {
     .into_iter()
     .flatten()
     .collect()
-}
-
-fn broken(promise: &'static str, name: Option<&Name>, sentence: String) -> Violation {
-    Violation { promise, sentence, key: name.map(|name| name.key.clone()) }
 }
 
 /// A relay ends only when it is told to.

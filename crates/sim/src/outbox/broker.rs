@@ -9,11 +9,13 @@ use relevo_core::{Broker, Capabilities, Class, Confirms, Failure, MessageId, Out
 use tokio::sync::{mpsc, watch};
 use tokio::time::sleep;
 
-use crate::history::{Event, History, Name, fingerprint_of, lock};
+use crate::history::{Name, fingerprint_of, lock};
+use crate::line::LATE_MAX;
+use crate::outbox::event::{Event, History};
+use crate::outbox::scenario::Scenario;
+use crate::outbox::writers::Kind;
 use crate::random::Random;
-use crate::scenario::{LATE_MAX, Scenario};
 use crate::wire::Wire;
-use crate::writers::Kind;
 
 /// What all connections lead to.
 pub struct FarSide {

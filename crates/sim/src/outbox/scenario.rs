@@ -6,26 +6,9 @@ use relevo_core::retry::Backoff;
 use relevo_core::{AfterDead, Policy, Route, Routes};
 use relevo_relay::Config;
 
+use crate::line::{CallFaults, Weather};
 use crate::random::Random;
-
-/// The longest that anything travels.
-pub const LATE_MAX: Duration = Duration::from_secs(10);
-
-/// A span of virtual time.
-#[derive(Clone, Copy, Debug)]
-pub struct Span {
-    /// Its beginning.
-    pub from: Duration,
-    /// Its end, not included.
-    pub to: Duration,
-}
-
-impl Span {
-    /// Whether a moment lies in it.
-    pub fn contains(&self, at: Duration) -> bool {
-        (self.from..self.to).contains(&at)
-    }
-}
+use crate::span::Span;
 
 /// A key and what its writers do with it.
 #[derive(Clone, Debug)]
@@ -51,21 +34,6 @@ pub struct AddressPlan {
     pub blocked: Vec<Span>,
     /// When it asks for a pause.
     pub throttled: Vec<Span>,
-}
-
-/// How many of a thousand calls of the store go wrong, and how.
-#[derive(Clone, Debug, Default)]
-pub struct StoreFaults {
-    /// It takes up to a second.
-    pub slow: u64,
-    /// It takes longer than a lease.
-    pub stalled: u64,
-    /// It never arrives.
-    pub refused: u64,
-    /// It happens, and the answer is lost.
-    pub lost: u64,
-    /// The connection breaks, and it happens later all the same.
-    pub late: u64,
 }
 
 /// How many of a thousand messages to the broker go wrong, and how.
@@ -137,7 +105,7 @@ pub struct Scenario {
     /// How long settled messages are kept.
     pub retention: Duration,
     /// What the store does.
-    pub store: StoreFaults,
+    pub store: CallFaults,
     /// What the broker does.
     pub broker: BrokerFaults,
     /// What happens to relays.
@@ -179,7 +147,7 @@ impl Scenario {
             attempts_max,
             fenced: random.permille(300),
             retention: if random.permille(300) { random.millis(1000, 30_000) } else { Duration::from_hours(24) },
-            store: StoreFaults::default(),
+            store: CallFaults::default(),
             broker: BrokerFaults { slow: 50, ..BrokerFaults::default() },
             relay: RelayFaults::default(),
             database_away: Vec::new(),
@@ -194,12 +162,22 @@ impl Scenario {
         scenario
     }
 
+    /// What a line to the store has to bear.
+    pub fn weather(&self) -> Weather {
+        Weather {
+            faults: self.store.clone(),
+            until: self.faults_for,
+            lease: self.config.lease,
+            away: self.database_away.iter().map(|(span, _)| *span).collect(),
+        }
+    }
+
     fn go_wrong(&mut self, random: &mut Random) {
         // Each kind of fault is often absent, so that the others are seen alone; in some runs the rest is frequent.
         let times = if self.seed % 5 == 4 { 6 } else { 1 };
         let mut share = |max: u64| if random.permille(400) { 0 } else { (random.between(1, max) * times).min(1000) };
         self.store =
-            StoreFaults { slow: share(100), stalled: share(4), refused: share(20), lost: share(20), late: share(10) };
+            CallFaults { slow: share(100), stalled: share(4), refused: share(20), lost: share(20), late: share(10) };
         self.broker = BrokerFaults {
             slow: share(200),
             late: share(30),
@@ -214,10 +192,10 @@ impl Scenario {
         self.relay.life = random.permille(800).then_some(lives);
         let longest = self.config.lease * 3;
         for _ in 0..random.between(0, 2) {
-            self.database_away.push((span(random, self.faults_for, longest), random.permille(500)));
+            self.database_away.push((Span::random(random, self.faults_for, longest), random.permille(500)));
         }
         for _ in 0..random.between(0, 3) {
-            self.broker_away.push(span(random, self.faults_for, longest));
+            self.broker_away.push(Span::random(random, self.faults_for, longest));
         }
         for _ in 0..random.between(0, 3) {
             self.regroups.push((random.time(Duration::ZERO, self.faults_for), shards(random)));
@@ -230,12 +208,6 @@ fn shards(random: &mut Random) -> u16 {
     *random.pick(&[1, 2, 3, 4, 8])
 }
 
-fn span(random: &mut Random, within: Duration, longest: Duration) -> Span {
-    let from = random.time(Duration::ZERO, within);
-    let to = from + random.time(Duration::from_millis(50), longest);
-    Span { from, to: to.min(within) }
-}
-
 fn addresses(random: &mut Random, within: Duration) -> Vec<AddressPlan> {
     let topics = ["h.0", "h.1", "h.2", "c.0", "c.1"];
     topics
@@ -243,7 +215,7 @@ fn addresses(random: &mut Random, within: Duration) -> Vec<AddressPlan> {
         .map(|topic| {
             let mut spans = |share: u64| {
                 let count = if random.permille(share) { random.between(1, 2) } else { 0 };
-                (0..count).map(|_| span(random, within, Duration::from_secs(20))).collect()
+                (0..count).map(|_| Span::random(random, within, Duration::from_secs(20))).collect()
             };
             AddressPlan { topic: (*topic).to_owned(), blocked: spans(250), throttled: spans(200) }
         })

@@ -11,16 +11,19 @@ use tokio::runtime::Builder;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
-use crate::broker::FarSide;
-use crate::history::{Event, History, Name, fingerprint};
-use crate::mutants::{Mutant, MutantStore};
-use crate::operators::{self, Operator};
-use crate::oracles::{self, Violation};
-use crate::relays::Host;
-use crate::scenario::{Ending, LATE_MAX, Scenario};
-use crate::server::Server;
+use crate::history::{Name, fingerprint};
+use crate::line::LATE_MAX;
+use crate::outbox::broker::FarSide;
+use crate::outbox::event::{Event, History};
+use crate::outbox::mutants::{Mutant, MutantStore};
+use crate::outbox::operators::{self, Operator};
+use crate::outbox::oracles;
+use crate::outbox::relays::Host;
+use crate::outbox::scenario::{Ending, Scenario};
+use crate::outbox::server::Server;
+use crate::outbox::writers::Writer;
+use crate::verdict::Verdict;
 use crate::wire::Wire;
-use crate::writers::Writer;
 
 /// How long the quiet period lasts at most.
 const DRAIN_MAX: Duration = Duration::from_mins(30);
@@ -40,41 +43,8 @@ pub struct Record {
     pub parked: Vec<Parked>,
 }
 
-/// What came of a run.
-#[derive(Debug)]
-pub struct Verdict {
-    /// Its seed.
-    pub seed: u64,
-    /// The promises that were broken, the nearest to the cause first.
-    pub violations: Vec<Violation>,
-    /// A fingerprint of all that happened.
-    pub fingerprint: u64,
-    /// What happened.
-    pub events: Vec<(Duration, Event)>,
-}
-
-impl Verdict {
-    /// How much virtual time passed.
-    pub fn lasted(&self) -> Duration {
-        self.events.last().map_or(Duration::ZERO, |(at, _)| *at)
-    }
-
-    /// How many messages were committed.
-    pub fn messages(&self) -> usize {
-        self.events.iter().filter(|(_, event)| matches!(event, Event::Committed { .. })).count()
-    }
-
-    /// How many faults were injected, failures of messages and ends of relays among them.
-    pub fn faults(&self) -> usize {
-        let is_fault = |event: &Event| {
-            matches!(event, Event::Fault(_) | Event::Refused { .. } | Event::Relay { .. } | Event::Regroup(_))
-        };
-        self.events.iter().filter(|(_, event)| is_fault(event)).count()
-    }
-}
-
 /// Runs a seed, with a relay that is wrong in some way or with the real one.
-pub fn run(seed: u64, mutant: Option<Mutant>) -> Verdict {
+pub fn run(seed: u64, mutant: Option<Mutant>) -> Verdict<Event> {
     let runtime = Builder::new_current_thread().enable_time().start_paused(true).build();
     let runtime = runtime.expect("a runtime without I/O needs nothing that could be missing");
     // Inside: the clock that stands still is the runtime's.

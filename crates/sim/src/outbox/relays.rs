@@ -8,13 +8,14 @@ use relevo_relay::{Relay, RelayError};
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use crate::broker::{Connection, FarSide};
-use crate::history::{Event, History};
-use crate::mutants::{Mutant, Port};
+use crate::line::Line;
+use crate::outbox::broker::{Connection, FarSide};
+use crate::outbox::event::{Event, History};
+use crate::outbox::mutants::{Mutant, Port};
+use crate::outbox::scenario::Scenario;
+use crate::outbox::server::Server;
+use crate::outbox::store::FaultyStore;
 use crate::random::Random;
-use crate::scenario::Scenario;
-use crate::server::Server;
-use crate::store::FaultyStore;
 use crate::wire::Wire;
 
 /// Longer than any run.
@@ -58,9 +59,9 @@ impl Host {
     }
 
     fn start(&self, random: &mut Random, stop: CancellationToken) -> Running {
-        let line = Random::new(random.draw());
-        let (history, scenario) = (Arc::clone(&self.history), Arc::clone(&self.scenario));
-        let store = FaultyStore::new(Arc::clone(&self.server), history, self.wire.clone(), scenario, line);
+        let chances = Random::new(random.draw());
+        let line = Line::new(Arc::clone(&self.history), self.wire.clone(), self.scenario.weather(), chances);
+        let store = FaultyStore::new(Arc::clone(&self.server), line);
         let connection = Connection::new(Arc::clone(&self.far_side), self.wire.clone(), Random::new(random.draw()));
         let broker = Port::new(connection, self.mutant);
         let relay = Relay::with_seed(Arc::new(store), Arc::new(broker), self.scenario.config.clone(), random.draw());
