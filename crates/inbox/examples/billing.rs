@@ -1,6 +1,6 @@
 //! A consumer with one handler of each form, on the embedded broker. Ctrl-C stops it orderly.
 //!
-//! The inbox is in memory here, so that nothing else is needed; with PostgreSQL `T` is `sqlx::Transaction<'static, Postgres>`
+//! The inbox is in memory here, so that nothing else is needed; with PostgreSQL `T` is `relevo_store_postgres::inbox::Transaction`
 //! and the rest is the same.
 
 use std::sync::Arc;

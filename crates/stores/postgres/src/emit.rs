@@ -2,9 +2,11 @@
 
 use relevo_core::limits::LimitError;
 use relevo_core::{Draft, MessageId, OnRepeat};
-use sqlx::{AssertSqlSafe, Postgres, Row as _, Transaction};
+use sqlx::postgres::PgConnection;
+use sqlx::{AssertSqlSafe, Postgres, Row as _};
 
 use crate::config::Schema;
+use crate::inbox;
 
 /// Why a message was not emitted.
 #[derive(Debug, thiserror::Error)]
@@ -18,6 +20,30 @@ pub enum EmitError {
     /// The database refused; the transaction can only be rolled back.
     #[error("the database refused the message")]
     Database(#[source] sqlx::Error),
+}
+
+/// An open transaction: the caller's own, or the one that a handler got from its inbox.
+pub trait Transaction: sealed::Sealed + Send {
+    /// Its connection.
+    fn connection(&mut self) -> &mut PgConnection;
+}
+
+impl Transaction for sqlx::Transaction<'_, Postgres> {
+    fn connection(&mut self) -> &mut PgConnection {
+        self
+    }
+}
+
+impl Transaction for inbox::Transaction {
+    fn connection(&mut self) -> &mut PgConnection {
+        self
+    }
+}
+
+mod sealed {
+    pub trait Sealed {}
+    impl Sealed for sqlx::Transaction<'_, sqlx::Postgres> {}
+    impl Sealed for crate::inbox::Transaction {}
 }
 
 /// An outbox to emit into.
@@ -47,7 +73,7 @@ impl Outbox {
     /// Emits a message in the caller's transaction: it exists if and only if the transaction commits.
     ///
     /// It takes a transaction and nothing else, so that effect and message cannot be torn apart by accident.
-    pub async fn emit(&self, tx: &mut Transaction<'_, Postgres>, draft: Draft) -> Result<MessageId, EmitError> {
+    pub async fn emit(&self, tx: &mut impl Transaction, draft: Draft) -> Result<MessageId, EmitError> {
         draft.check()?;
         let headers = (!draft.headers.is_empty())
             .then(|| serde_json::to_string(&draft.headers).expect("a map of strings is always JSON"));
@@ -68,7 +94,7 @@ impl Outbox {
             .bind(draft.serialize)
             .bind(on_repeat)
             .persistent(self.prepares)
-            .fetch_one(&mut **tx)
+            .fetch_one(tx.connection())
             .await
             .map_err(|error| refused(error, draft.id))?;
         Ok(MessageId::from_uuid(row.try_get(0).map_err(EmitError::Database)?))
@@ -82,7 +108,7 @@ impl Default for Outbox {
 }
 
 /// Emits into the outbox of the schema `relevo`, in the caller's transaction.
-pub async fn emit(tx: &mut Transaction<'_, Postgres>, draft: Draft) -> Result<MessageId, EmitError> {
+pub async fn emit(tx: &mut impl Transaction, draft: Draft) -> Result<MessageId, EmitError> {
     Outbox::default().emit(tx, draft).await
 }
 

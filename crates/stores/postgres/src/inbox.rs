@@ -1,10 +1,11 @@
 //! The inbox in PostgreSQL: handlers whose effects happen once.
 //!
-//! A handler works in a transaction of sqlx, which [`Outbox::emit`](crate::Outbox::emit) takes too. Its happy path is BEGIN, one
-//! call, the handler's own statements, COMMIT. Everything else is one statement of one round trip in the simple protocol,
-//! so that it works behind a pooler in transaction mode.
+//! A handler works in a [`Transaction`], which [`Outbox::emit`](crate::Outbox::emit) takes too. Its happy path is one round
+//! trip for BEGIN and the message's entry, the handler's own statements, one for COMMIT. Everything else is one statement of
+//! one round trip in the simple protocol, so that it works behind a pooler in transaction mode.
 
 mod config;
+mod handling;
 mod links;
 mod operate;
 mod read;
@@ -21,10 +22,10 @@ use relevo_core::inbox::{
     Setback,
 };
 use relevo_core::store::StoreError;
-use sqlx::{Postgres, Transaction};
 use uuid::Uuid;
 
 pub use self::config::Config;
+pub use self::handling::Transaction;
 use self::links::Links;
 use self::read::Answers;
 use self::sql::Says;
@@ -69,21 +70,17 @@ impl Inbox {
     }
 
     /// Opens a transaction and says the first thing in it; `None` if another worker was in the way.
-    async fn open_with(&self, sql: String) -> Result<Option<(Handling, Vec<sqlx::postgres::PgRow>)>, Error> {
-        let mut tx = self.links.begin().await?;
-        match self.links.say(&mut tx, sql).await {
-            Ok(rows) => Ok(Some((tx, rows))),
-            Err(error) if error.is_contention() => {
-                self.links.roll_back(tx).await?;
-                Ok(None)
-            }
+    async fn open_with(&self, sql: &str) -> Result<Option<(Transaction, Vec<sqlx::postgres::PgRow>)>, Error> {
+        match self.links.begin(sql).await {
+            Ok(begun) => Ok(Some(begun)),
+            Err(error) if error.is_contention() => Ok(None),
             Err(error) => Err(error),
         }
     }
 
     /// The transaction if its first statement said yes.
-    async fn open_if(&self, sql: String) -> Result<Begun<Handling>, Error> {
-        match self.open_with(sql).await? {
+    async fn open_if(&self, sql: String) -> Result<Begun<Transaction>, Error> {
+        match self.open_with(&sql).await? {
             None => Ok(Begun::Busy),
             Some((tx, rows)) if read::only(&rows)? => Ok(Begun::Open(tx, vec![Entered::New])),
             Some((tx, _)) => {
@@ -93,11 +90,11 @@ impl Inbox {
         }
     }
 
-    async fn enter(&self, enter: Enter<'_>) -> Result<Begun<Handling>, Error> {
+    async fn enter(&self, enter: Enter<'_>) -> Result<Begun<Transaction>, Error> {
         let once: BTreeMap<Entry, &Arrival> =
             enter.arrivals.iter().rev().map(|arrival| (arrival.entry, arrival)).collect();
         let entries: Vec<&Arrival> = once.into_values().collect();
-        let Some((mut tx, rows)) = self.open_with(self.says.enter(enter.held, &entries)).await? else {
+        let Some((mut tx, rows)) = self.open_with(&self.says.enter(enter.held, &entries)).await? else {
             return Ok(Begun::Busy);
         };
         let refused = match read::answers(&rows)? {
@@ -166,26 +163,24 @@ impl Inbox {
     }
 }
 
-type Handling = Transaction<'static, Postgres>;
-
 #[async_trait]
 impl port::Inbox for Inbox {
-    type Transaction = Handling;
+    type Transaction = Transaction;
 
-    async fn begin(&self, enter: Enter<'_>) -> Result<Begun<Handling>, StoreError> {
+    async fn begin(&self, enter: Enter<'_>) -> Result<Begun<Transaction>, StoreError> {
         Ok(self.enter(enter).await?)
     }
 
-    async fn skip(&self, transaction: &mut Handling, entry: Entry) -> Result<(), StoreError> {
+    async fn skip(&self, transaction: &mut Transaction, entry: Entry) -> Result<(), StoreError> {
         self.links.say(transaction, self.says.skip(entry)).await?;
         Ok(())
     }
 
-    async fn commit(&self, transaction: Handling) -> Result<(), StoreError> {
+    async fn commit(&self, transaction: Transaction) -> Result<(), StoreError> {
         Ok(self.links.commit(transaction).await?)
     }
 
-    async fn roll_back(&self, transaction: Handling) -> Result<(), StoreError> {
+    async fn roll_back(&self, transaction: Transaction) -> Result<(), StoreError> {
         Ok(self.links.roll_back(transaction).await?)
     }
 
@@ -207,7 +202,7 @@ impl port::Inbox for Inbox {
         arrival: &Arrival,
         held: Option<&Held>,
         claim: Claim,
-    ) -> Result<Begun<Handling>, StoreError> {
+    ) -> Result<Begun<Transaction>, StoreError> {
         Ok(self.open_if(self.says.begin_claimed(arrival, held, claim)).await?)
     }
 
@@ -230,7 +225,7 @@ impl port::Inbox for Inbox {
         Ok(read::dues(&self.links.call(self.says.due(queues, messages, lasts)).await?)?)
     }
 
-    async fn begin_due(&self, due: &Due, number: i64) -> Result<Begun<Handling>, StoreError> {
+    async fn begin_due(&self, due: &Due, number: i64) -> Result<Begun<Transaction>, StoreError> {
         Ok(self.open_if(self.says.begin_due(due, number)).await?)
     }
 

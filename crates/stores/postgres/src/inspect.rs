@@ -5,6 +5,7 @@ mod examine;
 mod listing;
 mod search;
 mod show;
+mod source;
 mod verify;
 mod why;
 
@@ -19,6 +20,8 @@ use crate::classify::Error;
 use crate::copy::Rows;
 use crate::queries::{column, literal};
 use crate::store::Store;
+
+pub use self::source::OutboxLog;
 
 #[async_trait]
 impl Inspect for Store {
@@ -55,6 +58,13 @@ impl Inspect for Store {
     async fn verify(&self, range: Range) -> Result<Verified, StoreError> {
         self.this_destination().await?;
         Ok(verify::verify(self, range).await?)
+    }
+
+    async fn retention(&self) -> Result<Duration, StoreError> {
+        let sql = format!("SELECT floor(date_part('epoch', retention))::bigint FROM {}.setting", self.schema);
+        let rows = self.asking.call(sql).await?;
+        let seconds: i64 = column(rows.first().ok_or(Error::Answer("no settings"))?, 0)?;
+        Ok(Duration::from_secs(u64::try_from(seconds).unwrap_or(0)))
     }
 
     async fn examine(&self) -> Result<Vec<Finding>, StoreError> {

@@ -18,7 +18,8 @@ mod snapshot;
 mod store;
 
 pub use config::{Config, Schema};
-pub use emit::{EmitError, Outbox, emit};
+pub use emit::{EmitError, Outbox, Transaction, emit};
+pub use inspect::OutboxLog;
 pub use relevo_core::operate::{Backlog, Start};
 pub use relevo_core::{Draft, OnRepeat};
 pub use store::Store;

@@ -1,13 +1,15 @@
 //! The connections of an inbox: some for handlers' transactions, some for calls.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use sqlx::pool::PoolConnection;
 use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions, PgRow};
-use sqlx::{AssertSqlSafe, Postgres, Transaction};
+use sqlx::{AssertSqlSafe, Postgres};
 use tokio::time::timeout;
 
 use super::config::Config;
+use super::handling::{Handling, Transaction};
 use crate::classify::Error;
 use crate::link::Link;
 
@@ -17,63 +19,40 @@ const READ_COMMITTED: &str = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED;";
 
 /// The connections of one process to the inboxes of one schema.
 pub(super) struct Links {
-    /// Only ever used through transactions: one that was cancelled while it began may leave its connection in an empty
-    /// transaction, which the next one goes on with.
-    handling: PgPool,
+    handling: Arc<Handling>,
     calling: PgPool,
     /// Heartbeats wait for nothing else.
     beating: Link,
-    handlers_max: u32,
     deadline: Duration,
 }
 
 impl Links {
     /// Connects when it is first used.
     pub(super) fn new(config: &Config) -> Self {
-        // A handler's connection is not tested before use, which would be one more round trip.
-        let handling = pool(config, config.handlers_max).test_before_acquire(false);
         Self {
-            handling: handling.connect_lazy_with(config.connect.clone()),
+            handling: Arc::new(Handling::new(config.connect.clone(), config.handlers_max)),
             calling: pool(config, config.calls_max).connect_lazy_with(config.connect.clone()),
             beating: beating(config.connect.clone(), config.call_deadline),
-            handlers_max: config.handlers_max,
             deadline: config.call_deadline,
         }
     }
 
-    /// A transaction for a handler.
-    pub(super) async fn begin(&self) -> Result<Transaction<'static, Postgres>, Error> {
-        let work = async {
-            let mut rest = self.handlers_max;
-            loop {
-                match self.handling.begin().await.map_err(Error::from) {
-                    // It broke while nobody used it, and nothing was done in it: another one may live.
-                    Err(error) if rest > 0 && broke(&error) => rest -= 1,
-                    other => return other,
-                }
-            }
-        };
-        self.within(work).await
+    /// A transaction for a handler, with the first thing that is said in it.
+    pub(super) async fn begin(&self, sql: &str) -> Result<(Transaction, Vec<PgRow>), Error> {
+        self.within(self.handling.begin(sql)).await
     }
 
     /// One statement in a handler's transaction, in the simple protocol.
-    pub(super) async fn say(&self, tx: &mut Transaction<'static, Postgres>, sql: String) -> Result<Vec<PgRow>, Error> {
-        let work = async { Ok(sqlx::raw_sql(AssertSqlSafe(sql)).fetch_all(&mut **tx).await?) };
-        self.within(work).await
+    pub(super) async fn say(&self, tx: &mut Transaction, sql: String) -> Result<Vec<PgRow>, Error> {
+        self.within(tx.say(sql)).await
     }
 
-    /// Commits. The server answers COMMIT in a transaction that an error has ended by rolling it back, and the client takes
-    /// that for success: so a statement goes first, which is refused there.
-    pub(super) async fn commit(&self, mut tx: Transaction<'static, Postgres>) -> Result<(), Error> {
-        let work = async {
-            sqlx::raw_sql("SELECT 1").execute(&mut *tx).await?;
-            Ok(tx.commit().await?)
-        };
-        self.within(work).await
+    pub(super) async fn commit(&self, tx: Transaction) -> Result<(), Error> {
+        self.within(tx.commit()).await
     }
 
-    pub(super) async fn roll_back(&self, tx: Transaction<'static, Postgres>) -> Result<(), Error> {
-        self.within(async { Ok(tx.rollback().await?) }).await
+    pub(super) async fn roll_back(&self, tx: Transaction) -> Result<(), Error> {
+        self.within(tx.roll_back()).await
     }
 
     /// One statement as a transaction of its own, in one round trip, whatever pooler is in between.
@@ -111,12 +90,6 @@ fn pool(config: &Config, most: u32) -> PgPoolOptions {
 
 fn beating(options: PgConnectOptions, deadline: Duration) -> Link {
     Link::new(options, deadline)
-}
-
-/// Whether a connection that was idle turned out to be dead; a pool that has none left is not that.
-fn broke(error: &Error) -> bool {
-    !error.keeps_connection()
-        && !matches!(error, Error::Connection(sqlx::Error::PoolTimedOut | sqlx::Error::PoolClosed))
 }
 
 /// A connection in the middle of a call: unless that ends well it is closed, not used again.

@@ -1,10 +1,12 @@
 //! What operators see of consumers and do with them.
 
+use std::time::Duration;
+
 use async_trait::async_trait;
 use relevo_core::MessageId;
 use relevo_core::inbox::operate::{
-    Consumer, DeadFilter, DeadLetter, Fate, Lane, Mark, Member, Operate, Order, Plan, Queue, Replay, ReplayState,
-    Shown, Trace,
+    Consumer, DeadFilter, DeadLetter, Fate, Fed, Known, Lane, Mark, Member, Operate, Order, Plan, Portion, Queue,
+    Replay, ReplayState, Shown, Trace,
 };
 use relevo_core::inbox::{Arrival, Entry};
 use relevo_core::store::StoreError;
@@ -20,7 +22,19 @@ use crate::store::Store;
 
 impl Store {
     async fn inbox_call(&self, call: String) -> Result<Vec<PgRow>, Error> {
-        self.asking.call(read_committed(&call)).await
+        let called = self.asking.call(read_committed(&call)).await;
+        called.map_err(|error| if error.is_missing() { Error::NoInbox(self.schema.clone()) } else { error })
+    }
+
+    /// Consumers, or the one of this name. How long they remember is not there before version 12.
+    async fn inbox_consumers(&self, only: &str) -> Result<Vec<PgRow>, Error> {
+        let schema = &self.schema;
+        let remembers = "round(date_part('epoch', (to_jsonb(k) ->> 'remembers')::interval) * 1000)::bigint";
+        let sql = format!(
+            "SELECT c.*, {remembers} FROM {schema}.inbox_consumers({only}) AS c \
+             LEFT JOIN {schema}.inbox_consumer AS k ON k.name = c.name ORDER BY c.name"
+        );
+        self.inbox_call(sql).await
     }
 
     async fn mark_inbox(&self, fate: Fate, mark: &Mark) -> Result<u64, StoreError> {
@@ -41,13 +55,12 @@ impl Store {
 #[async_trait]
 impl Operate for Store {
     async fn consumers(&self) -> Result<Vec<Consumer>, StoreError> {
-        let rows = self.inbox_call(format!("SELECT * FROM {}.inbox_consumers(NULL)", self.schema)).await?;
-        Ok(rows.iter().map(consumer).collect::<Result<_, _>>()?)
+        Ok(self.inbox_consumers("NULL").await?.iter().map(consumer).collect::<Result<_, _>>()?)
     }
 
     async fn consumer(&self, name: &str, limit: usize) -> Result<Option<Shown>, StoreError> {
         let name = literal(name);
-        let rows = self.inbox_call(format!("SELECT * FROM {}.inbox_consumers({name})", self.schema)).await?;
+        let rows = self.inbox_consumers(&name).await?;
         let Some(row) = rows.first() else { return Ok(None) };
         let limit = i32::try_from(limit).unwrap_or(i32::MAX);
         let sql = format!("SELECT {}.inbox_show({name}, {limit})::text", self.schema);
@@ -97,6 +110,21 @@ impl Operate for Store {
         Ok(self.inbox_call(sql).await?.iter().map(|row| trace(row, id)).collect::<Result<_, _>>()?)
     }
 
+    async fn known(&self, id: MessageId) -> Result<Vec<Known>, StoreError> {
+        // The key of the table begins with the consumer, so that each is asked for it, stepping from name to name.
+        let schema = &self.schema;
+        let sql = format!(
+            "WITH RECURSIVE name (n) AS ((SELECT consumer FROM {schema}.inbox ORDER BY consumer LIMIT 1) UNION ALL \
+             SELECT (SELECT o.consumer FROM {schema}.inbox AS o WHERE o.consumer > name.n ORDER BY o.consumer LIMIT 1) \
+             FROM name WHERE name.n IS NOT NULL) \
+             SELECT i.consumer, i.replay, i.state, i.started, \
+             CASE WHEN isfinite(i.entered_at) THEN {schema}.inbox_micros(i.entered_at) END \
+             FROM name CROSS JOIN LATERAL (SELECT * FROM {schema}.inbox AS o WHERE o.consumer = name.n AND o.id = '{id}') AS i \
+             ORDER BY i.consumer, i.replay"
+        );
+        Ok(self.inbox_call(sql).await?.iter().map(|row| known(row, id)).collect::<Result<_, _>>()?)
+    }
+
     async fn begin_replay(&self, plan: &Plan) -> Result<u32, StoreError> {
         let number = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
         let sql = format!(
@@ -113,22 +141,23 @@ impl Operate for Store {
         Ok(count(only(&self.inbox_call(sql).await?)?)?)
     }
 
-    async fn feed(
-        &self,
-        consumer: &str,
-        number: u32,
-        fed: &[Arrival],
-        cursor: Option<&str>,
-    ) -> Result<bool, StoreError> {
-        let fed: Vec<&Arrival> = fed.iter().collect();
+    async fn feed(&self, consumer: &str, number: u32, portion: Portion<'_>) -> Result<Fed, StoreError> {
+        let messages: Vec<&Arrival> = portion.messages.iter().collect();
+        let cursor = |at: Option<&str>| at.map_or_else(|| "NULL".to_owned(), literal);
         let sql = format!(
-            "SELECT {}.inbox_feed({}, {number}, {}, {})",
+            "SELECT {}.inbox_feed_portion({}, {number}, {}, {}, {})",
             self.schema,
             literal(consumer),
-            arrivals(&self.schema, &fed, Body::Whole),
-            cursor.map_or_else(|| "NULL".to_owned(), literal)
+            arrivals(&self.schema, &messages, Body::Whole),
+            cursor(portion.from),
+            cursor(portion.to)
         );
-        Ok(only(&self.inbox_call(sql).await?)?)
+        match only(&self.inbox_call(sql).await?)? {
+            "kept" => Ok(Fed::Kept),
+            "moved" => Ok(Fed::Moved),
+            "ended" => Ok(Fed::Ended),
+            _ => Err(Error::Answer("a portion's answer is not known").into()),
+        }
     }
 
     async fn stop_replay(&self, consumer: &str, number: u32) -> Result<bool, StoreError> {
@@ -136,8 +165,17 @@ impl Operate for Store {
         Ok(only(&self.inbox_call(sql).await?)?)
     }
 
+    async fn resume_replay(&self, consumer: &str, number: u32, dead_more: u64) -> Result<bool, StoreError> {
+        let dead_more = i64::try_from(dead_more).unwrap_or(i64::MAX).min(i64::MAX / 2);
+        let sql = format!("SELECT {}.inbox_resume_replay({}, {number}, {dead_more})", self.schema, literal(consumer));
+        Ok(only(&self.inbox_call(sql).await?)?)
+    }
+
     async fn replays(&self, consumer: &str) -> Result<Vec<Replay>, StoreError> {
-        let sql = format!("SELECT * FROM {}.inbox_replays({})", self.schema, literal(consumer));
+        let (schema, consumer_name) = (&self.schema, literal(consumer));
+        let sql = format!(
+            "SELECT r.*, {schema}.inbox_ready({consumer_name}, r.number) FROM {schema}.inbox_replays({consumer_name}) AS r"
+        );
         Ok(self.inbox_call(sql).await?.iter().map(|row| replay(row, consumer)).collect::<Result<_, _>>()?)
     }
 }
@@ -161,6 +199,7 @@ fn consumer(row: &PgRow) -> Result<Consumer, Error> {
         last_message_at: at(4)?,
         waiting: whole(column(row, 5)?)?,
         dead: whole(column(row, 6)?)?,
+        remembers: column::<Option<i64>>(row, 7)?.map(|ms| Duration::from_millis(ms.unsigned_abs())),
     })
 }
 
@@ -237,6 +276,16 @@ fn trace(row: &PgRow, id: MessageId) -> Result<Trace, Error> {
     })
 }
 
+fn known(row: &PgRow, id: MessageId) -> Result<Known, Error> {
+    Ok(Known {
+        consumer: column(row, 0)?,
+        entry: Entry { id, replay: count(column(row, 1)?)? },
+        state: read::state(column(row, 2)?)?,
+        started: count(column(row, 3)?)?,
+        at: column::<Option<i64>>(row, 4)?.map(time).transpose()?,
+    })
+}
+
 fn replay(row: &PgRow, consumer: &str) -> Result<Replay, Error> {
     let whole_at = |index| whole(column(row, index)?);
     Ok(Replay {
@@ -254,6 +303,7 @@ fn replay(row: &PgRow, consumer: &str) -> Result<Replay, Error> {
         fed: whole_at(8)?,
         done: whole_at(9)?,
         dead: whole_at(10)?,
+        ready: whole_at(13)?,
         cursor: column(row, 11)?,
         began_at: time(column(row, 12)?)?,
     })

@@ -9,9 +9,10 @@ use relevo_core::MessageId;
 use relevo_core::consume::{Lane, Raw};
 use relevo_core::inbox::{Arrival, Beat, Begun, Enter, Entered, Entry, Inbox as _, Keeping, Setback, State, Stop};
 use relevo_core::store::StoreError;
-use relevo_store_postgres::inbox::{Config, Inbox};
+use relevo_store_postgres::inbox::{Config, Inbox, Transaction};
 use relevo_store_postgres::{Schema, migrate};
 use relevo_testkit::proxy::CutProxy;
+use sqlx::Connection as _;
 use sqlx::postgres::PgConnectOptions;
 use tokio::task::JoinSet;
 use uuid::Uuid;
@@ -42,8 +43,6 @@ fn arrival(number: u64) -> Arrival {
         correlation: None,
     }
 }
-
-type Transaction = sqlx::Transaction<'static, sqlx::Postgres>;
 
 async fn effect(tx: &mut Transaction, arrival: &Arrival) -> Result<(), sqlx::Error> {
     let insert = sqlx::query("INSERT INTO ledger VALUES ($1)").bind(arrival.entry.id.as_uuid());
@@ -84,6 +83,28 @@ async fn a_handler_that_hides_an_error_of_the_database_is_not_done() {
     handle(&inbox, &arrival).await.expect("it is new, and so is its effect");
     let (_, entered) = opened(&inbox, &[arrival]).await;
     assert_eq!(entered, [Entered::Repeat(State::Done)]);
+}
+
+#[tokio::test]
+async fn what_a_handler_begins_is_a_savepoint() {
+    let world = world().await;
+    let inbox = inbox(world.database.options()).await;
+    let messages: Vec<Arrival> = (1..=3).map(arrival).collect();
+    let (mut tx, _) = opened(&inbox, &messages).await;
+    effect(&mut tx, &messages[0]).await.expect("a ledger");
+    let mut inner = tx.begin().await.expect("a savepoint");
+    let id = messages[0].entry.id;
+    sqlx::query("INSERT INTO ledger VALUES ($1)").bind(id.as_uuid()).execute(&mut *inner).await.expect_err("a repeat");
+    drop(inner);
+    let mut inner = tx.begin().await.expect("a savepoint");
+    let id = messages[1].entry.id;
+    sqlx::query("INSERT INTO ledger VALUES ($1)").bind(id.as_uuid()).execute(&mut *inner).await.expect("a ledger");
+    inner.commit().await.expect("it is released");
+    assert_eq!(world.number("SELECT count(*) FROM ledger").await, 0, "nothing is committed yet");
+    inbox.commit(tx).await.expect("what failed was undone");
+    assert_eq!(world.number("SELECT count(*) FROM ledger").await, 2);
+    handle(&inbox, &arrival(4)).await.expect("the same connection goes on");
+    assert_eq!(world.number("SELECT count(*) FROM ledger").await, 3);
 }
 
 #[tokio::test]

@@ -1,0 +1,188 @@
+//! The outbox's log as a source of replays: read forwards by ranges of numbers, in plain SELECTs.
+//!
+//! What commits while the log is read may have a number that was passed already. That is no loss: it is live, and the relay
+//! carries it.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use async_trait::async_trait;
+use relevo_core::Message;
+use relevo_core::inbox::source::{Ask, Extent, Filter, Logged, Read, ReplaySource, Sending, SourceError};
+use relevo_core::operate::Search;
+use relevo_core::store::StoreError;
+
+use super::listing::{self, Sources, Sql};
+use super::search::{Width, earlier, number_at, probe};
+use crate::classify::Error;
+use crate::copy::Rows;
+use crate::queries::whole_message;
+use crate::store::Store;
+
+/// How many messages one call looks at.
+const CHUNK: usize = 5_000;
+
+/// The log of an outbox, with what its relay does to messages.
+pub struct OutboxLog {
+    store: Arc<Store>,
+    sending: Sending,
+}
+
+impl OutboxLog {
+    /// The log of this outbox, whose messages are sent like this.
+    pub const fn new(store: Arc<Store>, sending: Sending) -> Self {
+        Self { store, sending }
+    }
+
+    /// The numbers that a filter leaves, from the first one on; the second one is the last.
+    async fn bounds(&self, filter: &Filter, after: u64) -> Result<(i64, i64), Error> {
+        let signed = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
+        let mut low = signed(filter.start(after));
+        // Where the reader stands is behind that already.
+        if let Some(since) = filter.since.filter(|_| after == 0) {
+            low = low.max(number_at(&self.store, earlier(since)).await?.saturating_sub(1));
+        }
+        Ok((low, filter.to.map_or(i64::MAX, signed)))
+    }
+
+    /// The last of the next numbers, whether there may be others behind it, and the time there.
+    async fn chunk(&self, low: i64, high: i64) -> Result<Option<Chunk>, Error> {
+        let sql = format!(
+            "SELECT max(c.seq), count(*), max(c.created_at) FROM (SELECT seq, created_at FROM {}.message \
+             WHERE seq > {low} AND seq <= {high} ORDER BY seq LIMIT {CHUNK}) AS c HAVING count(*) > 0",
+            self.store.schema
+        );
+        let mut rows = Rows::new(self.store.asking.copy(sql).await?, 3)?;
+        let row = rows.next_row()?;
+        row.map(|mut row| {
+            let (last, count, newest) = (row.int8()?, row.count()?, row.timestamp()?);
+            Ok(Chunk { last, is_full: count >= CHUNK as u64, newest })
+        })
+        .transpose()
+    }
+
+    async fn read_on(&self, filter: &Filter, ask: Ask) -> Result<Read, Error> {
+        let (low, high) = self.bounds(filter, ask.after).await?;
+        let Some(chunk) = self.chunk(low, high).await? else {
+            return Ok(Read { messages: Vec::new(), next: ask.after.max(low.unsigned_abs()), ended: true });
+        };
+        // A running sum of what stands before each, so that large payloads are not even sent.
+        let sql = format!(
+            "SELECT seq, id, created_at, topic, key, type, content_type, headers::text, payload FROM (\
+             SELECT m.*, sum(octet_length(m.payload)::bigint) OVER (ORDER BY m.seq) - octet_length(m.payload) AS before \
+             FROM (SELECT * FROM {}.message WHERE seq > {low} AND seq <= {}{} ORDER BY seq LIMIT {}) AS m) AS w \
+             WHERE before < {} ORDER BY seq",
+            self.store.schema,
+            chunk.last,
+            condition(filter),
+            ask.limit.max(1),
+            ask.bytes.max(1),
+        );
+        let mut rows = Rows::new(self.store.asking.copy(sql).await?, 9)?;
+        let (mut found, mut bytes, mut last) = (Vec::new(), 0, low);
+        let mut count = 0;
+        while let Some(mut row) = rows.next_row()? {
+            last = row.int8()?;
+            let message = whole_message(&mut row)?;
+            count += 1;
+            bytes += message.payload.len();
+            found.extend(self.sending.logged(last, message).filter(|logged| filter.admits(logged)));
+        }
+        let is_cut = count >= ask.limit.max(1) || bytes >= ask.bytes.max(1);
+        let passed = filter.until.is_some_and(|until| earlier(chunk.newest) >= until);
+        let (next, ended) = if is_cut { (last, false) } else { (chunk.last, !chunk.is_full || passed) };
+        Ok(Read { messages: found, next: next.unsigned_abs(), ended })
+    }
+
+    /// Counts by topic and type, which decide the route, and by key if the address may have it.
+    async fn count_all(&self, filter: &Filter) -> Result<u64, Error> {
+        let (mut low, high) = self.bounds(filter, 0).await?;
+        let Some((last, _)) = probe(&self.store, Sql::of(&self.store).top(Sources::LOG, i64::MAX)).await? else {
+            return Ok(0);
+        };
+        let high = high.min(last);
+        let by = if filter.address.is_some() { "topic, type, key" } else { "topic, type, ''" };
+        let mut width = Width::first();
+        let mut counted = 0;
+        while low < high {
+            let asked = Instant::now();
+            let end = low.saturating_add(width.get()).min(high);
+            let sql = format!(
+                "SELECT {by}, count(*) FROM {}.message WHERE seq > {low} AND seq <= {end}{} GROUP BY 1, 2, 3",
+                self.store.schema,
+                condition(filter)
+            );
+            let mut rows = Rows::new(self.store.asking.copy(sql).await?, 4)?;
+            while let Some(mut row) = rows.next_row()? {
+                let (topic, kind, key) = (row.text()?, row.text()?, row.text()?);
+                let count = row.count()?;
+                counted += if self.takes(filter, topic, kind, key) { count } else { 0 };
+            }
+            width.adapt(asked.elapsed());
+            low = end;
+        }
+        Ok(counted)
+    }
+
+    /// Whether messages of this kind have a route, to an address that is meant.
+    fn takes(
+        &self,
+        filter: &Filter,
+        topic: bytestring::ByteString,
+        kind: bytestring::ByteString,
+        key: bytestring::ByteString,
+    ) -> bool {
+        let one = Message {
+            id: relevo_core::MessageId::v7(0, [0; 10]),
+            kind,
+            key,
+            topic,
+            payload: bytes::Bytes::new(),
+            content_type: "".into(),
+            headers: relevo_core::message::Headers::new(),
+            created_at: jiff::Timestamp::UNIX_EPOCH,
+        };
+        let address = Filter { address: filter.address.clone(), ..Filter::default() };
+        self.sending.logged(0, one).is_some_and(|logged: Logged| address.admits(&logged))
+    }
+}
+
+/// Some numbers of the log in a row.
+struct Chunk {
+    last: i64,
+    is_full: bool,
+    newest: jiff::Timestamp,
+}
+
+fn condition(filter: &Filter) -> String {
+    listing::condition(&Search {
+        key: filter.key.clone(),
+        topic: filter.topic.clone(),
+        kind: filter.kind.clone(),
+        since: filter.since,
+        until: filter.until,
+        ..Search::default()
+    })
+}
+
+#[async_trait]
+impl ReplaySource for OutboxLog {
+    async fn extent(&self) -> Result<Option<Extent>, SourceError> {
+        let sql = Sql::of(&self.store);
+        let ends = async {
+            let first = probe(&self.store, sql.next(i64::MIN)).await?;
+            let last = probe(&self.store, sql.top(Sources::LOG, i64::MAX)).await?;
+            Ok::<_, Error>(first.zip(last))
+        };
+        let ends = ends.await.map_err(StoreError::from)?;
+        Ok(ends.map(|((first, _), (last, _))| Extent { first: first.unsigned_abs(), last: last.unsigned_abs() }))
+    }
+
+    async fn count(&self, filter: &Filter) -> Result<u64, SourceError> {
+        Ok(self.count_all(filter).await.map_err(StoreError::from)?)
+    }
+
+    async fn read(&self, filter: &Filter, ask: Ask) -> Result<Read, SourceError> {
+        Ok(self.read_on(filter, ask).await.map_err(StoreError::from)?)
+    }
+}
