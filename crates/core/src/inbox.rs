@@ -4,9 +4,11 @@
 //! (consumer, message id, replay). The row, the handler's effect, what it emits and its verdict commit together. A message
 //! that cannot be handled now waits in a *queue* of the retry table, with those of its key behind it.
 
+pub mod horizon;
 pub mod identity;
 pub mod operate;
 pub mod retries;
+pub mod source;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -318,6 +318,9 @@ pub trait Inspect: Send + Sync {
     /// Compares what was committed with what was settled.
     async fn verify(&self, range: Range) -> Result<Verified, StoreError>;
 
+    /// How long settled messages are kept.
+    async fn retention(&self) -> Result<Duration, StoreError>;
+
     /// Looks at the settings that the promises stand on; everything looked at is told, good or bad.
     async fn examine(&self) -> Result<Vec<Finding>, StoreError>;
 }

@@ -100,6 +100,21 @@ impl Policy {
         let share = f64::from(self.jitter_percent) / 100.0 * jitter.0;
         (plain + plain.mul_f64(share)).min(self.ceiling)
     }
+
+    /// The longest that all pauses take together, until the last attempt.
+    pub fn longest(&self) -> Duration {
+        let (mut sum, mut last) = (Duration::ZERO, Duration::ZERO);
+        for attempt in 1..self.attempts_max {
+            let pause = self.pause(attempt, Jitter::from_random(u32::MAX));
+            if pause <= last {
+                // It grows no more.
+                return sum.saturating_add(pause.saturating_mul(self.attempts_max - attempt));
+            }
+            sum = sum.saturating_add(pause);
+            last = pause;
+        }
+        sum
+    }
 }
 
 #[cfg(test)]
@@ -107,6 +122,15 @@ mod tests {
     use super::*;
     use crate::failure::Failure;
     use proptest::prelude::*;
+
+    #[test]
+    fn the_longest_wait_is_all_pauses_with_their_jitter() {
+        let policy = Policy { jitter_percent: 0, ..Policy::default() };
+        // 1 + 2 + … + 256 s, nine pauses between ten attempts.
+        assert_eq!(policy.longest(), Duration::from_secs(511));
+        let flat = Policy { backoff: Backoff::Exponential { factor: 1 }, attempts_max: u32::MAX, ..policy };
+        assert_eq!(flat.longest(), Duration::from_secs(u64::from(u32::MAX) - 1));
+    }
 
     fn failed(class: Class) -> Outcome {
         Err(Failure::new(class, "x"))

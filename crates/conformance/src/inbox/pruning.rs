@@ -127,3 +127,16 @@ pub async fn members_that_are_long_dead_are_forgotten(h: &mut impl Harness) {
     back.marks = vec![(lane(), None)];
     assert!(ok(inbox.beat(&back).await).was_dead);
 }
+
+/// Whoever looks at a consumer sees how long its inbox remembers, once it was pruned.
+pub async fn how_long_it_remembers_is_shown(h: &mut impl Harness) {
+    let inbox = h.inbox(BILLING).await;
+    handle(h, &inbox, &[arrival(1, "a")]).await;
+    let operator = h.operator().await;
+    assert_eq!(ok(operator.consumers().await)[0].remembers, None, "nobody has forgotten anything");
+    ok(inbox.prune(10).await);
+    assert_eq!(ok(operator.consumers().await)[0].remembers, Some(KEEPING.done));
+    let days = Duration::from_hours(45 * 24) + Duration::from_millis(7);
+    ok(h.inbox_keeping(BILLING, Keeping { done: days, ..KEEPING }).await.prune(10).await);
+    assert_eq!(ok(operator.consumer(BILLING, 1).await).expect("a consumer").consumer.remembers, Some(days));
+}

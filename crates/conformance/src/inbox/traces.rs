@@ -106,3 +106,19 @@ pub async fn each_consumer_and_replay_is_traced_apart(h: &mut impl Harness) {
     let all = [(BILLING, 0), (BILLING, 1), ("shipping", 0), ("shipping", 1)];
     assert_eq!(found, all.map(|(consumer, replay)| (consumer.to_owned(), replay)));
 }
+
+/// What an inbox knows is told without traces too, whatever became of the message.
+pub async fn what_is_known_is_told_without_traces(h: &mut impl Harness) {
+    let (billing, shipping) = (h.inbox(BILLING).await, h.inbox("shipping").await);
+    handle(h, &billing, &[arrival(1, "a")]).await;
+    keep(&shipping, &arrival(1, "a"), &retry(LONG, 1)).await;
+    let mut again = arrival(1, "a");
+    again.entry.replay = 2;
+    bury(&billing, &again, Stop::DeadContinue).await;
+    handle(h, &billing, &[arrival(2, "a")]).await;
+    let known = ok(h.operator().await.known(id(1)).await);
+    let told: Vec<_> = known.iter().map(|each| (each.consumer.as_str(), each.entry.replay, each.state)).collect();
+    assert_eq!(told, [(BILLING, 0, State::Done), (BILLING, 2, State::Dead), ("shipping", 0, State::Waiting)]);
+    assert!(known[0].at.is_some());
+    assert_eq!(ok(h.operator().await.known(id(9)).await), []);
+}

@@ -1,5 +1,7 @@
 //! What operators see of consumers and do with them.
 
+use std::time::Duration;
+
 use async_trait::async_trait;
 use bytestring::ByteString;
 use jiff::Timestamp;
@@ -25,6 +27,8 @@ pub struct Consumer {
     pub waiting: u64,
     /// Dead letters that wait for a person, counted up to 10 000.
     pub dead: u64,
+    /// How long its inbox remembers what was handled: what it was last pruned with. `None` if it never was.
+    pub remembers: Option<Duration>,
 }
 
 /// A process that works for a consumer.
@@ -218,6 +222,21 @@ pub struct Trace {
     pub at: Timestamp,
 }
 
+/// What an inbox knows of a message, whether paths are traced or not.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Known {
+    /// The consumer.
+    pub consumer: String,
+    /// The message.
+    pub entry: Entry,
+    /// What it counts as.
+    pub state: State,
+    /// How often handling was begun that has not ended.
+    pub started: u32,
+    /// When it was entered, or last changed; `None` of one that waits or is dead, where the store does not tell.
+    pub at: Option<Timestamp>,
+}
+
 /// What is replayed on purpose, to one consumer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
@@ -282,10 +301,41 @@ pub struct Replay {
     pub done: u64,
     /// Of those, how many are dead letters.
     pub dead: u64,
+    /// Of those, how many could be handled now: they wait for nobody and for no time. Counted up to 100 000.
+    pub ready: u64,
     /// Where the reader goes on.
     pub cursor: Option<String>,
     /// When it began.
     pub began_at: Timestamp,
+}
+
+impl Replay {
+    /// How many of the messages that were fed wait, for whatever it is.
+    pub const fn waiting(&self) -> u64 {
+        self.fed.saturating_sub(self.done + self.dead)
+    }
+}
+
+/// Messages that a reader took from a log, in their order, and how far it has come with them.
+#[derive(Clone, Copy, Debug)]
+pub struct Portion<'a> {
+    /// The messages.
+    pub messages: &'a [Arrival],
+    /// Where the reader began; the replay must stand there. `None` at the very beginning.
+    pub from: Option<&'a str>,
+    /// Where it goes on; `None` if it has read everything.
+    pub to: Option<&'a str>,
+}
+
+/// The answer to a portion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fed {
+    /// Its messages wait in the retry table, and the replay stands where it ends.
+    Kept,
+    /// Another reader has moved the replay. Nothing was changed.
+    Moved,
+    /// The replay does not run. Nothing was changed, unless this was what stopped it.
+    Ended,
 }
 
 /// What operators do with consumers.
@@ -313,22 +363,23 @@ pub trait Operate: Send + Sync {
     /// What consumers did with a message.
     async fn trace(&self, id: MessageId) -> Result<Vec<Trace>, StoreError>;
 
+    /// What the inboxes of all consumers know of a message, by consumer and replay.
+    async fn known(&self, id: MessageId) -> Result<Vec<Known>, StoreError>;
+
     /// Begins a replay; says its number.
     async fn begin_replay(&self, plan: &Plan) -> Result<u32, StoreError>;
 
     /// Puts messages into the consumer's retry table under the replay's number, and notes where the reader goes on, or that it
-    /// has read everything. `false` if the replay does not run any more, and nothing was changed. A message that was fed before
-    /// is not fed again.
-    async fn feed(
-        &self,
-        consumer: &str,
-        number: u32,
-        fed: &[Arrival],
-        cursor: Option<&str>,
-    ) -> Result<bool, StoreError>;
+    /// has read everything. Of two readers that stand at the same place one feeds. A message that was fed before is not fed
+    /// again. A replay that has as many dead letters as its plan allows is stopped instead.
+    async fn feed(&self, consumer: &str, number: u32, portion: Portion<'_>) -> Result<Fed, StoreError>;
 
-    /// Stops a replay; what of it waits in the retry table and was not begun is taken out. `false` if it did not run.
+    /// Stops a replay; what of it waits in the retry table and was not begun is taken out, and the reader goes on before the
+    /// first of it, should the replay be resumed. `false` if it did not run.
     async fn stop_replay(&self, consumer: &str, number: u32) -> Result<bool, StoreError>;
+
+    /// Lets a stopped replay run again, until it has so many dead letters more than now. `false` if it was not stopped.
+    async fn resume_replay(&self, consumer: &str, number: u32, dead_more: u64) -> Result<bool, StoreError>;
 
     /// The replays of a consumer, newest first.
     async fn replays(&self, consumer: &str) -> Result<Vec<Replay>, StoreError>;

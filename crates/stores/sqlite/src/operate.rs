@@ -57,6 +57,13 @@ impl Store {
         rows.iter().map(destination).collect()
     }
 
+    async fn kept_for(&self) -> Result<Duration, Error> {
+        let mut session = self.reading.take().await?;
+        let row = sqlx::query("SELECT retention_ms FROM relevo_setting").fetch_one(&mut *session).await?;
+        session.give_back();
+        Ok(Duration::from_millis(u64::try_from(column::<i64>(&row, 0)?).unwrap_or(0)))
+    }
+
     /// One statement about the destination; says whether it was there.
     async fn change(&self, sql: &'static str, value: i64) -> Result<bool, Error> {
         let mut session = self.settling.begin(Durability::Power).await?;
@@ -127,6 +134,10 @@ impl Inspect for Store {
 
     async fn verify(&self, range: Range) -> Result<Verified, StoreError> {
         self.call(self.compare(range)).await
+    }
+
+    async fn retention(&self) -> Result<Duration, StoreError> {
+        self.call(self.kept_for()).await
     }
 
     async fn examine(&self) -> Result<Vec<Finding>, StoreError> {

@@ -1,6 +1,7 @@
 //! What one consumer's inbox remembers: the tables of a database, for one consumer.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use bytestring::ByteString;
 use relevo_core::consume::Lane;
@@ -14,6 +15,8 @@ use crate::state::Micros;
 #[derive(Debug, Default)]
 pub(crate) struct Desk {
     pub(crate) paused: bool,
+    /// What it was last pruned with.
+    pub(crate) remembers: Option<Duration>,
     pub(crate) rows: BTreeMap<Entry, Row>,
     /// The retry table.
     pub(crate) queues: BTreeMap<ByteString, Queue>,
@@ -114,6 +117,8 @@ pub(crate) struct Replay {
     pub(crate) state: ReplayState,
     pub(crate) fed: u64,
     pub(crate) cursor: Option<String>,
+    /// What was fed, and where the reader stood then.
+    pub(crate) portions: Vec<(Option<String>, Vec<Entry>)>,
     pub(crate) began: Micros,
 }
 

@@ -5,10 +5,9 @@ use std::sync::{Arc, Mutex};
 use async_trait::async_trait;
 use jiff::Timestamp;
 use relevo_core::MessageId;
-use relevo_core::inbox::Arrival;
 use relevo_core::inbox::operate::{
-    Consumer, DeadFilter, DeadLetter, Fate, Lane, Mark, Member, Operate, Order, Plan, Queue, Replay, ReplayState,
-    Shown, Trace,
+    Consumer, DeadFilter, DeadLetter, Fate, Fed, Known, Lane, Mark, Member, Operate, Order, Plan, Portion, Queue,
+    Replay, ReplayState, Shown, Trace,
 };
 use relevo_core::store::StoreError;
 
@@ -75,27 +74,40 @@ impl Operate for Operator {
         Ok(traces.collect())
     }
 
+    async fn known(&self, id: MessageId) -> Result<Vec<Known>, StoreError> {
+        let state = lock(&self.0);
+        let clock = Clock::of(&state);
+        let known = state.desks.iter().flat_map(|(consumer, desk)| {
+            let of_id = desk.rows.iter().filter(|(entry, _)| entry.id == id);
+            of_id.map(move |(entry, row)| Known {
+                consumer: consumer.clone(),
+                entry: *entry,
+                state: row.state,
+                started: row.started,
+                at: Some(clock.told(row.changed)),
+            })
+        });
+        Ok(known.collect())
+    }
+
     async fn begin_replay(&self, plan: &Plan) -> Result<u32, StoreError> {
         let mut state = lock(&self.0);
         let now = state.now();
         Ok(state.desks.entry(plan.consumer.clone()).or_default().begin_replay(plan, now))
     }
 
-    async fn feed(
-        &self,
-        consumer: &str,
-        number: u32,
-        fed: &[Arrival],
-        cursor: Option<&str>,
-    ) -> Result<bool, StoreError> {
+    async fn feed(&self, consumer: &str, number: u32, portion: Portion<'_>) -> Result<Fed, StoreError> {
         let mut state = lock(&self.0);
         let now = state.now();
-        let Some(desk) = state.desks.get_mut(consumer) else { return Ok(false) };
-        let runs = desk.runs(number, now);
-        if runs {
-            desk.feed(number, fed, cursor, now);
+        let Some(desk) = state.desks.get_mut(consumer) else { return Ok(Fed::Ended) };
+        if !desk.runs(number, now) {
+            return Ok(Fed::Ended);
         }
-        Ok(runs)
+        if !desk.stands_at(number, portion.from) {
+            return Ok(Fed::Moved);
+        }
+        desk.feed(number, portion, now);
+        Ok(Fed::Kept)
     }
 
     async fn stop_replay(&self, consumer: &str, number: u32) -> Result<bool, StoreError> {
@@ -114,6 +126,11 @@ impl Operate for Operator {
             Some(true)
         })
         .await
+    }
+
+    async fn resume_replay(&self, consumer: &str, number: u32, dead_more: u64) -> Result<bool, StoreError> {
+        let mut state = lock(&self.0);
+        Ok(state.desks.get_mut(consumer).is_some_and(|desk| desk.resume_replay(number, dead_more)))
     }
 
     async fn replays(&self, consumer: &str) -> Result<Vec<Replay>, StoreError> {
@@ -152,6 +169,7 @@ impl Desk {
             last_message_at: members.filter_map(|member| member.last_message_at).max(),
             waiting: waiting.min(COUNTED_MAX) as u64,
             dead: dead.min(COUNTED_MAX) as u64,
+            remembers: self.remembers,
         }
     }
 

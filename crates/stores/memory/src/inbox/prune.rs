@@ -15,6 +15,7 @@ const DEAD_MEMBERS: Duration = Duration::from_hours(24);
 impl Desk {
     /// Deletes what is older than its retention, so many of each kind at most; whether there is more.
     pub(crate) fn prune(&mut self, keeping: &Keeping, limit: usize, now: Micros) -> bool {
+        self.remembers = Some(keeping.done);
         let before = |time: Duration| now.saturating_sub(micros(time));
         // What is in any other state is still needed, whatever its age: a repeat of it must be known.
         let rows = drain(&mut self.rows, limit, |row| {

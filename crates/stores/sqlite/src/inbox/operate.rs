@@ -2,9 +2,8 @@
 
 use async_trait::async_trait;
 use relevo_core::MessageId;
-use relevo_core::inbox::Arrival;
 use relevo_core::inbox::operate::{
-    Consumer, DeadFilter, DeadLetter, Fate, Mark, Operate, Order, Plan, Replay, Shown, Trace,
+    Consumer, DeadFilter, DeadLetter, Fate, Fed, Known, Mark, Operate, Order, Plan, Portion, Replay, Shown, Trace,
 };
 use relevo_core::store::StoreError;
 
@@ -79,22 +78,24 @@ impl Operate for Store {
         look!(self, session, show::traces(&mut session, id))
     }
 
+    async fn known(&self, id: MessageId) -> Result<Vec<Known>, StoreError> {
+        look!(self, session, show::known(&mut session, id))
+    }
+
     async fn begin_replay(&self, plan: &Plan) -> Result<u32, StoreError> {
         change!(self, session, replays::begin(&mut session, plan))
     }
 
-    async fn feed(
-        &self,
-        consumer: &str,
-        number: u32,
-        fed: &[Arrival],
-        cursor: Option<&str>,
-    ) -> Result<bool, StoreError> {
-        change!(self, session, replays::feed(&mut session, consumer, number, fed, cursor))
+    async fn feed(&self, consumer: &str, number: u32, portion: Portion<'_>) -> Result<Fed, StoreError> {
+        change!(self, session, replays::feed(&mut session, consumer, number, portion))
     }
 
     async fn stop_replay(&self, consumer: &str, number: u32) -> Result<bool, StoreError> {
         change!(self, session, replays::stop(&mut session, consumer, number))
+    }
+
+    async fn resume_replay(&self, consumer: &str, number: u32, dead_more: u64) -> Result<bool, StoreError> {
+        change!(self, session, replays::resume(&mut session, consumer, number, dead_more))
     }
 
     async fn replays(&self, consumer: &str) -> Result<Vec<Replay>, StoreError> {

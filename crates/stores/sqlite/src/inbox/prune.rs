@@ -21,6 +21,7 @@ pub(super) async fn prune(
 ) -> Result<bool, Error> {
     let now = clock(connection).await?;
     let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+    note(connection, consumer, keeping).await?;
     let statements = [
         (
             "DELETE FROM relevo_inbox WHERE (consumer, id, replay) IN ( \
@@ -53,4 +54,12 @@ pub(super) async fn prune(
         most = most.max(delete.execute(&mut *connection).await?.rows_affected());
     }
     Ok(most >= limit.cast_unsigned())
+}
+
+/// Notes how long the inbox remembers, for people.
+async fn note(connection: &mut SqliteConnection, consumer: &str, keeping: Keeping) -> Result<(), Error> {
+    let sql = "INSERT INTO relevo_inbox_consumer AS c (name, remembers_ms) VALUES (?1, ?2) \
+               ON CONFLICT (name) DO UPDATE SET remembers_ms = ?2 WHERE c.remembers_ms IS NOT ?2";
+    sqlx::query(sql).bind(consumer).bind(millis(keeping.done)).execute(connection).await?;
+    Ok(())
 }

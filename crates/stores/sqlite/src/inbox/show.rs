@@ -1,8 +1,10 @@
 //! Consumers as people see them.
 
+use std::time::Duration;
+
 use relevo_core::MessageId;
 use relevo_core::inbox::Entry;
-use relevo_core::inbox::operate::{Consumer, Lane, Member, Order, Queue, Shown, Trace};
+use relevo_core::inbox::operate::{Consumer, Known, Lane, Member, Order, Queue, Shown, Trace};
 use sqlx::sqlite::{SqliteConnection, SqliteRow};
 
 use super::rows::{clock, state};
@@ -27,7 +29,8 @@ pub(super) async fn consumers(connection: &mut SqliteConnection, only: Option<&s
                (SELECT count(*) FROM ( \
                    SELECT 1 FROM relevo_inbox_waiting AS w WHERE w.consumer = n.name LIMIT 10000)), \
                (SELECT count(*) FROM ( \
-                   SELECT 1 FROM relevo_inbox_dead AS d WHERE d.consumer = n.name AND d.fate = 'pending' LIMIT 10000)) \
+                   SELECT 1 FROM relevo_inbox_dead AS d WHERE d.consumer = n.name AND d.fate = 'pending' LIMIT 10000)), \
+               c.remembers_ms \
                FROM known AS n LEFT JOIN relevo_inbox_consumer AS c ON c.name = n.name \
                WHERE ?1 IS NULL OR n.name = ?1 ORDER BY n.name";
     let now = clock(connection).await?;
@@ -41,6 +44,7 @@ pub(super) async fn consumers(connection: &mut SqliteConnection, only: Option<&s
             last_message_at: optional_time(row, 4)?,
             waiting: number(row, 5)?,
             dead: number(row, 6)?,
+            remembers: column::<Option<i64>>(row, 7)?.map(|ms| Duration::from_millis(ms.unsigned_abs())),
         })
     };
     rows.iter().map(consumer).collect()
@@ -166,4 +170,27 @@ pub(super) async fn traces(connection: &mut SqliteConnection, message: MessageId
         })
     };
     rows.iter().map(trace).collect()
+}
+
+/// What the inboxes know of a message. The table begins with the consumer, so that each is asked for it.
+pub(super) async fn known(connection: &mut SqliteConnection, message: MessageId) -> Result<Vec<Known>, Error> {
+    let sql = "WITH RECURSIVE step (name) AS ( \
+                   SELECT min(consumer) FROM relevo_inbox \
+                   UNION ALL \
+                   SELECT (SELECT min(i.consumer) FROM relevo_inbox AS i WHERE i.consumer > step.name) \
+                   FROM step WHERE step.name IS NOT NULL \
+               ) \
+               SELECT i.consumer, i.replay, i.state, i.started, i.entered_at_ms \
+               FROM step CROSS JOIN relevo_inbox AS i ON i.consumer = step.name AND i.id = ?1 ORDER BY i.consumer, i.replay";
+    let rows = sqlx::query(sql).bind(*message.as_uuid()).fetch_all(connection).await?;
+    let known = |row| {
+        Ok(Known {
+            consumer: column(row, 0)?,
+            entry: Entry { id: message, replay: number(row, 1)? },
+            state: state(row, 2)?,
+            started: number(row, 3)?,
+            at: optional_time(row, 4)?,
+        })
+    };
+    rows.iter().map(known).collect()
 }

@@ -65,7 +65,8 @@ async fn a_newer_file_is_refused_and_an_older_one_names_the_command() {
     run(&scratch.file(), "DELETE FROM relevo_migration WHERE version >= 4").await;
     let error = open(&scratch.file()).await.err().expect("a refusal");
     assert!(matches!(error, StoreError::Schema { .. }));
-    assert!(told(&error).ends_with("is at version 3, this program needs 4; hint: run `relevo migrate`"));
+    let needs = format!("is at version 3, this program needs {}; hint: run `relevo migrate`", migrate::VERSION);
+    assert!(told(&error).ends_with(&needs), "{}", told(&error));
 }
 
 #[tokio::test]
