@@ -10,6 +10,12 @@ use crate::message::{Headers, Message, MessageId};
 pub const SEQUENCE: &str = "relevo-sequence";
 /// Header of the lease epoch under which a message was sent.
 pub const EPOCH: &str = "relevo-epoch";
+/// Header of the topic.
+pub const TOPIC: &str = "ce-subject";
+/// Header of the type.
+pub const KIND: &str = "ce-type";
+/// Header of the key.
+pub const KEY: &str = "ce-partitionkey";
 /// Header with the payload's media type.
 pub const CONTENT_TYPE: &str = "content-type";
 
@@ -38,10 +44,10 @@ pub fn for_each(publication: &Publication, source: &str, mut put: impl FnMut(&st
     put("ce-specversion", VERSION);
     put("ce-id", message.id.as_uuid().hyphenated().encode_lower(&mut uuid::Uuid::encode_buffer()));
     put("ce-source", source);
-    put("ce-type", &message.kind);
-    put("ce-subject", &message.topic);
+    put(KIND, &message.kind);
+    put(TOPIC, &message.topic);
     put("ce-time", &message.created_at.to_string());
-    put("ce-partitionkey", &message.key);
+    put(KEY, &message.key);
     put(CONTENT_TYPE, &message.content_type);
     put(SEQUENCE, &publication.seq.to_string());
     put(EPOCH, &publication.epoch.to_string());

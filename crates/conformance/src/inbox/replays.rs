@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use relevo_core::inbox::operate::{Operate, Plan, Replay, ReplayState};
-use relevo_core::inbox::{Entered, Inbox, State, Stop};
+use relevo_core::inbox::operate::{Fed, Operate, Plan, Portion, Replay, ReplayState};
+use relevo_core::inbox::{Arrival, Entered, Inbox, State, Stop};
 
 use super::harness::Harness;
 use super::stage::{
@@ -24,6 +24,14 @@ fn plan(consumer: &str) -> Plan {
 
 async fn newest(h: &impl Harness) -> Replay {
     ok(h.operator().await.replays(BILLING).await).remove(0)
+}
+
+/// What a reader that stands where the replay does feeds.
+async fn feed(h: &impl Harness, number: u32, messages: &[Arrival], to: Option<&str>) -> Fed {
+    let operator = h.operator().await;
+    let replays = ok(operator.replays(BILLING).await);
+    let from = replays.into_iter().find(|replay| replay.number == number).and_then(|replay| replay.cursor);
+    ok(operator.feed(BILLING, number, Portion { messages, from: from.as_deref(), to }).await)
 }
 
 /// Above zero, and another one for each.
@@ -52,7 +60,7 @@ pub async fn fed_messages_are_handled_once_more(h: &mut impl Harness) {
     for _ in 0..2 {
         let number = ok(operator.begin_replay(&plan(BILLING)).await);
         let fed = [arrival(1, "1"), arrival(2, "2")];
-        assert!(ok(operator.feed(BILLING, number, &fed, Some("2")).await));
+        assert_eq!(feed(h, number, &fed, Some("2")).await, Fed::Kept);
         let claimed = due(&inbox).await;
         assert_eq!(claimed.len(), 2);
         for claimed in &claimed {
@@ -75,12 +83,12 @@ pub async fn what_was_fed_before_is_not_fed_again(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     let operator = h.operator().await;
     let number = ok(operator.begin_replay(&plan(BILLING)).await);
-    assert!(ok(operator.feed(BILLING, number, &[arrival(1, "a"), arrival(2, "a")], Some("2")).await));
+    assert_eq!(feed(h, number, &[arrival(1, "a"), arrival(2, "a")], Some("2")).await, Fed::Kept);
     assert_eq!(newest(h).await.cursor.as_deref(), Some("2"));
     let claimed = due_one(&inbox).await;
     work_on(h, &inbox, &claimed, 0).await;
     let again = [arrival(1, "a"), arrival(2, "a"), arrival(3, "a"), arrival(3, "a")];
-    assert!(ok(operator.feed(BILLING, number, &again, Some("3")).await));
+    assert_eq!(feed(h, number, &again, Some("3")).await, Fed::Kept);
     ok(inbox.release(&claimed).await);
     let claimed = due_one(&inbox).await;
     assert_eq!(numbers(&claimed), [2, 3]);
@@ -94,7 +102,7 @@ pub async fn fed_messages_go_behind_what_waits(h: &mut impl Harness) {
     keep(&inbox, &arrival(9, "a"), &retry(Duration::ZERO, 1)).await;
     let operator = h.operator().await;
     let number = ok(operator.begin_replay(&plan(BILLING)).await);
-    assert!(ok(operator.feed(BILLING, number, &[arrival(2, "a"), arrival(1, "a")], None).await));
+    assert_eq!(feed(h, number, &[arrival(2, "a"), arrival(1, "a")], None).await, Fed::Kept);
     assert_eq!(handle(h, &inbox, &[arrival(3, "a")]).await, [Entered::Behind]);
     let claimed = due_one(&inbox).await;
     assert_eq!((numbers(&claimed), claimed.attempts), (vec![9, 2, 1, 3], 1));
@@ -105,10 +113,10 @@ pub async fn a_replay_that_read_everything_is_finished(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     let operator = h.operator().await;
     let number = ok(operator.begin_replay(&plan(BILLING)).await);
-    assert!(ok(operator.feed(BILLING, number, &[arrival(1, "a")], None).await));
+    assert_eq!(feed(h, number, &[arrival(1, "a")], None).await, Fed::Kept);
     assert_eq!(newest(h).await.state, ReplayState::Finished);
-    assert!(!ok(operator.feed(BILLING, number, &[arrival(2, "b")], None).await));
-    assert!(!ok(operator.feed(BILLING, number + 1, &[arrival(2, "b")], None).await), "there is none");
+    assert_eq!(feed(h, number, &[arrival(2, "b")], None).await, Fed::Ended);
+    assert_eq!(feed(h, number + 1, &[arrival(2, "b")], None).await, Fed::Ended, "there is none");
     assert!(!ok(operator.stop_replay(BILLING, number).await));
     assert_eq!(newest(h).await.fed, 1);
     assert_eq!(numbers(&due_one(&inbox).await), [1]);
@@ -120,11 +128,11 @@ pub async fn a_stopped_replay_takes_out_what_was_not_begun(h: &mut impl Harness)
     let operator = h.operator().await;
     keep(&inbox, &arrival(9, "b"), &retry(Duration::ZERO, 1)).await;
     let number = ok(operator.begin_replay(&plan(BILLING)).await);
-    assert!(ok(operator.feed(BILLING, number, &[arrival(1, "a"), arrival(2, "b")], Some("2")).await));
+    assert_eq!(feed(h, number, &[arrival(1, "a"), arrival(2, "b")], Some("2")).await, Fed::Kept);
     assert!(ok(operator.stop_replay(BILLING, number).await));
     assert!(!ok(operator.stop_replay(BILLING, number).await));
     assert_eq!(newest(h).await.state, ReplayState::Stopped);
-    assert!(!ok(operator.feed(BILLING, number, &[arrival(3, "c")], None).await));
+    assert_eq!(feed(h, number, &[arrival(3, "c")], None).await, Fed::Ended);
     assert_eq!(numbers(&due_one(&inbox).await), [9], "what is of no replay stays");
     assert_eq!(handle(h, &inbox, &[arrival(4, "a")]).await, [Entered::New]);
 }
@@ -134,7 +142,7 @@ pub async fn a_stopped_replay_leaves_what_was_begun(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     let operator = h.operator().await;
     let number = ok(operator.begin_replay(&plan(BILLING)).await);
-    assert!(ok(operator.feed(BILLING, number, &[arrival(1, "a")], Some("1")).await));
+    assert_eq!(feed(h, number, &[arrival(1, "a")], Some("1")).await, Fed::Kept);
     let claimed = due_one(&inbox).await;
     assert!(ok(operator.stop_replay(BILLING, number).await));
     work(h, &inbox, &claimed).await;
@@ -152,13 +160,85 @@ pub async fn a_replay_stops_by_itself_after_too_many_dead_letters(h: &mut impl H
     let number = ok(operator.begin_replay(&plan(BILLING)).await);
     for message in [1, 2] {
         let fed = [arrival(message, &message.to_string())];
-        assert!(ok(operator.feed(BILLING, number, &fed, Some("more")).await), "{message}");
+        assert_eq!(feed(h, number, &fed, Some("more")).await, Fed::Kept, "{message}");
         let claimed = due_one(&inbox).await;
         ok(inbox.set_back_due(&claimed, claimed.messages[0].0, &setback(Stop::DeadContinue, 1)).await);
         ok(inbox.release(&claimed).await);
     }
-    assert!(!ok(operator.feed(BILLING, number, &[arrival(3, "3")], Some("more")).await));
+    assert_eq!(feed(h, number, &[arrival(3, "3")], Some("more")).await, Fed::Ended);
     let replay = newest(h).await;
     assert_eq!((replay.state, replay.fed, replay.dead), (ReplayState::Stopped, 2, 2));
     assert!(due(&inbox).await.is_empty());
+
+    assert!(ok(operator.resume_replay(BILLING, number, 1).await));
+    assert_eq!(newest(h).await.plan.dead_max, 3, "one more than there are");
+    assert_eq!(feed(h, number, &[arrival(3, "3")], None).await, Fed::Kept);
+}
+
+/// Whoever was paused, or was started twice, cannot move a replay that another moved.
+pub async fn of_two_readers_at_one_place_one_feeds(h: &mut impl Harness) {
+    let inbox = h.inbox(BILLING).await;
+    let operator = h.operator().await;
+    let number = ok(operator.begin_replay(&plan(BILLING)).await);
+    let (first, second) = ([arrival(1, "a")], [arrival(2, "a")]);
+    let early = Portion { messages: &first, from: None, to: Some("1") };
+    assert_eq!(ok(operator.feed(BILLING, number, early).await), Fed::Kept);
+    assert_eq!(ok(operator.feed(BILLING, number, early).await), Fed::Moved);
+    let late = Portion { messages: &second, from: None, to: None };
+    assert_eq!(ok(operator.feed(BILLING, number, late).await), Fed::Moved);
+    let replay = newest(h).await;
+    assert_eq!((replay.state, replay.fed, replay.cursor.as_deref()), (ReplayState::Running, 1, Some("1")));
+    assert_eq!(numbers(&due_one(&inbox).await), [1]);
+}
+
+/// Nothing is skipped: the reader goes back to before the first message that was taken out. Nothing is fed twice: what was
+/// handled before is known.
+pub async fn a_resumed_replay_feeds_what_was_taken_out(h: &mut impl Harness) {
+    let inbox = h.inbox(BILLING).await;
+    let operator = h.operator().await;
+    let number = ok(operator.begin_replay(&plan(BILLING)).await);
+    assert!(!ok(operator.resume_replay(BILLING, number, 1).await), "it runs");
+    for (message, to) in [(1, "1"), (2, "2"), (3, "3")] {
+        assert_eq!(feed(h, number, &[arrival(message, &message.to_string())], Some(to)).await, Fed::Kept);
+    }
+    let claimed = due(&inbox).await;
+    for claimed in claimed.iter().filter(|claimed| numbers(claimed) != [2]) {
+        work(h, &inbox, claimed).await;
+    }
+    for claimed in claimed.iter().filter(|claimed| numbers(claimed) == [2]) {
+        ok(inbox.release(claimed).await);
+    }
+    assert!(ok(operator.stop_replay(BILLING, number).await));
+    let replay = newest(h).await;
+    assert_eq!((replay.fed, replay.done, replay.cursor.as_deref()), (2, 2, Some("1")), "the second was taken out");
+    assert!(ok(operator.resume_replay(BILLING, number, 1).await));
+    assert!(!ok(operator.resume_replay(BILLING, number, 1).await));
+    assert_eq!(feed(h, number, &[arrival(2, "2"), arrival(3, "3")], None).await, Fed::Kept);
+    work(h, &inbox, &due_one(&inbox).await).await;
+    let replay = newest(h).await;
+    assert_eq!((replay.state, replay.fed, replay.done), (ReplayState::Finished, 3, 3));
+    let mut effects = h.effects().await;
+    effects.sort();
+    assert_eq!(effects, lines(&[1, 2, 3]));
+}
+
+/// What waits for a time or for a person is nothing that a consumer could do now.
+pub async fn what_could_be_handled_now_is_counted(h: &mut impl Harness) {
+    let inbox = h.inbox(BILLING).await;
+    let operator = h.operator().await;
+    let number = ok(operator.begin_replay(&Plan { dead_max: 9, ..plan(BILLING) }).await);
+    let fed = [arrival(1, "a"), arrival(2, "a"), arrival(3, "b"), arrival(4, "b"), arrival(5, "c")];
+    assert_eq!(feed(h, number, &fed, Some("5")).await, Fed::Kept);
+    let replay = newest(h).await;
+    assert_eq!((replay.ready, replay.waiting()), (5, 5));
+    for claimed in due(&inbox).await {
+        let first = claimed.messages[0].0;
+        match &*claimed.queue {
+            "a" => ok(inbox.set_back_due(&claimed, first, &setback(Stop::DeadHold, 1)).await),
+            "b" => ok(inbox.set_back_due(&claimed, first, &retry(Duration::from_mins(1), 1)).await),
+            _ => continue,
+        };
+    }
+    let replay = newest(h).await;
+    assert_eq!((replay.ready, replay.waiting(), replay.dead), (1, 4, 1));
 }

@@ -11,6 +11,7 @@ mod prune;
 mod queues;
 mod replays;
 mod setback;
+pub(crate) mod source;
 #[cfg(test)]
 mod tests;
 

@@ -38,6 +38,7 @@ mod tests;
 pub use config::{MAIN, Settings, Start};
 pub use inbox::Inbox;
 pub use inbox::operate::Operator;
+pub use inbox::source::OutboxLog;
 pub use inspect::{KeyState, Parked};
 pub use outbox::Outbox;
 pub use store::Destination;

@@ -4,12 +4,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use relevo_core::inbox::Keeping;
+use relevo_core::inbox::source::Sending;
 use relevo_core::slot::SLOTS;
 use relevo_core::store::{Position, StoreError};
 
 use crate::config::{MAIN, Settings, Start};
 use crate::inbox::Inbox;
 use crate::inbox::operate::Operator;
+use crate::inbox::source::OutboxLog;
 use crate::leases;
 use crate::state::{State, micros};
 use crate::store::Destination;
@@ -45,6 +47,11 @@ impl Outbox {
     /// A handle on all inboxes, for an operator.
     pub fn operator(&self) -> Operator {
         Operator::new(&self.0)
+    }
+
+    /// The log as a source of replays, for messages that are sent like this.
+    pub fn log(&self, sending: Sending) -> OutboxLog {
+        OutboxLog::new(&self.0, sending)
     }
 
     /// What applications committed to the ledger, in the order of the commits.

@@ -16,6 +16,7 @@ mod replays;
 mod rows;
 mod setback;
 mod show;
+pub(crate) mod source;
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -47,6 +47,7 @@ mod why;
 
 pub use config::{Config, connect_options};
 pub use emit::{Begin, Beginning, EmitError, Outbox, begin, cancel, emit, explain};
+pub use inbox::source::OutboxLog;
 pub use relevo_core::operate::{Backlog, Start};
 pub use relevo_core::{Draft, OnRepeat};
 pub use store::Store;

@@ -1,6 +1,8 @@
 //! Replays on purpose: messages put into the retry table under a number of their own.
 
-use relevo_core::inbox::operate::{self, Plan, ReplayState};
+use std::collections::BTreeSet;
+
+use relevo_core::inbox::operate::{self, Plan, Portion, ReplayState};
 use relevo_core::inbox::{Arrival, Entry, State as Known};
 
 use super::desk::{Desk, Replay, Waiting};
@@ -10,7 +12,9 @@ impl Desk {
     /// Begins a replay; gives its number.
     pub(crate) fn begin_replay(&mut self, plan: &Plan, now: Micros) -> u32 {
         let number = self.replays.last_key_value().map_or(0, |(number, _)| *number) + 1;
-        let replay = Replay { plan: plan.clone(), state: ReplayState::Running, fed: 0, cursor: None, began: now };
+        let plan = plan.clone();
+        let replay =
+            Replay { plan, state: ReplayState::Running, fed: 0, cursor: None, portions: Vec::new(), began: now };
         self.replays.insert(number, replay);
         number
     }
@@ -28,44 +32,76 @@ impl Desk {
         !stops
     }
 
+    /// Whether a replay stands where this portion begins.
+    pub(crate) fn stands_at(&self, number: u32, cursor: Option<&str>) -> bool {
+        self.replays.get(&number).is_some_and(|replay| replay.cursor.as_deref() == cursor)
+    }
+
     /// Puts messages into the retry table that are not there yet.
-    pub(crate) fn feed(&mut self, number: u32, fed: &[Arrival], cursor: Option<&str>, now: Micros) {
-        let mut new = 0;
-        for arrival in fed {
+    pub(crate) fn feed(&mut self, number: u32, portion: Portion<'_>, now: Micros) {
+        let mut new = Vec::new();
+        for arrival in portion.messages {
             let entry = Entry { replay: number, ..arrival.entry };
             if !self.rows.contains_key(&entry) {
-                new += 1;
+                new.push(entry);
                 self.know(entry, Known::Waiting, now);
                 self.append(Waiting::fresh(Arrival { entry, ..arrival.clone() }), now);
             }
         }
         if let Some(replay) = self.replays.get_mut(&number) {
-            replay.fed += new;
-            match cursor {
+            replay.fed += new.len() as u64;
+            replay.portions.push((portion.from.map(ToOwned::to_owned), new));
+            match portion.to {
                 Some(cursor) => replay.cursor = Some(cursor.to_owned()),
                 None => replay.state = ReplayState::Finished,
             }
         }
     }
 
-    /// Stops a replay, and takes out what of it nobody has begun.
+    /// Stops a replay, and takes out what of it nobody has begun. The reader goes on before the first of that.
     pub(crate) fn stop_replay(&mut self, number: u32, now: Micros) {
-        if let Some(replay) = self.replays.get_mut(&number) {
-            replay.state = ReplayState::Stopped;
-        }
-        let Self { queues, rows, .. } = self;
+        let Self { queues, rows, replays, .. } = self;
+        let mut gone = BTreeSet::new();
         for queue in queues.values_mut() {
-            let begun = queue.first().filter(|_| queue.is_claimed(now));
-            queue.messages.retain(|place, waiting| {
-                let stays = waiting.arrival.entry.replay != number || Some(*place) == begun;
+            queue.messages.retain(|_, waiting| {
+                let entry = waiting.arrival.entry;
+                let reopened = rows.get(&entry).is_some_and(|row| row.state == Known::Reopened);
+                let stays = entry.replay != number || waiting.started > 0 || waiting.attempts > 0 || reopened;
                 if !stays {
                     // No broker repeats what came from a replay: the row protects nothing.
-                    rows.remove(&waiting.arrival.entry);
+                    rows.remove(&entry);
+                    gone.insert(entry);
                 }
                 stays
             });
         }
         queues.retain(|_, queue| !queue.messages.is_empty() || queue.is_claimed(now) || !queue.held.is_empty());
+        if let Some(replay) = replays.get_mut(&number) {
+            replay.state = ReplayState::Stopped;
+            replay.fed -= gone.len() as u64;
+            let first = replay.portions.iter().find(|(_, fed)| fed.iter().any(|entry| gone.contains(entry)));
+            if let Some((from, _)) = first {
+                replay.cursor.clone_from(from);
+            }
+        }
+    }
+
+    /// Lets a stopped replay run again.
+    pub(crate) fn resume_replay(&mut self, number: u32, dead_more: u64) -> bool {
+        let dead = self.count(number, &[Known::Dead]);
+        let stopped = self.replays.get_mut(&number).filter(|replay| replay.state == ReplayState::Stopped);
+        stopped.is_some_and(|replay| {
+            replay.state = ReplayState::Running;
+            replay.plan.dead_max = dead.saturating_add(dead_more);
+            true
+        })
+    }
+
+    /// What of a replay could be handled now.
+    fn ready(&self, number: u32, now: Micros) -> u64 {
+        let due = self.queues.values().filter(|queue| queue.held.is_empty() && queue.next <= now);
+        let waiting = due.flat_map(|queue| queue.messages.values());
+        waiting.filter(|waiting| waiting.arrival.entry.replay == number).count() as u64
     }
 
     fn count(&self, number: u32, states: &[Known]) -> u64 {
@@ -87,6 +123,7 @@ impl State {
                 fed: replay.fed,
                 done: desk.count(*number, &[Known::Done, Known::Skipped]),
                 dead: desk.count(*number, &[Known::Dead]),
+                ready: desk.ready(*number, self.now()),
                 cursor: replay.cursor.clone(),
                 began_at: timestamp(self.settings.started_at, replay.began),
             })

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use relevo_core::MessageId;
 use relevo_core::consume::{Lane, Raw};
-use relevo_core::inbox::operate::{DeadFilter, Mark, Operate, Order, Plan};
+use relevo_core::inbox::operate::{DeadFilter, Fed, Mark, Operate, Order, Plan, Portion};
 use relevo_core::inbox::{Arrival, Beat, Begun, Claimed, Enter, Entry, Inbox, Kept, Setback, Stop};
 use uuid::Uuid;
 
@@ -99,7 +99,9 @@ pub(crate) async fn operate(operator: &impl Operate) {
         reason: "wrong".to_owned(),
     };
     let number = operator.begin_replay(&plan).await.expect("begin_replay");
-    assert!(operator.feed("billing", number, &[arrival(9)], Some("9")).await.expect("feed"));
+    let portion = Portion { messages: &[arrival(9)], from: None, to: Some("9") };
+    assert_eq!(operator.feed("billing", number, portion).await.expect("feed"), Fed::Kept);
     assert!(operator.stop_replay("billing", number).await.expect("stop_replay"));
+    assert!(operator.resume_replay("billing", number, 1).await.expect("resume_replay"));
     assert_eq!(operator.replays("billing").await.expect("replays").len(), 1);
 }

@@ -1,14 +1,21 @@
 //! Replays on purpose: messages put into the retry table under a number of their own.
 
-use relevo_core::inbox::operate::{Plan, Replay, ReplayState};
+use relevo_core::inbox::operate::{Fed, Plan, Portion, Replay, ReplayState};
 use relevo_core::inbox::{Arrival, Entry};
 use sqlx::sqlite::{SqliteConnection, SqliteRow};
 
 use super::queues::{drop_if_empty, ensure};
 use super::rows::{append, clock, of_entry};
 use crate::classify::Error;
-use crate::queries::{column, number, time};
+use crate::queries::{column, now, number, time};
 
+/// How many dead letters of a replay nobody redrove.
+macro_rules! dead {
+    () => {
+        "(SELECT count(*) FROM relevo_inbox_dead AS d \
+         WHERE d.consumer = ?1 AND d.replay = ?2 AND d.replay > 0 AND d.fate <> 'replayed')"
+    };
+}
 /// Begins a replay; gives its number.
 pub(super) async fn begin(connection: &mut SqliteConnection, plan: &Plan) -> Result<u32, Error> {
     let insert = sqlx::query("INSERT OR IGNORE INTO relevo_inbox_consumer (name) VALUES (?1)");
@@ -23,45 +30,52 @@ pub(super) async fn begin(connection: &mut SqliteConnection, plan: &Plan) -> Res
     number(&insert.bind(now).fetch_one(connection).await?, 0)
 }
 
-/// Puts messages into their queues that were not fed before. False if the replay does not run, or has so many dead letters
-/// that it stops now.
+/// Puts messages into their queues that were not fed before, if the replay runs and stands where they begin. One that has
+/// too many dead letters stops now.
 pub(super) async fn feed(
     connection: &mut SqliteConnection,
     consumer: &str,
     replay: u32,
-    fed: &[Arrival],
-    cursor: Option<&str>,
-) -> Result<bool, Error> {
-    let sql = "SELECT max(r.dead_max, 1) <= (SELECT count(*) FROM relevo_inbox_dead AS d \
-               WHERE d.consumer = ?1 AND d.replay = ?2 AND d.fate <> 'replayed') \
-               FROM relevo_inbox_replay AS r WHERE r.consumer = ?1 AND r.number = ?2 AND r.state = 'running'";
+    portion: Portion<'_>,
+) -> Result<Fed, Error> {
+    let sql = concat!(
+        "SELECT max(r.dead_max, 1) <= ",
+        dead!(),
+        ", r.cursor FROM relevo_inbox_replay AS r WHERE r.consumer = ?1 AND r.number = ?2 AND r.state = 'running'"
+    );
     let select = sqlx::query(sql).bind(consumer).bind(i64::from(replay));
-    let Some(row) = select.fetch_optional(&mut *connection).await? else { return Ok(false) };
+    let Some(row) = select.fetch_optional(&mut *connection).await? else { return Ok(Fed::Ended) };
     if column(&row, 0)? {
         stop(connection, consumer, replay).await?;
-        return Ok(false);
+        return Ok(Fed::Ended);
+    }
+    if column::<Option<&str>>(&row, 1)? != portion.from {
+        return Ok(Fed::Moved);
     }
     let now = clock(connection).await?;
     let mut new = 0;
-    for arrival in fed {
+    for arrival in portion.messages {
         let arrival = Arrival { entry: Entry { replay, ..arrival.entry }, ..arrival.clone() };
         let sql = "INSERT OR IGNORE INTO relevo_inbox (consumer, id, replay, state, entered_at_ms) \
                    VALUES (?1, ?2, ?3, 'waiting', ?4)";
         let insert = of_entry(sql, consumer, arrival.entry).bind(now).execute(&mut *connection).await?;
         if insert.rows_affected() > 0 {
             ensure(connection, consumer, &arrival.queue, now).await?;
-            append(connection, consumer, &arrival, now).await?;
+            let no = append(connection, consumer, &arrival, now).await?;
+            let sql = "UPDATE relevo_inbox_waiting SET fed_from = ?2 WHERE no = ?1";
+            sqlx::query(sql).bind(no).bind(portion.from).execute(&mut *connection).await?;
             new += 1;
         }
     }
     let sql = "UPDATE relevo_inbox_replay SET fed = fed + ?3, cursor = coalesce(?4, cursor), \
                state = CASE WHEN ?4 IS NULL THEN 'finished' ELSE state END WHERE consumer = ?1 AND number = ?2";
-    let update = sqlx::query(sql).bind(consumer).bind(i64::from(replay)).bind(new).bind(cursor);
+    let update = sqlx::query(sql).bind(consumer).bind(i64::from(replay)).bind(new).bind(portion.to);
     update.execute(connection).await?;
-    Ok(true)
+    Ok(Fed::Kept)
 }
 
-/// Stops a replay; what of it waits and was never begun is taken out, as if it had not been fed.
+/// Stops a replay; what of it waits and was never begun is taken out, as if it had not been fed, and the reader goes on before
+/// the first of it.
 pub(super) async fn stop(connection: &mut SqliteConnection, consumer: &str, replay: u32) -> Result<bool, Error> {
     let of_replay = |sql: &'static str| sqlx::query(sql).bind(consumer).bind(i64::from(replay));
     let sql =
@@ -70,8 +84,9 @@ pub(super) async fn stop(connection: &mut SqliteConnection, consumer: &str, repl
         return Ok(false);
     }
     let sql = "DELETE FROM relevo_inbox_waiting WHERE consumer = ?1 AND replay = ?2 AND replay > 0 AND started = 0 \
-               AND attempts = 0 AND NOT reopened RETURNING queue, id";
+               AND attempts = 0 AND NOT reopened RETURNING queue, id, no, fed_from";
     let gone = of_replay(sql).fetch_all(&mut *connection).await?;
+    let mut first: Option<(i64, Option<String>)> = None;
     for row in &gone {
         let entry = Entry { id: crate::queries::id(row, 1)?, replay };
         // No broker repeats what came from a replay: the row protects nothing.
@@ -83,21 +98,51 @@ pub(super) async fn stop(connection: &mut SqliteConnection, consumer: &str, repl
         if sqlx::query(sql).bind(consumer).bind(queue).fetch_optional(&mut *connection).await?.is_some() {
             drop_if_empty(connection, consumer, queue).await?;
         }
+        let no: i64 = column(row, 2)?;
+        if first.as_ref().is_none_or(|(before, _)| no < *before) {
+            first = Some((no, column(row, 3)?));
+        }
     }
-    let taken = i64::try_from(gone.len()).unwrap_or(i64::MAX);
-    let sql = "UPDATE relevo_inbox_replay SET fed = fed - ?3 WHERE consumer = ?1 AND number = ?2";
-    of_replay(sql).bind(taken).execute(connection).await?;
+    if let Some((_, fed_from)) = first {
+        let taken = i64::try_from(gone.len()).unwrap_or(i64::MAX);
+        let sql = "UPDATE relevo_inbox_replay SET fed = fed - ?3, cursor = ?4 WHERE consumer = ?1 AND number = ?2";
+        of_replay(sql).bind(taken).bind(fed_from).execute(connection).await?;
+    }
     Ok(true)
+}
+
+/// Lets a stopped replay run again, until it has so many dead letters more than now.
+pub(super) async fn resume(
+    connection: &mut SqliteConnection,
+    consumer: &str,
+    replay: u32,
+    dead_more: u64,
+) -> Result<bool, Error> {
+    let sql = concat!(
+        "UPDATE relevo_inbox_replay SET state = 'running', dead_max = ?3 + ",
+        dead!(),
+        " WHERE consumer = ?1 AND number = ?2 AND state = 'stopped'"
+    );
+    // Half of the range, so that the sum stays within it.
+    let dead_more = i64::try_from(dead_more).unwrap_or(i64::MAX).min(i64::MAX / 2);
+    let update = sqlx::query(sql).bind(consumer).bind(i64::from(replay)).bind(dead_more);
+    Ok(update.execute(connection).await?.rows_affected() > 0)
 }
 
 /// The replays of a consumer, newest first. Done is what was fed and neither waits nor is dead.
 pub(super) async fn list(connection: &mut SqliteConnection, consumer: &str) -> Result<Vec<Replay>, Error> {
-    let sql = "SELECT r.number, r.source, r.count, r.rate, r.dead_max, r.asked_by, r.reason, r.state, r.fed, \
-               (SELECT count(*) FROM relevo_inbox_waiting AS w \
-               WHERE w.consumer = ?1 AND w.replay = r.number AND w.replay > 0), \
-               (SELECT count(*) FROM relevo_inbox_dead AS d \
-               WHERE d.consumer = ?1 AND d.replay = r.number AND d.fate <> 'replayed'), r.cursor, r.began_at_ms \
-               FROM relevo_inbox_replay AS r WHERE r.consumer = ?1 ORDER BY r.number DESC";
+    let sql = concat!(
+        "SELECT r.number, r.source, r.count, r.rate, r.dead_max, r.asked_by, r.reason, r.state, r.fed, \
+         (SELECT count(*) FROM relevo_inbox_waiting AS w \
+         WHERE w.consumer = ?1 AND w.replay = r.number AND w.replay > 0), \
+         (SELECT count(*) FROM relevo_inbox_dead AS d \
+         WHERE d.consumer = ?1 AND d.replay = r.number AND d.replay > 0 AND d.fate <> 'replayed'), r.cursor, r.began_at_ms, \
+         (SELECT count(*) FROM (SELECT 1 FROM relevo_inbox_waiting AS w JOIN relevo_inbox_queue AS q \
+         ON q.consumer = w.consumer AND q.queue = w.queue \
+         WHERE w.consumer = ?1 AND w.replay = r.number AND w.replay > 0 AND q.next_at_ms <= ",
+        now!(),
+        " LIMIT 100000)) FROM relevo_inbox_replay AS r WHERE r.consumer = ?1 ORDER BY r.number DESC"
+    );
     let rows = sqlx::query(sql).bind(consumer).fetch_all(connection).await?;
     rows.iter().map(|row| replay(row, consumer)).collect()
 }
@@ -119,6 +164,7 @@ fn replay(row: &SqliteRow, consumer: &str) -> Result<Replay, Error> {
         fed,
         done: fed.saturating_sub(waiting + dead),
         dead,
+        ready: number(row, 13)?,
         cursor: column(row, 11)?,
         began_at: time(row, 12)?,
     })
