@@ -1,7 +1,9 @@
 //! What people ask of an outbox and tell it: one file a command, all of them written against the core's traits.
 
+mod author;
 mod backlog;
 mod completions;
+mod consumers;
 mod dead;
 mod destination;
 mod doctor;
@@ -16,6 +18,7 @@ mod show;
 mod table;
 mod takeover;
 mod topology;
+mod trace;
 mod verify;
 mod why;
 
@@ -41,6 +44,11 @@ pub(crate) enum Command {
     /// Lists dead letters, sends them again or puts them aside.
     #[command(subcommand)]
     Dead(dead::Command),
+    /// Lists consumers, pauses them, and deals with what they gave up.
+    #[command(subcommand)]
+    Consumers(consumers::Command),
+    /// Follows a message: where it stands at each destination, and what each consumer did with it.
+    Trace(trace::Args),
     /// Shows the shards of a destination and the relays that hold them.
     Shards(shards::Args),
     /// Says how much waits for a destination.
@@ -80,6 +88,8 @@ pub(crate) async fn run(command: Command) -> Result<Code> {
         Command::Outbox(Outbox::Show(args)) => show::run(&args).await,
         Command::Why(args) => why::run(&args).await,
         Command::Dead(command) => dead::run(command).await,
+        Command::Consumers(command) => consumers::run(command).await,
+        Command::Trace(args) => trace::run(&args).await,
         Command::Shards(args) => shards::run(&args).await,
         Command::Backlog(args) => backlog::run(&args).await,
         Command::Destination(command) => destination::run(command).await,

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use clap::Args;
+use relevo_core::inbox::operate as consumers;
 use relevo_core::operate::{Destination, Inspect, Operate};
 use relevo_core::store::DeadLetters;
 use relevo_core::{Draft, MessageId};
@@ -73,6 +74,14 @@ impl Place {
         Ok(match self {
             Self::Postgres(place) => Box::new(place.open(destination, deadline).await?),
             Self::Sqlite(file) => Box::new(open_file(file, destination).await?),
+        })
+    }
+
+    /// The inboxes of the same database.
+    pub(crate) async fn consumers(&self) -> Result<Box<dyn consumers::Operate>> {
+        Ok(match self {
+            Self::Postgres(place) => Box::new(place.open("", ANSWER_DEADLINE).await?),
+            Self::Sqlite(file) => Box::new(sqlite::Store::open(sqlite::Config::new(file, "")).await?),
         })
     }
 

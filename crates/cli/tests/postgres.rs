@@ -1,5 +1,9 @@
 //! The commands on a real PostgreSQL, in one program: it links once.
 
+#[path = "consumers/cases.rs"]
+mod cases;
+#[path = "postgres/consumers.rs"]
+mod consumers;
 #[path = "postgres/dead.rs"]
 mod dead;
 #[path = "postgres/emit.rs"]
@@ -8,6 +12,8 @@ mod emit;
 mod health;
 #[path = "postgres/messages.rs"]
 mod messages;
+#[path = "consumers/scene.rs"]
+mod scene;
 #[path = "postgres/setup.rs"]
 mod setup;
 #[path = "postgres/support.rs"]

@@ -1,5 +1,12 @@
 //! The same commands on a SQLite file.
 
+#[path = "consumers/cases.rs"]
+mod cases;
+#[path = "sqlite/consumers.rs"]
+mod consumers;
+#[path = "consumers/scene.rs"]
+mod scene;
+
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 

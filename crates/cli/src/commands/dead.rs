@@ -219,7 +219,7 @@ async fn show(args: &Show) -> Result<Code> {
         pairs.extend(show::envelope(&letter.message, now));
         table::pairs(&mut out, &pairs)?;
         writeln!(out)?;
-        payload::write(&mut out, &letter.message)?;
+        payload::write(&mut out, &letter.message.content_type, &letter.message.payload)?;
     }
     Ok(Code::Done)
 }

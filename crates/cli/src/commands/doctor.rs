@@ -1,11 +1,14 @@
 //! `relevo doctor`
 
+mod memory;
+
 use std::io::{self, Write as _};
 
 use anyhow::{Context as _, Result};
 use relevo_core::operate::{Finding, Severity};
 use serde_json::json;
 
+use self::memory::Memory;
 use super::output::{self, Format};
 use super::table::plain;
 use crate::args::{self, Target};
@@ -23,6 +26,9 @@ pub(crate) struct Args {
     target: Target,
     #[command(flatten)]
     sources: Sources,
+    /// Another database with inboxes: how long they remember is compared with what everything else keeps.
+    #[arg(long, value_name = "URL")]
+    inbox: Vec<String>,
     #[command(flatten)]
     format: Format,
 }
@@ -30,11 +36,14 @@ pub(crate) struct Args {
 /// What was found in one place.
 struct Examined {
     outbox: Option<String>,
+    /// Where it is, for a place that no configuration names.
+    inbox: Option<String>,
     /// `None` for the outbox's database.
     destination: Option<String>,
     findings: Vec<Finding>,
     /// Subjects of dangers that the configuration accepts.
     accept: Vec<String>,
+    memory: Memory,
 }
 
 pub(super) async fn run(args: &Args) -> Result<Code> {
@@ -44,7 +53,12 @@ pub(super) async fn run(args: &Args) -> Result<Code> {
     if whole && one_is_named {
         return Err(usage("`--config` names every outbox; hint: leave `--database` and `--schema` out"));
     }
-    let (all, unseen) = if whole { configured(&args.sources).await? } else { (vec![one(&args.target).await?], None) };
+    let (mut all, unseen) =
+        if whole { configured(&args.sources).await? } else { (vec![one(&args.target).await?], None) };
+    for url in &args.inbox {
+        all.push(inboxes_at(url).await?);
+    }
+    memory::compare(&mut all).await?;
     if args.format.json {
         for (examined, finding) in all.iter().flat_map(|it| it.findings.iter().map(move |finding| (it, finding))) {
             output::line(&json(examined, finding))?;
@@ -64,8 +78,21 @@ pub(super) async fn run(args: &Args) -> Result<Code> {
 }
 
 async fn one(target: &Target) -> Result<Examined> {
-    let findings = Place::of(target)?.open("", ANSWER_DEADLINE).await?.examine().await?;
-    Ok(Examined { outbox: None, destination: None, findings, accept: Vec::new() })
+    let place = Place::of(target)?;
+    let outbox = place.open("", ANSWER_DEADLINE).await?;
+    let findings = outbox.examine().await?;
+    let sends = !outbox.destinations().await?.is_empty();
+    let kept = if sends { Some(outbox.retention().await?) } else { None };
+    let memory = Memory { horizons: kept.map(memory::of_outbox).into_iter().collect(), place: Some(place) };
+    Ok(Examined { outbox: None, inbox: None, destination: None, findings, accept: Vec::new(), memory })
+}
+
+/// A database that is looked at for its inboxes alone.
+async fn inboxes_at(url: &str) -> Result<Examined> {
+    let place = Place::of(&Target { database: Some(url.to_owned()), place: args::Place { schema: None } })?;
+    let inbox = Some(place.shown());
+    let memory = Memory { horizons: Vec::new(), place: Some(place) };
+    Ok(Examined { outbox: None, inbox, destination: None, findings: Vec::new(), accept: Vec::new(), memory })
 }
 
 /// Every outbox and every broker of a configuration; also the last of what could not be looked at, the others being told.
@@ -80,7 +107,7 @@ async fn configured(sources: &Sources) -> Result<(Vec<Examined>, Option<anyhow::
         }
         for destination in &outbox.destinations {
             match far_side(&outbox.name, destination).await {
-                Ok(examined) => all.extend(examined),
+                Ok(examined) => all.push(examined),
                 Err(error) => {
                     unseen.push(error.context(format!("outbox `{}`, destination `{}`", outbox.name, destination.name)));
                 }
@@ -100,20 +127,25 @@ async fn database(outbox: &config::Outbox) -> Result<Examined> {
         Database::Sqlite(_) => None,
     };
     let url = outbox.url.reveal().to_owned();
-    let examined = one(&Target { database: Some(url), place: args::Place { schema } }).await?;
+    let mut examined = one(&Target { database: Some(url), place: args::Place { schema } }).await?;
+    memory::name(&mut examined.memory.horizons, outbox);
     Ok(Examined { outbox: Some(outbox.name.clone()), ..examined })
 }
 
-/// A broker that has settings of its own.
-async fn far_side(outbox: &str, destination: &Destination) -> Result<Option<Examined>> {
-    let Some(admin) = broker::admin(&destination.broker)? else { return Ok(None) };
-    let findings = admin.examine(&destination.expectations()).await;
-    Ok(Some(Examined {
+/// A broker, with its settings if it has any of its own.
+async fn far_side(outbox: &str, destination: &Destination) -> Result<Examined> {
+    let findings = match broker::admin(&destination.broker)? {
+        Some(admin) => admin.examine(&destination.expectations()).await,
+        None => Ok(Vec::new()),
+    };
+    Ok(Examined {
         outbox: Some(outbox.to_owned()),
+        inbox: None,
         destination: Some(destination.name.clone()),
         findings: findings.map_err(|failure| failed(&failure)).context("the broker")?,
         accept: destination.start_up.accept.clone(),
-    }))
+        memory: Memory { horizons: memory::of_broker(&destination.broker), place: None },
+    })
 }
 
 impl Examined {
@@ -122,6 +154,9 @@ impl Examined {
     }
 
     fn title(&self) -> Option<String> {
+        if let Some(inbox) = &self.inbox {
+            return Some(format!("inboxes at {inbox}:"));
+        }
         let outbox = self.outbox.as_ref()?;
         Some(match &self.destination {
             Some(destination) => format!("outbox `{outbox}`, destination `{destination}`:"),
@@ -133,6 +168,9 @@ impl Examined {
 fn json(examined: &Examined, finding: &Finding) -> serde_json::Value {
     let Finding { severity, subject, seen, fix } = finding;
     let mut line = json!({ "severity": word(*severity), "subject": subject, "seen": seen, "fix": fix });
+    if let Some(inbox) = &examined.inbox {
+        line["inbox"] = inbox.as_str().into();
+    }
     if let Some(outbox) = &examined.outbox {
         line["outbox"] = outbox.as_str().into();
         line["destination"] = examined.destination.as_deref().into();
@@ -146,7 +184,7 @@ fn told(all: &[Examined]) -> Result<()> {
     let findings = || all.iter().flat_map(|examined| &examined.findings);
     let width = findings().map(|finding| finding.subject.chars().count()).max().unwrap_or(0);
     let mut out = io::stdout().lock();
-    for examined in all {
+    for examined in all.iter().filter(|it| !it.findings.is_empty()) {
         if let Some(title) = examined.title() {
             writeln!(out, "{title}")?;
         }

@@ -48,13 +48,22 @@ pub(super) fn listed(listed: &Listed, destination: &str) -> Value {
 pub(super) fn add_content(value: &mut Value, message: &Message) {
     value["content_type"] = (*message.content_type).into();
     value["headers"] = json!(message.headers);
-    let text = std::str::from_utf8(&message.payload).ok();
-    let parsed = serde_json::from_slice::<Value>(&message.payload).ok().filter(|_| is_json(&message.content_type));
-    match (parsed, text) {
+    add_payload(value, &message.content_type, &message.payload);
+}
+
+/// A payload, in the form that fits it.
+pub(super) fn add_payload(value: &mut Value, content_type: &str, payload: &[u8]) {
+    let parsed = serde_json::from_slice::<Value>(payload).ok().filter(|_| is_json(content_type));
+    match (parsed, std::str::from_utf8(payload)) {
         (Some(parsed), _) => value["payload"] = parsed,
-        (None, Some(text)) => value["payload_text"] = text.into(),
-        (None, None) => value["payload_base64"] = BASE64_STANDARD.encode(&message.payload).into(),
+        (None, Ok(text)) => value["payload_text"] = text.into(),
+        (None, Err(_)) => value["payload_base64"] = base64(payload).into(),
     }
+}
+
+/// Bytes that are no text.
+pub(super) fn base64(bytes: &[u8]) -> String {
+    BASE64_STANDARD.encode(bytes)
 }
 
 /// Whether a media type says that the payload is JSON.

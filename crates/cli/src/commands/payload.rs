@@ -2,7 +2,6 @@
 
 use std::io::{self, Write};
 
-use relevo_core::Message;
 use serde_json::Value;
 
 use super::output::is_json;
@@ -12,16 +11,16 @@ const HEX_BYTES_MAX: usize = 1024;
 const HEX_LINE: usize = 16;
 
 /// JSON is laid out, text is text, anything else is bytes.
-pub(super) fn write(out: &mut impl Write, message: &Message) -> io::Result<()> {
-    if is_json(&message.content_type)
-        && let Ok(value) = serde_json::from_slice::<Value>(&message.payload)
+pub(super) fn write(out: &mut impl Write, content_type: &str, payload: &[u8]) -> io::Result<()> {
+    if is_json(content_type)
+        && let Ok(value) = serde_json::from_slice::<Value>(payload)
     {
         return writeln!(out, "{value:#}");
     }
     let is_plain = |text: &str| !text.contains(|char: char| char.is_control() && !matches!(char, '\n' | '\t' | '\r'));
-    match std::str::from_utf8(&message.payload).ok().filter(|text| is_plain(text)) {
+    match std::str::from_utf8(payload).ok().filter(|text| is_plain(text)) {
         Some(text) => writeln!(out, "{text}"),
-        None => hex(out, &message.payload),
+        None => hex(out, payload),
     }
 }
 
@@ -42,21 +41,10 @@ fn hex(out: &mut impl Write, bytes: &[u8]) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use relevo_core::MessageId;
 
-    fn shown(content_type: &str, payload: &'static [u8]) -> String {
-        let message = Message {
-            id: MessageId::v7(0, [0; 10]),
-            kind: "T".into(),
-            key: "k".into(),
-            topic: "t".into(),
-            payload: payload.into(),
-            content_type: content_type.into(),
-            headers: relevo_core::message::Headers::new(),
-            created_at: jiff::Timestamp::UNIX_EPOCH,
-        };
+    fn shown(content_type: &str, payload: &[u8]) -> String {
         let mut out = Vec::new();
-        write(&mut out, &message).unwrap();
+        write(&mut out, content_type, payload).unwrap();
         String::from_utf8(out).unwrap()
     }
 

@@ -50,7 +50,7 @@ pub(super) async fn run(args: &Args) -> Result<Code> {
         pairs.extend(envelope(&shown.message, now));
         table::pairs(&mut out, &pairs)?;
         writeln!(out)?;
-        payload::write(&mut out, &shown.message)?;
+        payload::write(&mut out, &shown.message.content_type, &shown.message.payload)?;
     }
     Ok(Code::Done)
 }

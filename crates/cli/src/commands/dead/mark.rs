@@ -11,6 +11,7 @@ use super::EVERY;
 use super::filter::Filter;
 use crate::args::Sure;
 use crate::ask::confirm;
+use crate::commands::author;
 use crate::commands::output::{self, Format};
 use crate::exit::{Code, not_found};
 use crate::outbox::{self, Opened, Which};
@@ -39,19 +40,15 @@ pub(crate) struct Args {
     #[arg(long)]
     dry_run: bool,
     /// Why; it is recorded.
-    #[arg(long, value_name = "TEXT", required_unless_present = "dry_run", value_parser = not_empty)]
+    #[arg(long, value_name = "TEXT", required_unless_present = "dry_run", value_parser = author::not_empty)]
     reason: Option<String>,
     /// Who asks; it is recorded. The user and the machine otherwise.
-    #[arg(long, value_name = "NAME", value_parser = not_empty)]
+    #[arg(long, value_name = "NAME", value_parser = author::not_empty)]
     by: Option<String>,
     #[command(flatten)]
     sure: Sure,
     #[command(flatten)]
     format: Format,
-}
-
-fn not_empty(text: &str) -> Result<String, String> {
-    if text.trim().is_empty() { Err("it is recorded, and so cannot be empty".to_owned()) } else { Ok(text.to_owned()) }
 }
 
 /// What a mark asks for.
@@ -89,7 +86,7 @@ async fn mark(args: &Args, wish: Wish) -> Result<Code> {
     args.filter.check()?;
     let opened = outbox::open(&args.which).await?;
     let chosen = choose(args, &opened).await?;
-    let by = args.by.clone().unwrap_or_else(whoever);
+    let by = args.by.clone().unwrap_or_else(author::whoever);
     let reason = args.reason.clone().unwrap_or_else(|| "dry run".to_owned());
     let call = async |dry_run: bool| -> Result<u64> {
         let mut count = 0;
@@ -177,13 +174,4 @@ impl Chosen {
 /// A number of dead letters.
 pub(super) fn counted(count: u64) -> String {
     if count == 1 { "1 dead letter".to_owned() } else { format!("{count} dead letters") }
-}
-
-/// The user and the machine, as far as they are known.
-fn whoever() -> String {
-    let user = ["USER", "LOGNAME"].iter().find_map(|name| std::env::var(name).ok()).filter(|name| !name.is_empty());
-    let host = std::env::var("HOSTNAME").ok().or_else(|| std::fs::read_to_string("/etc/hostname").ok());
-    let host = host.map(|name| name.trim().to_owned()).filter(|name| !name.is_empty());
-    let user = user.unwrap_or_else(|| "somebody".to_owned());
-    host.map_or_else(|| user.clone(), |host| format!("{user}@{host}"))
 }

@@ -1,0 +1,158 @@
+//! `relevo consumers`
+
+mod dead;
+mod orders;
+mod show;
+
+use std::io;
+
+use anyhow::Result;
+use clap::Subcommand;
+use jiff::Timestamp;
+use relevo_core::inbox::operate::{Consumer, Operate};
+use serde_json::{Value, json};
+
+use super::moment;
+use super::output::{self, Format};
+use super::table::Table;
+use crate::args::Target;
+use crate::exit::{Code, not_found, usage};
+use crate::outbox::Place;
+use crate::report::say;
+
+/// Messages and dead letters are counted so far.
+const COUNTED_MAX: u64 = 10_000;
+
+/// What to do with consumers.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Lists the consumers whose inbox is in this database.
+    List(List),
+    /// Shows one consumer: its members, its lanes and what waits in its retry table.
+    Show(show::Args),
+    /// Pauses a consumer, or one of its lanes: what runs ends, nothing more is begun.
+    Pause(orders::Args),
+    /// Lets a consumer, or one of its lanes, go on.
+    Resume(orders::Args),
+    /// Forces the breaker of a lane open or closed, or lets it decide by itself again.
+    Breaker(orders::Breaker),
+    /// Lists what consumers gave up, has it handled again or puts it aside.
+    #[command(subcommand)]
+    Dead(dead::Command),
+}
+
+/// How consumers are listed.
+#[derive(Debug, clap::Args)]
+pub(crate) struct List {
+    #[command(flatten)]
+    target: Target,
+    #[command(flatten)]
+    format: Format,
+}
+
+pub(super) async fn run(command: Command) -> Result<Code> {
+    match command {
+        Command::List(args) => list(&args).await,
+        Command::Show(args) => show::run(&args).await,
+        Command::Pause(args) => orders::pause(&args).await,
+        Command::Resume(args) => orders::resume(&args).await,
+        Command::Breaker(args) => orders::force(&args).await,
+        Command::Dead(command) => dead::run(command).await,
+    }
+}
+
+async fn list(args: &List) -> Result<Code> {
+    let consumers = Place::of(&args.target)?.consumers().await?.consumers().await?;
+    if args.format.json {
+        for consumer in &consumers {
+            output::line(&object(consumer))?;
+        }
+    } else if consumers.is_empty() {
+        say("no consumer was heard of yet; one is when its first member starts, or handles its first message");
+    } else {
+        let now = Timestamp::now();
+        let rows: Vec<_> = consumers.iter().map(|consumer| row(consumer, now)).collect();
+        Table::new(&["NAME", "STATE", "MEMBERS", "WAITING", "DEAD", "LAST MESSAGE", "LAST HEARD OF", "REMEMBERS"])
+            .write(&mut io::stdout().lock(), &rows)?;
+    }
+    Ok(Code::Done)
+}
+
+fn row(consumer: &Consumer, now: Timestamp) -> Vec<String> {
+    vec![
+        consumer.name.clone(),
+        state(consumer).to_owned(),
+        consumer.members.to_string(),
+        counted(consumer.waiting),
+        counted(consumer.dead),
+        ago(consumer.last_message_at, now),
+        ago(consumer.beat_at, now),
+        consumer.remembers.map_or_else(|| "-".to_owned(), moment::lasting),
+    ]
+}
+
+/// What it does, in a word.
+const fn state(consumer: &Consumer) -> &'static str {
+    match (consumer.paused, consumer.members) {
+        (true, _) => "paused",
+        (false, 0) => "nobody",
+        (false, _) => "works",
+    }
+}
+
+/// Counts end somewhere, and then there may be more.
+fn counted(count: u64) -> String {
+    if count < COUNTED_MAX { count.to_string() } else { format!("{count}+") }
+}
+
+/// How long ago, or that it never was.
+fn ago(at: Option<Timestamp>, now: Timestamp) -> String {
+    at.map_or_else(|| "never".to_owned(), |at| moment::relative(at, now))
+}
+
+fn object(consumer: &Consumer) -> Value {
+    json!({
+        "name": consumer.name,
+        "paused": consumer.paused,
+        "members": consumer.members,
+        "beat_at": output::time(consumer.beat_at),
+        "last_message_at": output::time(consumer.last_message_at),
+        "waiting": consumer.waiting,
+        "dead": consumer.dead,
+        "remembers_ms": consumer.remembers.map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX)),
+    })
+}
+
+/// That nobody heard of a consumer, with those that are known.
+async fn unknown(consumers: &dyn Operate, name: &str) -> Result<anyhow::Error> {
+    let known = consumers.consumers().await?;
+    let hint = if known.is_empty() {
+        "there is none in this database".to_owned()
+    } else {
+        format!("there are {}", names(&known))
+    };
+    Ok(not_found(format!("consumer `{name}` is not known; hint: {hint}")))
+}
+
+/// The consumer that was named, or the only one there is.
+async fn choose(consumers: &dyn Operate, name: Option<&str>) -> Result<Consumer> {
+    let mut known = consumers.consumers().await?;
+    match name {
+        Some(name) => match known.iter().position(|it| it.name == name) {
+            Some(at) => Ok(known.swap_remove(at)),
+            None => Err(unknown(consumers, name).await?),
+        },
+        None => match known.len() {
+            0 => Err(not_found("there is no consumer in this database")),
+            1 => Ok(known.remove(0)),
+            _ => Err(usage(format!(
+                "there is more than one consumer; hint: choose with `--consumer`: {}",
+                names(&known)
+            ))),
+        },
+    }
+}
+
+fn names(known: &[Consumer]) -> String {
+    format!("`{}`", known.iter().map(|it| it.name.as_str()).collect::<Vec<_>>().join("`, `"))
+}

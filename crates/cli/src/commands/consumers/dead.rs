@@ -1,0 +1,181 @@
+//! `relevo consumers dead`
+
+mod filter;
+mod letter;
+mod mark;
+
+use std::io::{self, Write as _};
+
+use anyhow::Result;
+use clap::Subcommand;
+use jiff::Timestamp;
+use relevo_core::MessageId;
+use relevo_core::inbox::operate::{DeadFilter, DeadLetter, Fate};
+
+use self::filter::Filter;
+use super::choose;
+use crate::args::Target;
+use crate::commands::moment;
+use crate::commands::output::Format;
+use crate::commands::table::Table;
+use crate::exit::{Code, not_found, usage};
+use crate::outbox::Place;
+use crate::report::say;
+
+/// More than there can be.
+const EVERY: usize = isize::MAX.unsigned_abs();
+
+/// What to do with what consumers gave up.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Lists dead letters, oldest first.
+    List(List),
+    /// Shows one dead letter with its headers and its payload as they came.
+    Show(Show),
+    /// Has dead letters handled again, before what waits of their keys.
+    Redrive(mark::Redrive),
+    /// Puts dead letters aside, so that their keys go on without them.
+    Archive(mark::Args),
+}
+
+/// Which dead letters are listed.
+#[derive(Debug, clap::Args)]
+#[command(group = clap::ArgGroup::new("chosen").multiple(true))]
+pub(crate) struct List {
+    #[command(flatten)]
+    target: Target,
+    /// Only those of this consumer.
+    #[arg(long, value_name = "NAME")]
+    consumer: Option<String>,
+    #[command(flatten)]
+    filter: Filter,
+    /// Those that were redriven or archived too.
+    #[arg(long)]
+    history: bool,
+    /// At most so many.
+    #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    limit: u32,
+    /// All of them, however many there are.
+    #[arg(long, conflicts_with = "limit")]
+    all: bool,
+    #[command(flatten)]
+    format: Format,
+}
+
+/// Which dead letter is shown.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Show {
+    #[command(flatten)]
+    target: Target,
+    /// The message's id.
+    #[arg(value_parser = crate::args::message_id)]
+    id: MessageId,
+    /// The consumer that gave it up, if several did.
+    #[arg(long, value_name = "NAME")]
+    consumer: Option<String>,
+    /// Under which number of a replay, if it was given up more than once.
+    #[arg(long, value_name = "N")]
+    replay: Option<u32>,
+    /// Writes exactly the bytes of the payload, and nothing else.
+    #[arg(long, visible_alias = "payload", conflicts_with = "json")]
+    raw: bool,
+    #[command(flatten)]
+    format: Format,
+}
+
+pub(super) async fn run(command: Command) -> Result<Code> {
+    match command {
+        Command::List(args) => list(&args).await,
+        Command::Show(args) => show(&args).await,
+        Command::Redrive(args) => mark::redrive(&args).await,
+        Command::Archive(args) => mark::archive(&args).await,
+    }
+}
+
+async fn list(args: &List) -> Result<Code> {
+    args.filter.check()?;
+    let consumers = Place::of(&args.target)?.consumers().await?;
+    if args.consumer.is_some() {
+        choose(&*consumers, args.consumer.as_deref()).await?;
+    }
+    let filter = DeadFilter {
+        consumer: args.consumer.clone(),
+        fate: (!args.history).then_some(Fate::Pending),
+        ..args.filter.of_store()
+    };
+    let limit = if args.all { EVERY - 1 } else { usize::try_from(args.limit).unwrap_or(EVERY - 1) };
+    let mut letters = consumers.dead(&filter, limit + 1).await?;
+    let is_more = letters.len() > limit;
+    letters.truncate(limit);
+    let mut out = io::BufWriter::new(io::stdout().lock());
+    if args.format.json {
+        for dead in &letters {
+            writeln!(out, "{}", letter::object(dead))?;
+        }
+    } else if !letters.is_empty() {
+        let now = Timestamp::now();
+        let rows: Vec<_> = letters.iter().map(|dead| row(dead, now)).collect();
+        Table::new(&["ID", "CONSUMER", "STATE", "CLASS", "ATTEMPTS", "REDRIVEN", "DEAD SINCE", "KEY", "TYPE", "ERROR"])
+            .write(&mut out, &rows)?;
+    }
+    out.flush()?;
+    let count = mark::counted(letters.len() as u64);
+    let more = if is_more { ", and more\nhint: see more with `--limit`, or all with `--all`" } else { "" };
+    say(&format!("{count}{}{more}", again(&letters)));
+    Ok(Code::Done)
+}
+
+/// How many of those that wait were redriven before, and failed again.
+fn again(letters: &[DeadLetter]) -> String {
+    match letters.iter().filter(|dead| dead.fate == Fate::Pending && dead.redriven > 0).count() {
+        0 => String::new(),
+        count => format!(", of which {count} failed again after a redrive"),
+    }
+}
+
+fn row(dead: &DeadLetter, now: Timestamp) -> Vec<String> {
+    vec![
+        letter::named(dead),
+        dead.consumer.clone(),
+        dead.fate.word().to_owned(),
+        dead.class.clone(),
+        dead.attempts.to_string(),
+        dead.redriven.to_string(),
+        moment::told(dead.dead_at, now),
+        dead.arrival.queue.to_string(),
+        letter::kind(dead).unwrap_or_else(|| "-".to_owned()),
+        dead.error.clone(),
+    ]
+}
+
+async fn show(args: &Show) -> Result<Code> {
+    let consumers = Place::of(&args.target)?.consumers().await?;
+    if args.consumer.is_some() {
+        choose(&*consumers, args.consumer.as_deref()).await?;
+    }
+    let filter = DeadFilter { consumer: args.consumer.clone(), ids: vec![args.id], ..DeadFilter::default() };
+    let mut letters = consumers.dead(&filter, EVERY).await?;
+    letters.retain(|dead| args.replay.is_none_or(|replay| dead.arrival.entry.replay == replay));
+    let dead = match letters.len() {
+        0 => {
+            let hint = format!("`relevo trace {}` shows what became of it", args.id);
+            return Err(not_found(format!("no consumer has {} among its dead letters; hint: {hint}", args.id)));
+        }
+        1 => letters.remove(0),
+        _ => {
+            let each =
+                letters.iter().map(|it| format!("`--consumer {} --replay {}`", it.consumer, it.arrival.entry.replay));
+            let each = each.collect::<Vec<_>>().join(", ");
+            return Err(usage(format!("{} was given up more than once; hint: choose with {each}", args.id)));
+        }
+    };
+    let mut out = io::stdout().lock();
+    if args.raw {
+        out.write_all(&dead.arrival.raw.payload)?;
+    } else if args.format.json {
+        writeln!(out, "{}", letter::whole(&dead))?;
+    } else {
+        letter::told(&mut out, &dead)?;
+    }
+    Ok(Code::Done)
+}

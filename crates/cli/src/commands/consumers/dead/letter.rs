@@ -1,0 +1,117 @@
+//! A dead letter as people and programs see it: what came may be no message of ours, and is shown as it came.
+
+use std::io::{self, Write};
+
+use bytes::Bytes;
+use jiff::Timestamp;
+use relevo_core::inbox::operate::DeadLetter;
+use relevo_core::wire::CONTENT_TYPE;
+use serde_json::{Value, json};
+
+use crate::commands::output;
+use crate::commands::table::{self, plain};
+use crate::commands::{moment, payload};
+
+/// Its id, with the number of its replay if it has one.
+pub(super) fn named(dead: &DeadLetter) -> String {
+    match dead.arrival.entry.replay {
+        0 => dead.arrival.entry.id.to_string(),
+        replay => format!("{} (replay {replay})", dead.arrival.entry.id),
+    }
+}
+
+/// Its type, if it can be read.
+pub(super) fn kind(dead: &DeadLetter) -> Option<String> {
+    dead.arrival.raw.decode().ok().map(|received| received.message.kind.to_string())
+}
+
+/// One line of a list.
+pub(super) fn object(dead: &DeadLetter) -> Value {
+    let arrival = &dead.arrival;
+    json!({
+        "consumer": dead.consumer,
+        "id": arrival.entry.id.to_string(),
+        "replay": arrival.entry.replay,
+        "key": &*arrival.queue,
+        "type": kind(dead),
+        "state": dead.fate.word(),
+        "class": dead.class,
+        "error": dead.error,
+        "attempts": dead.attempts,
+        "redriven": dead.redriven,
+        "arrived_at": output::time(Some(dead.arrived_at)),
+        "dead_at": output::time(Some(dead.dead_at)),
+        "address": &*arrival.address,
+        "lane": arrival.lane.name(),
+        "place": arrival.place,
+        "correlation": arrival.correlation.as_deref(),
+        "note": dead.note,
+    })
+}
+
+/// All of it.
+pub(super) fn whole(dead: &DeadLetter) -> Value {
+    let mut value = object(dead);
+    value["backtrace"] = dead.backtrace.as_deref().into();
+    let header = |(name, bytes): &(String, Bytes)| match std::str::from_utf8(bytes) {
+        Ok(text) => json!({ "name": name, "value": text }),
+        Err(_) => json!({ "name": name, "value_base64": output::base64(bytes) }),
+    };
+    value["headers"] = dead.arrival.raw.headers.iter().map(header).collect();
+    output::add_payload(&mut value, content_type(dead), &dead.arrival.raw.payload);
+    value
+}
+
+/// What its headers claim of its payload; the last one counts.
+fn content_type(dead: &DeadLetter) -> &str {
+    let named = dead.arrival.raw.headers.iter().rev().find(|(name, _)| name.eq_ignore_ascii_case(CONTENT_TYPE));
+    named.and_then(|(_, value)| std::str::from_utf8(value).ok()).unwrap_or_default()
+}
+
+/// All of it, for people.
+pub(super) fn told(out: &mut impl Write, dead: &DeadLetter) -> io::Result<()> {
+    let (arrival, now) = (&dead.arrival, Timestamp::now());
+    let mut pairs = vec![
+        ("id", named(dead)),
+        ("state", format!("{} at consumer `{}`", dead.fate.word(), dead.consumer)),
+        ("class", dead.class.clone()),
+        ("error", dead.error.clone()),
+        ("attempts", dead.attempts.to_string()),
+        ("arrived", moment::told(dead.arrived_at, now)),
+        ("dead since", moment::told(dead.dead_at, now)),
+        ("redriven", times(dead.redriven)),
+    ];
+    pairs.extend(dead.note.clone().map(|note| ("note", note)));
+    pairs.push(("key", arrival.queue.to_string()));
+    pairs.extend(kind(dead).map(|kind| ("type", kind)));
+    pairs.push(("address", arrival.address.to_string()));
+    pairs.push(("lane", arrival.lane.name().to_owned()));
+    pairs.extend(arrival.place.map(|place| ("place", place.to_string())));
+    pairs.extend(arrival.correlation.as_ref().map(|text| ("correlation", text.to_string())));
+    for (name, value) in &arrival.raw.headers {
+        pairs.push(("header", format!("{name}: {}", readable(value))));
+    }
+    pairs.push(("payload", format!("{} bytes", arrival.raw.payload.len())));
+    table::pairs(out, &pairs)?;
+    if let Some(backtrace) = &dead.backtrace {
+        writeln!(out, "\nbacktrace:")?;
+        for line in backtrace.lines() {
+            writeln!(out, "{}", plain(line))?;
+        }
+    }
+    writeln!(out)?;
+    payload::write(out, content_type(dead), &arrival.raw.payload)
+}
+
+fn times(count: u32) -> String {
+    match count {
+        0 => "never".to_owned(),
+        1 => "once".to_owned(),
+        count => format!("{count} times"),
+    }
+}
+
+/// Text as it is, other bytes as their escapes.
+fn readable(value: &[u8]) -> String {
+    std::str::from_utf8(value).map_or_else(|_| value.escape_ascii().to_string(), str::to_owned)
+}

@@ -1,0 +1,165 @@
+//! `relevo consumers show`
+
+use std::io::{self, Write};
+
+use anyhow::Result;
+use jiff::Timestamp;
+use relevo_core::inbox::operate::{Lane, Member, Queue, Shown};
+use serde_json::{Value, json};
+
+use super::{ago, counted, object, state, unknown};
+use crate::args::Target;
+use crate::commands::moment;
+use crate::commands::output::{self, Format};
+use crate::commands::table::{self, Table};
+use crate::exit::Code;
+use crate::outbox::Place;
+
+/// Which consumer, and how much of it.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    target: Target,
+    /// The consumer.
+    name: String,
+    /// At most so many queues of its retry table.
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    limit: u32,
+    #[command(flatten)]
+    format: Format,
+}
+
+pub(super) async fn run(args: &Args) -> Result<Code> {
+    let consumers = Place::of(&args.target)?.consumers().await?;
+    let limit = usize::try_from(args.limit).unwrap_or(usize::MAX);
+    let Some(shown) = consumers.consumer(&args.name, limit).await? else {
+        return Err(unknown(&*consumers, &args.name).await?);
+    };
+    if args.format.json {
+        output::line(&json(&shown))?;
+    } else {
+        told(&mut io::stdout().lock(), &shown, limit)?;
+    }
+    Ok(Code::Done)
+}
+
+fn json(shown: &Shown) -> Value {
+    let mut value = object(&shown.consumer);
+    value["member_list"] = shown.members.iter().map(member_object).collect();
+    value["lanes"] = shown.lanes.iter().map(lane_object).collect();
+    value["queues"] = shown.queues.iter().map(queue_object).collect();
+    value
+}
+
+fn member_object(member: &Member) -> Value {
+    json!({
+        "name": member.name,
+        "alive": member.alive,
+        "beat_at": output::time(Some(member.beat_at)),
+        "last_message_at": output::time(member.last_message_at),
+    })
+}
+
+fn lane_object(lane: &Lane) -> Value {
+    json!({
+        "name": lane.name,
+        "owner": lane.owner,
+        "epoch": lane.epoch,
+        "mark": lane.mark,
+        "paused": lane.paused,
+        "breaker": lane.breaker,
+        "forced": lane.forced.map(forced),
+    })
+}
+
+fn queue_object(queue: &Queue) -> Value {
+    json!({
+        "queue": &*queue.queue,
+        "id": queue.head.id.to_string(),
+        "replay": queue.head.replay,
+        "length": queue.length,
+        "attempts": queue.attempts,
+        "next_attempt_at": output::time(queue.next_attempt_at),
+        "error": queue.error,
+    })
+}
+
+const fn forced(open: bool) -> &'static str {
+    if open { "open" } else { "closed" }
+}
+
+fn told(out: &mut impl Write, shown: &Shown, limit: usize) -> Result<()> {
+    let (consumer, now) = (&shown.consumer, Timestamp::now());
+    let remembers = match consumer.remembers {
+        Some(time) => format!("what was handled, for {}", moment::lasting(time)),
+        None => "everything so far: it was never pruned".to_owned(),
+    };
+    table::pairs(
+        out,
+        &[
+            ("name", consumer.name.clone()),
+            ("state", state(consumer).to_owned()),
+            ("last message", ago(consumer.last_message_at, now)),
+            ("waiting", counted(consumer.waiting)),
+            ("dead letters", counted(consumer.dead)),
+            ("remembers", remembers),
+        ],
+    )?;
+    section(out, "members", &["NAME", "STATE", "LAST HEARD OF", "LAST MESSAGE"], &shown.members, |member| {
+        let alive = if member.alive { "alive" } else { "dead" };
+        vec![member.name.clone(), alive.to_owned(), ago(Some(member.beat_at), now), ago(member.last_message_at, now)]
+    })?;
+    section(out, "lanes", &["NAME", "OWNER", "EPOCH", "SETTLED TO", "STATE", "BREAKER"], &shown.lanes, lane)?;
+    section(
+        out,
+        "retry table",
+        &["QUEUE", "LENGTH", "ATTEMPTS", "NEXT ATTEMPT", "FIRST", "ERROR"],
+        &shown.queues,
+        |it| queue(it, now),
+    )?;
+    if shown.queues.len() >= limit {
+        writeln!(out, "there may be more; `--limit` shows them")?;
+    }
+    Ok(())
+}
+
+/// A table below its title, if it has anything.
+fn section<T>(
+    out: &mut impl Write,
+    title: &str,
+    head: &[&str],
+    items: &[T],
+    row: impl Fn(&T) -> Vec<String>,
+) -> io::Result<()> {
+    if items.is_empty() {
+        return writeln!(out, "\n{title}: none");
+    }
+    writeln!(out, "\n{title}:")?;
+    Table::new(head).write(out, &items.iter().map(row).collect::<Vec<_>>())
+}
+
+fn lane(lane: &Lane) -> Vec<String> {
+    let none = || "-".to_owned();
+    let breaker = match (lane.forced, &lane.breaker) {
+        (Some(open), _) => format!("{} by force", forced(open)),
+        (None, Some(why)) => format!("open: {why}"),
+        (None, None) => "closed".to_owned(),
+    };
+    vec![
+        lane.name.clone(),
+        lane.owner.clone().unwrap_or_else(none),
+        lane.epoch.to_string(),
+        lane.mark.map_or_else(none, |mark| mark.to_string()),
+        if lane.paused { "paused".to_owned() } else { "flows".to_owned() },
+        breaker,
+    ]
+}
+
+fn queue(queue: &Queue, now: Timestamp) -> Vec<String> {
+    let next = queue.next_attempt_at.map_or_else(|| "waits for a person".to_owned(), |at| moment::relative(at, now));
+    let head = match queue.head.replay {
+        0 => queue.head.id.to_string(),
+        replay => format!("{} (replay {replay})", queue.head.id),
+    };
+    vec![queue.queue.to_string(), counted(queue.length), queue.attempts.to_string(), next, head, queue.error.clone()]
+}

@@ -1,0 +1,81 @@
+//! How long inboxes remember, against how long outboxes and brokers can send a message again.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use relevo_broker_nats::Retention;
+use relevo_core::Policy;
+use relevo_core::inbox::horizon::{self, Horizon};
+use relevo_core::operate::{Finding, Severity};
+use relevo_core::store::StoreError;
+
+use super::Examined;
+use crate::config::{self, Broker};
+use crate::outbox::Place;
+
+/// What one place adds to the comparison.
+#[derive(Default)]
+pub(super) struct Memory {
+    /// From here messages can come again.
+    pub(super) horizons: Vec<Horizon>,
+    /// Here inboxes may be.
+    pub(super) place: Option<Place>,
+}
+
+/// What an outbox keeps can be sent once more, by a destination that starts with the oldest, and then takes its retries.
+pub(super) fn of_outbox(retention: Duration) -> Horizon {
+    let lasts = retention.saturating_add(Policy::default().longest());
+    Horizon { source: "this outbox".to_owned(), lasts: Some(lasts) }
+}
+
+/// The same with the name and the retries that a configuration has for it.
+pub(super) fn name(horizons: &mut [Horizon], outbox: &config::Outbox) {
+    let routes = outbox.destinations.iter().flat_map(|destination| destination.relay.routes.iter());
+    let longest = routes.map(|route| route.policy.longest()).max().unwrap_or_default();
+    for horizon in horizons {
+        horizon.source = format!("outbox `{}`", outbox.name);
+        let retention = horizon.lasts.map(|lasts| lasts.saturating_sub(Policy::default().longest()));
+        horizon.lasts = retention.map(|retention| retention.saturating_add(longest));
+    }
+}
+
+/// What a broker keeps although it was acknowledged. Queues of RabbitMQ keep nothing of that kind, and neither do streams that
+/// a message leaves with its acknowledgement.
+pub(super) fn of_broker(broker: &Broker) -> Vec<Horizon> {
+    match broker {
+        Broker::Embedded { path } => {
+            let keep = relevo_broker_embedded::Config::new(path).keep;
+            vec![Horizon { source: format!("the embedded broker `{}`", path.display()), lasts: Some(keep) }]
+        }
+        Broker::Nats(nats) => {
+            let streams = nats.topology.streams.iter().filter(|stream| stream.retention == Retention::Limits);
+            let horizon = |name: &str, lasts| Horizon { source: format!("stream `{name}`"), lasts };
+            streams.map(|stream| horizon(&stream.name, stream.max_age)).collect()
+        }
+        Broker::Rabbitmq(_) => Vec::new(),
+    }
+}
+
+/// Compares every inbox with everything that can send to it.
+pub(super) async fn compare(all: &mut [Examined]) -> Result<()> {
+    let horizons: Vec<Horizon> = all.iter().flat_map(|it| it.memory.horizons.iter().cloned()).collect();
+    for examined in all {
+        if let Some(place) = &examined.memory.place {
+            examined.findings.extend(inboxes(place, &horizons).await?);
+        }
+    }
+    Ok(())
+}
+
+async fn inboxes(place: &Place, horizons: &[Horizon]) -> Result<Vec<Finding>> {
+    match place.consumers().await?.consumers().await {
+        Ok(consumers) => Ok(consumers.iter().map(|consumer| horizon::compare(consumer, horizons)).collect()),
+        // The schema's own finding says that it is old; a role that may not look is told so.
+        Err(StoreError::Schema { .. }) => Ok(Vec::new()),
+        Err(StoreError::Refused { what }) => {
+            let (subject, seen) = ("inbox retention".to_owned(), format!("not looked at: {what}"));
+            Ok(vec![Finding { severity: Severity::Note, subject, seen, fix: None }])
+        }
+        Err(error) => Err(error.into()),
+    }
+}

@@ -1,0 +1,280 @@
+//! `relevo trace`
+
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+
+use anyhow::Result;
+use jiff::Timestamp;
+use relevo_core::MessageId;
+use relevo_core::inbox::operate::{DeadFilter, DeadLetter, Known, Trace};
+use relevo_core::inbox::{Entry, State};
+use relevo_core::operate::Shown;
+use relevo_core::store::StoreError;
+use serde_json::{Value, json};
+
+use super::output::{self, Format};
+use super::table::{self, Table};
+use super::{moment, show};
+use crate::args::Target;
+use crate::database::ANSWER_DEADLINE;
+use crate::exit::{Code, not_found};
+use crate::outbox::Place;
+use crate::report::say;
+
+/// Dead letters of one message that are shown; each replay of each consumer can have one.
+const LETTERS_MAX: usize = 1000;
+
+/// Which message.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    target: Target,
+    /// The message's id.
+    #[arg(value_parser = crate::args::message_id)]
+    id: MessageId,
+    #[command(flatten)]
+    format: Format,
+}
+
+pub(super) async fn run(args: &Args) -> Result<Code> {
+    let place = Place::of(&args.target)?;
+    let path = Path { destinations: sent(&place, args.id).await?, stops: handled(&place, args.id).await? };
+    if path.destinations.is_empty() && path.stops.is_empty() {
+        return Err(not_found(format!(
+            "neither the outbox nor an inbox at {} knows message {}; hint: it may be older than what they remember, or \
+             its consumer has another database",
+            place.shown(),
+            args.id
+        )));
+    }
+    let mut out = io::BufWriter::new(io::stdout().lock());
+    if args.format.json {
+        writeln!(out, "{}", path.object(args.id))?;
+    } else {
+        path.tell(&mut out, args.id)?;
+    }
+    out.flush()?;
+    Ok(Code::Done)
+}
+
+/// All that one database knows of a message's way.
+struct Path {
+    /// Where it stands at each destination, by name.
+    destinations: Vec<(String, Shown)>,
+    /// What each consumer did with it, each time.
+    stops: BTreeMap<(String, Entry), Stop>,
+}
+
+/// What a consumer did with it, once or under one number of a replay. Each part is kept for another time.
+#[derive(Default)]
+struct Stop {
+    known: Option<Known>,
+    trace: Option<Trace>,
+    dead: Option<DeadLetter>,
+}
+
+/// Where it stands at each destination; nowhere if the outbox does not have it.
+async fn sent(place: &Place, id: MessageId) -> Result<Vec<(String, Shown)>> {
+    let known = place.open("", ANSWER_DEADLINE).await?.destinations().await?;
+    let mut found = Vec::new();
+    for name in known.into_iter().map(|destination| destination.name) {
+        match place.open(&name, ANSWER_DEADLINE).await?.show(id).await {
+            Ok(shown) => found.extend(shown.map(|shown| (name, shown))),
+            // A long log has no index on ids: what consumers know is told all the same.
+            Err(StoreError::Refused { what }) => say(&format!("destination `{name}`: {what}")),
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(found)
+}
+
+/// What consumers know of it, by name and replay.
+async fn handled(place: &Place, id: MessageId) -> Result<BTreeMap<(String, Entry), Stop>> {
+    let consumers = place.consumers().await?;
+    let mut stops: BTreeMap<(String, Entry), Stop> = BTreeMap::new();
+    for known in consumers.known(id).await? {
+        let key = (known.consumer.clone(), known.entry);
+        stops.entry(key).or_default().known = Some(known);
+    }
+    for trace in consumers.trace(id).await? {
+        let key = (trace.consumer.clone(), trace.entry);
+        stops.entry(key).or_default().trace = Some(trace);
+    }
+    let filter = DeadFilter { ids: vec![id], ..DeadFilter::default() };
+    for dead in consumers.dead(&filter, LETTERS_MAX).await? {
+        let key = (dead.consumer.clone(), dead.arrival.entry);
+        stops.entry(key).or_default().dead = Some(dead);
+    }
+    Ok(stops)
+}
+
+impl Stop {
+    /// What it counts as. The inbox itself is right; where it has forgotten, the others remember.
+    fn state(&self) -> Option<State> {
+        self.known.as_ref().map(|known| known.state).or_else(|| self.trace.as_ref().map(|trace| trace.state))
+    }
+
+    fn word(&self) -> &'static str {
+        match (self.state(), &self.dead) {
+            (Some(state), _) => state.word(),
+            (None, Some(dead)) => dead.fate.word(),
+            (None, None) => "-",
+        }
+    }
+
+    fn at(&self) -> Option<Timestamp> {
+        let traced = self.trace.as_ref().map(|trace| trace.at);
+        traced.or_else(|| self.known.as_ref()?.at).or_else(|| self.dead.as_ref().map(|dead| dead.dead_at))
+    }
+
+    /// Where it came from: address, lane, number and correlation.
+    fn origin(&self) -> Option<Origin<'_>> {
+        let traced = self.trace.as_ref().map(|trace| Origin {
+            address: &trace.address,
+            lane: &trace.lane,
+            place: trace.place,
+            correlation: trace.correlation.as_deref(),
+        });
+        traced.or_else(|| {
+            let arrival = &self.dead.as_ref()?.arrival;
+            Some(Origin {
+                address: &arrival.address,
+                lane: arrival.lane.name(),
+                place: arrival.place,
+                correlation: arrival.correlation.as_deref(),
+            })
+        })
+    }
+
+    fn repeats(&self) -> Option<u32> {
+        self.trace.as_ref().map(|trace| trace.repeats)
+    }
+
+    fn object(&self, consumer: &str, entry: Entry) -> Value {
+        let origin = self.origin();
+        let dead = self.dead.as_ref().map(|dead| {
+            json!({
+                "state": dead.fate.word(),
+                "class": dead.class,
+                "error": dead.error,
+                "attempts": dead.attempts,
+                "redriven": dead.redriven,
+                "dead_at": output::time(Some(dead.dead_at)),
+                "note": dead.note,
+            })
+        });
+        json!({
+            "consumer": consumer,
+            "replay": entry.replay,
+            "state": self.state().map(State::word),
+            "at": output::time(self.at()),
+            "traced": self.trace.is_some(),
+            "repeats": self.repeats(),
+            "address": origin.as_ref().map(|it| it.address),
+            "lane": origin.as_ref().map(|it| it.lane),
+            "place": origin.as_ref().and_then(|it| it.place),
+            "correlation": origin.as_ref().and_then(|it| it.correlation),
+            "dead_letter": dead,
+        })
+    }
+
+    fn row(&self, consumer: &str, entry: Entry, now: Timestamp) -> Vec<String> {
+        let none = || "-".to_owned();
+        let origin = self.origin();
+        vec![
+            consumer.to_owned(),
+            if entry.replay == 0 { none() } else { entry.replay.to_string() },
+            self.word().to_owned(),
+            self.at().map_or_else(none, |at| moment::told(at, now)),
+            self.repeats().map_or_else(none, |count| count.to_string()),
+            origin.as_ref().map_or_else(none, |it| it.address.to_owned()),
+            origin.as_ref().map_or_else(none, |it| it.lane.to_owned()),
+            origin.as_ref().and_then(|it| it.place).map_or_else(none, |place| place.to_string()),
+            origin.as_ref().and_then(|it| it.correlation).map_or_else(none, str::to_owned),
+        ]
+    }
+}
+
+/// Where a message came from at the broker.
+struct Origin<'a> {
+    address: &'a str,
+    lane: &'a str,
+    place: Option<u64>,
+    correlation: Option<&'a str>,
+}
+
+impl Path {
+    fn object(&self, id: MessageId) -> Value {
+        let destination = |(name, shown): &(String, Shown)| output::listed(&shown.listed, name);
+        let stop = |((consumer, entry), stop): (&(String, Entry), &Stop)| stop.object(consumer, *entry);
+        let mut value = json!({
+            "id": id.to_string(),
+            "destinations": self.destinations.iter().map(destination).collect::<Value>(),
+            "consumers": self.stops.iter().map(stop).collect::<Value>(),
+        });
+        if let Some((_, shown)) = self.destinations.first() {
+            output::add_content(&mut value, &shown.message);
+        }
+        value
+    }
+
+    fn tell(&self, out: &mut impl Write, id: MessageId) -> Result<()> {
+        let now = Timestamp::now();
+        let mut pairs = vec![("id", id.to_string())];
+        pairs.extend(self.destinations.first().into_iter().flat_map(|(_, shown)| show::envelope(&shown.message, now)));
+        table::pairs(out, &pairs)?;
+        if self.destinations.is_empty() {
+            writeln!(out, "\noutbox: no destination of this database has it")?;
+        } else {
+            writeln!(out, "\noutbox:")?;
+            let rows: Vec<_> = self.destinations.iter().map(|(name, shown)| sent_row(name, shown, now)).collect();
+            Table::new(&["DESTINATION", "STATUS", "PUBLISHED", "ATTEMPTS", "NEXT ATTEMPT", "ERROR"])
+                .write(out, &rows)?;
+        }
+        if self.stops.is_empty() {
+            writeln!(out, "\nconsumers: none of this database has it")?;
+            return Ok(());
+        }
+        writeln!(out, "\nconsumers:")?;
+        let row = |((consumer, entry), stop): (&(String, Entry), &Stop)| stop.row(consumer, *entry, now);
+        Table::new(&["CONSUMER", "REPLAY", "STATE", "AT", "REPEATS", "ADDRESS", "LANE", "PLACE", "CORRELATION"])
+            .write(out, &self.stops.iter().map(row).collect::<Vec<_>>())?;
+        self.tell_dead(out, now)
+    }
+
+    fn tell_dead(&self, out: &mut impl Write, now: Timestamp) -> Result<()> {
+        let dead: Vec<_> = self.stops.values().filter_map(|stop| stop.dead.as_ref()).collect();
+        if !dead.is_empty() {
+            writeln!(out, "\ndead letters:")?;
+            let rows: Vec<_> = dead.into_iter().map(|dead| dead_row(dead, now)).collect();
+            Table::new(&["CONSUMER", "STATE", "CLASS", "ATTEMPTS", "REDRIVEN", "DEAD SINCE", "ERROR"])
+                .write(out, &rows)?;
+        }
+        Ok(())
+    }
+}
+
+fn sent_row(name: &str, shown: &Shown, now: Timestamp) -> Vec<String> {
+    let listed = &shown.listed;
+    let told = |at: Option<Timestamp>| at.map_or_else(|| "-".to_owned(), |at| moment::told(at, now));
+    vec![
+        name.to_owned(),
+        listed.status.word().to_owned(),
+        told(listed.published_at),
+        listed.attempts.to_string(),
+        told(listed.next_attempt_at),
+        listed.last_error.clone().unwrap_or_default(),
+    ]
+}
+
+fn dead_row(dead: &DeadLetter, now: Timestamp) -> Vec<String> {
+    vec![
+        dead.consumer.clone(),
+        dead.fate.word().to_owned(),
+        dead.class.clone(),
+        dead.attempts.to_string(),
+        dead.redriven.to_string(),
+        moment::told(dead.dead_at, now),
+        dead.error.clone(),
+    ]
+}

@@ -1,0 +1,226 @@
+//! What every database must show of its consumers, and let people do with them.
+
+use relevo_core::inbox::{Entered, Inbox, State, Stop};
+use serde_json::{Value, json};
+
+use super::scene::{arrival, billing, fail_again, handle, hears, id, member, set_back};
+
+const UNKNOWN: &str = "00000000-0000-4000-8000-000000000000";
+
+/// The program on one database: what it ended with, and said.
+pub(crate) trait Run {
+    fn run(&self, args: &[&str]) -> (i32, String, String);
+
+    fn ok(&self, args: &[&str]) -> (String, String) {
+        let (code, stdout, stderr) = self.run(args);
+        assert_eq!(code, 0, "{args:?}: {stderr}");
+        (stdout, stderr)
+    }
+
+    fn objects(&self, args: &[&str]) -> Vec<Value> {
+        let (stdout, _) = self.ok(&[args, &["--json"]].concat());
+        stdout.lines().map(|line| serde_json::from_str(line).expect("a line is JSON")).collect()
+    }
+
+    /// Ends with this code, and one error that has all of these in it.
+    fn fails(&self, code: i32, args: &[&str], told: &[&str]) {
+        let (ended, stdout, stderr) = self.run(args);
+        assert_eq!((ended, stdout.as_str()), (code, ""), "{args:?}: {stderr}");
+        assert_eq!(stderr.matches("error: ").count(), 1, "{args:?}: {stderr}");
+        assert!(told.iter().all(|part| stderr.contains(part)), "{args:?}: {stderr}");
+    }
+}
+
+pub(crate) async fn consumers_are_listed_and_shown(cli: &impl Run, inbox: &impl Inbox) {
+    let (list, told) = cli.ok(&["consumers", "list"]);
+    assert!(list.is_empty() && told.starts_with("no consumer was heard of yet"), "{list}{told}");
+    billing(inbox).await;
+    inbox.prune(10).await.expect("it prunes");
+    let listed = &cli.objects(&["consumers", "list"])[0];
+    assert_eq!((&listed["name"], &listed["members"], &listed["paused"]), (&json!("billing"), &json!(1), &json!(false)));
+    assert_eq!((&listed["waiting"], &listed["dead"]), (&json!(1), &json!(2)));
+    assert_eq!(listed["remembers_ms"], json!(30 * 86_400_000_u64));
+    assert!(listed["beat_at"].is_string());
+    let shown = &cli.objects(&["consumers", "show", "billing"])[0];
+    assert_eq!((&shown["name"], &shown["member_list"][0]["name"]), (&json!("billing"), &json!("worker-1")));
+    let lane = &shown["lanes"][0];
+    assert_eq!((&lane["name"], &lane["owner"], &lane["mark"]), (&json!("orders.0"), &json!("worker-1"), &json!(41)));
+    assert_eq!((&lane["breaker"], &lane["forced"]), (&json!("503 from the post"), &Value::Null));
+    let queues = shown["queues"].as_array().expect("queues");
+    let told: Vec<_> = queues.iter().map(|it| (it["queue"].as_str(), it["next_attempt_at"].is_string())).collect();
+    assert_eq!(told, [(Some("o-2"), true), (Some("o-3"), false)], "one waits for a person");
+    cli.fails(4, &["consumers", "show", "biling"], &["consumer `biling` is not known", "hint: there are `billing`"]);
+}
+
+pub(crate) async fn orders_reach_the_members(cli: &impl Run, inbox: &impl Inbox) {
+    member(inbox).await;
+    let (_, told) = cli.ok(&["consumers", "pause", "billing"]);
+    assert_eq!(told, "consumer `billing` is paused; members hear it with their next heartbeat\n");
+    assert!(hears(inbox).await.paused);
+    assert_eq!(cli.objects(&["consumers", "list"])[0]["paused"], json!(true));
+    cli.ok(&["consumers", "pause", "billing", "--lane", "orders.0"]);
+    assert_eq!(hears(inbox).await.paused_lanes[0].name(), "orders.0");
+    let (_, told) = cli.ok(&["consumers", "resume", "billing"]);
+    assert!(told.contains("these lanes are still paused: `orders.0`\nhint: "), "{told}");
+    let (_, told) = cli.ok(&["consumers", "resume", "billing", "--lane", "orders.0"]);
+    assert_eq!(told, "lane `orders.0` of `billing` goes on; members hear it with their next heartbeat\n");
+    let heard = hears(inbox).await;
+    assert!(!heard.paused && heard.paused_lanes.is_empty());
+    for (to, forced) in [("open", vec![true]), ("close", vec![false]), ("auto", vec![])] {
+        cli.ok(&["consumers", "breaker", "billing", "--lane", "orders.0", to]);
+        assert_eq!(hears(inbox).await.forced.into_iter().map(|(_, open)| open).collect::<Vec<_>>(), forced, "{to}");
+    }
+    cli.fails(4, &["consumers", "pause", "nobody"], &["consumer `nobody` is not known", "there are `billing`"]);
+    let nowhere = ["consumers", "breaker", "billing", "--lane", "orders.9", "open"];
+    cli.fails(4, &nowhere, &["consumer `billing` has no lane `orders.9`", "hint: there are `orders.0`"]);
+}
+
+pub(crate) async fn dead_letters_are_shown_as_they_came(cli: &impl Run, inbox: &impl Inbox) {
+    billing(inbox).await;
+    let (text, foreign) = (id(3).to_string(), id(4).to_string());
+    let listed = cli.objects(&["consumers", "dead", "list"]);
+    let told: Vec<_> = listed.iter().map(|it| (it["id"].as_str().unwrap(), it["class"].as_str().unwrap())).collect();
+    assert_eq!(told, [(&*text, "panic"), (&*foreign, "undecodable")]);
+    assert_eq!((&listed[0]["type"], &listed[1]["type"]), (&json!("OrderPlaced"), &Value::Null));
+    for (args, count) in [
+        (&["--key", "o-3"][..], 1),
+        (&["--class", "undecodable"], 1),
+        (&["--since", "1h"], 2),
+        (&["--until", "1h"], 0),
+        (&["--consumer", "billing", "--key", "o-3", "--class", "undecodable"], 0),
+    ] {
+        assert_eq!(cli.objects(&[&["consumers", "dead", "list"], args].concat()).len(), count, "{args:?}");
+    }
+    let (_, more) = cli.ok(&["consumers", "dead", "list", "--limit", "1"]);
+    assert!(more.starts_with("1 dead letter, and more\nhint: "), "{more}");
+    assert_eq!(cli.ok(&["consumers", "dead", "show", &text, "--raw"]).0, r#"{"n":3}"#);
+    assert_eq!(cli.ok(&["consumers", "dead", "show", &text, "--payload"]).0, r#"{"n":3}"#);
+    let (shown, _) = cli.ok(&["consumers", "dead", "show", &text]);
+    assert!(shown.contains("\nbacktrace:\n0: ship::pack\n1: ship::\\u{1b}run\n"), "no tricks on a terminal: {shown}");
+    let shown = &cli.objects(&["consumers", "dead", "show", &foreign])[0];
+    assert_eq!(shown["payload_base64"], json!("AP8h"));
+    assert_eq!(shown["headers"][0], json!({ "name": "x-origin", "value_base64": "/2E=" }));
+    assert_eq!(
+        (&shown["address"], &shown["lane"], &shown["place"]),
+        (&json!("orders"), &json!("orders.0"), &Value::Null)
+    );
+    let (shown, _) = cli.ok(&["consumers", "dead", "show", &foreign]);
+    assert!(shown.contains("x-origin: \\xffa") && shown.contains("00000000  00 ff 21"), "{shown}");
+    cli.fails(4, &["consumers", "dead", "show", UNKNOWN], &["among its dead letters", "hint: `relevo trace "]);
+    cli.fails(4, &["consumers", "dead", "list", "--consumer", "biling"], &["`biling` is not known", "`billing`"]);
+}
+
+pub(crate) async fn a_redrive_happens_once_and_what_fails_again_is_seen(cli: &impl Run, inbox: &impl Inbox) {
+    billing(inbox).await;
+    let letter = id(3).to_string();
+    let dry = ["consumers", "dead", "redrive", "--all", "--dry-run"];
+    assert_eq!(cli.ok(&dry).1, "2 dead letters would be redriven, nothing was changed\n");
+    let redrive = ["consumers", "dead", "redrive", &letter, "--note", "the street is there now", "--rate", "5"];
+    let (code, _, asked) = cli.run(&redrive);
+    assert_eq!(code, 1);
+    assert!(asked.starts_with("redrive 1 dead letter of consumer `billing`? they are handled again, "), "{asked}");
+    assert!(asked.ends_with("nothing was changed\nhint: `--yes` answers beforehand\n"), "{asked}");
+    let redrive = [&redrive[..], &["--yes"]].concat();
+    let (_, told) = cli.ok(&redrive);
+    assert!(told.starts_with("1 dead letter redriven\na member of `billing` handles them"), "{told}");
+    let (_, told) = cli.ok(&redrive);
+    assert_eq!(told, format!("{letter} is `replayed` already\nnothing was pending, nothing is redriven\n"));
+    fail_again(inbox).await;
+    let (list, told) = cli.ok(&["consumers", "dead", "list", "--key", "o-3"]);
+    assert!(told.starts_with("1 dead letter, of which 1 failed again after a redrive"), "{told}");
+    assert!(list.contains("still no such street"), "{list}");
+    let again = &cli.objects(&["consumers", "dead", "show", &letter])[0];
+    assert_eq!((&again["redriven"], &again["state"], &again["attempts"]), (&json!(1), &json!("pending"), &json!(4)));
+    assert_eq!(again["note"], json!("the street is there now"));
+}
+
+pub(crate) async fn what_is_archived_lets_its_key_go_on(cli: &impl Run, inbox: &impl Inbox) {
+    billing(inbox).await;
+    let (held, letter) = (arrival(id(5), "o-3", "{}"), id(3).to_string());
+    assert_eq!(handle(inbox, &held).await, Entered::Behind);
+    let archive = ["consumers", "dead", "archive", "--key", "o-3", "--note", "the order was cancelled", "--yes"];
+    let answer = &cli.objects(&archive)[0];
+    let expected = json!({ "consumer": "billing", "mark": "archive", "dry_run": false, "count": 1, "unmatched": [] });
+    assert_eq!(*answer, expected);
+    assert_eq!(cli.ok(&archive).1, "nothing was pending, nothing is archived\n");
+    assert_eq!(inbox.due(10, 10, std::time::Duration::from_secs(9)).await.expect("it is due").len(), 1);
+    assert_eq!(cli.objects(&["consumers", "dead", "list"]).len(), 1);
+    let history = cli.objects(&["consumers", "dead", "list", "--history", "--key", "o-3"]);
+    assert_eq!((&history[0]["id"], &history[0]["state"]), (&json!(letter), &json!("archived")));
+    let both = ["consumers", "dead", "redrive", &letter, UNKNOWN, "--dry-run"];
+    let (_, told) = cli.ok(&both);
+    assert!(
+        told.starts_with(&format!("{UNKNOWN} is no such dead letter of consumer `billing`\n{letter} is `archived`"))
+    );
+    cli.fails(4, &["consumers", "dead", "archive", UNKNOWN, "--dry-run"], &["has no such dead letter", "--history"]);
+    cli.fails(4, &["consumers", "dead", "redrive", "--class", "other", "--dry-run"], &["has no such dead letter"]);
+}
+
+pub(crate) async fn with_several_consumers_one_is_chosen<I: Inbox>(cli: &impl Run, inbox: &I, other: &I) {
+    billing(inbox).await;
+    set_back(other, &arrival(id(3), "o-3", "{}"), Stop::DeadContinue, "poison", "too heavy").await;
+    let letter = id(3).to_string();
+    let redrive = ["consumers", "dead", "redrive", &letter, "--note", "mended", "--yes"];
+    cli.fails(2, &redrive, &["more than one consumer", "hint: choose with `--consumer`: `billing`, `shipping`"]);
+    cli.fails(2, &["consumers", "dead", "show", &letter], &["was given up more than once", "--consumer shipping"]);
+    assert_eq!(cli.objects(&["consumers", "dead", "show", &letter, "--consumer", "shipping"])[0]["class"], "poison");
+    let (_, told) = cli.ok(&[&redrive[..], &["--consumer", "shipping"]].concat());
+    assert!(told.contains("no member of `shipping` is alive"), "{told}");
+    assert_eq!(
+        cli.objects(&["consumers", "dead", "list", "--consumer", "billing"]).len(),
+        2,
+        "the other's are as before"
+    );
+    assert_eq!(cli.objects(&["consumers", "dead", "list", "--consumer", "shipping"]).len(), 0);
+}
+
+pub(crate) async fn a_trace_follows_a_message<I: Inbox>(cli: &impl Run, inbox: &I, tracing: &I) {
+    let emitted = cli.ok(&["emit", "orders", "o-1", "OrderPlaced", r#"{"n":1}"#]).0;
+    let emitted = emitted.trim_end();
+    let own = cli.objects(&["trace", emitted]);
+    assert_eq!((&own[0]["destinations"][0]["status"], &own[0]["consumers"]), (&json!("pending"), &json!([])));
+    let message = arrival(emitted.parse().expect("an id"), "o-1", "{}");
+    assert_eq!(handle(inbox, &message).await, Entered::New);
+    assert_eq!(handle(tracing, &message).await, Entered::New);
+    assert_eq!(handle(tracing, &message).await, Entered::Repeat(State::Done));
+    let traced = &cli.objects(&["trace", emitted])[0];
+    assert_eq!((&traced["id"], &traced["payload"]), (&json!(emitted), &json!({ "n": 1 })));
+    let told: Vec<_> = traced["consumers"].as_array().expect("consumers").iter().map(stop).collect();
+    assert_eq!(told, [("billing", "done", None), ("shipping", "done", Some(1))]);
+    let far = &traced["consumers"][1];
+    assert_eq!((&far["address"], &far["lane"], &far["place"]), (&json!("orders"), &json!("orders.0"), &json!(41)));
+    assert_eq!(far["correlation"], json!("c-1"));
+    // One side alone: what was emitted elsewhere, and is a dead letter here.
+    set_back(inbox, &arrival(id(3), "o-3", "{}"), Stop::DeadHold, "poison", "no such street").await;
+    let dead = &cli.objects(&["trace", &id(3).to_string()])[0];
+    assert_eq!((&dead["destinations"], &dead["consumers"][0]["state"]), (&json!([]), &json!("dead")));
+    assert_eq!(dead["consumers"][0]["dead_letter"]["error"], json!("no such street"));
+    cli.fails(4, &["trace", UNKNOWN], &["neither the outbox nor an inbox", "hint: "]);
+    cli.fails(2, &["trace", "no-id"], &["an id is a UUID"]);
+}
+
+fn stop(value: &Value) -> (&str, &str, Option<u64>) {
+    (value["consumer"].as_str().expect("a name"), value["state"].as_str().expect("a state"), value["repeats"].as_u64())
+}
+
+/// `brief` remembers for an hour.
+pub(crate) async fn the_doctor_names_an_inbox_that_forgets_too_early(cli: &impl Run, brief: &impl Inbox) {
+    let findings = || {
+        let (_, stdout, _) = cli.run(&["doctor", "--json"]);
+        let all = stdout.lines().map(|line| serde_json::from_str::<Value>(line).expect("a line is JSON"));
+        all.filter(|finding| finding["subject"] == "inbox retention").collect::<Vec<_>>()
+    };
+    assert_eq!(findings(), [] as [Value; 0], "there is no inbox");
+    member(brief).await;
+    assert_eq!(findings()[0]["severity"], json!("good"), "it has forgotten nothing");
+    brief.prune(10).await.expect("it prunes");
+    let found = &findings()[0];
+    assert_eq!(found["severity"], json!("warning"));
+    let (seen, fix) = (found["seen"].as_str().expect("a sentence"), found["fix"].as_str().expect("a fix"));
+    assert!(
+        seen.starts_with("`billing` remembers for 60 min, messages can come again for 8 days (this outbox)"),
+        "{seen}"
+    );
+    assert!(fix.contains("of 8 days or more"), "{fix}");
+    assert_eq!(cli.run(&["doctor"]).0, 3);
+}

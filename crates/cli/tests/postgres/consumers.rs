@@ -1,0 +1,124 @@
+//! Consumers in PostgreSQL.
+
+use std::time::Duration;
+
+use relevo_core::inbox::Keeping;
+use relevo_store_postgres::inbox::{Config, Inbox};
+
+use super::cases::{self, Run};
+use super::scene::{arrival, billing, id, set_back};
+use super::support::{Cli, stable};
+use relevo_core::inbox::Stop;
+
+impl Run for Cli {
+    fn run(&self, args: &[&str]) -> (i32, String, String) {
+        Self::run(self, args, "")
+    }
+}
+
+async fn inbox(cli: &Cli, consumer: &str, keeping: Keeping) -> Inbox {
+    Inbox::open(&Config::new(cli.database.options()), consumer, keeping).await.expect("a migrated database")
+}
+
+async fn stage() -> (Cli, Inbox) {
+    let cli = Cli::with_destination().await;
+    let inbox = inbox(&cli, "billing", Keeping::default()).await;
+    (cli, inbox)
+}
+
+fn traced() -> Keeping {
+    Keeping { trace: Some(Duration::from_hours(1)), ..Keeping::default() }
+}
+
+#[tokio::test]
+async fn consumers_are_listed_and_shown() {
+    let (cli, inbox) = stage().await;
+    cases::consumers_are_listed_and_shown(&cli, &inbox).await;
+    let (list, _) = cli.succeeds(&["consumers", "list"]);
+    let (shown, _) = cli.succeeds(&["consumers", "show", "billing"]);
+    insta::assert_snapshot!("consumers", format!("{}\n\n{}", stable(&list, &cli), stable(&shown, &cli)));
+}
+
+#[tokio::test]
+async fn orders_reach_the_members() {
+    let (cli, inbox) = stage().await;
+    cases::orders_reach_the_members(&cli, &inbox).await;
+}
+
+#[tokio::test]
+async fn dead_letters_are_shown_as_they_came() {
+    let (cli, inbox) = stage().await;
+    cases::dead_letters_are_shown_as_they_came(&cli, &inbox).await;
+    let (list, _) = cli.succeeds(&["consumers", "dead", "list"]);
+    let (shown, _) = cli.succeeds(&["consumers", "dead", "show", &id(3).to_string()]);
+    insta::assert_snapshot!("consumers_dead", format!("{}\n\n{}", stable(&list, &cli), stable(&shown, &cli)));
+}
+
+#[tokio::test]
+async fn a_redrive_happens_once_and_what_fails_again_is_seen() {
+    let (cli, inbox) = stage().await;
+    cases::a_redrive_happens_once_and_what_fails_again_is_seen(&cli, &inbox).await;
+}
+
+#[tokio::test]
+async fn two_operators_who_redrive_at_once_do_it_once() {
+    let (cli, inbox) = stage().await;
+    billing(&inbox).await;
+    let redrive = || {
+        let args = ["consumers", "dead", "redrive", "--all", "--note", "mended", "--yes", "--json"];
+        super::support::objects(&cli.succeeds(&args).0)[0]["count"].as_u64().expect("a count")
+    };
+    let counts = std::thread::scope(|scope| {
+        let both = [scope.spawn(redrive), scope.spawn(redrive)];
+        both.map(|one| one.join().expect("it ends"))
+    });
+    assert_eq!(counts.iter().sum::<u64>(), 2, "{counts:?}");
+    assert_eq!(cli.number("SELECT count(*) FROM relevo.inbox_dead WHERE redriven = 1").await, 2);
+}
+
+#[tokio::test]
+async fn what_is_archived_lets_its_key_go_on() {
+    let (cli, inbox) = stage().await;
+    cases::what_is_archived_lets_its_key_go_on(&cli, &inbox).await;
+}
+
+#[tokio::test]
+async fn with_several_consumers_one_is_chosen() {
+    let (cli, billing) = stage().await;
+    let shipping = inbox(&cli, "shipping", Keeping::default()).await;
+    cases::with_several_consumers_one_is_chosen(&cli, &billing, &shipping).await;
+}
+
+#[tokio::test]
+async fn a_trace_follows_a_message() {
+    let (cli, billing) = stage().await;
+    let shipping = inbox(&cli, "shipping", traced()).await;
+    cases::a_trace_follows_a_message(&cli, &billing, &shipping).await;
+    let emitted = cli.emit("o-1", "2");
+    let message = arrival(emitted.parse().expect("an id"), "o-1", "2");
+    super::scene::handle(&billing, &message).await;
+    set_back(&shipping, &message, Stop::DeadHold, "poison", "too heavy").await;
+    let (told, _) = cli.succeeds(&["trace", &emitted]);
+    insta::assert_snapshot!("trace", stable(&told, &cli));
+}
+
+#[tokio::test]
+async fn the_doctor_names_an_inbox_that_forgets_too_early() {
+    let cli = Cli::with_destination().await;
+    let brief = inbox(&cli, "billing", Keeping { done: Duration::from_hours(1), ..Keeping::default() }).await;
+    cases::the_doctor_names_an_inbox_that_forgets_too_early(&cli, &brief).await;
+}
+
+#[tokio::test]
+async fn a_schema_that_is_older_than_the_inbox_is_told_with_the_command_that_mends_it() {
+    let cli = Cli::new().await;
+    let mut connection = cli.database.connect().await;
+    let schema = relevo_store_postgres::Schema::default();
+    relevo_store_postgres::migrate::migrate_to(&mut connection, &schema, 7).await.expect("an empty database");
+    for args in [&["consumers", "list"][..], &["consumers", "dead", "list"], &["consumers", "pause", "billing"]] {
+        let stderr = cli.fails(1, args);
+        assert_eq!(stderr, "error: schema \"relevo\" has no inbox yet\nhint: run `relevo migrate`\n", "{args:?}");
+    }
+    let (_, findings, _) = cli.run(&["doctor", "--json"], "");
+    assert!(!findings.contains("inbox retention"), "{findings}");
+}
