@@ -5,6 +5,7 @@
 mod database;
 mod far;
 mod harms;
+pub mod ledger;
 mod oracle;
 mod process;
 mod producers;

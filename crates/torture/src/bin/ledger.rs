@@ -1,0 +1,146 @@
+//! One member of a consumer whose effect is a row of a ledger, as a process that can be killed.
+
+use std::io::Write as _;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use clap::Parser;
+use relevo_inbox::{Durable, Order};
+use relevo_torture::ledger::{Deed, Fate, Feed, Member, Moods, Running, Store};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::time::{Instant, sleep};
+
+/// Database or broker may be away when it starts; for longer than this they are not there at all.
+const OPENS_WITHIN: Duration = Duration::from_secs(60);
+
+/// Handles messages of one group at a broker, each in a transaction that writes a row, until it is asked to stop. Prints
+/// `ready` when it runs.
+#[derive(Debug, Parser)]
+struct Arguments {
+    /// Where inbox and ledger are: `postgres://…` or `sqlite:PATH`.
+    #[arg(long)]
+    store: String,
+    /// Where messages come from: `embedded:PATH`, `amqp://…#QUEUE[?exchange=NAME&retry_ms=200,1000]` or `nats://…#STREAM`.
+    #[arg(long)]
+    broker: String,
+    /// The consumer, and the group at brokers that name groups.
+    #[arg(long)]
+    consumer: String,
+    /// This process.
+    #[arg(long)]
+    member: String,
+    /// `key` or `none`.
+    #[arg(long, default_value = "key")]
+    order: String,
+    /// How many lanes publishers hash keys into; none if it is not said.
+    #[arg(long)]
+    lanes: Option<u16>,
+    /// Handlers that run at once.
+    #[arg(long, default_value_t = 4)]
+    concurrency: usize,
+    /// Messages of one transaction at most.
+    #[arg(long, default_value_t = 1)]
+    batch: usize,
+    /// Messages of a lane that are out at most.
+    #[arg(long, default_value_t = 64)]
+    prefetch: u16,
+    /// Aborts when a message comes to a point: `before`, `called`, `during`, `committed`, or one with the number of the
+    /// change, `during@7`.
+    #[arg(long)]
+    die: Option<String>,
+    /// The same, but the message stays there: `at POINT` is printed, and it goes on after a line on the standard input.
+    #[arg(long, conflicts_with = "die")]
+    stay: Option<String>,
+    /// How long it counts as alive after a beat.
+    #[arg(long, default_value_t = 2_000)]
+    beat_lasts_ms: u64,
+    /// No try of a handler takes longer.
+    #[arg(long, default_value_t = 2_000)]
+    deadline_ms: u64,
+    /// PostgreSQL ends a transaction in which nothing happens for so long; twice the deadline if it is not said.
+    #[arg(long)]
+    stall_ms: Option<u64>,
+    /// Asks a far side for every message, and commits the answer.
+    #[arg(long)]
+    call: bool,
+    /// Traces the path of every message.
+    #[arg(long)]
+    trace: bool,
+    /// Is broken on purpose: acknowledges what it has not handled yet.
+    #[arg(long)]
+    acknowledge_early: bool,
+    /// Durable retries wait at the broker, not in the retry table; only without order.
+    #[arg(long)]
+    retry_at_broker: bool,
+    /// The first two tries of one message in so many fail.
+    #[arg(long, default_value_t = 0)]
+    retry_one_in: u32,
+    /// One message in so many is poison, until the ledger's table of cures names the consumer.
+    #[arg(long, default_value_t = 0)]
+    poison_one_in: u32,
+}
+
+#[tokio::main]
+async fn main() -> Result<()> {
+    tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(false).init();
+    let member = member(&Arguments::parse())?;
+    let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    let mut running = tokio::select! {
+        running = open(member) => running?,
+        _ = terminate.recv() => return Ok(()),
+        _ = interrupt.recv() => return Ok(()),
+    };
+    writeln!(std::io::stdout(), "ready")?;
+    std::io::stdout().flush()?;
+    tokio::select! {
+        ended = running.ended() => ended,
+        _ = terminate.recv() => running.stop().await,
+        _ = interrupt.recv() => running.stop().await,
+    }
+}
+
+fn member(arguments: &Arguments) -> Result<Member> {
+    let Arguments { store, broker, consumer, member, lanes, concurrency, .. } = arguments;
+    let store: Store = store.parse()?;
+    let order = match arguments.order.as_str() {
+        "key" => Order::ByKey { concurrency: *concurrency },
+        "none" => Order::None { concurrency: *concurrency },
+        other => bail!("`{other}` is no order; hint: `key` or `none`"),
+    };
+    let ordered = matches!(order, Order::ByKey { .. });
+    let feed = Feed::new(broker, consumer, *lanes, ordered)?;
+    let mut made = Member::new(store, feed, consumer, member, Duration::from_millis(arguments.beat_lasts_ms));
+    made.feed.prefetch = arguments.prefetch;
+    made.config.order = order;
+    made.config.batch_max = arguments.batch;
+    made.config.deadline = Duration::from_millis(arguments.deadline_ms);
+    made.stall_deadline = arguments.stall_ms.map_or(made.config.deadline * 2, Duration::from_millis);
+    made.config.durable = if arguments.retry_at_broker { Durable::Broker } else { Durable::Table };
+    made.config.keeping.trace = arguments.trace.then_some(Duration::from_hours(24));
+    made.acknowledges_early = arguments.acknowledge_early;
+    made.calls = arguments.call;
+    made.moods = Moods { retry_one_in: arguments.retry_one_in, poison_one_in: arguments.poison_one_in };
+    let fate = [(Deed::Die, &arguments.die), (Deed::Stay, &arguments.stay)];
+    for (deed, place) in fate {
+        if let Some(place) = place {
+            made.conduct = Arc::new(Fate::new(deed, place)?);
+        }
+    }
+    Ok(made)
+}
+
+/// Tries until database and broker are there.
+async fn open(member: Member) -> Result<Running> {
+    let end = Instant::now() + OPENS_WITHIN;
+    loop {
+        match member.clone().start().await {
+            Ok(running) => return Ok(running),
+            Err(error) if Instant::now() < end => {
+                writeln!(std::io::stderr(), "not yet: {error:#}")?;
+                sleep(Duration::from_millis(100)).await;
+            }
+            Err(error) => return Err(error).context("the consumer cannot begin"),
+        }
+    }
+}

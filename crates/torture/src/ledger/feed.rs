@@ -1,0 +1,173 @@
+//! Where a ledger's messages come from: a group at one of the brokers.
+
+mod embedded;
+mod nats;
+mod rabbitmq;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use relevo_core::{Broker, Consumer};
+
+/// At RabbitMQ everything is published to this exchange, unless the feed says another one.
+pub const EXCHANGE: &str = "ledger";
+
+/// Which broker.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// The embedded one, in this file.
+    Embedded(PathBuf),
+    /// RabbitMQ.
+    RabbitMq {
+        /// The server and virtual host.
+        url: String,
+        /// The queue, which is the group.
+        queue: String,
+        /// Where it is bound to, with every routing key.
+        exchange: String,
+        /// The rungs of its ladder.
+        retry: Vec<Duration>,
+    },
+    /// NATS JetStream.
+    Nats {
+        /// The server.
+        url: String,
+        /// The stream, which stores every subject that begins with its name.
+        stream: String,
+    },
+}
+
+/// A group at a broker.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Feed {
+    /// Which broker, and where it is.
+    pub kind: Kind,
+    /// The group, where the broker names it apart from queues.
+    pub group: String,
+    /// How many lanes publishers hash keys into. The embedded broker has always some, by default four.
+    pub lanes: Option<u16>,
+    /// Whether the broker keeps the order of a key's messages that it delivers again.
+    pub ordered: bool,
+    /// After so long without a sign of life a member's lanes are another's.
+    pub lease: Duration,
+    /// At most so many messages of a lane are out.
+    pub prefetch: u16,
+}
+
+impl Feed {
+    /// Reads `embedded:PATH`, `amqp://…#QUEUE` or `nats://…#STREAM`. Behind a queue `?exchange=NAME` and `&retry_ms=200,1000`
+    /// may stand.
+    pub fn new(spec: &str, group: &str, lanes: Option<u16>, ordered: bool) -> Result<Self> {
+        Ok(Self {
+            kind: spec.parse()?,
+            group: group.to_owned(),
+            lanes,
+            ordered,
+            lease: Duration::from_secs(2),
+            prefetch: 64,
+        })
+    }
+
+    /// Makes what is missing: stream or exchange, queues, group.
+    pub async fn declare(&self) -> Result<()> {
+        match &self.kind {
+            Kind::Embedded(path) => embedded::declare(self, path).await,
+            Kind::RabbitMq { .. } => rabbitmq::declare(self).await,
+            Kind::Nats { .. } => nats::declare(self).await,
+        }
+    }
+
+    /// Where messages are published to, for this group to get them.
+    pub fn address(&self) -> String {
+        match &self.kind {
+            Kind::Embedded(_) | Kind::RabbitMq { .. } => "orders".to_owned(),
+            Kind::Nats { stream, .. } => format!("{stream}.orders"),
+        }
+    }
+
+    /// The adapter's own publisher.
+    pub async fn publisher(&self) -> Result<Arc<dyn Broker>> {
+        Ok(match &self.kind {
+            Kind::Embedded(path) => embedded::publisher(path).await?,
+            Kind::RabbitMq { .. } => rabbitmq::publisher(self).await?,
+            Kind::Nats { .. } => nats::publisher(self).await?,
+        })
+    }
+
+    /// A member of the group.
+    pub async fn consumer(&self, name: &str) -> Result<Arc<dyn Consumer>> {
+        Ok(match &self.kind {
+            Kind::Embedded(path) => embedded::consumer(self, path, name).await?,
+            Kind::RabbitMq { .. } => rabbitmq::consumer(self, name).await?,
+            Kind::Nats { .. } => nats::consumer(self, name).await?,
+        })
+    }
+
+    /// How many messages the group has not settled. RabbitMQ tells of those that are out only once their consumer is gone.
+    pub async fn left(&self) -> Result<u64> {
+        match &self.kind {
+            Kind::Embedded(path) => embedded::left(self, path).await,
+            Kind::RabbitMq { .. } => rabbitmq::left(self).await,
+            Kind::Nats { .. } => nats::left(self).await,
+        }
+    }
+}
+
+impl std::str::FromStr for Kind {
+    type Err = anyhow::Error;
+
+    fn from_str(spec: &str) -> Result<Self> {
+        if let Some(path) = spec.strip_prefix("embedded:") {
+            return Ok(Self::Embedded(path.into()));
+        }
+        let named = |what: &str| {
+            let parts = spec.rsplit_once('#');
+            parts.with_context(|| format!("`{spec}` does not name its {what}; hint: `…#NAME`"))
+        };
+        if spec.starts_with("nats://") {
+            let (url, stream) = named("stream")?;
+            return Ok(Self::Nats { url: url.to_owned(), stream: stream.to_owned() });
+        }
+        if !spec.starts_with("amqp://") {
+            bail!("`{spec}` is no broker; hint: `embedded:PATH`, `amqp://…#QUEUE` or `nats://…#STREAM`");
+        }
+        let (url, rest) = named("queue")?;
+        let (queue, pieces) = rest.split_once('?').unwrap_or((rest, ""));
+        let (mut exchange, mut retry) = (EXCHANGE.to_owned(), Vec::new());
+        for piece in pieces.split('&').filter(|piece| !piece.is_empty()) {
+            match piece.split_once('=') {
+                Some(("exchange", name)) => name.clone_into(&mut exchange),
+                Some(("retry_ms", rungs)) => {
+                    let rung = |text: &str| text.parse().map(Duration::from_millis);
+                    retry = rungs.split(',').map(rung).collect::<Result<_, _>>().context("a rung is a number")?;
+                }
+                _ => bail!("`{piece}` is not known of a queue; hint: `exchange=NAME` or `retry_ms=200,1000`"),
+            }
+        }
+        Ok(Self::RabbitMq { url: url.to_owned(), queue: queue.to_owned(), exchange, retry })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_broker_is_known_by_its_spec() {
+        assert_eq!("embedded:/tmp/b.db".parse::<Kind>().unwrap(), Kind::Embedded("/tmp/b.db".into()));
+        let nats = Kind::Nats { url: "nats://h:1".to_owned(), stream: "S".to_owned() };
+        assert_eq!("nats://h:1#S".parse::<Kind>().unwrap(), nats);
+        let rabbitmq = Kind::RabbitMq {
+            url: "amqp://h/v?heartbeat=2".to_owned(),
+            queue: "q".to_owned(),
+            exchange: "x".to_owned(),
+            retry: vec![Duration::from_millis(200), Duration::from_secs(1)],
+        };
+        assert_eq!("amqp://h/v?heartbeat=2#q?exchange=x&retry_ms=200,1000".parse::<Kind>().unwrap(), rabbitmq);
+        for wrong in ["kafka://h#q", "amqp://h", "nats://h", "amqp://h#q?x=1", "amqp://h#q?retry_ms=soon"] {
+            assert!(wrong.parse::<Kind>().is_err(), "{wrong}");
+        }
+    }
+}

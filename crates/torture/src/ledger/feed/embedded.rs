@@ -1,0 +1,37 @@
+//! The embedded broker.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context as _, Result};
+use relevo_broker_embedded::{Config, EmbeddedBroker, Group, Membership};
+use relevo_core::{Broker, Consumer};
+
+use super::Feed;
+
+const LANES: u16 = 4;
+
+async fn open(path: &Path) -> Result<EmbeddedBroker> {
+    Ok(EmbeddedBroker::open(Config::new(path)).await?)
+}
+
+pub(super) async fn declare(feed: &Feed, path: &Path) -> Result<()> {
+    let (lanes, ordered) = (feed.lanes.unwrap_or(LANES), feed.ordered);
+    let group = Group { lanes, ordered, ..Group::new(feed.group.as_str(), ["**"]) };
+    Ok(open(path).await?.declare(&group).await?)
+}
+
+pub(super) async fn publisher(path: &Path) -> Result<Arc<dyn Broker>> {
+    Ok(Arc::new(open(path).await?))
+}
+
+pub(super) async fn consumer(feed: &Feed, path: &Path, name: &str) -> Result<Arc<dyn Consumer>> {
+    let membership = Membership { name: name.to_owned(), prefetch: feed.prefetch.into(), lease: feed.lease };
+    Ok(Arc::new(open(path).await?.consumer(&feed.group, membership).await?))
+}
+
+pub(super) async fn left(feed: &Feed, path: &Path) -> Result<u64> {
+    let groups = open(path).await?.groups().await?;
+    let group = groups.iter().find(|group| group.name == feed.group).context("the group is gone")?;
+    Ok(group.lag + group.out + group.waiting)
+}

@@ -1,0 +1,65 @@
+//! NATS JetStream.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use async_nats::jetstream;
+use futures_util::TryStreamExt as _;
+use relevo_broker_nats::{Config, Group, Membership, NatsAdmin, NatsBroker, Stream, Topology, consumer as member};
+use relevo_core::administer::State;
+use relevo_core::{Administer as _, Broker, Consumer};
+
+use super::{Feed, Kind};
+
+impl Feed {
+    fn nats(&self) -> Config {
+        let Kind::Nats { url, .. } = &self.kind else { unreachable!("it is asked for where it is known") };
+        Config { lanes: self.lanes, ..Config::new(url) }
+    }
+
+    fn stream(&self) -> &str {
+        let Kind::Nats { stream, .. } = &self.kind else { unreachable!("it is asked for where it is known") };
+        stream
+    }
+
+    fn nats_group(&self) -> Group {
+        let stream = self.stream();
+        // With lanes the last word is the lane's, which the group adds itself.
+        let subject = format!("{stream}.{}", if self.lanes.is_some() { "*" } else { ">" });
+        Group { lanes: self.lanes, ack_wait: Duration::from_secs(5), ..Group::new(&self.group, stream, [subject]) }
+    }
+}
+
+pub(super) async fn declare(feed: &Feed) -> Result<()> {
+    let stream = feed.stream();
+    let topology =
+        Topology { streams: vec![Stream::new(stream, [format!("{stream}.>")])], groups: vec![feed.nats_group()] };
+    let pieces = NatsAdmin::new(Config { topology, ..feed.nats() })?.apply().await?;
+    let wrong = pieces.iter().find(|piece| matches!(piece.state, State::Missing | State::Differs(_)));
+    ensure!(wrong.is_none(), "the topology could not be made: {wrong:?}");
+    Ok(())
+}
+
+pub(super) async fn publisher(feed: &Feed) -> Result<Arc<dyn Broker>> {
+    Ok(Arc::new(NatsBroker::open(feed.nats()).await?))
+}
+
+pub(super) async fn consumer(feed: &Feed, name: &str) -> Result<Arc<dyn Consumer>> {
+    let membership = Membership { name: name.to_owned(), prefetch: feed.prefetch.into(), lease: feed.lease };
+    Ok(Arc::new(member(&feed.nats(), &feed.nats_group(), membership).await?))
+}
+
+pub(super) async fn left(feed: &Feed) -> Result<u64> {
+    let Kind::Nats { url, .. } = &feed.kind else { unreachable!("it is asked for where it is known") };
+    let stream = jetstream::new(async_nats::connect(url).await?).get_stream(feed.stream()).await?;
+    let mut left = 0;
+    let mut consumers = stream.consumers();
+    while let Some(consumer) = consumers.try_next().await? {
+        let lane = consumer.name.strip_prefix(&feed.group).and_then(|rest| rest.strip_prefix('-'));
+        if consumer.name == feed.group || lane.is_some_and(|lane| lane.parse::<u16>().is_ok()) {
+            left += consumer.num_pending + u64::try_from(consumer.num_ack_pending)?;
+        }
+    }
+    Ok(left)
+}

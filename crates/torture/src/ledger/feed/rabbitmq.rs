@@ -1,0 +1,71 @@
+//! RabbitMQ.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use lapin::options::QueueDeclareOptions;
+use lapin::types::FieldTable;
+use lapin::{Connection, ConnectionProperties};
+use relevo_broker_rabbitmq::{
+    Binding, Config, Exchange, Membership, Queue, RabbitAdmin, RabbitBroker, Topology, consumer as member, dead_queue,
+};
+use relevo_core::administer::State;
+use relevo_core::{Administer as _, Broker, Consumer};
+
+use super::{Feed, Kind};
+
+impl Feed {
+    fn queue(&self) -> Queue {
+        let Kind::RabbitMq { queue, retry, .. } = &self.kind else { unreachable!("it is asked for where it is known") };
+        Queue { lanes: self.lanes, ordered: self.ordered, retry: retry.clone(), ..Queue::new(queue) }
+    }
+
+    fn rabbitmq(&self) -> Config {
+        let Kind::RabbitMq { url, exchange, .. } = &self.kind else {
+            unreachable!("it is asked for where it is known")
+        };
+        // The protocol counts heartbeats in seconds, and a silent side is gone after two.
+        let heartbeat = Duration::from_secs((self.lease / 2).as_secs().max(1));
+        Config { exchange: exchange.clone(), lanes: self.lanes, heartbeat, ..Config::new(url) }
+    }
+}
+
+pub(super) async fn declare(feed: &Feed) -> Result<()> {
+    let (config, queue) = (feed.rabbitmq(), feed.queue());
+    let exchange = config.exchange.clone();
+    let topology = Topology {
+        exchanges: vec![Exchange::new(&exchange)],
+        bindings: vec![Binding::to_queue(exchange, "#", &queue.name)],
+        queues: vec![queue],
+        policies: Vec::new(),
+    };
+    let pieces = RabbitAdmin::new(Config { topology, ..config })?.apply().await?;
+    let wrong = pieces.iter().find(|piece| matches!(piece.state, State::Missing | State::Differs(_)));
+    ensure!(wrong.is_none(), "the topology could not be made: {wrong:?}");
+    Ok(())
+}
+
+pub(super) async fn publisher(feed: &Feed) -> Result<Arc<dyn Broker>> {
+    Ok(Arc::new(RabbitBroker::open(feed.rabbitmq()).await?))
+}
+
+pub(super) async fn consumer(feed: &Feed, name: &str) -> Result<Arc<dyn Consumer>> {
+    let membership = Membership { name: name.to_owned(), prefetch: feed.prefetch, hand_over: feed.lease };
+    Ok(Arc::new(member(&feed.rabbitmq(), &feed.queue().group(), membership).await?))
+}
+
+pub(super) async fn left(feed: &Feed) -> Result<u64> {
+    let Kind::RabbitMq { url, .. } = &feed.kind else { unreachable!("it is asked for where it is known") };
+    let queue = feed.queue();
+    let connection = Connection::connect(url, ConnectionProperties::default()).await?;
+    let channel = connection.create_channel().await?;
+    let passive = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
+    let mut left = 0;
+    for declared in queue.declared().iter().filter(|declared| declared.name != dead_queue(&queue.name)) {
+        let found = channel.queue_declare(declared.name.as_str().into(), passive, FieldTable::default()).await?;
+        left += u64::from(found.message_count());
+    }
+    connection.close(200, "done".into()).await?;
+    Ok(left)
+}

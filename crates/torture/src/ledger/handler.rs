@@ -1,0 +1,143 @@
+//! The handler: one message, one row.
+
+use std::ops::DerefMut;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use relevo_inbox::{Call, Handled, Incoming, Inside, Trouble, Verdict};
+use serde::Deserialize;
+use sqlx::{PgConnection, SqliteConnection};
+
+use super::conduct::{Conduct, Point, Reached};
+use super::moods::{FAILS, Mood, Moods};
+use super::store::{Called, Store};
+
+const INSERT: &str =
+    "INSERT INTO ledger (consumer, message_id, message_key, change, member) VALUES ($1, $2, $3, $4, $5)";
+const CURED: &str = "SELECT count(*) FROM ledger_cure WHERE consumer = $1";
+
+#[derive(Deserialize)]
+struct Payload {
+    change: i64,
+}
+
+/// The number in a payload, if it has one.
+pub fn change_of(payload: &[u8]) -> Option<i64> {
+    serde_json::from_slice(payload).ok().map(|payload: Payload| payload.change)
+}
+
+/// What a handler's transaction works on, where a ledger can be written.
+#[async_trait]
+pub trait Page: Send {
+    /// Writes a row.
+    async fn write(
+        &mut self,
+        consumer: &str,
+        member: &str,
+        change: i64,
+        incoming: &Incoming,
+    ) -> Result<(), sqlx::Error>;
+
+    /// Whether nothing is poison to the consumer any more.
+    async fn is_cured(&mut self, consumer: &str) -> Result<bool, sqlx::Error>;
+}
+
+macro_rules! page {
+    ($connection:ty) => {
+        #[async_trait]
+        impl Page for $connection {
+            async fn write(
+                &mut self,
+                consumer: &str,
+                member: &str,
+                change: i64,
+                incoming: &Incoming,
+            ) -> Result<(), sqlx::Error> {
+                let row = sqlx::query(INSERT).bind(consumer).bind(incoming.id().to_string()).bind(incoming.key());
+                row.bind(change).bind(member).execute(&mut *self).await?;
+                Ok(())
+            }
+
+            async fn is_cured(&mut self, consumer: &str) -> Result<bool, sqlx::Error> {
+                let cures: i64 = sqlx::query_scalar(CURED).bind(consumer).fetch_one(&mut *self).await?;
+                Ok(cures > 0)
+            }
+        }
+    };
+}
+
+page!(PgConnection);
+page!(SqliteConnection);
+
+/// The handler of both forms: *inside* it writes a row; when it *calls*, it asks the far side first.
+#[derive(Clone)]
+pub struct Book {
+    /// Whose ledger.
+    pub consumer: String,
+    /// The process.
+    pub member: String,
+    /// Where the far side is.
+    pub far_side: Store,
+    /// What is the matter with messages.
+    pub moods: Moods,
+    /// What else happens.
+    pub conduct: Arc<dyn Conduct>,
+}
+
+impl Book {
+    async fn write(&self, page: &mut (impl Page + ?Sized), incoming: &Incoming, tries_fail: bool) -> Handled {
+        let Payload { change } = incoming.json()?;
+        // First of all, so that every failure has something to undo.
+        page.write(&self.consumer, &self.member, change, incoming).await?;
+        match self.moods.of(incoming.id()) {
+            Mood::Poison if !page.is_cured(&self.consumer).await? => return Err(Trouble::poison("it is poison")),
+            Mood::Fails if tries_fail && incoming.attempt() <= FAILS => {
+                return Err(Trouble::retry("it fails at first"));
+            }
+            Mood::Good | Mood::Fails | Mood::Poison => {}
+        }
+        self.conduct.at(Reached { point: Point::During, change, incoming: Some(incoming) }).await
+    }
+}
+
+#[async_trait]
+impl<T: DerefMut<Target: Page> + Send> Inside<T> for Book {
+    async fn handle(&self, transaction: &mut T, incoming: &Incoming) -> Handled {
+        self.write(&mut **transaction, incoming, true).await
+    }
+}
+
+#[async_trait]
+impl<T: DerefMut<Target: Page> + Send> Call<T> for Book {
+    type Answer = Verdict;
+
+    async fn call(&self, incoming: &Incoming) -> Result<Verdict, Trouble> {
+        let Payload { change } = incoming.json()?;
+        let call = Called {
+            message_id: incoming.id().to_string(),
+            idempotency_id: incoming.idempotency_id().to_string(),
+            member: self.member.clone(),
+        };
+        self.far_side.call(&self.consumer, &call).await?;
+        if self.moods.of(incoming.id()) == Mood::Fails && incoming.attempt() <= FAILS {
+            return Err(Trouble::retry("the far side fails at first"));
+        }
+        self.conduct.at(Reached { point: Point::Called, change, incoming: Some(incoming) }).await
+    }
+
+    async fn commit(&self, transaction: &mut T, incoming: &Incoming, answer: Verdict) -> Handled {
+        self.write(&mut **transaction, incoming, false).await?;
+        Ok(answer)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_payload_may_say_more_than_its_change() {
+        assert_eq!(change_of(br#"{"change": 7, "token": "p1"}"#), Some(7));
+        assert_eq!((change_of(b"7"), change_of(b"\xff")), (None, None));
+    }
+}

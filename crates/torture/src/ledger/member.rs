@@ -1,0 +1,152 @@
+//! One member of the consumer.
+
+use std::ops::DerefMut;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use relevo_core::inbox::Inbox;
+use relevo_core::inbox::retries::Retries;
+use relevo_core::retry::{Backoff, Policy};
+use relevo_core::{Consumer, store::StoreError};
+use relevo_inbox::{Config, Handlers, Order, Runtime, RuntimeError, Stats};
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use super::conduct::{Conduct, Steady};
+use super::early::Early;
+use super::feed::Feed;
+use super::handler::{Book, Page};
+use super::moods::Moods;
+use super::store::Store;
+use super::watched::Watched;
+
+/// Everything about one member.
+#[derive(Clone)]
+pub struct Member {
+    /// Where inbox and ledger are.
+    pub store: Store,
+    /// Where messages come from.
+    pub feed: Feed,
+    /// How it works, and its names.
+    pub config: Config,
+    /// Whether it asks a far side for every message.
+    pub calls: bool,
+    /// Whether it is broken: it acknowledges what it has not handled yet.
+    pub acknowledges_early: bool,
+    /// PostgreSQL ends a handler's transaction in which nothing happens for so long.
+    pub stall_deadline: Duration,
+    /// What is the matter with messages.
+    pub moods: Moods,
+    /// What else happens.
+    pub conduct: Arc<dyn Conduct>,
+}
+
+/// A member that runs in this process, until it is stopped or dropped.
+pub struct Running {
+    stats: Arc<Stats>,
+    stop: CancellationToken,
+    task: JoinSet<Result<(), RuntimeError>>,
+}
+
+impl Member {
+    /// A member of this name, with short times: it counts as alive for `beat_lasts` after each beat, and so does the broker
+    /// think.
+    pub fn new(store: Store, mut feed: Feed, consumer: &str, name: &str, beat_lasts: Duration) -> Self {
+        feed.lease = beat_lasts;
+        let concurrency = 4;
+        let config = Config {
+            name: name.to_owned(),
+            order: if feed.ordered { Order::ByKey { concurrency } } else { Order::None { concurrency } },
+            retries: retries(),
+            deadline: Duration::from_secs(2),
+            beat_every: beat_lasts / 4,
+            beat_lasts,
+            lane_every: beat_lasts / 10,
+            lane_idle: beat_lasts / 2,
+            due_every: Duration::from_millis(50),
+            busy_pause: Duration::from_millis(50),
+            claim_margin: Duration::from_millis(200),
+            outage_min: Duration::from_millis(50),
+            outage_max: Duration::from_secs(1),
+            ..Config::new(consumer)
+        };
+        let stall_deadline = config.deadline * 2;
+        let (moods, conduct) = (Moods::default(), Arc::new(Steady));
+        Self { store, feed, config, calls: false, acknowledges_early: false, stall_deadline, moods, conduct }
+    }
+
+    /// Opens everything that it needs, and begins to take messages.
+    pub async fn start(self) -> Result<Running> {
+        let consumer = self.feed.consumer(&self.config.name).await.context("the broker's consumer")?;
+        let consumer: Arc<dyn Consumer> = if self.acknowledges_early { Arc::new(Early(consumer)) } else { consumer };
+        let consumer: Arc<dyn Consumer> = Arc::new(Watched::new(consumer, Arc::clone(&self.conduct)));
+        let (name, keeping) = (self.config.consumer.clone(), self.config.keeping);
+        match self.store.clone() {
+            Store::Postgres(options) => {
+                let config = relevo_store_postgres::inbox::Config {
+                    handlers_max: 16,
+                    stall_deadline: self.stall_deadline,
+                    ..relevo_store_postgres::inbox::Config::new(*options)
+                };
+                let inbox = relevo_store_postgres::inbox::Inbox::open(&config, &name, keeping).await;
+                Ok(self.run(inbox, consumer)?)
+            }
+            Store::Sqlite(path) => {
+                let config = relevo_store_sqlite::inbox::Config::new(path);
+                let inbox = relevo_store_sqlite::inbox::Inbox::open(&config, &name, keeping).await;
+                Ok(self.run(inbox, consumer)?)
+            }
+        }
+    }
+
+    fn run<I>(self, inbox: Result<I, StoreError>, consumer: Arc<dyn Consumer>) -> Result<Running, StoreError>
+    where
+        I: Inbox + 'static,
+        I::Transaction: DerefMut<Target: Page> + 'static,
+    {
+        let book = Book {
+            consumer: self.config.consumer.clone(),
+            member: self.config.name.clone(),
+            far_side: self.store,
+            moods: self.moods,
+            conduct: self.conduct,
+        };
+        let handlers = Handlers::new();
+        let handlers = if self.calls { handlers.call("*", book) } else { handlers.inside("*", book) };
+        let runtime = Runtime::new(Arc::new(inbox?), consumer, handlers, self.config);
+        let (stats, stop, mut task) = (runtime.stats(), CancellationToken::new(), JoinSet::new());
+        task.spawn(runtime.run(stop.clone()));
+        Ok(Running { stats, stop, task })
+    }
+}
+
+/// One try in memory, then durable ones, all of them soon.
+fn retries() -> Retries {
+    let durable = Policy {
+        base: Duration::from_millis(100),
+        backoff: Backoff::Exponential { factor: 2 },
+        ceiling: Duration::from_secs(2),
+        jitter_percent: 20,
+        attempts_max: 10,
+    };
+    Retries { memory: vec![Duration::from_millis(50)], durable }
+}
+
+impl Running {
+    /// What it has done so far.
+    pub fn stats(&self) -> &Stats {
+        &self.stats
+    }
+
+    /// Waits until it ends by itself, which is an error, or is stopped.
+    pub async fn ended(&mut self) -> Result<()> {
+        self.task.join_next().await.context("it ended before")??.context("the consumer ended by itself")
+    }
+
+    /// Tells it to stop, and waits until it has.
+    pub async fn stop(mut self) -> Result<()> {
+        self.stop.cancel();
+        self.ended().await
+    }
+}
