@@ -23,6 +23,7 @@ pub mod owners;
 pub mod parking;
 pub mod regroup;
 mod relay;
+pub mod replay;
 pub mod retention;
 pub mod runs;
 pub mod scheduled;

@@ -37,6 +37,7 @@ mod publish;
 mod retain;
 mod schema;
 mod settle;
+mod source;
 mod wake;
 
 pub use broker::EmbeddedBroker;
@@ -47,3 +48,4 @@ pub use dead::{DeadLetter, Which};
 pub use group::{Group, Start};
 pub use inspect::{GroupStatus, Kept, LAG_EXACT_MAX};
 pub use retain::Swept;
+pub use source::EmbeddedLog;

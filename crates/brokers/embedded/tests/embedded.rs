@@ -12,5 +12,7 @@ mod groups;
 mod harness;
 #[path = "embedded/killing.rs"]
 mod killing;
+#[path = "embedded/replay.rs"]
+mod replay;
 #[path = "embedded/retention.rs"]
 mod retention;

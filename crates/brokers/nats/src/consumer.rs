@@ -29,8 +29,8 @@ mod read;
 mod settle;
 mod window;
 
-pub(crate) use declare::bucket;
 pub use declare::declare;
+pub(crate) use declare::{bucket, context, is_no_stream};
 use lane::Cell;
 
 /// How a consumer takes part in its group.

@@ -26,5 +26,7 @@ mod migrations;
 mod processes;
 #[path = "sqlite/relay.rs"]
 mod relay;
+#[path = "sqlite/replay.rs"]
+mod replay;
 #[path = "sqlite/scratch.rs"]
 mod scratch;

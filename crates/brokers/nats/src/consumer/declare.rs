@@ -71,7 +71,7 @@ pub(crate) fn bucket(replicas: usize) -> stream::Config {
 }
 
 /// What every call of the API goes through.
-pub(super) fn context(client: &Client, config: &Config) -> Context {
+pub(crate) fn context(client: &Client, config: &Config) -> Context {
     ContextBuilder::new().timeout(config.ack_deadline).build(client.clone())
 }
 
@@ -108,7 +108,7 @@ async fn has_stream(context: &Context, name: &str) -> Result<bool, Error> {
     }
 }
 
-fn is_no_stream(kind: &GetStreamErrorKind) -> bool {
+pub(crate) fn is_no_stream(kind: &GetStreamErrorKind) -> bool {
     matches!(kind, GetStreamErrorKind::JetStream(error) if error.error_code() == ErrorCode::STREAM_NOT_FOUND)
 }
 

@@ -1,0 +1,281 @@
+//! A stream as a source of replays: what it keeps, whoever has acknowledged it.
+
+use std::time::Duration;
+
+use async_nats::HeaderMap;
+use async_nats::jetstream::consumer::{AckPolicy, Consumer, DeliverPolicy, ReplayPolicy, pull};
+use async_nats::jetstream::stream::{self, RetentionPolicy, Stream};
+use async_nats::jetstream::{self, Context};
+use async_trait::async_trait;
+use futures_util::TryStreamExt as _;
+use jiff::Timestamp;
+use relevo_core::inbox::source::{Ask, Extent, Filter, Logged, Read, ReplaySource, SourceError};
+use relevo_core::{Class, Lane, Raw};
+use tokio::sync::Mutex;
+use tokio::time::timeout;
+
+use crate::classify::{Error, Source};
+use crate::config::Config;
+use crate::consumer::{context, is_no_stream};
+use crate::group::Group;
+use crate::headers::decode_headers;
+use crate::lanes::next_message;
+use crate::link;
+
+/// How many messages one call looks at.
+const CHUNK: usize = 1_000;
+/// The server forgets a reader that asked for nothing for so long.
+const FORGOTTEN: Duration = Duration::from_secs(30);
+
+/// What a stream keeps of a group's subjects, as that group's consumers receive it.
+#[derive(Debug)]
+pub struct NatsLog {
+    context: Context,
+    group: Group,
+    deadline: Duration,
+    reader: Mutex<Option<Reader>>,
+}
+
+/// A consumer of the server's that nobody else knows, and where it stands.
+#[derive(Debug)]
+struct Reader {
+    consumer: Consumer<pull::Config>,
+    /// Whether payloads come too.
+    payloads: bool,
+    /// The last sequence of the stream that it gave.
+    at: u64,
+    /// How many messages it gave.
+    given: u64,
+}
+
+impl NatsLog {
+    /// The log as this group sees it; the group itself need not be at the server.
+    pub async fn open(config: &Config, group: &Group) -> Result<Self, SourceError> {
+        group.check().map_err(failed)?;
+        let client = link::connect(config).await.map_err(failed)?;
+        let context = context(&client, config);
+        let log = Self { context, group: group.clone(), deadline: config.ack_deadline, reader: Mutex::default() };
+        let retention = log.info().await?.config.retention;
+        if retention != RetentionPolicy::Limits {
+            return Err(SourceError::Unfit(format!(
+                "the stream `{}` drops what was acknowledged, so that there is nothing to replay from; hint: replay from \
+                 the outbox's own log, or keep messages with `retention = \"limits\"`",
+                group.stream
+            )));
+        }
+        Ok(log)
+    }
+
+    async fn stream(&self) -> Result<Stream<()>, Error> {
+        self.context.get_stream_no_info(&self.group.stream).await.map_err(|error| api("looking for the stream", error))
+    }
+
+    async fn info(&self) -> Result<stream::Info, SourceError> {
+        match self.context.get_stream(&self.group.stream).await {
+            Ok(stream) => Ok(stream.cached_info().clone()),
+            Err(error) if is_no_stream(&error.kind()) => Err(SourceError::Unfit(format!(
+                "there is no stream `{}` at the server; hint: `relevo topology plan` compares what there should be",
+                self.group.stream
+            ))),
+            Err(error) => Err(failed(api("looking for the stream", error))),
+        }
+    }
+
+    /// Behind which sequence the reader begins: where it stands, or shortly before the first message of the time.
+    async fn start(&self, filter: &Filter, after: u64) -> Result<u64, SourceError> {
+        let low = filter.start(after);
+        let (Some(since), Some(extent)) = (filter.since.filter(|_| after == 0), self.extent().await?) else {
+            return Ok(low);
+        };
+        let stream = self.stream().await.map_err(failed)?;
+        let (mut low, mut high) = (low.max(extent.first - 1), extent.last);
+        // The first message is somewhere behind `low`, and not behind `high`.
+        while low < high {
+            let middle = low + (high - low) / 2;
+            let found = next_message(&stream, ">", middle + 1).await.map_err(failed)?;
+            match found.map(|message| (message.sequence, at(message.time.unix_timestamp_nanos()))) {
+                Some((sequence, at)) if at < since => low = sequence,
+                _ => high = middle,
+            }
+        }
+        Ok(low)
+    }
+
+    async fn begin(&self, start: u64, payloads: bool) -> Result<Reader, Error> {
+        // More than one filter is nothing that an old server knows: it would say yes, and give everything.
+        let filter_subject = match self.group.subjects.as_slice() {
+            [one] => filter(one, self.group.lanes),
+            _ => String::new(),
+        };
+        let config = pull::Config {
+            deliver_policy: DeliverPolicy::ByStartSequence { start_sequence: start + 1 },
+            ack_policy: AckPolicy::None,
+            replay_policy: ReplayPolicy::Instant,
+            inactive_threshold: FORGOTTEN,
+            memory_storage: true,
+            num_replicas: 1,
+            headers_only: !payloads,
+            filter_subject,
+            ..pull::Config::default()
+        };
+        let made = self.stream().await?.create_consumer(config).await;
+        let consumer = made.map_err(|error| api("making a reader of the stream", error))?;
+        Ok(Reader { consumer, payloads, at: start, given: 0 })
+    }
+
+    async fn look(&self, filter: &Filter, ask: Ask, payloads: bool) -> Result<Read, SourceError> {
+        let mut slot = self.reader.lock().await;
+        let start = self.start(filter, ask.after).await?;
+        let mut reader = match slot.take() {
+            Some(reader) if reader.at == start && reader.payloads == payloads => reader,
+            _ => self.begin(start, payloads).await.map_err(failed)?,
+        };
+        let limit = ask.limit.clamp(1, CHUNK);
+        let fetched = timeout(self.deadline * 2, self.fetch(&mut reader, filter, ask, limit)).await;
+        let (read, is_whole) = fetched.map_err(|_| failed(Error::Unconfirmed(self.deadline * 2)))?.map_err(failed)?;
+        if is_whole {
+            *slot = Some(reader);
+        }
+        Ok(read)
+    }
+
+    /// The next messages, and whether the reader can go on: one that was given more than it was asked for cannot.
+    async fn fetch(&self, reader: &mut Reader, filter: &Filter, ask: Ask, limit: usize) -> Result<(Read, bool), Error> {
+        let mut read = Read { messages: Vec::new(), next: reader.at, ended: false };
+        let asked = reader.consumer.fetch().max_messages(limit).messages().await;
+        let mut messages = asked.map_err(|error| api("reading the stream", error))?;
+        let (mut bytes, mut looked) = (0, 0);
+        while let Some(message) = messages.try_next().await.map_err(|source| Error::Api { what: "reading", source })? {
+            let info = message.info().map_err(|source| Error::Api { what: "reading a delivery", source })?;
+            let (sequence, pending) = (info.stream_sequence, info.pending);
+            // What the server sent and did not arrive is asked for again, by another reader.
+            if info.consumer_sequence != reader.given + 1 {
+                return Ok((read, false));
+            }
+            if filter.to.is_some_and(|to| sequence > to) {
+                read.ended = true;
+                return Ok((read, false));
+            }
+            let at = at(info.published.unix_timestamp_nanos());
+            (reader.given, reader.at, read.next) = (reader.given + 1, sequence, sequence);
+            looked += 1;
+            if let Some(logged) = self.logged(sequence, at, message).filter(|logged| filter.admits(logged)) {
+                bytes += logged.raw.payload.len();
+                read.messages.push(logged);
+            }
+            read.ended = pending == 0;
+            if bytes >= ask.bytes {
+                let is_whole = looked == limit || read.ended;
+                return Ok((read, is_whole));
+            }
+        }
+        if looked == 0 {
+            let info = reader.consumer.info().await.map_err(|error| api("looking at the reader", error))?;
+            read.ended = info.num_pending == 0;
+        }
+        Ok((read, true))
+    }
+
+    /// As this group's consumers receive it; `None` if it is none of its subjects.
+    fn logged(&self, sequence: u64, at: Timestamp, message: jetstream::Message) -> Option<Logged> {
+        let message = message.message;
+        let subject = message.subject.as_str();
+        let subjects = &self.group.subjects;
+        if !subjects.is_empty() && !subjects.iter().any(|one| matches(&filter(one, self.group.lanes), subject)) {
+            return None;
+        }
+        let (address, lane) = match self.group.lanes {
+            Some(_) => subject.rsplit_once('.').unwrap_or((subject, "0")),
+            None => (subject, "0"),
+        };
+        let headers = message.headers.as_ref().map(|headers: &HeaderMap| decode_headers(headers)).unwrap_or_default();
+        Some(Logged {
+            number: sequence,
+            at,
+            address: address.into(),
+            lane: Lane::new(lane),
+            place: Some(sequence),
+            raw: Raw::new(headers, message.payload),
+        })
+    }
+}
+
+/// The subjects of all lanes.
+fn filter(subject: &str, lanes: Option<u16>) -> String {
+    if lanes.is_some() { format!("{subject}.*") } else { subject.to_owned() }
+}
+
+/// Whether a filter of the server's takes a subject: `*` for one word, `>` for any rest.
+fn matches(filter: &str, subject: &str) -> bool {
+    let mut words = subject.split('.');
+    for part in filter.split('.') {
+        match (part, words.next()) {
+            (">", Some(_)) => return true,
+            ("*", Some(_)) => {}
+            (part, Some(word)) if part == word => {}
+            _ => return false,
+        }
+    }
+    words.next().is_none()
+}
+
+fn at(nanos: i128) -> Timestamp {
+    Timestamp::from_nanosecond(nanos).unwrap_or(Timestamp::UNIX_EPOCH)
+}
+
+fn api(what: &'static str, error: impl Into<Source>) -> Error {
+    Error::Api { what, source: error.into() }
+}
+
+/// What an error of the server means to who reads the log.
+fn failed(error: Error) -> SourceError {
+    match error.class() {
+        Class::Outage | Class::Unknown | Class::Throttled(_) => SourceError::Away(error.into()),
+        Class::Transient | Class::Poison | Class::Blocked => SourceError::Broken(error.into()),
+    }
+}
+
+#[async_trait]
+impl ReplaySource for NatsLog {
+    async fn extent(&self) -> Result<Option<Extent>, SourceError> {
+        let state = self.info().await?.state;
+        let extent = Extent { first: state.first_sequence, last: state.last_sequence };
+        Ok((state.messages > 0).then_some(extent))
+    }
+
+    async fn count(&self, filter: &Filter) -> Result<u64, SourceError> {
+        let (mut counted, mut after) = (0, 0);
+        loop {
+            let read = self.look(filter, Ask { after, limit: CHUNK, bytes: usize::MAX }, false).await?;
+            counted += read.messages.len() as u64;
+            after = read.next;
+            if read.ended {
+                return Ok(counted);
+            }
+        }
+    }
+
+    async fn read(&self, filter: &Filter, ask: Ask) -> Result<Read, SourceError> {
+        self.look(filter, ask, true).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn subjects_match_word_by_word() {
+        for (filter, subject, expected) in [
+            ("orders", "orders", true),
+            ("orders.*", "orders.3", true),
+            ("orders.*", "orders", false),
+            ("orders.>", "orders.eu.3", true),
+            ("orders.>", "orders", false),
+            ("orders.*", "orders.eu.3", false),
+            (">", "anything.at.all", true),
+        ] {
+            assert_eq!(matches(filter, subject), expected, "{filter} {subject}");
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! A log is read from its beginning to its end, as it was received.
+
+use bytes::Bytes;
+use relevo_core::Draft;
+use relevo_core::inbox::source::{Ask, Filter, sample};
+
+use super::harness::{Harness, all, drafts, ids};
+
+/// Ids, keys, headers and bytes; where a broker delivers it, everything that a consumer is told.
+pub async fn what_was_published_is_read_as_it_was_received(h: &mut impl Harness) {
+    let mut sent = drafts(5);
+    sent[1].headers.insert("correlation-id".to_owned(), "c-7 ñ \"%\"".to_owned());
+    sent[2].key = "ñ k%".into();
+    sent[3].payload = Bytes::from_static(&[0, 0xff, b'\n', 0]);
+    sent[3].content_type = "application/octet-stream".into();
+    let put = h.put(sent.clone()).await;
+    let read = all(&*h.source().await, &Filter::default(), 100).await;
+    assert_eq!(ids(&read), put);
+    for (logged, sent) in read.iter().zip(&sent) {
+        let message = logged.raw.decode().expect("a message of ours").message;
+        assert_eq!((&*message.topic, &*message.key, &*message.kind), (&*sent.topic, &*sent.key, &*sent.kind));
+        assert_eq!((&message.payload, &*message.content_type), (&sent.payload, &*sent.content_type));
+        assert_eq!(message.headers, sent.headers);
+        assert_eq!(&*logged.address, &*sent.topic);
+    }
+    let Some(received) = h.received().await else { return };
+    assert_eq!(received.len(), read.len());
+    for (logged, delivery) in read.iter().zip(&received) {
+        assert_eq!(logged.raw, delivery.raw);
+        assert_eq!((&logged.address, &logged.lane, logged.place), (&delivery.address, &delivery.lane, delivery.place));
+    }
+}
+
+/// Whoever died goes on at the last message that it knows; nothing is skipped and nothing comes twice.
+pub async fn reading_goes_on_behind_any_message(h: &mut impl Harness) {
+    let put = h.put(drafts(7)).await;
+    let whole = all(&*h.source().await, &Filter::default(), 100).await;
+    assert_eq!(ids(&whole), put);
+    for limit in 1..4 {
+        assert_eq!(all(&*h.source().await, &Filter::default(), limit).await, whole, "pages of {limit}");
+    }
+    // One that is kept open, and one that begins anew at each place.
+    let open = h.source().await;
+    for (place, logged) in whole.iter().enumerate() {
+        let ask = Ask { after: logged.number, limit: 100, bytes: 1 << 20 };
+        for source in [&open, &h.source().await] {
+            let rest = source.read(&Filter::default(), ask).await.expect("the log can be read");
+            assert_eq!(rest.messages, whole[place + 1..]);
+        }
+    }
+}
+
+/// Nothing to read is no error.
+pub async fn an_empty_log_has_ended(h: &mut impl Harness) {
+    let source = h.source().await;
+    assert_eq!(source.extent().await.expect("the log can be read"), None);
+    assert_eq!(source.count(&Filter::default()).await.expect("the log can be read"), 0);
+    assert_eq!(all(&*source, &Filter::default(), 10).await, []);
+}
+
+/// Memory is bounded by bytes too; one message always comes.
+pub async fn large_payloads_come_a_few_at_a_time(h: &mut impl Harness) {
+    let large = |number: u8| {
+        let payload = Bytes::from(vec![number; 10_000]);
+        Draft { payload, ..Draft::json("orders.eu", "k", "Placed", "") }
+    };
+    let put = h.put((0..5).map(large).collect()).await;
+    let source = h.source().await;
+    let (mut found, mut after) = (Vec::new(), 0);
+    while found.len() < put.len() {
+        let ask = Ask { after, limit: 100, bytes: 15_000 };
+        let read = source.read(&Filter::default(), ask).await.expect("the log can be read");
+        assert!((1..=2).contains(&read.messages.len()), "{}", read.messages.len());
+        after = read.next;
+        found.extend(read.messages);
+    }
+    assert_eq!(ids(&found), put);
+    let one =
+        source.read(&Filter::default(), Ask { after: 0, limit: 100, bytes: 1 }).await.expect("the log can be read");
+    assert_eq!(one.messages.len(), 1);
+}
+
+/// A log that was read to its end goes on where it ended.
+pub async fn a_second_look_sees_what_came_meanwhile(h: &mut impl Harness) {
+    let source = h.source().await;
+    let first = h.put(drafts(2)).await;
+    let before = all(&*source, &Filter::default(), 10).await;
+    assert_eq!(ids(&before), first);
+    let second = h.put(drafts(2)).await;
+    let after = before.last().map_or(0, |logged| logged.number);
+    let ask = Ask { after, limit: 10, bytes: 1 << 20 };
+    let read = source.read(&Filter::default(), ask).await.expect("the log can be read");
+    assert_eq!(ids(&read.messages), second);
+}
+
+/// What people are shown first is what is handled first.
+pub async fn a_sample_is_the_beginning(h: &mut impl Harness) {
+    let put = h.put(drafts(6)).await;
+    let source = h.source().await;
+    let shown = sample(&*source, &Filter::default(), 4).await.expect("the log can be read");
+    assert_eq!(ids(&shown), put[..4]);
+    let shown = sample(&*source, &Filter::default(), 40).await.expect("the log can be read");
+    assert_eq!(ids(&shown), put);
+}

@@ -1,0 +1,42 @@
+//! The suite that every log runs which messages are replayed from.
+
+use async_trait::async_trait;
+use relevo_conformance::replay::Harness;
+use relevo_core::inbox::source::{ReplaySource, Sending};
+use relevo_core::{Delivery, Draft, MessageId};
+use relevo_store_memory::{Draft as Emitted, Outbox, Settings};
+
+struct Memory(Outbox);
+
+#[expect(clippy::unused_async, reason = "the suite awaits it: other stores start servers")]
+async fn start() -> Memory {
+    Memory(Outbox::new(Settings::default()))
+}
+
+#[async_trait]
+impl Harness for Memory {
+    async fn source(&self) -> Box<dyn ReplaySource> {
+        Box::new(self.0.log(Sending::default()))
+    }
+
+    async fn put(&mut self, drafts: Vec<Draft>) -> Vec<MessageId> {
+        let mut transaction = self.0.begin();
+        let emit = |draft: Draft| {
+            let emitted = Emitted {
+                headers: draft.headers,
+                content_type: draft.content_type.to_string(),
+                ..Emitted::new(&*draft.topic, &*draft.key, &*draft.kind, draft.payload)
+            };
+            transaction.emit(emitted).expect("a message of the suite")
+        };
+        let ids = drafts.into_iter().map(emit).collect();
+        transaction.commit().expect("an open transaction");
+        ids
+    }
+
+    async fn received(&self) -> Option<Vec<Delivery>> {
+        None
+    }
+}
+
+relevo_conformance::replay_suite!(start);

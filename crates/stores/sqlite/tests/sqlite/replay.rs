@@ -1,0 +1,44 @@
+//! The suite that every log runs which messages are replayed from.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use relevo_conformance::replay::Harness;
+use relevo_core::inbox::source::{ReplaySource, Sending};
+use relevo_core::{Delivery, Draft, MessageId};
+use relevo_store_sqlite::{OutboxLog, begin, emit};
+
+use crate::scratch::{self, Scratch};
+
+struct File(Scratch);
+
+async fn start() -> File {
+    let scratch = Scratch::new();
+    scratch::outbox(&scratch.file(), 1).await;
+    File(scratch)
+}
+
+#[async_trait]
+impl Harness for File {
+    async fn source(&self) -> Box<dyn ReplaySource> {
+        let store = scratch::open(&self.0.file()).await.expect("a migrated file");
+        Box::new(OutboxLog::new(Arc::new(store), Sending::default()))
+    }
+
+    async fn put(&mut self, drafts: Vec<Draft>) -> Vec<MessageId> {
+        let mut connection = scratch::connect(&self.0.file()).await;
+        let mut transaction = begin(&mut connection).await.expect("nobody writes");
+        let mut ids = Vec::new();
+        for draft in drafts {
+            ids.push(emit(&mut transaction, draft).await.expect("a message of the suite"));
+        }
+        transaction.commit().await.expect("an open transaction");
+        ids
+    }
+
+    async fn received(&self) -> Option<Vec<Delivery>> {
+        None
+    }
+}
+
+relevo_conformance::replay_suite!(start);
