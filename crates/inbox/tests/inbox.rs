@@ -24,6 +24,8 @@ mod once;
 mod orders;
 #[path = "inbox/outages.rs"]
 mod outages;
+#[path = "inbox/replay.rs"]
+mod replay;
 #[path = "inbox/retries.rs"]
 mod retries;
 #[path = "inbox/stage.rs"]

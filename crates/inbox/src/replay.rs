@@ -1,0 +1,280 @@
+//! Replays on purpose: messages of a log are put into the retry table again, no faster than was asked for.
+//!
+//! Where a replay stands is in the store, and every portion moves it in the transaction that takes its messages. So whoever
+//! feeds may die at any moment, and whoever goes on skips nothing and feeds nothing twice.
+
+use std::time::Duration;
+
+use relevo_core::inbox::Arrival;
+use relevo_core::inbox::operate::{Fed, Operate, Portion, Replay, ReplayState};
+use relevo_core::inbox::source::{Ask, Filter, Logged, ReplaySource, SourceError};
+use relevo_core::store::StoreError;
+use relevo_core::{Delivery, Tag};
+use tokio::time::{Instant, sleep};
+use tokio_util::sync::CancellationToken;
+
+use crate::config::Config;
+use crate::decode::Decoder;
+
+/// At most so many messages are fed in one transaction.
+const PORTION_MAX: usize = 500;
+/// Payloads of so many bytes are fed in one transaction.
+const PORTION_BYTES: usize = 4 << 20;
+/// Whatever they wait for, no more messages of a replay are put into the retry table.
+const WAITING_MAX: u64 = 10_000;
+/// How often a feeder looks whether there is room again.
+const FULL_PAUSE: Duration = Duration::from_millis(200);
+/// How often a call is tried again that may pass, and the first pause before it, which doubles.
+const TRIES_MAX: u32 = 5;
+const TRY_PAUSE: Duration = Duration::from_millis(200);
+/// Messages are fed in portions of at least so much time, not one by one.
+const TICKS_PER_SECOND: f64 = 10.0;
+
+/// What a feeder does.
+#[derive(Clone, Debug)]
+pub struct Feeding {
+    /// How the consumer reads messages: its name, whether it keeps order, and what it makes of those of others.
+    pub consumer: Config,
+    /// The replay's number.
+    pub number: u32,
+    /// Which messages of the log.
+    pub filter: Filter,
+    /// So many a second. No more than one second's worth waits to be handled, so that this is how fast they are handled too.
+    pub rate: u32,
+}
+
+/// Why a feeder ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FeedEnd {
+    /// Everything was fed.
+    Finished,
+    /// A person, or too many dead letters, stopped the replay.
+    Stopped,
+    /// Another feeder goes on with it.
+    Elsewhere,
+    /// It was told to stop feeding; the replay can be resumed.
+    Interrupted,
+}
+
+/// What one step did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FeedStep {
+    /// So many messages were fed; none if there were none in the part of the log that was looked at.
+    Fed(usize),
+    /// So many wait to be handled that none may be fed now.
+    Full,
+    /// There is nothing more to do.
+    End(FeedEnd),
+}
+
+/// Why a replay cannot be fed.
+#[derive(Debug, thiserror::Error)]
+pub enum FeedError {
+    /// The consumer's store.
+    #[error("the consumer's store failed")]
+    Store(#[source] StoreError),
+    /// The log.
+    #[error(transparent)]
+    Source(#[from] SourceError),
+    /// There is no such replay.
+    #[error("consumer `{consumer}` has no replay {number}")]
+    Unknown {
+        /// The consumer.
+        consumer: String,
+        /// The number.
+        number: u32,
+    },
+    /// The replay stands at a place that is no number.
+    #[error("replay {0} stands at a place that this program does not know")]
+    Cursor(u32),
+}
+
+impl From<StoreError> for FeedError {
+    fn from(error: StoreError) -> Self {
+        Self::Store(error)
+    }
+}
+
+impl FeedError {
+    const fn is_passing(&self) -> bool {
+        match self {
+            Self::Store(error) => error.is_passing(),
+            Self::Source(error) => error.is_passing(),
+            Self::Unknown { .. } | Self::Cursor(_) => false,
+        }
+    }
+}
+
+/// A message of a log as this consumer's inbox takes it: named, and with what it waits in.
+pub fn arrival(consumer: &Config, logged: Logged) -> Arrival {
+    let Logged { raw, address, lane, place, .. } = logged;
+    let delivery = Delivery { tag: Tag::new(0), raw, address, lane, place, count: 1 };
+    Decoder::new(consumer).item(consumer, delivery).arrival
+}
+
+/// Feeds one replay.
+pub struct Feeder<'a> {
+    feeding: Feeding,
+    source: &'a dyn ReplaySource,
+    desk: &'a dyn Operate,
+    /// Where the last step left the replay; if it is elsewhere, another one feeds.
+    left_at: Option<Option<String>>,
+}
+
+impl<'a> Feeder<'a> {
+    /// From this log, to the consumers of this store.
+    pub const fn new(feeding: Feeding, source: &'a dyn ReplaySource, desk: &'a dyn Operate) -> Self {
+        Self { feeding, source, desk, left_at: None }
+    }
+
+    /// How the replay stands.
+    pub async fn replay(&self) -> Result<Replay, FeedError> {
+        let (consumer, number) = (&self.feeding.consumer.consumer, self.feeding.number);
+        let replays = self.desk.replays(consumer).await?;
+        let found = replays.into_iter().find(|replay| replay.number == number);
+        found.ok_or_else(|| FeedError::Unknown { consumer: consumer.clone(), number })
+    }
+
+    /// Feeds the next messages, at most so many. Cancelling loses nothing.
+    pub async fn step(&mut self, most: usize) -> Result<FeedStep, FeedError> {
+        let replay = self.replay().await?;
+        match replay.state {
+            ReplayState::Running => {}
+            ReplayState::Finished => return Ok(FeedStep::End(FeedEnd::Finished)),
+            ReplayState::Stopped => return Ok(FeedStep::End(FeedEnd::Stopped)),
+        }
+        if self.left_at.as_ref().is_some_and(|left_at| *left_at != replay.cursor) {
+            return Ok(FeedStep::End(FeedEnd::Elsewhere));
+        }
+        let ahead = u64::from(self.feeding.rate.max(1));
+        let room = ahead.saturating_sub(replay.ready).min(WAITING_MAX.saturating_sub(replay.waiting()));
+        let limit = most.min(PORTION_MAX).min(usize::try_from(room).unwrap_or(PORTION_MAX));
+        if limit == 0 {
+            return Ok(FeedStep::Full);
+        }
+        let after = replay.cursor.as_deref().map_or(Ok(0), str::parse);
+        let after = after.map_err(|_| FeedError::Cursor(self.feeding.number))?;
+        let read = self.source.read(&self.feeding.filter, Ask { after, limit, bytes: PORTION_BYTES }).await?;
+        let messages: Vec<Arrival> =
+            read.messages.into_iter().map(|logged| arrival(&self.feeding.consumer, logged)).collect();
+        let to = (!read.ended).then(|| read.next.to_string());
+        let portion = Portion { messages: &messages, from: replay.cursor.as_deref(), to: to.as_deref() };
+        let fed = self.desk.feed(&self.feeding.consumer.consumer, self.feeding.number, portion).await?;
+        Ok(match (fed, to) {
+            (Fed::Kept, None) => FeedStep::End(FeedEnd::Finished),
+            (Fed::Kept, to) => {
+                self.left_at = Some(to);
+                FeedStep::Fed(messages.len())
+            }
+            (Fed::Moved, _) => FeedStep::End(FeedEnd::Elsewhere),
+            (Fed::Ended, _) => FeedStep::End(match self.replay().await?.state {
+                ReplayState::Finished => FeedEnd::Finished,
+                ReplayState::Running | ReplayState::Stopped => FeedEnd::Stopped,
+            }),
+        })
+    }
+
+    /// Feeds until everything was fed or it is told to stop, at the rate. `told` hears of every step.
+    ///
+    /// What may pass is tried again for some seconds; after an error the replay can be resumed.
+    pub async fn run(
+        &mut self,
+        stop: &CancellationToken,
+        mut told: impl FnMut(&Replay, FeedStep),
+    ) -> Result<FeedEnd, FeedError> {
+        let mut pace = Pace::new(self.feeding.rate);
+        let mut failures = 0;
+        loop {
+            let pause = match self.told_step(pace.allowed(), &mut told).await {
+                Ok(FeedStep::End(end)) => return Ok(end),
+                Ok(FeedStep::Fed(count)) => {
+                    failures = 0;
+                    pace.spend(count);
+                    pace.pause()
+                }
+                Ok(FeedStep::Full) => FULL_PAUSE,
+                Err(error) if error.is_passing() && failures < TRIES_MAX => {
+                    failures += 1;
+                    // The answer may have been lost, and not the portion: where the replay stands is asked anew.
+                    self.left_at = None;
+                    TRY_PAUSE * 2_u32.pow(failures - 1)
+                }
+                Err(error) => return Err(error),
+            };
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => return Ok(FeedEnd::Interrupted),
+                () = sleep(pause) => {}
+            }
+        }
+    }
+
+    async fn told_step(
+        &mut self,
+        most: usize,
+        told: &mut impl FnMut(&Replay, FeedStep),
+    ) -> Result<FeedStep, FeedError> {
+        let step = self.step(most).await?;
+        told(&self.replay().await?, step);
+        Ok(step)
+    }
+}
+
+/// How many messages may be fed by now.
+struct Pace {
+    rate: f64,
+    saved: f64,
+    since: Instant,
+}
+
+impl Pace {
+    fn new(rate: u32) -> Self {
+        let rate = f64::from(rate.max(1));
+        Self { rate, saved: (rate / TICKS_PER_SECOND).max(1.0), since: Instant::now() }
+    }
+
+    /// Never more than what comes together in one tick: a pause is not made up for.
+    fn burst(&self) -> f64 {
+        (self.rate / TICKS_PER_SECOND).max(1.0)
+    }
+
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "between zero and the rate")]
+    fn allowed(&mut self) -> usize {
+        let now = Instant::now();
+        self.saved = (self.saved + now.duration_since(self.since).as_secs_f64() * self.rate).min(self.burst());
+        self.since = now;
+        self.saved as usize
+    }
+
+    fn spend(&mut self, count: usize) {
+        self.saved -= f64::from(u32::try_from(count).unwrap_or(u32::MAX));
+    }
+
+    /// Until a tick's worth is allowed again.
+    fn pause(&self) -> Duration {
+        Duration::from_secs_f64((self.burst() - self.saved).max(0.0) / self.rate)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_pace_allows_what_the_rate_says_and_makes_up_for_nothing() {
+        for (rate, seconds) in [(1, 20), (7, 20), (1000, 3)] {
+            let mut pace = Pace::new(rate);
+            let (began, mut fed) = (Instant::now(), 0);
+            while began.elapsed() < Duration::from_secs(seconds) {
+                let count = pace.allowed();
+                pace.spend(count);
+                fed += count as u64;
+                sleep(pace.pause().max(Duration::from_millis(1))).await;
+            }
+            let (most, least) = (u64::from(rate) * (seconds + 1), u64::from(rate) * (seconds - 1));
+            assert!((least..=most).contains(&fed), "{fed} at {rate} a second");
+            sleep(Duration::from_hours(1)).await;
+            assert!(pace.allowed() <= (rate as usize).div_ceil(10).max(1));
+        }
+    }
+}
