@@ -56,7 +56,7 @@ pub(super) async fn run(args: &Args) -> Result<Code> {
     let (mut all, unseen) =
         if whole { configured(&args.sources).await? } else { (vec![one(&args.target).await?], None) };
     for url in &args.inbox {
-        all.push(inboxes_at(url).await?);
+        all.push(inboxes_at(url)?);
     }
     memory::compare(&mut all).await?;
     if args.format.json {
@@ -88,7 +88,7 @@ async fn one(target: &Target) -> Result<Examined> {
 }
 
 /// A database that is looked at for its inboxes alone.
-async fn inboxes_at(url: &str) -> Result<Examined> {
+fn inboxes_at(url: &str) -> Result<Examined> {
     let place = Place::of(&Target { database: Some(url.to_owned()), place: args::Place { schema: None } })?;
     let inbox = Some(place.shown());
     let memory = Memory { horizons: Vec::new(), place: Some(place) };

@@ -12,7 +12,7 @@ use relevo_core::wire;
 /// Long enough for any test.
 const LASTS: Duration = Duration::from_mins(10);
 /// A little more than three hours, so that it is still told as three.
-pub(crate) const LATER: Duration = Duration::from_secs(3 * 3600 + 300);
+pub(crate) const LATER: Duration = Duration::from_mins(185);
 
 pub(crate) fn id(number: u64) -> MessageId {
     MessageId::v7(number, [7; 10])

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use relevo_core::inbox::Keeping;
+use relevo_core::inbox::{Inbox as _, Keeping};
 use relevo_store_sqlite::inbox::{Config, Inbox};
 
 use super::File;
@@ -74,4 +74,32 @@ async fn the_doctor_names_an_inbox_that_forgets_too_early() {
     let file = File::with_destination("doctor");
     let brief = inbox(&file, "billing", Keeping { done: Duration::from_hours(1), ..Keeping::default() }).await;
     cases::the_doctor_names_an_inbox_that_forgets_too_early(&file, &brief).await;
+}
+
+#[tokio::test]
+async fn the_doctor_compares_the_inboxes_of_other_databases_with_a_whole_configuration() {
+    let shop = File::with_destination("doctor-shop");
+    let shipping = File::with_destination("doctor-shipping");
+    let brief = inbox(&shipping, "shipping", Keeping { done: Duration::from_hours(1), ..Keeping::default() }).await;
+    super::scene::member(&brief).await;
+    brief.prune(10).await.expect("it prunes");
+    let config = shop.0.join("relevo.toml");
+    let broker = shop.0.join("broker.db");
+    let text = format!(
+        "[outboxes.shop]\ndatabase = \"sqlite:{}\"\n[outboxes.shop.destinations.main]\n\
+         broker = {{ kind = \"embedded\", path = \"{}\" }}\n",
+        shop.path().display(),
+        broker.display()
+    );
+    std::fs::write(&config, text).expect("a file of the test's own");
+    let url = format!("sqlite:{}", shipping.path().display());
+    let (code, findings, stderr) =
+        shop.run(&["doctor", "-c", config.to_str().expect("UTF-8"), "--inbox", &url, "--json"]);
+    assert_eq!((code, stderr.as_str()), (3, ""));
+    let found: Vec<_> = super::objects(&findings).into_iter().filter(|it| it["subject"] == "inbox retention").collect();
+    assert_eq!((found.len(), found[0]["severity"].as_str()), (1, Some("warning")), "{findings}");
+    assert_eq!(found[0]["inbox"], shipping.path().display().to_string());
+    assert!(found[0]["seen"].as_str().expect("a sentence").contains("(outbox `shop`)"), "{}", found[0]);
+    let (_, told, _) = shop.run(&["doctor", "-c", config.to_str().expect("UTF-8"), "--inbox", &url]);
+    assert!(told.contains(&format!("inboxes at {}:\n", shipping.path().display())), "{told}");
 }

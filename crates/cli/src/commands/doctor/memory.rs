@@ -79,3 +79,32 @@ async fn inboxes(place: &Place, horizons: &[Horizon]) -> Result<Vec<Finding>> {
         Err(error) => Err(error.into()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use relevo_broker_nats::{Config, Stream};
+
+    use super::*;
+
+    #[test]
+    fn a_stream_is_counted_if_messages_outlive_their_acknowledgement() {
+        let mut config = Config::new("nats://localhost");
+        let week = Duration::from_hours(7 * 24);
+        config.topology.streams = vec![
+            Stream { max_age: Some(week), ..Stream::new("ORDERS", ["orders.>"]) },
+            Stream::new("EVENTS", ["events.>"]),
+            Stream { retention: Retention::WorkQueue, max_age: Some(week), ..Stream::new("WORK", ["work.>"]) },
+            Stream { retention: Retention::Interest, ..Stream::new("NEWS", ["news.>"]) },
+        ];
+        let horizons = of_broker(&Broker::Nats(Box::new(config)));
+        let told: Vec<_> = horizons.iter().map(|it| (it.source.as_str(), it.lasts)).collect();
+        assert_eq!(told, [("stream `ORDERS`", Some(week)), ("stream `EVENTS`", None)]);
+    }
+
+    #[test]
+    fn an_outbox_can_send_what_it_keeps_and_then_retry() {
+        let day = Duration::from_hours(24);
+        let horizon = of_outbox(day);
+        assert!(horizon.lasts.is_some_and(|lasts| lasts > day), "{horizon:?}");
+    }
+}
