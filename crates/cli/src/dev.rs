@@ -4,7 +4,8 @@
 mod check;
 mod data;
 mod flow;
-mod interrupts;
+mod forgetful;
+pub(crate) mod interrupts;
 mod moods;
 mod operator;
 mod page;
@@ -21,6 +22,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 use relevo_broker_embedded::{EmbeddedBroker, Membership};
 use relevo_core::{Policy, Route, Routes};
+use relevo_inbox::Stats;
 use relevo_relay::{Config, Relay};
 use relevo_store_sqlite::Store;
 use tokio::net::TcpListener;
@@ -36,7 +38,6 @@ use self::moods::Moods;
 use self::operator::Operator;
 use self::random::Random;
 use self::screen::Screen;
-use self::shipping::Shipping;
 use self::shop::{ORDERS, ROLLBACKS, Shop};
 use crate::args::Dev;
 
@@ -97,6 +98,8 @@ struct Demo {
     flow: Arc<Flow>,
     broker: EmbeddedBroker,
     operator: Operator<Store>,
+    /// What the consumer has done in this run.
+    shipping: Arc<Stats>,
     shop: JoinSet<Result<()>>,
     close_shop: CancellationToken,
     /// Relay, consumer and page: none of them should end before it is told to.
@@ -115,8 +118,9 @@ impl Demo {
         let broker = data.broker().await?;
         let address = page.local_addr()?;
         let mut demo = Self {
-            operator: Operator::new(Arc::clone(&store), Arc::clone(&flow)),
+            operator: Operator::new(Arc::clone(&store), Box::new(data.consumers().await?), Arc::clone(&flow)),
             flow,
+            shipping: Arc::default(),
             shop: JoinSet::new(),
             close_shop: CancellationToken::new(),
             others: JoinSet::new(),
@@ -132,13 +136,10 @@ impl Demo {
         demo.others.spawn(relay_runs(relay, demo.stop_others.clone()));
         let membership = Membership { name: "dev".to_owned(), lease: LEASE, ..Membership::default() };
         let consumer = demo.broker.consumer(GROUP, membership).await?;
-        let shipping = Shipping {
-            consumer: Arc::new(consumer),
-            connection: demo.data.shipping().await?,
-            flow: Arc::clone(&demo.flow),
-            random: Random::new(11),
-        };
-        demo.others.spawn(shipping.run(demo.stop_others.clone()));
+        let shipping = shipping::runtime(demo.data.inbox().await?, consumer, &demo.flow);
+        demo.shipping = shipping.stats();
+        let end = demo.stop_others.clone();
+        demo.others.spawn(async move { shipping.run(end).await.context("shipping failed") });
         demo.others.spawn(page::serve(page, Arc::clone(&demo.flow), demo.stop_others.clone()));
         let shop = Shop {
             connection: demo.data.shop().await?,
@@ -159,8 +160,10 @@ impl Demo {
              \n\
              watch    {address}\n\
              ask      {}\n\
+             \x20        {}\n\
              data     {}",
             self.data.ask(),
+            self.data.ask_consumer(),
             self.data.shown(),
         ))?;
         if before.committed > 0 {
@@ -187,6 +190,7 @@ impl Demo {
 
     async fn look(&mut self) -> Result<()> {
         self.operator.look(self.lag().await?).await?;
+        self.flow.handled(self.shipping.done(), self.shipping.duplicates());
         for event in self.flow.unshown() {
             self.screen.line(format_args!("        {event}"))?;
         }

@@ -160,7 +160,7 @@ fn a_message_that_is_no_orders_is_rejected_and_harms_nobody() {
     let output = data.demo(&["--seconds", "1"]).output().unwrap();
     let stdout = String::from_utf8(output.stdout).unwrap();
     assert_eq!(output.status.code(), Some(0), "{stdout}\n{}", String::from_utf8_lossy(&output.stderr));
-    assert!(stdout.contains("shipping rejects a message that is no order's: `order` is missing"), "{stdout}");
+    assert!(stdout.contains("shipping rejects a message that is no order's: "), "{stdout}");
     assert!(stdout.trim_end().ends_with(SOUND), "{stdout}");
 }
 

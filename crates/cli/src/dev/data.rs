@@ -5,7 +5,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, anyhow};
 use relevo_broker_embedded::{EmbeddedBroker, Group};
+use relevo_core::inbox::Keeping;
 use relevo_core::operate::{Operate as _, Start};
+use relevo_store_sqlite::inbox::{self, Inbox};
 use relevo_store_sqlite::{Config, Store, connect_options, migrate};
 use sqlx::{ConnectOptions as _, SqliteConnection};
 
@@ -16,7 +18,7 @@ use super::{shipping, shop};
 const DESTINATION: &str = "main";
 /// Into how many slices its relays cut the outbox.
 const SHARDS: u16 = 8;
-/// The consumer's group at the broker.
+/// The consumer, and its group at the broker.
 pub(crate) const GROUP: &str = "shipping";
 
 /// Where everything is kept.
@@ -36,9 +38,8 @@ impl Data {
         migrate::migrate(&data.file("shop")).await.context("the outbox cannot be made")?;
         data.store().await?.add_destination(SHARDS, Start::Oldest).await?;
         shop::open(&mut data.shop().await?).await?;
-        let shipping = data.file("shipping");
-        let opened = shipping::open(&mut data.shipping().await?).await;
-        opened.with_context(|| format!("`{}` cannot be used", shipping.display()))?;
+        migrate::migrate(&data.file("shipping")).await.context("the inbox cannot be made")?;
+        shipping::open(&mut data.shipping().await?).await?;
         data.broker().await?.declare(&Group::new(GROUP, ["orders"])).await?;
         Ok(data)
     }
@@ -46,6 +47,17 @@ impl Data {
     /// A session of the relay or the operator.
     pub(crate) async fn store(&self) -> Result<Store> {
         Store::open(Config::new(self.file("shop"), DESTINATION)).await.context("the outbox cannot be opened")
+    }
+
+    /// What the consumer's process works with.
+    pub(crate) async fn inbox(&self) -> Result<Inbox> {
+        let config = inbox::Config::new(self.file("shipping"));
+        Inbox::open(&config, GROUP, Keeping::default()).await.context("the inbox cannot be opened")
+    }
+
+    /// What the operator sees of consumers.
+    pub(crate) async fn consumers(&self) -> Result<Store> {
+        Store::open(Config::new(self.file("shipping"), "")).await.context("the inbox cannot be opened")
     }
 
     /// The broker.
@@ -76,6 +88,11 @@ impl Data {
     /// The command that asks the outbox from another terminal.
     pub(crate) fn ask(&self) -> String {
         format!("relevo outbox list --database sqlite:{}", self.file("shop").display())
+    }
+
+    /// The command that asks the inbox.
+    pub(crate) fn ask_consumer(&self) -> String {
+        format!("relevo consumers show {GROUP} --database sqlite:{}", self.file("shipping").display())
     }
 
     /// Where it is, for people.

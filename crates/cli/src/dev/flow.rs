@@ -73,6 +73,8 @@ pub(crate) struct Flow {
 #[derive(Debug)]
 struct Told {
     counts: Counts,
+    /// Effects of earlier runs.
+    before: u64,
     waiting: Waiting,
     changes: BTreeMap<u32, u64>,
     under_way: HashMap<MessageId, Instant>,
@@ -94,6 +96,7 @@ impl Flow {
         let committed = changes.values().sum();
         let told = Told {
             counts: Counts { committed, applied, ..Counts::default() },
+            before: applied,
             waiting: Waiting::default(),
             changes,
             under_way: HashMap::new(),
@@ -129,18 +132,19 @@ impl Flow {
         self.told().counts.rolled_back += 1;
     }
 
-    /// An effect has committed.
-    pub(crate) fn applied(&self, id: MessageId) {
+    /// An effect is about to commit.
+    pub(crate) fn arrived(&self, id: MessageId) {
         let mut told = self.told();
-        told.counts.applied += 1;
         if let Some(committed) = told.under_way.remove(&id) {
             told.fresh.push(committed.elapsed());
         }
     }
 
-    /// A repeat was recognised by the inbox, and did nothing.
-    pub(crate) fn repeated(&self) {
-        self.told().counts.repeats += 1;
+    /// So many effects have committed in this run, and so many repeats were recognised by the inbox.
+    pub(crate) fn handled(&self, effects: u64, repeats: u64) {
+        let mut told = self.told();
+        told.counts.applied = told.before + effects;
+        told.counts.repeats = repeats;
     }
 
     /// A key is in trouble, or out of it.
@@ -270,7 +274,7 @@ mod tests {
     async fn a_run_goes_on_counting_where_the_last_one_stopped() {
         let flow = Flow::new(String::new(), BTreeMap::from([(1, 5), (2, 7)]), 11);
         flow.committed(1, 6);
-        flow.applied(MessageId::v7(1, [0; 10]));
+        flow.handled(1, 0);
         let counts = flow.counts();
         assert_eq!((counts.committed, counts.applied), (13, 12));
         assert!(flow.look().rate > 0.0);

@@ -1,4 +1,5 @@
-//! The person of the demo: looks at how much waits, and redrives dead letters after some thought.
+//! The person of the demo: looks at how much waits, redrives what was refused after some thought, and puts aside what
+//! shipping cannot handle.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -6,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use relevo_core::MessageId;
+use relevo_core::inbox::operate as consumers;
 use relevo_core::operate::Inspect;
 use relevo_core::store::{DeadFilter, DeadLetters, Mark};
 use tokio::time::Instant;
@@ -20,14 +22,16 @@ const LETTERS_MAX: usize = 100;
 /// Who looks after the outbox.
 pub(crate) struct Operator<S> {
     store: Arc<S>,
+    /// Shipping's side.
+    consumers: Box<dyn consumers::Operate>,
     flow: Arc<Flow>,
     /// When dead letters were first seen.
     letters: BTreeMap<MessageId, Instant>,
 }
 
 impl<S: Inspect + DeadLetters> Operator<S> {
-    pub(crate) fn new(store: Arc<S>, flow: Arc<Flow>) -> Self {
-        Self { store, flow, letters: BTreeMap::new() }
+    pub(crate) fn new(store: Arc<S>, consumers: Box<dyn consumers::Operate>, flow: Arc<Flow>) -> Self {
+        Self { store, consumers, flow, letters: BTreeMap::new() }
     }
 
     /// Looks around; `lag` is what the broker keeps for the consumer.
@@ -35,6 +39,18 @@ impl<S: Inspect + DeadLetters> Operator<S> {
         let backlog = self.store.backlog().await?;
         let (pending, parked, dead) = (backlog.pending, backlog.parked, backlog.dead);
         self.flow.waits(Waiting { pending, parked, dead, lag });
+        self.put_aside().await
+    }
+
+    /// Archives what shipping gave up: somebody else's messages, such as one from the command line.
+    async fn put_aside(&self) -> Result<()> {
+        let fate = Some(consumers::Fate::Pending);
+        for letter in self.consumers.dead(&consumers::DeadFilter { fate, ..Default::default() }, LETTERS_MAX).await? {
+            self.flow.event(format!("shipping rejects a message that is no order's: {}", letter.error));
+            let filter = consumers::DeadFilter { ids: vec![letter.arrival.entry.id], ..Default::default() };
+            let (by, note) = ("demo".to_owned(), "no order's".to_owned());
+            self.consumers.archive(&consumers::Mark { filter, dry_run: false, rate: None, by, note }).await?;
+        }
         Ok(())
     }
 
