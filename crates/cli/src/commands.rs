@@ -13,6 +13,7 @@ mod migrate;
 mod moment;
 mod output;
 mod payload;
+mod replay;
 mod shards;
 mod show;
 mod table;
@@ -49,6 +50,9 @@ pub(crate) enum Command {
     Consumers(consumers::Command),
     /// Follows a message: where it stands at each destination, and what each consumer did with it.
     Trace(trace::Args),
+    /// Has messages of a log handled again on purpose, by one consumer.
+    #[command(subcommand)]
+    Replay(replay::Command),
     /// Shows the shards of a destination and the relays that hold them.
     Shards(shards::Args),
     /// Says how much waits for a destination.
@@ -90,6 +94,7 @@ pub(crate) async fn run(command: Command) -> Result<Code> {
         Command::Dead(command) => dead::run(command).await,
         Command::Consumers(command) => consumers::run(command).await,
         Command::Trace(args) => trace::run(&args).await,
+        Command::Replay(command) => replay::run(command).await,
         Command::Shards(args) => shards::run(&args).await,
         Command::Backlog(args) => backlog::run(&args).await,
         Command::Destination(command) => destination::run(command).await,

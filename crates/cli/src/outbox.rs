@@ -1,11 +1,13 @@
 //! An outbox of any kind, opened for people: the commands know traits, and only this file knows stores.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use clap::Args;
 use relevo_core::inbox::operate as consumers;
+use relevo_core::inbox::source::{ReplaySource, Sending};
 use relevo_core::operate::{Destination, Inspect, Operate};
 use relevo_core::store::DeadLetters;
 use relevo_core::{Draft, MessageId};
@@ -82,6 +84,20 @@ impl Place {
         Ok(match self {
             Self::Postgres(place) => Box::new(place.open("", ANSWER_DEADLINE).await?),
             Self::Sqlite(file) => Box::new(sqlite::Store::open(sqlite::Config::new(file, "")).await?),
+        })
+    }
+
+    /// The outbox's log as a source of replays.
+    pub(crate) async fn log(&self, sending: Sending) -> Result<Box<dyn ReplaySource>> {
+        Ok(match self {
+            Self::Postgres(place) => {
+                let store = place.open("", ANSWER_DEADLINE).await?;
+                Box::new(postgres::OutboxLog::new(Arc::new(store), sending))
+            }
+            Self::Sqlite(file) => {
+                let store = sqlite::Store::open(sqlite::Config::new(file, "")).await?;
+                Box::new(sqlite::OutboxLog::new(Arc::new(store), sending))
+            }
         })
     }
 

@@ -12,6 +12,10 @@ mod emit;
 mod health;
 #[path = "postgres/messages.rs"]
 mod messages;
+#[path = "postgres/replay.rs"]
+mod replay;
+#[path = "replay/cases.rs"]
+mod replays;
 #[path = "consumers/scene.rs"]
 mod scene;
 #[path = "postgres/setup.rs"]

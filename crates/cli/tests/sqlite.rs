@@ -4,6 +4,10 @@
 mod cases;
 #[path = "sqlite/consumers.rs"]
 mod consumers;
+#[path = "sqlite/replay.rs"]
+mod replay;
+#[path = "replay/cases.rs"]
+mod replays;
 #[path = "consumers/scene.rs"]
 mod scene;
 

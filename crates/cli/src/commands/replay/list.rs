@@ -1,0 +1,166 @@
+//! `relevo replay list`, `show` and `stop`
+
+use std::io;
+
+use anyhow::Result;
+use jiff::Timestamp;
+use relevo_core::inbox::operate::{Operate, Replay, ReplayState};
+use serde_json::{Value, json};
+
+use super::spec::Spec;
+use crate::args::Target;
+use crate::commands::moment;
+use crate::commands::output::{self, Format};
+use crate::commands::table::{self, Table};
+use crate::exit::{Code, not_found};
+use crate::outbox::Place;
+use crate::report::say;
+
+/// Whose replays are listed.
+#[derive(Debug, clap::Args)]
+pub(crate) struct List {
+    #[command(flatten)]
+    target: Target,
+    /// The consumer; all of them otherwise.
+    consumer: Option<String>,
+    #[command(flatten)]
+    format: Format,
+}
+
+/// Which replay.
+#[derive(Debug, clap::Args)]
+pub(crate) struct One {
+    #[command(flatten)]
+    target: Target,
+    /// The consumer.
+    consumer: String,
+    /// The replay's number.
+    number: u32,
+    #[command(flatten)]
+    format: Format,
+}
+
+pub(super) async fn list(args: &List) -> Result<Code> {
+    let desk = Place::of(&args.target)?.consumers().await?;
+    let names = match &args.consumer {
+        Some(name) => vec![name.clone()],
+        None => desk.consumers().await?.into_iter().map(|consumer| consumer.name).collect(),
+    };
+    let mut replays = Vec::new();
+    for name in &names {
+        replays.extend(desk.replays(name).await?);
+    }
+    if args.format.json {
+        replays.iter().try_for_each(|replay| output::line(&object(replay)))?;
+    } else if replays.is_empty() {
+        say("there was no replay yet; `relevo replay plan CONSUMER` shows what one would do");
+    } else {
+        let now = Timestamp::now();
+        let rows: Vec<_> = replays.iter().map(|replay| row(replay, now)).collect();
+        Table::new(&[
+            "CONSUMER", "NUMBER", "STATE", "FED", "OF", "HANDLED", "DEAD", "WAITING", "BEGAN", "BY", "REASON",
+        ])
+        .write(&mut io::stdout().lock(), &rows)?;
+    }
+    Ok(Code::Done)
+}
+
+pub(super) async fn show(args: &One) -> Result<Code> {
+    let desk = Place::of(&args.target)?.consumers().await?;
+    let replay = find(&*desk, &args.consumer, args.number).await?;
+    if args.format.json {
+        output::line(&object(&replay))?;
+        return Ok(Code::Done);
+    }
+    let reads = Spec::read(&replay.plan.source).map_or_else(|_| replay.plan.source.clone(), |spec| spec.told());
+    let mut pairs = vec![
+        ("replay", format!("{} of consumer `{}`", replay.number, replay.plan.consumer)),
+        ("state", replay.state.word().to_owned()),
+        ("reads", reads),
+        ("messages", replay.plan.count.to_string()),
+        ("fed", replay.fed.to_string()),
+        ("handled", replay.done.to_string()),
+        ("dead", replay.dead.to_string()),
+        ("waiting", format!("{}, of which {} could be handled now", replay.waiting(), replay.ready)),
+        ("rate", format!("{} a second", replay.plan.rate)),
+        ("stops", format!("at {} dead letters", replay.plan.dead_max)),
+        ("began", moment::told(replay.began_at, Timestamp::now())),
+        ("by", replay.plan.by.clone()),
+        ("reason", replay.plan.reason.clone()),
+    ];
+    pairs.extend(replay.cursor.clone().map(|cursor| ("stands at", format!("number {cursor}"))));
+    table::pairs(&mut io::stdout().lock(), &pairs)?;
+    Ok(Code::Done)
+}
+
+pub(super) async fn stop(args: &One) -> Result<Code> {
+    let desk = Place::of(&args.target)?.consumers().await?;
+    let before = find(&*desk, &args.consumer, args.number).await?;
+    let stopped = desk.stop_replay(&args.consumer, args.number).await?;
+    let replay = find(&*desk, &args.consumer, args.number).await?;
+    if args.format.json {
+        output::line(&object(&replay))?;
+    }
+    let (name, number) = (&args.consumer, args.number);
+    if stopped {
+        let taken = before.fed.saturating_sub(replay.fed);
+        say(&format!(
+            "replay {number} of consumer `{name}` is stopped, {taken} messages that were not begun were taken out\n\
+             hint: `relevo replay resume {name} {number}` goes on with them"
+        ));
+    } else {
+        let how =
+            if replay.state == ReplayState::Finished { "finished: everything was fed" } else { "stopped already" };
+        say(&format!("replay {number} of consumer `{name}` is {how}"));
+    }
+    Ok(Code::Done)
+}
+
+/// The replay of this number.
+pub(super) async fn find(desk: &dyn Operate, consumer: &str, number: u32) -> Result<Replay> {
+    let replays = desk.replays(consumer).await?;
+    let known: Vec<String> = replays.iter().map(|replay| replay.number.to_string()).collect();
+    let found = replays.into_iter().find(|replay| replay.number == number);
+    found.ok_or_else(|| {
+        let hint = if known.is_empty() { "it has none".to_owned() } else { format!("it has {}", known.join(", ")) };
+        not_found(format!("consumer `{consumer}` has no replay {number}; hint: {hint}"))
+    })
+}
+
+fn row(replay: &Replay, now: Timestamp) -> Vec<String> {
+    vec![
+        replay.plan.consumer.clone(),
+        replay.number.to_string(),
+        replay.state.word().to_owned(),
+        replay.fed.to_string(),
+        replay.plan.count.to_string(),
+        replay.done.to_string(),
+        replay.dead.to_string(),
+        replay.waiting().to_string(),
+        moment::relative(replay.began_at, now),
+        replay.plan.by.clone(),
+        replay.plan.reason.clone(),
+    ]
+}
+
+/// A replay for programs.
+pub(super) fn object(replay: &Replay) -> Value {
+    json!({
+        "consumer": replay.plan.consumer,
+        "number": replay.number,
+        "state": replay.state.word(),
+        "reads": serde_json::from_str::<Value>(&replay.plan.source).unwrap_or_else(|_| replay.plan.source.clone().into()),
+        "count": replay.plan.count,
+        "fed": replay.fed,
+        "handled": replay.done,
+        "dead": replay.dead,
+        "waiting": replay.waiting(),
+        "ready": replay.ready,
+        "cursor": replay.cursor,
+        "rate": replay.plan.rate,
+        "stop_after_dead": replay.plan.dead_max,
+        "began_at": output::time(Some(replay.began_at)),
+        "by": replay.plan.by,
+        "reason": replay.plan.reason,
+    })
+}

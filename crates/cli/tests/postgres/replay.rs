@@ -1,0 +1,200 @@
+//! Replays in PostgreSQL.
+
+use std::process::{Child, Command, Stdio};
+
+use relevo_broker_embedded::{self as embedded, EmbeddedBroker, Group};
+use relevo_core::inbox::Keeping;
+use relevo_core::message::Headers;
+use relevo_store_postgres::inbox::{Config, Inbox};
+use relevo_store_postgres::{Config as StoreConfig, Store};
+
+use super::replays::{self as cases, Stage};
+use super::scene::hears;
+use super::support::{Cli, stable};
+
+impl Stage for Cli {
+    fn spawn(&self, args: &[&str]) -> Child {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_relevo"));
+        command.args(args).env("RELEVO_DATABASE_URL", self.database.url());
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("it runs")
+    }
+}
+
+async fn stage() -> (Cli, Inbox, Store) {
+    let cli = Cli::migrated().await;
+    let inbox = Inbox::open(&Config::new(cli.database.options()), "billing", Keeping::default()).await;
+    let store = Store::open(StoreConfig::new(cli.database.options(), "")).await;
+    (cli, inbox.expect("a migrated database"), store.expect("a migrated database"))
+}
+
+#[tokio::test]
+async fn everything_is_fed_and_handled_once() {
+    let (cli, inbox, store) = stage().await;
+    cases::everything_is_fed_and_handled_once(&cli, &inbox, &store).await;
+    let (list, _) = cli.succeeds(&["replay", "list"]);
+    let list: Vec<&str> = list.lines().map(|line| line.rsplit_once("  ").map_or(line, |(start, _)| start)).collect();
+    assert_eq!(list.len(), 3, "a head, and two replays: {list:?}");
+}
+
+#[tokio::test]
+async fn a_plan_is_told() {
+    let (cli, inbox, _) = stage().await;
+    hears(&inbox).await;
+    cases::emit(&cli, 3);
+    let (plan, said) =
+        cli.succeeds(&["replay", "plan", "billing", "--topic", "orders", "--rate", "2", "--sample", "2"]);
+    insta::assert_snapshot!("replay_plan", format!("{}\n\n{said}", stable(&plan, &cli)));
+    let args = ["replay", "start", "billing", "--topic", "orders", "--reason", "wrong", "--by", "ana", "--yes"];
+    let (_, said) = cli.succeeds(&args);
+    let (shown, _) = cli.succeeds(&["replay", "show", "billing", "1"]);
+    insta::assert_snapshot!("replay_show", format!("{said}\n{}", stable(&shown, &cli)));
+}
+
+#[tokio::test]
+async fn only_what_is_meant_is_replayed() {
+    let (cli, inbox, _) = stage().await;
+    cases::only_what_is_meant_is_replayed(&cli, &inbox).await;
+}
+
+#[tokio::test]
+async fn a_killed_feeder_loses_and_repeats_nothing() {
+    let (cli, inbox, store) = stage().await;
+    cases::a_killed_feeder_loses_and_repeats_nothing(&cli, &inbox, &store).await;
+}
+
+#[tokio::test]
+async fn a_stop_from_elsewhere_ends_the_feeder() {
+    let (cli, inbox, store) = stage().await;
+    cases::a_stop_from_elsewhere_ends_the_feeder(&cli, &inbox, &store).await;
+}
+
+#[tokio::test]
+async fn dead_letters_stop_it() {
+    let (cli, inbox, _) = stage().await;
+    cases::dead_letters_stop_it(&cli, &inbox).await;
+}
+
+#[tokio::test]
+async fn an_interrupt_says_how_to_go_on() {
+    let (cli, inbox, store) = stage().await;
+    hears(&inbox).await;
+    cases::emit(&cli, 10);
+    let feeder = cli.spawn(&["replay", "start", "billing", "--rate", "1", "--reason", "wrong", "--yes"]);
+    let mut handled = cases::Handled::default();
+    let begun =
+        async |_: &cases::Handled| cli.number("SELECT coalesce(max(fed), 0) FROM relevo.inbox_replay").await > 0;
+    cases::work_until(&inbox, &mut handled, "it feeds", begun).await;
+    let told = Command::new("kill").args(["-INT", &feeder.id().to_string()]).status().expect("`kill` runs");
+    assert!(told.success());
+    let (code, stderr) = cases::ended(feeder);
+    assert_eq!(code, Some(130), "{stderr}");
+    assert!(
+        stderr.ends_with(
+            "it is fed no further\n\
+         hint: go on with `relevo replay resume billing 1`, or end it with `relevo replay stop billing 1`\n"
+        ),
+        "{stderr}"
+    );
+    assert_eq!(cases::replay(&store, 1).await.state.word(), "running");
+}
+
+#[tokio::test]
+async fn a_question_comes_before_it() {
+    let (cli, inbox, _) = stage().await;
+    hears(&inbox).await;
+    cases::emit(&cli, 2);
+    let (code, _, stderr) = cli.run(&["replay", "start", "billing", "--reason", "wrong"], "n\n");
+    assert_eq!(code, 1);
+    assert!(stderr.starts_with("replay 2 messages to consumer `billing`, 100 a second"), "{stderr}");
+    assert_eq!(cli.number("SELECT count(*) FROM relevo.inbox_replay").await, 0);
+}
+
+#[tokio::test]
+async fn what_cannot_be_is_told() {
+    let (cli, inbox, _) = stage().await;
+    let told = cli.fails(4, &["replay", "plan", "billing"]);
+    assert!(told.contains("consumer `billing` is not known"), "{told}");
+    hears(&inbox).await;
+    let told = cli.fails(4, &["replay", "show", "billing", "7"]);
+    assert_eq!(told, "error: consumer `billing` has no replay 7\nhint: it has none\n");
+    for args in [["--from", "4", "--to", "3"], ["--since", "1h", "--until", "2h"]] {
+        cli.fails(2, &[&["replay", "plan", "billing"][..], &args].concat());
+    }
+    let told = cli.fails(2, &["replay", "plan", "billing", "--log", "broker", "-c", "/nowhere.toml"]);
+    assert!(told.contains("`/nowhere.toml` cannot be read"), "{told}");
+}
+
+/// A directory that goes with its value.
+struct Directory(std::path::PathBuf);
+
+impl Directory {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("relevo-replay-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&path).expect("the directory for temporary files can be written");
+        Self(path)
+    }
+
+    /// A configuration of one destination with this broker.
+    fn config(&self, cli: &Cli, broker: &str) -> String {
+        let path = self.0.join("relevo.toml");
+        let text = format!(
+            "[outboxes.shop]\ndatabase = \"{}\"\n[outboxes.shop.destinations.main]\ncreate = true\n\
+             [[outboxes.shop.destinations.main.routes]]\ntopic = \"orders\"\naddress = \"sales.{{topic}}\"\n\
+             [outboxes.shop.destinations.main.broker]\n{broker}\n",
+            cli.database.url()
+        );
+        std::fs::write(&path, text).expect("the directory can be written");
+        path.display().to_string()
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        std::fs::remove_dir_all(&self.0).ok();
+    }
+}
+
+#[tokio::test]
+async fn a_queue_is_no_log_and_a_route_says_the_address() {
+    let (cli, inbox, _) = stage().await;
+    hears(&inbox).await;
+    cases::emit(&cli, 2);
+    cli.succeeds(&["emit", "bills", "b-1", "BillMade", "{}"]);
+    let directory = Directory::new("rabbitmq");
+    let config = directory.config(&cli, "kind = \"rabbitmq\"\nurls = [\"amqp://localhost\"]");
+    let told = cli.fails(2, &["replay", "plan", "billing", "--log", "broker", "-c", &config]);
+    assert!(
+        told.starts_with("error: RabbitMQ keeps no log") && told.contains("hint: replay from the outbox"),
+        "{told}"
+    );
+    let planned = cases::object(&cli, &["replay", "plan", "billing", "-c", &config, "--json"]);
+    assert_eq!(planned["count"].as_u64(), Some(2), "no route takes bills");
+    assert_eq!(planned["sample"][0]["address"].as_str(), Some("sales.orders"));
+}
+
+#[tokio::test]
+async fn the_file_of_an_embedded_broker_is_a_log() {
+    let (cli, inbox, _) = stage().await;
+    hears(&inbox).await;
+    let directory = Directory::new("embedded");
+    let file = directory.0.join("broker.db");
+    let config = directory.config(&cli, &format!("kind = \"embedded\"\npath = \"{}\"", file.display()));
+    let told = cli.fails(4, &["replay", "plan", "billing", "--log", "broker", "-c", &config]);
+    assert!(told.contains("there is no embedded broker at"), "{told}");
+    let broker = EmbeddedBroker::open(embedded::Config::new(&file)).await.expect("a new file");
+    let told = cli.fails(4, &["replay", "plan", "billing", "--log", "broker", "-c", &config]);
+    assert!(told.contains("the broker has no group `billing`"), "{told}");
+    broker.declare(&Group::new("bills", ["sales.*"])).await.expect("a group");
+    for number in 0..5 {
+        let headers = Headers::from([("x-key".to_owned(), "k".to_owned())]);
+        broker.publish_raw("sales.old", "k", &headers, number.to_string().into()).await.expect("published");
+    }
+    let log = ["--log", "broker", "--group", "bills", "--key-header", "x-key", "-c", &config];
+    let planned = cases::object(&cli, &[&["replay", "plan", "billing", "--json", "--from", "2"][..], &log].concat());
+    assert_eq!(planned["count"].as_u64(), Some(4));
+    let start = ["replay", "start", "billing", "--rate", "1000", "--reason", "why", "--yes", "--from", "2"];
+    cli.succeeds(&[&start[..], &log].concat());
+    assert_eq!(cli.number("SELECT count(*) FROM relevo.inbox_waiting WHERE queue = 'k' AND place > 1").await, 4);
+    let told = cli.fails(4, &["replay", "resume", "billing", "2"]);
+    assert!(told.contains("has no replay 2"), "{told}");
+}

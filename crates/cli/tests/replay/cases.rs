@@ -1,0 +1,244 @@
+//! Replays on any database: the feeder is a process, the consumer works through the port.
+
+use std::process::{Child, Output};
+use std::time::{Duration, Instant};
+
+use relevo_core::inbox::operate::{Operate, Replay};
+use relevo_core::inbox::{Arrival, Begun, Inbox, Setback, Stop};
+use serde_json::{Value, json};
+
+use super::cases::Run;
+use super::scene::hears;
+
+const SOON: Duration = Duration::from_secs(30);
+
+/// A database whose commands can run beside the test.
+pub(crate) trait Stage: Run {
+    /// Starts a command, and gives no input to it.
+    fn spawn(&self, args: &[&str]) -> Child;
+}
+
+/// The one object that a command tells.
+pub(crate) fn object(stage: &impl Run, args: &[&str]) -> Value {
+    let (code, stdout, stderr) = stage.run(args);
+    assert_eq!(code, 0, "{args:?}: {stderr}");
+    serde_json::from_str(&stdout).unwrap_or_else(|error| panic!("{stdout}: {error}"))
+}
+
+/// Messages of three keys, with the numbers below this one as their payloads.
+pub(crate) fn emit(stage: &impl Run, count: usize) {
+    let line = |number: usize| json!({ "topic": "orders", "key": format!("o-{}", number % 3), "type": "OrderPlaced", "payload": number });
+    let lines: Vec<String> = (0..count).map(|number| line(number).to_string()).collect();
+    // Each test has a thread of its own.
+    let name = format!("relevo-replay-{}-{:?}.jsonl", std::process::id(), std::thread::current().id());
+    let file = std::env::temp_dir().join(name);
+    std::fs::write(&file, lines.join("\n")).expect("the directory for temporary files can be written");
+    let (code, _, stderr) = stage.run(&["emit", "--many", &file.display().to_string()]);
+    std::fs::remove_file(&file).ok();
+    assert_eq!(code, 0, "{stderr}");
+}
+
+/// What handlers did, in order: key and payload.
+#[derive(Default)]
+pub(crate) struct Handled(Vec<(String, String)>);
+
+impl Handled {
+    /// Each number below this one, once, and each key's in order.
+    pub(crate) fn is_everything_once(&self, count: usize) {
+        let mut numbers: Vec<usize> = self.0.iter().map(|(_, payload)| payload.parse().expect("a number")).collect();
+        for key in 0..3 {
+            let of_key: Vec<&usize> = numbers.iter().filter(|number| **number % 3 == key).collect();
+            assert!(of_key.is_sorted(), "o-{key}: {of_key:?}");
+        }
+        numbers.sort_unstable();
+        assert_eq!(numbers, (0..count).collect::<Vec<_>>());
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+}
+
+/// Handles whatever is due, once.
+pub(crate) async fn work(inbox: &impl Inbox, handled: &mut Handled) {
+    for due in inbox.due(50, 50, SOON).await.expect("the store answers") {
+        for (number, arrival) in &due.messages {
+            let Begun::Open(transaction, _) = inbox.begin_due(&due, *number).await.expect("the store answers") else {
+                break;
+            };
+            inbox.commit(transaction).await.expect("the store answers");
+            handled.0.push(told(arrival));
+        }
+        inbox.release(&due).await.expect("the store answers");
+    }
+}
+
+/// Gives up whatever is due.
+pub(crate) async fn bury(inbox: &impl Inbox) {
+    for due in inbox.due(50, 50, SOON).await.expect("the store answers") {
+        let setback = Setback {
+            stop: Stop::DeadContinue,
+            attempts: 1,
+            class: "poison",
+            error: "it was told so".to_owned(),
+            backtrace: None,
+        };
+        for (number, _) in &due.messages {
+            inbox.set_back_due(&due, *number, &setback).await.expect("the store answers");
+        }
+        inbox.release(&due).await.expect("the store answers");
+    }
+}
+
+fn told(arrival: &Arrival) -> (String, String) {
+    let message = arrival.raw.decode().expect("a message of ours").message;
+    (message.key.to_string(), String::from_utf8(message.payload.to_vec()).expect("text"))
+}
+
+/// Works until it holds.
+pub(crate) async fn work_until(
+    inbox: &impl Inbox,
+    handled: &mut Handled,
+    what: &str,
+    mut holds: impl AsyncFnMut(&Handled) -> bool,
+) {
+    let end = Instant::now() + SOON;
+    while !holds(handled).await {
+        assert!(Instant::now() < end, "it never came about that {what}");
+        work(inbox, handled).await;
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+pub(crate) async fn replay(desk: &impl Operate, number: u32) -> Replay {
+    let replays = desk.replays("billing").await.expect("the store answers");
+    replays.into_iter().find(|replay| replay.number == number).expect("it began")
+}
+
+/// How a command ended: its code and what it said.
+pub(crate) fn ended(child: Child) -> (Option<i32>, String) {
+    let Output { status, stderr, .. } = child.wait_with_output().expect("it ends");
+    (status.code(), String::from_utf8(stderr).expect("it writes UTF-8"))
+}
+
+pub(crate) async fn everything_is_fed_and_handled_once(stage: &impl Stage, inbox: &impl Inbox, desk: &impl Operate) {
+    hears(inbox).await;
+    emit(stage, 7);
+    let planned = object(stage, &["replay", "plan", "billing", "--sample", "2", "--json"]);
+    assert_eq!((planned["count"].as_u64(), planned["sample"].as_array().map(Vec::len)), (Some(7), Some(2)));
+    assert!(desk.replays("billing").await.expect("the store answers").is_empty(), "a plan changes nothing");
+    let mut handled = Handled::default();
+    for round in 1..=2 {
+        let args = ["replay", "start", "billing", "--rate", "1000", "--reason", "wrong", "--yes", "--json"];
+        let ended = object(stage, &args);
+        assert_eq!(
+            (ended["number"].as_u64(), ended["state"].as_str(), ended["fed"].as_u64()),
+            (Some(round), Some("finished"), Some(7))
+        );
+        work(inbox, &mut handled).await;
+        handled.is_everything_once(7);
+        handled = Handled::default();
+        let shown = object(stage, &["replay", "show", "billing", &round.to_string(), "--json"]);
+        assert_eq!((shown["handled"].as_u64(), shown["waiting"].as_u64()), (Some(7), Some(0)));
+    }
+}
+
+pub(crate) async fn only_what_is_meant_is_replayed(stage: &impl Stage, inbox: &impl Inbox) {
+    hears(inbox).await;
+    emit(stage, 6);
+    let counts = |more: &[&str]| {
+        let args = [&["replay", "plan", "billing", "--json"], more].concat();
+        object(stage, &args)["count"].as_u64().expect("a count")
+    };
+    assert_eq!(counts(&["--key", "o-1"]), 2);
+    assert_eq!(counts(&["--topic", "orders", "--type", "OrderPlaced"]), 6);
+    assert_eq!(counts(&["--type", "OrderShipped"]), 0);
+    assert_eq!(counts(&["--address", "orders.**"]), 6);
+    assert_eq!(counts(&["--address", "bills"]), 0);
+    assert_eq!(counts(&["--from", "3"]), 4);
+    assert_eq!(counts(&["--from", "3", "--to", "4"]), 2);
+    assert_eq!((counts(&["--since", "1h"]), counts(&["--until", "1h"])), (6, 0));
+    let (code, _, stderr) = stage.run(&["replay", "start", "billing", "--key", "o-9", "--reason", "why", "--yes"]);
+    assert_eq!((code, stderr.as_str()), (0, "no message of the log is meant, nothing was begun\n"));
+}
+
+/// The feeder is killed again and again, wherever it is; each time another goes on.
+pub(crate) async fn a_killed_feeder_loses_and_repeats_nothing(
+    stage: &impl Stage,
+    inbox: &impl Inbox,
+    desk: &impl Operate,
+) {
+    const COUNT: usize = 60;
+    hears(inbox).await;
+    emit(stage, COUNT);
+    let mut handled = Handled::default();
+    let args = ["replay", "start", "billing", "--rate", "40", "--reason", "wrong", "--yes"];
+    let mut feeder = stage.spawn(&args);
+    for kill in 1..=4 {
+        let fed = u64::try_from(kill * 10).expect("a small number");
+        let comes_so_far = async |_: &Handled| {
+            let replays = desk.replays("billing").await.expect("the store answers");
+            replays.first().is_some_and(|replay| replay.fed >= fed)
+        };
+        work_until(inbox, &mut handled, "it is fed so far", comes_so_far).await;
+        feeder.kill().expect("it runs");
+        assert_eq!(ended(feeder).0, None, "a signal ended it");
+        feeder = stage.spawn(&["replay", "resume", "billing", "1"]);
+    }
+    work_until(inbox, &mut handled, "all are handled", async |handled| handled.len() >= COUNT).await;
+    let (code, stderr) = ended(feeder);
+    assert_eq!(code, Some(0), "{stderr}");
+    work(inbox, &mut handled).await;
+    handled.is_everything_once(COUNT);
+    let replay = replay(desk, 1).await;
+    assert_eq!((replay.fed, replay.done), (60, 60));
+}
+
+pub(crate) async fn a_stop_from_elsewhere_ends_the_feeder(stage: &impl Stage, inbox: &impl Inbox, desk: &impl Operate) {
+    const COUNT: usize = 30;
+    hears(inbox).await;
+    emit(stage, COUNT);
+    let feeder = stage.spawn(&["replay", "start", "billing", "--rate", "10", "--reason", "wrong", "--yes"]);
+    let mut handled = Handled::default();
+    let some = async |_: &Handled| {
+        desk.replays("billing").await.expect("the store answers").first().is_some_and(|replay| replay.fed >= 5)
+    };
+    work_until(inbox, &mut handled, "some is fed", some).await;
+    // Nobody works from here on, so that something is taken out.
+    let full = Instant::now() + SOON;
+    while replay(desk, 1).await.ready < 5 {
+        assert!(Instant::now() < full, "it is fed on");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let stopped = object(stage, &["replay", "stop", "billing", "1", "--json"]);
+    assert_eq!((stopped["state"].as_str(), stopped["waiting"].as_u64()), (Some("stopped"), Some(0)));
+    let (code, stderr) = ended(feeder);
+    assert_eq!(code, Some(130), "{stderr}");
+    assert!(stderr.contains("stopped by a person") && stderr.contains("`relevo replay resume billing 1`"), "{stderr}");
+    let (code, _, stderr) = stage.run(&["replay", "stop", "billing", "1"]);
+    assert_eq!((code, stderr.as_str()), (0, "replay 1 of consumer `billing` is stopped already\n"));
+    let feeder = stage.spawn(&["replay", "resume", "billing", "1", "--rate", "1000"]);
+    work_until(inbox, &mut handled, "all are handled", async |handled| handled.len() >= COUNT).await;
+    assert_eq!(ended(feeder).0, Some(0));
+    handled.is_everything_once(COUNT);
+}
+
+pub(crate) async fn dead_letters_stop_it(stage: &impl Stage, inbox: &impl Inbox) {
+    hears(inbox).await;
+    emit(stage, 20);
+    let args = ["replay", "start", "billing", "--rate", "5", "--stop-after-dead", "3", "--reason", "wrong", "--yes"];
+    let mut feeder = stage.spawn(&args);
+    let end = Instant::now() + SOON;
+    while feeder.try_wait().expect("it runs").is_none() {
+        assert!(Instant::now() < end, "it stops by itself");
+        bury(inbox).await;
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let (code, stderr) = ended(feeder);
+    assert_eq!(code, Some(3), "{stderr}");
+    assert!(stderr.contains("hint: see them with `relevo consumers dead list"), "{stderr}");
+    let feeder = stage.spawn(&["replay", "resume", "billing", "1", "--rate", "1000", "--stop-after-dead", "1"]);
+    let mut handled = Handled::default();
+    work_until(inbox, &mut handled, "the rest is handled", async |handled| handled.len() >= 15).await;
+    assert_eq!(ended(feeder).0, Some(0), "dead letters of before do not count again");
+}
