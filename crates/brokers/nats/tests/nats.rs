@@ -26,6 +26,8 @@ mod harness;
 mod lanes;
 #[path = "nats/publish.rs"]
 mod publish;
+#[path = "nats/replay.rs"]
+mod replay;
 #[path = "nats/settings.rs"]
 mod settings;
 #[path = "nats/settling.rs"]

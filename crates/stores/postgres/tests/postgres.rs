@@ -42,6 +42,8 @@ mod relay_failures;
 mod relay_faults;
 #[path = "postgres/relay_leases.rs"]
 mod relay_leases;
+#[path = "postgres/replay.rs"]
+mod replay;
 #[path = "postgres/rules_a.rs"]
 mod rules_a;
 #[path = "postgres/rules_a_sequence.rs"]
