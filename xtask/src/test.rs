@@ -11,7 +11,7 @@ use crate::tally::Tally;
 use crate::{cargo, install, services};
 
 /// The packages whose tests need no server.
-const QUICK: [&str; 10] = [
+const QUICK: [&str; 9] = [
     "relevo-core",
     "relevo-store-memory",
     "relevo-store-sqlite",
@@ -20,7 +20,6 @@ const QUICK: [&str; 10] = [
     "relevo-relay",
     "relevo-admin",
     "relevo-sim",
-    "relevo-torture",
     "xtask",
 ];
 

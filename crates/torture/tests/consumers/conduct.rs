@@ -1,0 +1,126 @@
+//! What members of these cases do beside their work.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+use async_trait::async_trait;
+use relevo_inbox::{Handled, Verdict};
+use relevo_torture::ledger::{Conduct, Point, Reached};
+use tokio::sync::watch;
+
+/// A message at a point, for as long as one likes.
+#[derive(Clone, Debug)]
+pub(crate) struct Moment {
+    pub(crate) point: Point,
+    pub(crate) change: i64,
+    /// Where a handler has it.
+    pub(crate) attempt: u32,
+    pub(crate) lane: String,
+}
+
+/// A member that does this at every point.
+pub(crate) fn does<F, A>(act: F) -> Arc<dyn Conduct>
+where
+    F: Fn(Moment) -> A + Send + Sync + 'static,
+    A: Future<Output = Handled> + Send + 'static,
+{
+    Arc::new(Does(act))
+}
+
+struct Does<F>(F);
+
+#[async_trait]
+impl<F, A> Conduct for Does<F>
+where
+    F: Fn(Moment) -> A + Send + Sync,
+    A: Future<Output = Handled> + Send,
+{
+    async fn at(&self, reached: Reached<'_>) -> Handled {
+        let Reached { point, change, incoming } = reached;
+        let attempt = incoming.map_or(0, relevo_inbox::Incoming::attempt);
+        let lane = incoming.map(|incoming| incoming.lane().name().to_owned()).unwrap_or_default();
+        (self.0)(Moment { point, change, attempt, lane }).await
+    }
+}
+
+/// Something that has not happened yet, and that everybody can wait for.
+#[derive(Clone, Debug)]
+pub(crate) struct Event(watch::Sender<bool>);
+
+impl Event {
+    pub(crate) fn new() -> Self {
+        Self(watch::Sender::new(false))
+    }
+
+    pub(crate) fn happen(&self) {
+        self.0.send_replace(true);
+    }
+
+    pub(crate) async fn wait(&self) {
+        self.0.subscribe().wait_for(|happened| *happened).await.expect("this holds the sender");
+    }
+}
+
+/// What happened, in order.
+#[derive(Clone, Debug)]
+pub(crate) struct Log<T>(Arc<Mutex<Vec<T>>>);
+
+impl<T: Clone> Log<T> {
+    pub(crate) fn new() -> Self {
+        Self(Arc::default())
+    }
+
+    pub(crate) fn note(&self, what: T) {
+        self.0.lock().expect("no holder panics").push(what);
+    }
+
+    pub(crate) fn all(&self) -> Vec<T> {
+        self.0.lock().expect("no holder panics").clone()
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.0.lock().expect("no holder panics").len()
+    }
+}
+
+/// Sees to it that no lane is handled by two members at once.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Guard {
+    handling: Arc<Mutex<BTreeMap<String, (&'static str, usize)>>>,
+    broken: Arc<Mutex<Vec<String>>>,
+}
+
+impl Guard {
+    /// The handler of a member begins, and ends when the value is dropped.
+    pub(crate) fn enter(&self, member: &'static str, lane: &str) -> Inside {
+        let mut handling = self.handling.lock().expect("no holder panics");
+        let (owner, count) = handling.entry(lane.to_owned()).or_insert((member, 0));
+        if *count > 0 && *owner != member {
+            let told = format!("{member} handles lane {lane} while {owner} does");
+            self.broken.lock().expect("no holder panics").push(told);
+        }
+        (*owner, *count) = (member, *count + 1);
+        Inside { guard: self.clone(), lane: lane.to_owned() }
+    }
+
+    pub(crate) fn broken(&self) -> Vec<String> {
+        self.broken.lock().expect("no holder panics").clone()
+    }
+}
+
+/// A handler that runs.
+pub(crate) struct Inside {
+    guard: Guard,
+    lane: String,
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        if let Some((_, count)) = self.guard.handling.lock().expect("no holder panics").get_mut(&self.lane) {
+            *count -= 1;
+        }
+    }
+}
+
+/// What every handler says that has no trouble.
+pub(crate) const DONE: Handled = Ok(Verdict::Done);

@@ -1,0 +1,51 @@
+//! Copies of dead letters at a broker.
+
+use relevo_core::Answer;
+use relevo_inbox::{DeadLetterTo, Trouble};
+use relevo_torture::ledger::{Feed, Member, Point};
+
+use crate::conduct::{DONE, does};
+use crate::on::{By, On, Shape};
+use crate::stage::{Stage, start};
+
+/// A file, an exchange with its queue, or a stream of their own.
+fn letters_spec(stage: &Stage) -> String {
+    let spec = stage.backing.broker(stage.on, &stage.consumer);
+    match stage.on.broker {
+        By::Embedded => format!("embedded:{}", stage.backing.scratch.file("letters.db").display()),
+        By::RabbitMq => format!("{}#notifications.dlq?exchange=letters", spec.rsplit_once('#').unwrap().0),
+        By::Nats => format!("{spec}-letters"),
+    }
+}
+
+pub(crate) async fn a_dead_letter_is_copied_to_a_queue_of_the_broker(on: On) {
+    let stage = Stage::set(on, Shape::Unordered).await;
+    let letters = Feed::new(&letters_spec(&stage), &format!("{}-letters", stage.consumer), None, false).unwrap();
+    letters.declare().await.unwrap();
+    let poisoned = does(|moment| async move {
+        if moment.point == Point::During && moment.change == 2 {
+            return Err(Trouble::poison("no such\naddress").with_class("address"));
+        }
+        DONE
+    });
+    let mut member = Member { conduct: poisoned, ..stage.member("one") };
+    let broker = letters.publisher().await.unwrap();
+    member.config.dead_letter_to = Some(DeadLetterTo { broker, address: letters.address().into() });
+    let running = start(member).await;
+    stage.send(6, 6).await;
+    stage.until_rows(5).await;
+    let reader = letters.consumer("reader").await.unwrap();
+    let copies = reader.receive(10).await.unwrap();
+    assert_eq!(copies.len(), 1);
+    let copy = copies[0].raw.decode().unwrap().message;
+    let original = &stage.sent()[1];
+    let header = |name: &str| copy.headers.get(name).map(String::as_str);
+    assert_eq!(header("dead-letter-id"), Some(original.id.to_string().as_str()));
+    assert_eq!((header("dead-letter-class"), header("dead-letter-attempts")), (Some("address"), Some("1")));
+    assert_eq!((header("x-own"), &*copy.key), (Some("its own"), original.key.as_str()));
+    let dead = stage.dead().await;
+    assert_eq!(copy.payload, dead[0].arrival.raw.payload);
+    reader.settle(&[(copies[0].tag, Answer::Acknowledge)]).await.unwrap();
+    reader.close().await.unwrap();
+    stage.finish([running], &[2]).await;
+}

@@ -1,0 +1,176 @@
+//! What a case runs on: a store and a broker, and what of them is the case's own.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use relevo_testkit::nats::{self, NatsVersion};
+use relevo_testkit::postgres::{self, Database, PgVersion};
+use relevo_testkit::proxy::CutProxy;
+use relevo_testkit::rabbitmq::{self, Vhost};
+use relevo_torture::ledger::{Feed, Store, prepare};
+use uuid::Uuid;
+
+/// Which store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kept {
+    Postgres,
+    Sqlite,
+}
+
+/// Which broker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum By {
+    Embedded,
+    RabbitMq,
+    Nats,
+}
+
+/// Which of each.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct On {
+    pub(crate) store: Kept,
+    pub(crate) broker: By,
+}
+
+/// Whether the consumer keeps order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Shape {
+    Ordered,
+    Unordered,
+}
+
+pub(crate) const LANES: u16 = 4;
+/// RabbitMQ's ladder, where it is climbed.
+pub(crate) const RUNG: Duration = Duration::from_millis(100);
+
+/// A directory of the case's own.
+pub(crate) struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new() -> Self {
+        let path = std::env::temp_dir().join(format!("relevo-consumers-{}", Uuid::new_v4().simple()));
+        std::fs::create_dir(&path).expect("a directory");
+        Self(path)
+    }
+
+    pub(crate) fn file(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        // What is left behind harms nobody, and a panic in drop would hide the case's own.
+        std::fs::remove_dir_all(&self.0).ok();
+    }
+}
+
+/// What must live as long as a case.
+pub(crate) struct Backing {
+    pub(crate) scratch: Scratch,
+    pub(crate) database: Option<Database>,
+    vhost: Option<Vhost>,
+    pub(crate) rabbitmq: Option<rabbitmq::Private>,
+    pub(crate) nats: Option<nats::Private>,
+}
+
+impl Backing {
+    /// On servers that all cases share.
+    pub(crate) async fn shared(on: On) -> Self {
+        let database = async {
+            match on.store {
+                Kept::Postgres => Some(postgres::Server::shared(PgVersion::V15).database().await),
+                Kept::Sqlite => None,
+            }
+        };
+        let vhost = async {
+            match on.broker {
+                By::RabbitMq => Some(rabbitmq::Server::shared().vhost().await),
+                By::Embedded | By::Nats => None,
+            }
+        };
+        let (database, vhost) = tokio::join!(database, vhost);
+        Self { scratch: Scratch::new(), database, vhost, rabbitmq: None, nats: None }
+    }
+
+    /// The same with a broker that the case may kill.
+    pub(crate) async fn private(on: On) -> Self {
+        let mut backing = Self::shared(On { broker: By::Embedded, ..on }).await;
+        match on.broker {
+            By::Embedded => {}
+            By::RabbitMq => backing.rabbitmq = Some(rabbitmq::Private::start().await),
+            By::Nats => {
+                backing.nats = Some(nats::Private::start(NatsVersion::V2_15, nats::Settings::new()).await);
+            }
+        }
+        backing
+    }
+
+    pub(crate) async fn store(&self) -> Store {
+        let store: Store = self.store_url().parse().expect("a URL");
+        prepare(&store).await.expect("a new database");
+        store
+    }
+
+    pub(crate) fn store_url(&self) -> String {
+        match &self.database {
+            Some(database) => database.url(),
+            None => format!("sqlite:{}", self.scratch.file("store.db").display()),
+        }
+    }
+
+    /// Where the broker is, for one group.
+    pub(crate) fn broker(&self, on: On, group: &str) -> String {
+        let rung = RUNG.as_millis();
+        match on.broker {
+            By::Embedded => format!("embedded:{}", self.scratch.file("broker.db").display()),
+            By::RabbitMq => {
+                let shared = self.vhost.as_ref().map(Vhost::amqp_url);
+                let url = shared.or_else(|| self.rabbitmq.as_ref().map(rabbitmq::Private::amqp_url));
+                format!("{}#{group}?retry_ms={rung}", url.expect("there is a server"))
+            }
+            By::Nats => {
+                let private = self.nats.as_ref().map(nats::Private::url);
+                let url = private.unwrap_or_else(|| nats::Server::shared(NatsVersion::V2_15).url().to_owned());
+                // Each case's streams must have names of their own, and so must the groups that read them.
+                format!("{url}#{}", self.stream())
+            }
+        }
+    }
+
+    fn stream(&self) -> String {
+        let name = self.scratch.0.file_name().and_then(|name| name.to_str()).expect("a name of ours");
+        name.replace("relevo-consumers-", "S")
+    }
+}
+
+/// The group's feed, made at the broker.
+pub(crate) async fn feed(spec: &str, on: On, shape: Shape, group: &str) -> Feed {
+    // A queue that several share has no lanes; elsewhere lanes are what is shared.
+    let lanes = (shape == Shape::Ordered || on.broker != By::RabbitMq).then_some(LANES);
+    let feed = Feed::new(spec, group, lanes, shape == Shape::Ordered).expect("a spec");
+    feed.declare().await.expect("a broker that takes it");
+    feed
+}
+
+/// The host and port in a URL.
+pub(crate) fn authority(url: &str) -> SocketAddr {
+    let rest = url.split("://").nth(1).expect("a URL");
+    let authority = rest.split(['/', '#', '?']).next().expect("a host");
+    let host = authority.rsplit('@').next().expect("a host");
+    host.parse().unwrap_or_else(|_| panic!("no address in `{url}`"))
+}
+
+/// A proxy before whatever a URL names, and the URL that leads through it.
+pub(crate) async fn behind_proxy(url: &str) -> (CutProxy, String) {
+    let server = authority(url);
+    let proxy = CutProxy::start(server).await;
+    let through = url.replacen(&server.to_string(), &proxy.addr().to_string(), 1);
+    (proxy, through)
+}
+
+/// The file that an embedded broker's spec, or a SQLite store's URL, names.
+pub(crate) fn file_of(url: &str) -> Option<&Path> {
+    url.strip_prefix("embedded:").or_else(|| url.strip_prefix("sqlite:")).map(Path::new)
+}

@@ -1,0 +1,73 @@
+//! Messages that can never be handled, or not yet.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use relevo_core::AfterDead;
+use relevo_core::inbox::operate::{DeadFilter, Mark};
+use relevo_inbox::Trouble;
+use relevo_torture::ledger::{Conduct, Member, Point, Steady};
+
+use crate::conduct::{DONE, does};
+use crate::on::{On, Shape};
+use crate::stage::{Stage, start, until};
+
+/// No text, no JSON.
+const BYTES: &[u8] = &[0, 0xff, b'{', 0xc3, 0x28, 10, 13, 0];
+
+pub(crate) async fn poison_in_the_middle_of_a_batch_is_a_dead_letter_and_the_others_are_applied_once(on: On) {
+    let stage = Stage::set(on, Shape::Ordered).await;
+    let mut batch: Vec<_> = (0..30).map(|number| stage.message(&format!("k{}", number % 3))).collect();
+    batch[13].0.payload = BYTES.into();
+    stage.publish(batch).await;
+    let mut member = Member { conduct: Arc::new(Steady), ..stage.member("one") };
+    member.config.batch_max = 16;
+    member.config.after_dead = AfterDead::Continue;
+    let member = start(member).await;
+    stage.until_rows(29).await;
+    until("it is buried", async || member.stats().dead() == 1).await;
+    assert!(member.stats().batches_undone() > 0, "it was in a batch");
+    member.stop().await.unwrap();
+    let dead = stage.dead().await;
+    let raw = &dead[0].arrival.raw;
+    assert_eq!((&*raw.payload, dead[0].class.as_str()), (BYTES, "undecodable"));
+    assert!(raw.headers.contains(&("x-own".to_owned(), "its own".into())), "{:?}", raw.headers);
+    stage.judge(&[14]).await;
+}
+
+/// Everything of one change is poison until it is healed.
+fn poisoned(change: i64, healed: &Arc<AtomicBool>) -> Arc<dyn Conduct> {
+    let healed = Arc::clone(healed);
+    does(move |moment| {
+        let ill = moment.point == Point::During && moment.change == change && !healed.load(Ordering::SeqCst);
+        async move { if ill { Err(Trouble::poison("it is poison")) } else { DONE } }
+    })
+}
+
+pub(crate) async fn two_redrives_at_once_have_one_effect_and_the_key_keeps_its_order(on: On) {
+    let stage = Stage::set(on, Shape::Ordered).await;
+    let healed = Arc::new(AtomicBool::new(false));
+    // Changes 4, 7 and 10 are of the same key as the first, and wait behind it.
+    stage.send(12, 3).await;
+    let (one, two) = tokio::join!(stage.start("one", poisoned(1, &healed)), stage.start("two", poisoned(1, &healed)));
+    stage.until_rows(8).await;
+    let behind = async || one.stats().behind() + two.stats().behind() == 3;
+    until("its successors wait behind it", behind).await;
+    let waiting = stage.operator().await.consumer(&stage.consumer, 10).await.unwrap().unwrap().consumer;
+    assert_eq!((waiting.waiting, waiting.dead), (3, 1));
+    healed.store(true, Ordering::SeqCst);
+    let filter = DeadFilter { consumer: Some(stage.consumer.clone()), ..DeadFilter::default() };
+    let mark = |by: &str| Mark {
+        filter: filter.clone(),
+        dry_run: false,
+        rate: None,
+        by: by.to_owned(),
+        note: "healed".to_owned(),
+    };
+    let (first, second) = (stage.operator().await, stage.operator().await);
+    let marks = [mark("one"), mark("other")];
+    let (first, second) = tokio::join!(first.redrive(&marks[0]), second.redrive(&marks[1]));
+    assert_eq!(first.unwrap() + second.unwrap(), 1, "whoever was quicker");
+    stage.until_all().await;
+    stage.finish([one, two], &[]).await;
+}

@@ -1,0 +1,93 @@
+//! A member as a process, and what is done to it.
+
+use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};
+use tokio::process::{Child, ChildStdin, ChildStdout, Command};
+use tokio::time::timeout;
+
+use crate::stage::until;
+
+const SOON: Duration = Duration::from_secs(40);
+
+/// Ends with the value.
+pub(crate) struct Process {
+    child: Child,
+    said: Lines<BufReader<ChildStdout>>,
+    stdin: Option<ChildStdin>,
+}
+
+impl Process {
+    /// Starts one; returns when it runs.
+    pub(crate) async fn start(arguments: &[&str]) -> Self {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_ledger"))
+            .args(arguments)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .kill_on_drop(true)
+            .spawn()
+            .expect("the binary runs");
+        let said = BufReader::new(child.stdout.take().expect("it is piped")).lines();
+        let stdin = child.stdin.take();
+        let mut process = Self { child, said, stdin };
+        process.until_says("ready").await;
+        process
+    }
+
+    /// Waits until it says this.
+    pub(crate) async fn until_says(&mut self, line: &str) {
+        let said = async {
+            while let Some(said) = self.said.next_line().await.expect("its output") {
+                if said == line {
+                    return;
+                }
+            }
+            panic!("it ended before it said `{line}`");
+        };
+        timeout(SOON, said).await.unwrap_or_else(|_| panic!("it did not say `{line}`"));
+    }
+
+    /// Lets a message go on that stays somewhere.
+    pub(crate) async fn go_on(&mut self) {
+        self.stdin.as_mut().expect("it is piped").write_all(b"\n").await.expect("it listens");
+    }
+
+    /// Waits until it has ended by itself.
+    pub(crate) async fn ended(&mut self) -> ExitStatus {
+        timeout(SOON, self.child.wait()).await.expect("it ends").expect("a child")
+    }
+
+    /// Ends it without warning.
+    pub(crate) async fn kill9(&mut self) {
+        self.child.kill().await.expect("a child");
+    }
+
+    /// Stops it in the middle of whatever it does; returns when it stands still.
+    pub(crate) async fn freeze(&self) {
+        self.signal(Signal::STOP);
+        let stat = format!("/proc/{}/stat", self.child.id().expect("it runs"));
+        // Its name, in brackets, stands before its state.
+        let stands = || std::fs::read_to_string(&stat).is_ok_and(|stat| stat.contains(") T "));
+        until("it stands still", async || stands()).await;
+    }
+
+    /// Lets it go on.
+    pub(crate) fn thaw(&self) {
+        self.signal(Signal::CONT);
+    }
+
+    /// Asks it to stop, and waits until it has, in good order.
+    pub(crate) async fn leave(&mut self) {
+        self.signal(Signal::TERM);
+        let status = self.ended().await;
+        assert!(status.success(), "it left with {status}");
+    }
+
+    fn signal(&self, signal: Signal) {
+        let id = self.child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
+        kill_process(id.expect("it runs"), signal).expect("a child");
+    }
+}

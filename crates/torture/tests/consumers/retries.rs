@@ -1,0 +1,87 @@
+//! Durable retries, whose count survives the process.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use relevo_core::AfterDead;
+use relevo_core::inbox::retries::Retries;
+use relevo_core::retry::{Backoff, Policy};
+use relevo_inbox::{Durable, Trouble};
+use relevo_torture::ledger::{Conduct, Member, Point};
+
+use crate::conduct::{DONE, Log, does};
+use crate::on::{On, Shape};
+use crate::stage::{Stage, start, until};
+
+const ILL: i64 = 3;
+const ATTEMPTS: u32 = 4;
+
+/// One change fails whenever it is tried, and its attempts are noted. From the `hangs_at`-th on it does not even fail: it is
+/// in the middle of something when its process ends.
+fn failing(attempts: &Log<u32>, hangs_at: u32) -> Arc<dyn Conduct> {
+    let attempts = attempts.clone();
+    does(move |moment| {
+        let ill = moment.point == Point::During && moment.change == ILL;
+        if ill {
+            attempts.note(moment.attempt);
+        }
+        async move {
+            if ill && moment.attempt >= hangs_at {
+                std::future::pending::<()>().await;
+            }
+            if ill { Err(Trouble::retry("it fails")) } else { DONE }
+        }
+    })
+}
+
+fn retried(mut member: Member, durable: Durable) -> Member {
+    let policy = Policy {
+        base: Duration::from_millis(100),
+        backoff: Backoff::Exponential { factor: 2 },
+        ceiling: Duration::from_millis(200),
+        jitter_percent: 0,
+        attempts_max: ATTEMPTS,
+    };
+    member.config.retries = Retries { memory: Vec::new(), durable: policy };
+    member.config.durable = durable;
+    member.config.after_dead = AfterDead::Continue;
+    member
+}
+
+async fn buried_after_all_attempts(stage: &Stage, attempts: &Log<u32>) {
+    until("it is a dead letter", async || stage.dead().await.len() == 1).await;
+    let mut noted = attempts.all();
+    noted.dedup();
+    assert_eq!(noted, [1, 2, 3, 4], "{:?}", attempts.all());
+    assert_eq!(stage.dead().await[0].attempts, ATTEMPTS);
+    stage.until_rows(stage.count() - 1).await;
+}
+
+pub(crate) async fn attempts_of_the_retry_table_survive_their_process(on: On) {
+    let stage = Stage::set(on, Shape::Ordered).await;
+    let attempts = Log::new();
+    stage.send(12, 4).await;
+    let one = Member { conduct: failing(&attempts, 3), ..stage.member("one") };
+    let one = start(retried(one, Durable::Table)).await;
+    until("two tries failed", async || one.stats().failed() == 2).await;
+    // Without a word, as a process that is killed.
+    drop(one);
+    let two = Member { conduct: failing(&attempts, u32::MAX), ..stage.member("two") };
+    let two = start(retried(two, Durable::Table)).await;
+    buried_after_all_attempts(&stage, &attempts).await;
+    stage.finish([two], &[ILL]).await;
+}
+
+pub(crate) async fn attempts_of_the_broker_survive_their_process(on: On) {
+    let stage = Stage::set(on, Shape::Unordered).await;
+    let attempts = Log::new();
+    stage.send(12, 4).await;
+    let one = Member { conduct: failing(&attempts, u32::MAX), ..stage.member("one") };
+    let one = start(retried(one, Durable::Broker)).await;
+    until("two tries failed", async || one.stats().failed() >= 2).await;
+    one.stop().await.unwrap();
+    let two = Member { conduct: failing(&attempts, u32::MAX), ..stage.member("two") };
+    let two = start(retried(two, Durable::Broker)).await;
+    buried_after_all_attempts(&stage, &attempts).await;
+    stage.finish([two], &[ILL]).await;
+}

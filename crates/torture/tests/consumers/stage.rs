@@ -1,0 +1,249 @@
+//! A store, a broker, a consumer's group, what was published, and what must have become of it in the end.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::Duration;
+
+use jiff::Timestamp;
+use relevo_core::broker::{Publication, Reports};
+use relevo_core::inbox::operate::{DeadFilter, DeadLetter, Fate, Operate};
+use relevo_core::message::Headers;
+use relevo_core::{Broker, Message, MessageId};
+use relevo_torture::ledger::{Conduct, Feed, Member, Row, Running, Store};
+use tokio::time::{Instant, sleep};
+use uuid::Uuid;
+
+use crate::on::{self, Backing, On, Shape};
+use crate::process::Process;
+
+/// How long a member counts as alive: short, for cases wait until it ends.
+pub(crate) const BEAT_LASTS: Duration = Duration::from_millis(800);
+/// Nothing takes longer, on a busy machine either.
+const SOON: Duration = Duration::from_secs(40);
+
+/// Waits until something is so.
+pub(crate) async fn until(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
+    let end = Instant::now() + SOON;
+    while !is_so().await {
+        assert!(Instant::now() < end, "in vain: {what}");
+        sleep(Duration::from_millis(25)).await;
+    }
+}
+
+/// A message that was published.
+#[derive(Clone, Debug)]
+pub(crate) struct Sent {
+    pub(crate) id: MessageId,
+    pub(crate) key: String,
+    pub(crate) change: i64,
+}
+
+/// Everything that outlives a member.
+pub(crate) struct Stage {
+    pub(crate) on: On,
+    pub(crate) shape: Shape,
+    pub(crate) backing: Backing,
+    pub(crate) store: Store,
+    pub(crate) feed: Feed,
+    pub(crate) consumer: String,
+    publisher: Arc<dyn Broker>,
+    sent: Mutex<Vec<Sent>>,
+    next: AtomicI64,
+}
+
+impl Stage {
+    /// On shared servers.
+    pub(crate) async fn set(on: On, shape: Shape) -> Self {
+        Self::with(Backing::shared(on).await, on, shape).await
+    }
+
+    pub(crate) async fn with(backing: Backing, on: On, shape: Shape) -> Self {
+        let consumer = format!("ledger-{}", &Uuid::new_v4().simple().to_string()[..8]);
+        let store = backing.store().await;
+        let feed = on::feed(&backing.broker(on, &consumer), on, shape, &consumer).await;
+        let publisher = feed.publisher().await.expect("a publisher");
+        let (sent, next) = (Mutex::default(), AtomicI64::new(0));
+        Self { on, shape, backing, store, feed, consumer, publisher, sent, next }
+    }
+
+    /// A second group that gets every message too, for the same consumer.
+    pub(crate) async fn second_feed(&self) -> Feed {
+        let group = format!("{}-two", self.consumer);
+        on::feed(&self.backing.broker(self.on, &group), self.on, self.shape, &group).await
+    }
+
+    /// A message of this key, with the next number as its change.
+    pub(crate) fn message(&self, key: &str) -> (Message, i64) {
+        let change = self.next.fetch_add(1, Ordering::Relaxed) + 1;
+        let message = Message {
+            id: MessageId::from_uuid(Uuid::now_v7()),
+            kind: "Changed".into(),
+            key: key.into(),
+            topic: "orders".into(),
+            payload: format!("{{\"change\": {change}, \"text\": \"ñ\"}}").into(),
+            content_type: "application/json".into(),
+            headers: Headers::from([("x-own".to_owned(), "its own".to_owned())]),
+            created_at: Timestamp::now(),
+        };
+        (message, change)
+    }
+
+    /// Publishes so many messages, of keys in turn; says the last change.
+    pub(crate) async fn send(&self, messages: usize, keys: usize) -> i64 {
+        let mut batch = Vec::new();
+        for number in 0..messages {
+            batch.push(self.message(&format!("k{}", number % keys)));
+        }
+        self.publish(batch).await
+    }
+
+    /// Publishes messages; those of one key in their order.
+    pub(crate) async fn publish(&self, batch: Vec<(Message, i64)>) -> i64 {
+        let last = batch.last().map_or(0, |(_, change)| *change);
+        let mut publications = Vec::new();
+        for (message, change) in batch {
+            let (id, key) = (message.id, message.key.to_string());
+            self.sent.lock().expect("no holder panics").push(Sent { id, key, change });
+            publications.push(Publication {
+                message: Arc::new(message),
+                address: self.feed.address().into(),
+                headers: Arc::default(),
+                seq: change,
+                epoch: 1,
+            });
+        }
+        until("the broker takes what is published", async || {
+            let reports = Reports::default();
+            self.publisher.publish(&publications, &reports.confirms(0)).await;
+            let outcomes = reports.take();
+            let confirmed = outcomes.iter().filter(|(_, _, outcome)| outcome.is_ok()).count();
+            // Sent again, a part of it could come behind what follows it.
+            assert!(confirmed == 0 || confirmed == publications.len(), "{outcomes:?}");
+            confirmed > 0
+        })
+        .await;
+        last
+    }
+
+    /// A member in this process, not yet started.
+    pub(crate) fn member(&self, name: &str) -> Member {
+        Member::new(self.store.clone(), self.feed.clone(), &self.consumer, name, BEAT_LASTS)
+    }
+
+    /// One that runs, with a conduct.
+    pub(crate) async fn start(&self, name: &str, conduct: Arc<dyn Conduct>) -> Running {
+        start(Member { conduct, ..self.member(name) }).await
+    }
+
+    /// A member as a process of its own.
+    pub(crate) async fn process(&self, name: &str, more: &[&str]) -> Process {
+        let beat_lasts = BEAT_LASTS.as_millis().to_string();
+        let broker = self.backing.broker(self.on, &self.consumer);
+        let order = if self.shape == Shape::Ordered { "key" } else { "none" };
+        let store = self.backing.store_url();
+        let lanes = self.feed.lanes.map(|lanes| lanes.to_string());
+        let mut arguments =
+            vec!["--store", &store, "--broker", &broker, "--consumer", &self.consumer, "--member", name];
+        arguments.extend(["--order", order, "--beat-lasts-ms", &beat_lasts]);
+        arguments.extend(lanes.iter().flat_map(|lanes| ["--lanes", lanes]));
+        arguments.extend(more);
+        Process::start(&arguments).await
+    }
+
+    pub(crate) async fn rows(&self) -> Vec<Row> {
+        self.store.rows(&self.consumer).await.expect("a ledger")
+    }
+
+    /// Waits until the ledger has so many rows.
+    pub(crate) async fn until_rows(&self, count: usize) {
+        let mut seen = 0;
+        let end = Instant::now() + SOON;
+        loop {
+            seen = self.rows().await.len().max(seen);
+            if seen >= count {
+                return;
+            }
+            assert!(Instant::now() < end, "in vain: {count} rows, of which {seen} are there");
+            sleep(Duration::from_millis(25)).await;
+        }
+    }
+
+    /// Waits until every message that was published has a row.
+    pub(crate) async fn until_all(&self) {
+        self.until_rows(self.count()).await;
+    }
+
+    /// How many messages were published.
+    pub(crate) fn count(&self) -> usize {
+        self.sent().len()
+    }
+
+    pub(crate) fn sent(&self) -> Vec<Sent> {
+        self.sent.lock().expect("no holder panics").clone()
+    }
+
+    pub(crate) async fn operator(&self) -> Box<dyn Operate> {
+        self.store.operator().await.expect("a prepared store")
+    }
+
+    /// Dead letters that wait for a person.
+    pub(crate) async fn dead(&self) -> Vec<DeadLetter> {
+        let filter =
+            DeadFilter { consumer: Some(self.consumer.clone()), fate: Some(Fate::Pending), ..DeadFilter::default() };
+        self.operator().await.dead(&filter, 1_000).await.expect("a prepared store")
+    }
+
+    /// The end of a case: its last members stop once the broker has nothing left for them, and everything is judged.
+    pub(crate) async fn finish<const N: usize>(&self, members: [Running; N], dead: &[i64]) {
+        self.until_empty().await;
+        for member in members {
+            member.stop().await.expect("it stops in good order");
+        }
+        self.judge(dead).await;
+    }
+
+    /// Waits until the broker has nothing left.
+    pub(crate) async fn until_empty(&self) {
+        until("the broker's queues are empty", async || self.feed.left().await.is_ok_and(|left| left == 0)).await;
+    }
+
+    /// What must be so when every member is gone: each message that was published has one effect, but for those that are
+    /// dead letters; each key's are in order if order was asked for; nothing waits anywhere.
+    pub(crate) async fn judge(&self, dead: &[i64]) {
+        self.until_empty().await;
+        let shown = self.operator().await.consumer(&self.consumer, 10).await.expect("a store").expect("the consumer");
+        assert_eq!(shown.consumer.waiting, 0, "nothing waits in the retry table: {:?}", shown.queues);
+        let buried: BTreeSet<MessageId> = self.dead().await.iter().map(|letter| letter.arrival.entry.id).collect();
+        let expected: BTreeSet<MessageId> =
+            self.sent().iter().filter(|sent| dead.contains(&sent.change)).map(|sent| sent.id).collect();
+        assert_eq!(buried, expected, "these are dead letters and no others");
+        let rows = self.rows().await;
+        let mut effects: BTreeMap<&str, usize> = BTreeMap::new();
+        for row in &rows {
+            *effects.entry(&row.message_id).or_default() += 1;
+        }
+        for Sent { id, key, change } in self.sent() {
+            let count = effects.remove(id.to_string().as_str()).unwrap_or_default();
+            assert_eq!(count, usize::from(!dead.contains(&change)), "effects of change {change} of {key}: {rows:?}");
+        }
+        assert!(effects.is_empty(), "effects of what was never published: {effects:?}");
+        if self.shape == Shape::Ordered {
+            self.judge_order(&rows);
+        }
+    }
+
+    fn judge_order(&self, rows: &[Row]) {
+        let mut last: BTreeMap<&str, i64> = BTreeMap::new();
+        for row in rows {
+            let before = last.insert(&row.message_key, row.change).unwrap_or_default();
+            assert!(before < row.change, "change {} of {} after change {before}", row.change, row.message_key);
+        }
+    }
+}
+
+/// Starts a member.
+pub(crate) async fn start(member: Member) -> Running {
+    member.start().await.unwrap_or_else(|error| panic!("{error:#}"))
+}
