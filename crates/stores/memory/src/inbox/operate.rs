@@ -97,17 +97,24 @@ impl Operate for Operator {
     }
 
     async fn feed(&self, consumer: &str, number: u32, portion: Portion<'_>) -> Result<Fed, StoreError> {
-        let mut state = lock(&self.0);
-        let now = state.now();
-        let Some(desk) = state.desks.get_mut(consumer) else { return Ok(Fed::Ended) };
-        if !desk.runs(number, now) {
-            return Ok(Fed::Ended);
-        }
-        if !desk.stands_at(number, portion.from) {
-            return Ok(Fed::Moved);
-        }
-        desk.feed(number, portion, now);
-        Ok(Fed::Kept)
+        or_fail(&self.0, |state| {
+            let now = state.now();
+            let Some(desk) = state.desks.get(consumer) else { return Some(Fed::Ended) };
+            // One that is stopped here empties queues, which nobody may be appending to.
+            if desk.must_stop(number) && state.is_any_queue_locked(consumer) {
+                return None;
+            }
+            let desk = state.desks.get_mut(consumer)?;
+            if !desk.runs(number, now) {
+                return Some(Fed::Ended);
+            }
+            if !desk.stands_at(number, portion.from) {
+                return Some(Fed::Moved);
+            }
+            desk.feed(number, portion, now);
+            Some(Fed::Kept)
+        })
+        .await
     }
 
     async fn stop_replay(&self, consumer: &str, number: u32) -> Result<bool, StoreError> {
@@ -118,8 +125,7 @@ impl Operate for Operator {
             if !desk.and_then(|desk| desk.replays.get(&number)).is_some_and(running) {
                 return Some(false);
             }
-            let queues = desk.into_iter().flat_map(|desk| desk.queues.keys());
-            if queues.into_iter().any(|queue| state.is_queue_locked(consumer, queue)) {
+            if state.is_any_queue_locked(consumer) {
                 return None;
             }
             state.desks.get_mut(consumer)?.stop_replay(number, now);

@@ -103,4 +103,9 @@ impl State {
     pub(crate) fn is_queue_locked(&self, consumer: &str, queue: &ByteString) -> bool {
         self.pending(consumer).any(|pending| pending.queues.contains(queue))
     }
+
+    /// Whether an open transaction appends to any queue of this consumer, or takes from it.
+    pub(crate) fn is_any_queue_locked(&self, consumer: &str) -> bool {
+        self.pending(consumer).any(|pending| !pending.queues.is_empty())
+    }
 }

@@ -21,15 +21,17 @@ impl Desk {
 
     /// Whether a replay runs; one that made too many dead letters is stopped here.
     pub(crate) fn runs(&mut self, number: u32, now: Micros) -> bool {
-        let dead = self.count(number, &[Known::Dead]);
-        let Some(replay) = self.replays.get(&number).filter(|replay| replay.state == ReplayState::Running) else {
-            return false;
-        };
-        let stops = dead > 0 && dead >= replay.plan.dead_max;
-        if stops {
+        if self.must_stop(number) {
             self.stop_replay(number, now);
         }
-        !stops
+        self.replays.get(&number).is_some_and(|replay| replay.state == ReplayState::Running)
+    }
+
+    /// Whether a replay runs and made as many dead letters as its plan allows.
+    pub(crate) fn must_stop(&self, number: u32) -> bool {
+        let dead = self.count(number, &[Known::Dead]);
+        let running = self.replays.get(&number).filter(|replay| replay.state == ReplayState::Running);
+        running.is_some_and(|replay| dead > 0 && dead >= replay.plan.dead_max)
     }
 
     /// Whether a replay stands where this portion begins.
