@@ -10,17 +10,28 @@ use tokio::time::{Instant, timeout};
 use tracing::{debug, info, warn};
 
 use crate::breaker::Gate;
-use crate::lanes::LaneState;
+use crate::lanes::{LaneState, Lanes};
 use crate::runtime::{Pending, Runtime, RuntimeError};
 
 /// What a chore came to.
 pub(crate) enum Chored {
     /// Lanes were asked for.
     Took(Vec<Lane>, Result<Vec<Held>, StoreError>),
-    /// Lanes were given back.
-    Gave(Vec<(Lane, Held)>, Result<(), StoreError>),
+    /// Lanes were given back, those that were ours for all that was known with what was held.
+    Gave(Vec<(Lane, Option<Held>)>, Result<(), StoreError>),
     /// The broker was told to pause a lane, or to resume it.
     Paused(Lane, bool, Result<(), Failure>),
+}
+
+/// How long a call whose answer was lost may still happen.
+const DOUBTED_FOR: Duration = Duration::from_secs(30);
+
+/// A lane that was asked for, and nobody knows whether it is ours.
+#[derive(Clone, Copy)]
+pub(crate) struct Doubt {
+    /// When it is given back next, unless it is wanted.
+    next: Instant,
+    until: Instant,
 }
 
 impl<I: Inbox + 'static> Runtime<I>
@@ -64,9 +75,16 @@ where
         let mut leaving = Vec::new();
         for (lane, state) in &mut self.lanes.map {
             if gives_back_at(state, idle).is_some_and(|at| at <= now) {
-                leaving.extend(state.held.take().map(|held| (lane.clone(), held)));
+                leaving.push((lane.clone(), state.held.take()));
             }
         }
+        // One that the store gave us without our hearing of it would be missed by everybody else for as long as we live.
+        let doubted = self.doubted.iter_mut().filter(|(lane, doubt)| doubt.next <= now && is_unused(&self.lanes, lane));
+        for (lane, doubt) in doubted {
+            leaving.push((lane.clone(), None));
+            doubt.next = now + self.work.config.beat_lasts;
+        }
+        self.doubted.retain(|_, doubt| doubt.next <= doubt.until);
         if leaving.is_empty() {
             return None;
         }
@@ -112,7 +130,11 @@ where
                 self.chores_refused = 0;
                 self.took(&asked, taken, now);
             }
-            Chored::Took(_, Err(error)) => self.chore_failed(error, now)?,
+            Chored::Took(asked, Err(error)) => {
+                let doubt = Doubt { next: now + self.work.config.beat_lasts, until: now + DOUBTED_FOR };
+                self.doubted.extend(asked.into_iter().map(|lane| (lane, doubt)));
+                self.chore_failed(error, now)?;
+            }
             Chored::Gave(leaving, Ok(())) => {
                 for (lane, _) in leaving {
                     debug!(%lane, "a lane was given back");
@@ -125,7 +147,7 @@ where
                 // Still ours, for all that is known: it is given back again later. If it is not, the fence says so.
                 for (lane, held) in leaving {
                     if let Some(state) = self.lanes.map.get_mut(&lane) {
-                        state.held = state.held.take().or(Some(held));
+                        state.held = state.held.take().or(held);
                     }
                 }
                 self.chore_failed(error, now)?;
@@ -188,14 +210,21 @@ where
             take.or(give_back).map(|at| at.max(self.store_at))
         };
         let lanes = self.lanes.map.values().filter_map(of_lane).min();
+        let doubted = self.doubted.iter().filter(|(lane, _)| by_key && is_unused(&self.lanes, lane));
+        let doubted = doubted.map(|(_, doubt)| doubt.next.max(self.store_at)).min();
         let pauses = self.lanes.map.iter().any(|(lane, state)| self.wants_pause(lane, state, now) != state.paused);
-        let next = lanes.into_iter().chain(pauses.then_some(now)).min()?;
+        let next = lanes.into_iter().chain(doubted).chain(pauses.then_some(now)).min()?;
         Some(next.max(self.chore_at))
     }
 }
 
 const fn is_wanted(state: &LaneState) -> bool {
     state.held.is_none() && !state.is_empty()
+}
+
+/// Whether a lane has no message here and is not known to be ours.
+fn is_unused(lanes: &Lanes, lane: &Lane) -> bool {
+    lanes.map.get(lane).is_none_or(|state| state.held.is_none() && state.is_empty())
 }
 
 fn gives_back_at(state: &LaneState, idle: Duration) -> Option<Instant> {

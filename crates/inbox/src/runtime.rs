@@ -19,7 +19,7 @@ use uuid::Uuid;
 
 use crate::beat::{self, Pulse, SharedVitals};
 use crate::breaker::Gate;
-use crate::chores::Chored;
+use crate::chores::{Chored, Doubt};
 use crate::config::Config;
 use crate::handler::Handlers;
 use crate::item::{Ended, Item};
@@ -80,6 +80,8 @@ pub struct Runtime<I: Inbox> {
     pub(crate) chore: Option<Pending<Chored>>,
     pub(crate) chore_at: Instant,
     pub(crate) chores_refused: u32,
+    /// Lanes that may be ours without our knowing.
+    pub(crate) doubted: BTreeMap<Lane, Doubt>,
     /// The database is away until then.
     pub(crate) store_at: Instant,
     store_failures: u32,
@@ -141,6 +143,7 @@ where
             chore: None,
             chore_at: now,
             chores_refused: 0,
+            doubted: BTreeMap::new(),
             store_at: now,
             store_failures: 0,
             tell_at: now,
@@ -215,8 +218,9 @@ where
         self.work.breakers.force(&pulse.orders.forced);
         if pulse.deaths != self.deaths {
             self.deaths = pulse.deaths;
-            // What was delivered is kept. Whatever another member did with it meanwhile is in the inbox.
-            self.lanes.map.values_mut().for_each(|lane| lane.held = None);
+            // What was delivered is kept. Whatever another member did with it meanwhile is in the inbox. A lane without
+            // messages may still be ours: it is given back when its time has come, and if it is another's nothing happens.
+            self.lanes.map.values_mut().filter(|lane| !lane.is_empty()).for_each(|lane| lane.held = None);
         }
     }
 

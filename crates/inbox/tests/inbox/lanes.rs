@@ -125,6 +125,24 @@ async fn an_idle_lane_is_given_back_to_whoever_gets_its_next_message() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_idle_lane_is_given_back_by_a_member_that_was_counted_as_dead() {
+    let stage = Stage::new();
+    stage.send("0", "k", "1");
+    let first = stage.start(ordered(), inside(&fails(0)));
+    acknowledged(&stage, 1).await;
+    // Nobody takes its lane while its line is cut, for longer than it counts as alive.
+    stage.line.cut.store(true, Ordering::Relaxed);
+    tokio::time::sleep(Duration::from_secs(15)).await;
+    let beats = first.stats.beats();
+    stage.line.cut.store(false, Ordering::Relaxed);
+    until("it is alive again", async || first.stats.beats() > beats).await;
+    stage.wire.move_lane("0", 2);
+    stage.send("0", "k", "2");
+    let _second = stage.start_with(stage.wire.hand(2), ordered(), inside(&fails(0)));
+    acknowledged(&stage, 2).await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_member_that_was_stopped_past_its_last_beat_keeps_its_deliveries_and_takes_the_lane_anew() {
     let stage = Stage::new();
     let slow = told(|_| Do::DoneAfter(Duration::from_secs(2)));
