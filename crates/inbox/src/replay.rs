@@ -118,7 +118,7 @@ pub struct Feeder<'a> {
     source: &'a dyn ReplaySource,
     desk: &'a dyn Operate,
     /// Where the last step left the replay; if it is elsewhere, another one feeds.
-    left_at: Option<Option<String>>,
+    left_at: Option<String>,
 }
 
 impl<'a> Feeder<'a> {
@@ -143,7 +143,7 @@ impl<'a> Feeder<'a> {
             ReplayState::Finished => return Ok(FeedStep::End(FeedEnd::Finished)),
             ReplayState::Stopped => return Ok(FeedStep::End(FeedEnd::Stopped)),
         }
-        if self.left_at.as_ref().is_some_and(|left_at| *left_at != replay.cursor) {
+        if self.left_at.is_some() && self.left_at != replay.cursor {
             return Ok(FeedStep::End(FeedEnd::Elsewhere));
         }
         let ahead = u64::from(self.feeding.rate.max(1));
@@ -163,7 +163,7 @@ impl<'a> Feeder<'a> {
         Ok(match (fed, to) {
             (Fed::Kept, None) => FeedStep::End(FeedEnd::Finished),
             (Fed::Kept, to) => {
-                self.left_at = Some(to);
+                self.left_at = to;
                 FeedStep::Fed(messages.len())
             }
             (Fed::Moved, _) => FeedStep::End(FeedEnd::Elsewhere),
@@ -192,7 +192,10 @@ impl<'a> Feeder<'a> {
                     pace.spend(count);
                     pace.pause()
                 }
-                Ok(FeedStep::Full) => FULL_PAUSE,
+                Ok(FeedStep::Full) => {
+                    failures = 0;
+                    FULL_PAUSE
+                }
                 Err(error) if error.is_passing() && failures < TRIES_MAX => {
                     failures += 1;
                     // The answer may have been lost, and not the portion: where the replay stands is asked anew.

@@ -7,6 +7,9 @@ use relevo_core::inbox::Keeping;
 use relevo_core::message::Headers;
 use relevo_store_postgres::inbox::{Config, Inbox};
 use relevo_store_postgres::{Config as StoreConfig, Store};
+use relevo_testkit::NatsVersion;
+use relevo_testkit::nats::{Server, unique};
+use relevo_testkit::proxy::CutProxy;
 
 use super::replays::{self as cases, Stage};
 use super::scene::hears;
@@ -14,10 +17,14 @@ use super::support::{Cli, stable};
 
 impl Stage for Cli {
     fn spawn(&self, args: &[&str]) -> Child {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_relevo"));
-        command.args(args).env("RELEVO_DATABASE_URL", self.database.url());
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("it runs")
+        spawn(&self.database.url(), args)
     }
+}
+
+fn spawn(url: &str, args: &[&str]) -> Child {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_relevo"));
+    command.args(args).env("RELEVO_DATABASE_URL", url);
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("it runs")
 }
 
 async fn stage() -> (Cli, Inbox, Store) {
@@ -96,6 +103,34 @@ async fn an_interrupt_says_how_to_go_on() {
         "{stderr}"
     );
     assert_eq!(cases::replay(&store, 1).await.state.word(), "running");
+}
+
+#[tokio::test]
+async fn a_database_that_goes_away_is_told_and_the_replay_goes_on_later() {
+    const COUNT: usize = 30;
+    let (cli, inbox, store) = stage().await;
+    hears(&inbox).await;
+    cases::emit(&cli, COUNT);
+    let port = cli.database.options().get_port();
+    let proxy = CutProxy::start(([127, 0, 0, 1], port).into()).await;
+    let url = cli.database.url().replace(&format!(":{port}/"), &format!(":{}/", proxy.addr().port()));
+    let args = ["replay", "start", "billing", "--rate", "20", "--reason", "wrong", "--yes"];
+    let mut feeder = tokio::task::spawn_blocking(move || spawn(&url, &args)).await.expect("it runs");
+    let mut handled = cases::Handled::default();
+    let begun =
+        async |_: &cases::Handled| cli.number("SELECT coalesce(max(fed), 0) FROM relevo.inbox_replay").await > 5;
+    cases::work_until(&inbox, &mut handled, "it feeds", begun).await;
+    proxy.block().await;
+    let gone = async |_: &cases::Handled| feeder.try_wait().expect("it runs").is_some();
+    cases::work_until(&inbox, &mut handled, "it gives up", gone).await;
+    let (code, stderr) = cases::ended(feeder);
+    assert_eq!(code, Some(5), "{stderr}");
+    assert!(stderr.contains("error: replay 1 was not fed further"), "{stderr}");
+    assert!(stderr.contains("hint: go on with `relevo replay resume billing 1`"), "{stderr}");
+    cli.succeeds(&["replay", "resume", "billing", "1", "--rate", "1000"]);
+    cases::work_until(&inbox, &mut handled, "all are handled", async |handled| handled.len() >= COUNT).await;
+    handled.is_everything_once(COUNT);
+    assert_eq!(cases::replay(&store, 1).await.done, 30);
 }
 
 #[tokio::test]
@@ -197,4 +232,40 @@ async fn the_file_of_an_embedded_broker_is_a_log() {
     assert_eq!(cli.number("SELECT count(*) FROM relevo.inbox_waiting WHERE queue = 'k' AND place > 1").await, 4);
     let told = cli.fails(4, &["replay", "resume", "billing", "2"]);
     assert!(told.contains("has no replay 2"), "{told}");
+}
+
+#[tokio::test]
+async fn a_stream_of_nats_is_a_log() {
+    let (cli, inbox, _) = stage().await;
+    hears(&inbox).await;
+    let (server, stream) = (Server::shared(NatsVersion::V2_15), unique("replay"));
+    let group = format!("{stream}-billing");
+    let directory = Directory::new("nats");
+    let section = "outboxes.shop.destinations.main.broker";
+    let broker = format!(
+        "kind = \"nats\"\nurls = [\"{}\"]\n[{section}.streams.one]\nname = \"{stream}\"\nsubjects = [\"{stream}.>\"]\n\
+         [{section}.groups.one]\nname = \"{group}\"\nstream = \"{stream}\"\nsubjects = [\"{stream}.>\"]",
+        server.url()
+    );
+    let config = directory.config(&cli, &broker);
+    let log = ["--log", "broker", "-c", &config, "--group", &group, "--key-header", "x-key"];
+    let plan = |more: &[&str]| {
+        let args = [&["replay", "plan", "billing", "--json"], more, &log].concat();
+        cases::object(&cli, &args)["count"].as_u64().expect("a count")
+    };
+    let told = cli.fails(2, &[&["replay", "plan", "billing"][..], &log].concat());
+    assert!(told.contains(&format!("there is no stream `{stream}`")), "{told}");
+    cli.succeeds(&["topology", "apply", "--yes", "-c", &config]);
+    let client = async_nats::connect(server.url()).await.expect("the server is there");
+    let jetstream = async_nats::jetstream::new(client);
+    for number in 0..4 {
+        let mut headers = async_nats::HeaderMap::new();
+        headers.insert("x-key", "k");
+        let sent = jetstream.publish_with_headers(format!("{stream}.old"), headers, number.to_string().into()).await;
+        sent.expect("sent").await.expect("stored");
+    }
+    assert_eq!((plan(&[]), plan(&["--from", "3"]), plan(&["--since", "1h"]), plan(&["--until", "1h"])), (4, 2, 4, 0));
+    let start = ["replay", "start", "billing", "--rate", "1000", "--reason", "why", "--yes", "--from", "3"];
+    cli.succeeds(&[&start[..], &log].concat());
+    assert_eq!(cli.number("SELECT count(*) FROM relevo.inbox_waiting WHERE queue = 'k' AND place > 2").await, 2);
 }
