@@ -81,8 +81,13 @@ impl Place {
 
     /// The inboxes of the same database.
     pub(crate) async fn consumers(&self) -> Result<Box<dyn consumers::Operate>> {
+        self.consumers_within(ANSWER_DEADLINE).await
+    }
+
+    /// The same, with answers that may take so long.
+    pub(crate) async fn consumers_within(&self, deadline: Duration) -> Result<Box<dyn consumers::Operate>> {
         Ok(match self {
-            Self::Postgres(place) => Box::new(place.open("", ANSWER_DEADLINE).await?),
+            Self::Postgres(place) => Box::new(place.open("", deadline).await?),
             Self::Sqlite(file) => Box::new(sqlite::Store::open(sqlite::Config::new(file, "")).await?),
         })
     }

@@ -14,6 +14,7 @@ use crate::args::{Sure, Target};
 use crate::ask::confirm;
 use crate::commands::author;
 use crate::commands::output::{self, Format};
+use crate::database::REWRITE_DEADLINE;
 use crate::exit::{Code, not_found};
 use crate::outbox::Place;
 use crate::report::say;
@@ -108,7 +109,8 @@ pub(super) async fn archive(args: &Args) -> Result<Code> {
 
 async fn mark(args: &Args, wish: Wish) -> Result<Code> {
     args.filter.check()?;
-    let consumers = Place::of(&args.target)?.consumers().await?;
+    // All of them are one transaction, however many they are.
+    let consumers = Place::of(&args.target)?.consumers_within(REWRITE_DEADLINE).await?;
     let consumer = choose(&*consumers, args.consumer.as_deref()).await?;
     let filter = DeadFilter { consumer: Some(consumer.name.clone()), ids: args.ids.clone(), ..args.filter.of_store() };
     let unmatched = look(args, &*consumers, &consumer.name, &filter).await?;
