@@ -62,6 +62,7 @@ pub(crate) async fn shipments(connection: &mut SqliteConnection) -> Result<BTree
 /// The consumer's one process.
 pub(crate) fn runtime(inbox: Inbox, consumer: impl Consumer + 'static, flow: &Arc<Flow>) -> Runtime<Inbox> {
     let config = Config {
+        name: format!("dev:{}", std::process::id()),
         // A file has one writer: messages share a transaction instead.
         order: Order::ByKey { concurrency: 1 },
         batch_max: BATCH,

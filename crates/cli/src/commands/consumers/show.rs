@@ -32,15 +32,22 @@ pub(crate) struct Args {
 pub(super) async fn run(args: &Args) -> Result<Code> {
     let consumers = Place::of(&args.target)?.consumers().await?;
     let limit = usize::try_from(args.limit).unwrap_or(usize::MAX);
-    let Some(shown) = consumers.consumer(&args.name, limit).await? else {
+    let Some(mut shown) = consumers.consumer(&args.name, limit).await? else {
         return Err(unknown(&*consumers, &args.name).await?);
     };
+    shown.lanes.sort_by(|one, other| by_number(&one.name).cmp(&by_number(&other.name)));
     if args.format.json {
         output::line(&json(&shown))?;
     } else {
         told(&mut io::stdout().lock(), &shown, limit)?;
     }
     Ok(Code::Done)
+}
+
+/// Lanes mostly end in a number: `orders.10` comes after `orders.9`.
+fn by_number(lane: &str) -> (&str, Option<u64>) {
+    let name = lane.trim_end_matches(|char: char| char.is_ascii_digit());
+    (name, lane[name.len()..].parse().ok())
 }
 
 fn json(shown: &Shown) -> Value {
@@ -162,4 +169,16 @@ fn queue(queue: &Queue, now: Timestamp) -> Vec<String> {
         replay => format!("{} (replay {replay})", queue.head.id),
     };
     vec![queue.queue.to_string(), counted(queue.length), queue.attempts.to_string(), next, head, queue.error.clone()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::by_number;
+
+    #[test]
+    fn lanes_are_in_the_order_of_their_numbers() {
+        let mut lanes = ["orders.10", "orders.9", "orders", "0", "10", "9", "a.99999999999999999999"];
+        lanes.sort_by_key(|lane| by_number(lane));
+        assert_eq!(lanes, ["0", "9", "10", "a.99999999999999999999", "orders", "orders.9", "orders.10"]);
+    }
 }
