@@ -70,7 +70,7 @@ where
             0
         };
         if started > self.config.starts_max {
-            return self.bury(item, held, None, Self::crashed(started), after_dead).await;
+            return self.bury_in_turn(item, held, Self::crashed(started), after_dead).await;
         }
         let _company = self.company(started).await;
         let arrivals = slice::from_ref(&item.arrival);
@@ -285,6 +285,30 @@ where
                 }
             }
         }
+    }
+
+    /// Gives up a message that no handler is to see. Should others of its key wait, it waits behind them instead, and is given
+    /// up when its turn comes: a dead letter that is redriven goes before whatever waits.
+    async fn bury_in_turn(
+        &self,
+        item: &mut Item,
+        held: Option<&Held>,
+        trouble: Trouble,
+        after_dead: AfterDead,
+    ) -> Result<Ended, StoreError> {
+        let arrivals = slice::from_ref(&item.arrival);
+        let (transaction, entered) = match self.ask(self.inbox.begin(Enter { held, arrivals })).await? {
+            Begun::Open(transaction, entered) => (transaction, entered[0]),
+            Begun::Lost => return Ok(Ended::Lost),
+            Begun::Busy => return Ok(Ended::Busy(self.config.busy_pause)),
+        };
+        if entered == Entered::Behind {
+            self.ask(self.inbox.commit(transaction)).await?;
+            self.not_new(entered);
+            return Ok(Ended::DONE);
+        }
+        self.ask(self.inbox.roll_back(transaction)).await?;
+        self.bury(item, held, None, trouble, after_dead).await
     }
 
     async fn bury(

@@ -4,9 +4,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use relevo_core::inbox::retries::Retries;
+use relevo_core::inbox::{Arrival, Entry, Inbox as _, Keeping, Setback, Stop};
+use relevo_core::message::Headers;
+use relevo_core::{Consumer as _, Lane, Raw};
 use relevo_inbox::Config;
 
-use crate::stage::{Do, Stage, Told, acknowledged, call, inside, ordered, text, told, unordered, until};
+use crate::stage::{
+    CONSUMER, Do, Stage, Told, acknowledged, call, fails, inside, ordered, text, told, unordered, until,
+};
 
 /// Kills the process whenever it works on `bad`, until it does not any more.
 async fn crash_until_quiet(stage: &Stage, handler: &Told, config: &Config, calls: bool) -> u64 {
@@ -122,4 +127,39 @@ async fn a_message_of_the_retry_table_that_takes_the_process_down_is_buried_too(
     }
     let dead = &stage.dead().await[0];
     assert_eq!((dead.class.as_str(), dead.attempts, crashes), ("crash", 1, 6));
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_that_is_given_up_does_not_pass_those_of_its_key_that_wait() {
+    let stage = Stage::new();
+    let inbox = stage.outbox.inbox(CONSUMER, Keeping::default());
+    let arrival = |raw: &Raw, place| Arrival {
+        entry: Entry { id: raw.decode().expect("it is ours").message.id, replay: 0 },
+        queue: "k".into(),
+        raw: raw.clone(),
+        address: "orders".into(),
+        lane: Lane::new("0"),
+        place: Some(place),
+        correlation: None,
+    };
+    let [first, second] = ["1", "2"].map(|payload| stage.raw("OrderPlaced", "k", payload, Headers::new()));
+    let setback = Setback {
+        stop: Stop::Retry { after: Duration::from_mins(1) },
+        attempts: 1,
+        class: "transient",
+        error: "not now".to_owned(),
+        backtrace: None,
+    };
+    inbox.set_back(&arrival(&first, 1), None, None, &setback).await.expect("the store answers");
+    for _ in 0..6 {
+        inbox.start(&arrival(&second, 2)).await.expect("the store answers");
+    }
+    stage.wire.put("0", second);
+    // Somebody had it before.
+    stage.wire.hand(1).receive(1).await.expect("the broker answers");
+    stage.wire.redeliver();
+    let _process = stage.start(ordered(), inside(&fails(0)));
+    acknowledged(&stage, 1).await;
+    assert_eq!((stage.dead().await.len(), stage.shown().await.consumer.waiting), (0, 2));
+    until("both were handled", async || stage.ledger() == ["k:1", "k:2"]).await;
 }
