@@ -99,7 +99,7 @@ where
     fn pause_or_resume(&self, now: Instant) -> Option<Pending<Chored>> {
         let (lane, pause) = self.lanes.map.iter().find_map(|(lane, state)| {
             let pause = self.wants_pause(lane, state, now);
-            (pause != state.paused).then(|| (lane.clone(), pause))
+            (pause != state.paused || self.untold.contains(lane)).then(|| (lane.clone(), pause))
         })?;
         let (consumer, deadline) = (Arc::clone(&self.consumer), self.work.config.broker_deadline);
         Some(Box::pin(async move {
@@ -138,7 +138,8 @@ where
             Chored::Gave(leaving, Ok(())) => {
                 for (lane, _) in leaving {
                     debug!(%lane, "a lane was given back");
-                    if self.lanes.map.get(&lane).is_some_and(|state| state.is_empty() && !state.paused) {
+                    let is_told = !self.untold.contains(&lane);
+                    if self.lanes.map.get(&lane).is_some_and(|state| state.is_empty() && !state.paused && is_told) {
                         self.lanes.map.remove(&lane);
                     }
                 }
@@ -154,6 +155,7 @@ where
             }
             Chored::Paused(lane, pause, Ok(())) => {
                 info!(%lane, pause, "a lane was paused or resumed at the broker");
+                self.untold.remove(&lane);
                 if let Some(state) = self.lanes.map.get_mut(&lane) {
                     state.paused = pause;
                 }
@@ -161,6 +163,8 @@ where
             Chored::Paused(lane, pause, Err(failure)) => {
                 warn!(%lane, pause, error = %failure.describe(), "a lane was not paused or resumed, will try again");
                 self.chore_at = now + self.work.config.outage_max;
+                // It may have happened: whatever is wanted by then is told anew.
+                self.untold.insert(lane);
             }
         }
         Ok(())
@@ -212,7 +216,10 @@ where
         let lanes = self.lanes.map.values().filter_map(of_lane).min();
         let doubted = self.doubted.iter().filter(|(lane, _)| by_key && is_unused(&self.lanes, lane));
         let doubted = doubted.map(|(_, doubt)| doubt.next.max(self.store_at)).min();
-        let pauses = self.lanes.map.iter().any(|(lane, state)| self.wants_pause(lane, state, now) != state.paused);
+        let tells = |(lane, state): (&Lane, &LaneState)| {
+            self.wants_pause(lane, state, now) != state.paused || self.untold.contains(lane)
+        };
+        let pauses = self.lanes.map.iter().any(tells);
         let next = lanes.into_iter().chain(doubted).chain(pauses.then_some(now)).min()?;
         Some(next.max(self.chore_at))
     }

@@ -1,6 +1,6 @@
 //! The loop: one step is one event, and whatever follows from it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -82,6 +82,8 @@ pub struct Runtime<I: Inbox> {
     pub(crate) chores_refused: u32,
     /// Lanes that may be ours without our knowing.
     pub(crate) doubted: BTreeMap<Lane, Doubt>,
+    /// Lanes that the broker may or may not have paused or resumed as it was told.
+    pub(crate) untold: BTreeSet<Lane>,
     /// The database is away until then.
     pub(crate) store_at: Instant,
     store_failures: u32,
@@ -144,6 +146,7 @@ where
             chore_at: now,
             chores_refused: 0,
             doubted: BTreeMap::new(),
+            untold: BTreeSet::new(),
             store_at: now,
             store_failures: 0,
             tell_at: now,

@@ -42,6 +42,22 @@ async fn a_consumer_that_was_paused_before_it_began_takes_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_lane_whose_pause_was_not_answered_is_resumed_all_the_same() {
+    let stage = Stage::new();
+    stage.send("a", "k", "1");
+    let _process = stage.start(unordered(), inside(&fails(0)));
+    acknowledged(&stage, 1).await;
+    until("the lane is seen", async || stage.shown().await.lanes.len() == 1).await;
+    stage.wire.lose_pause();
+    stage.order(Some("a"), Order::Pause).await;
+    until("it is paused", async || stage.wire.is_paused("a")).await;
+    // Before it is told once more.
+    stage.order(Some("a"), Order::Resume).await;
+    stage.send("a", "k", "2");
+    acknowledged(&stage, 2).await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_lane_is_paused_alone() {
     for config in [ordered(), unordered()] {
         let stage = Stage::new();

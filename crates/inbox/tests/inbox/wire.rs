@@ -32,6 +32,8 @@ struct State {
     next: u64,
     settled: Vec<(u64, Answer)>,
     failing: bool,
+    /// The answer to the next pause is lost.
+    deaf: bool,
     received: u64,
 }
 
@@ -94,6 +96,11 @@ impl Wire {
     pub(crate) fn fail(&self, failing: bool) {
         self.lock().failing = failing;
         self.0.changed.notify_waiters();
+    }
+
+    /// The next pause happens, and its answer is lost.
+    pub(crate) fn lose_pause(&self) {
+        self.lock().deaf = true;
     }
 
     /// Answers that were taken, by place, in order.
@@ -230,7 +237,11 @@ impl Consumer for Hand {
     }
 
     async fn pause(&self, lane: &Lane) -> Result<(), Failure> {
-        self.wire.lock().paused.insert((self.number, lane.clone()));
+        let mut state = self.wire.lock();
+        state.paused.insert((self.number, lane.clone()));
+        if std::mem::take(&mut state.deaf) {
+            return Err(Failure::new(Class::Unknown, "the broker was told to lose the answer"));
+        }
         Ok(())
     }
 
