@@ -15,6 +15,9 @@ where
     /// back to the broker, and the lanes to other members.
     pub(crate) async fn finish(&mut self) -> Result<(), RuntimeError> {
         self.receiving = None;
+        // Nobody goes on with it, and what it holds at the store everybody would wait for. The lanes are freed in the end,
+        // whatever became of it.
+        self.chore = None;
         self.winding_down.cancel();
         let end = Instant::now() + self.work.config.grace;
         let finished = self.wait(end).await;

@@ -22,6 +22,10 @@ pub(crate) struct Line {
     pub(crate) deaf: AtomicBool,
     /// Calls that begin a transaction.
     pub(crate) begun: AtomicU64,
+    /// Lanes are taken slowly.
+    pub(crate) slow: AtomicBool,
+    /// The one connection for calls about lanes.
+    pub(crate) lanes: tokio::sync::Mutex<()>,
 }
 
 pub(crate) struct Faulty {
@@ -133,6 +137,10 @@ impl Inbox for Faulty {
 
     async fn take(&self, owner: Uuid, lanes: &[Lane]) -> Result<Vec<Held>, StoreError> {
         self.check()?;
+        let _connection = self.line.lanes.lock().await;
+        if self.line.slow.load(Ordering::Relaxed) {
+            tokio::time::sleep(Duration::from_secs(5)).await;
+        }
         self.inner.take(owner, lanes).await
     }
 
@@ -143,6 +151,7 @@ impl Inbox for Faulty {
 
     async fn leave(&self, owner: Uuid) -> Result<(), StoreError> {
         self.check()?;
+        let _connection = self.line.lanes.lock().await;
         self.inner.leave(owner).await
     }
 

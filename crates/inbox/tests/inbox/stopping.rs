@@ -1,5 +1,6 @@
 //! The end of a process.
 
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use relevo_core::Consumer as _;
@@ -47,6 +48,19 @@ async fn what_does_not_end_in_time_is_dropped_and_costs_nothing() {
         assert!(took >= Duration::from_secs(10) && took < Duration::from_secs(12), "{took:?}");
         assert_eq!((stage.ledger().len(), stage.wire.waiting()), (0, 1));
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lane_that_is_being_asked_for_keeps_nobody() {
+    let stage = Stage::new();
+    stage.line.slow.store(true, Ordering::Relaxed);
+    stage.send("0", "k", "1");
+    let process = stage.start(ordered(), inside(&fails(0)));
+    until("its lane is asked for", async || stage.line.lanes.try_lock().is_err()).await;
+    let stopped = tokio::time::Instant::now();
+    process.stop().await.unwrap();
+    assert!(stopped.elapsed() < Duration::from_secs(1), "{:?}", stopped.elapsed());
+    assert_eq!(stage.shown().await.members.iter().filter(|member| member.alive).count(), 0);
 }
 
 #[tokio::test(start_paused = true)]
