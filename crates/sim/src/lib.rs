@@ -4,9 +4,11 @@
 //! [history](history::History) say which promise was broken. The same seed gives the same run, event by event. Mutants are
 //! broken on purpose, to know that the oracles see it.
 //!
-//! There are two worlds: in [`outbox`] writers emit, relays carry, and a far side takes.
+//! There are two worlds. In [`outbox`] writers emit, relays carry, and a far side takes. In [`inbox`] a broker delivers, and
+//! the members of consumers handle.
 
 pub mod history;
+pub mod inbox;
 pub mod line;
 pub mod outbox;
 pub mod random;

@@ -3,12 +3,11 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use clap::Parser;
-use relevo_sim::Verdict;
+use clap::{Parser, ValueEnum};
 use relevo_sim::history::Happening;
-use relevo_sim::outbox::{Mutant, run};
+use relevo_sim::{Verdict, inbox, outbox};
 
-/// Simulates the relay: one seed, or many.
+/// Simulates relays and consumers: one seed, or many.
 #[derive(Debug, Parser)]
 struct Arguments {
     /// Replay this seed.
@@ -20,47 +19,73 @@ struct Arguments {
     /// Begin with this one.
     #[arg(long, default_value_t = 0)]
     from: u64,
+    /// Only this world; both without it.
+    #[arg(long)]
+    world: Option<World>,
     /// Go on after failures, and count them.
     #[arg(long)]
     keep_going: bool,
     /// Print all that happened.
     #[arg(long)]
     events: bool,
-    /// Run a relay that is broken in this way.
-    #[arg(long)]
+    /// Run a relay or a consumer that is broken in this way.
+    #[arg(long, requires = "world")]
     mutant: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum World {
+    /// Writers, relays, a broker.
+    Outbox,
+    /// A broker, consumers, inboxes.
+    Inbox,
 }
 
 fn main() -> Result<()> {
     let arguments = Arguments::parse();
-    let mutant = arguments.mutant.as_deref().map(find).transpose()?;
+    let mutant = arguments.mutant.as_deref();
+    let mut failed = 0;
+    if arguments.world != Some(World::Inbox) {
+        let mutant = find(mutant, &outbox::Mutant::ALL, outbox::Mutant::name)?;
+        failed += live("outbox", &arguments, |seed| outbox::run(seed, mutant));
+    }
+    if arguments.world != Some(World::Outbox) {
+        let mutant = find(mutant, &inbox::Mutant::ALL, inbox::Mutant::name)?;
+        failed += live("inbox", &arguments, |seed| inbox::run(seed, mutant));
+    }
+    if failed > 0 {
+        bail!("{failed} runs broke a promise");
+    }
+    Ok(())
+}
+
+/// Runs the seeds of one world; says how many broke a promise.
+fn live<E: Happening>(world: &str, arguments: &Arguments, run: impl Fn(u64) -> Verdict<E>) -> u64 {
     let (from, seeds) = arguments.seed.map_or((arguments.from, arguments.seeds), |seed| (seed, 1));
     let begin = Instant::now();
     let mut sums = Sums::default();
     for seed in from..from.saturating_add(seeds) {
-        let verdict = run(seed, mutant);
+        let verdict = run(seed);
         sums.add(&verdict);
         if arguments.events {
             story(&verdict, |_| true, usize::MAX);
         }
         if !verdict.violations.is_empty() {
-            tell(&verdict);
+            tell(world, &verdict);
             if !arguments.keep_going {
                 break;
             }
         }
     }
-    summary(&sums, begin.elapsed());
-    if sums.failed > 0 {
-        bail!("{} of {} runs broke a promise", sums.failed, sums.runs);
-    }
-    Ok(())
+    summary(world, &sums, begin.elapsed());
+    sums.failed
 }
 
-fn find(name: &str) -> Result<Mutant> {
-    let names = Mutant::ALL.map(Mutant::name).join(", ");
-    let known = Mutant::ALL.into_iter().find(|mutant| mutant.name() == name);
-    known.with_context(|| format!("there is no mutant `{name}`; there are {names}"))
+fn find<M: Copy>(wanted: Option<&str>, all: &[M], name: impl Fn(M) -> &'static str) -> Result<Option<M>> {
+    let Some(wanted) = wanted else { return Ok(None) };
+    let names: Vec<&str> = all.iter().map(|mutant| name(*mutant)).collect();
+    let known = all.iter().find(|mutant| name(**mutant) == wanted);
+    known.copied().map(Some).with_context(|| format!("there is no mutant `{wanted}`; there are {}", names.join(", ")))
 }
 
 #[derive(Default)]
@@ -83,18 +108,18 @@ impl Sums {
 }
 
 #[expect(clippy::print_stdout, reason = "the summary is this program's output")]
-fn summary(sums: &Sums, took: Duration) {
+fn summary(world: &str, sums: &Sums, took: Duration) {
     let Sums { runs, failed, messages, faults, lasted } = sums;
     let a_minute = u128::from(*runs) * 60_000 / took.as_millis().max(1);
     let hours = lasted.as_secs() / 3600;
     println!(
-        "{runs} runs, {failed} failed, {messages} messages, {faults} faults, {hours} h of virtual time, {a_minute} runs a minute"
+        "{world}: {runs} runs, {failed} failed, {messages} messages, {faults} faults, {hours} h of virtual time, {a_minute} runs a minute"
     );
 }
 
 #[expect(clippy::print_stdout, reason = "what broke is this program's output")]
-fn tell<E: Happening>(verdict: &Verdict<E>) {
-    println!("seed {}", verdict.seed);
+fn tell<E: Happening>(world: &str, verdict: &Verdict<E>) {
+    println!("{world}, seed {}", verdict.seed);
     for violation in &verdict.violations {
         println!("  {violation}");
     }

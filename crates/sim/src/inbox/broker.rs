@@ -1,0 +1,330 @@
+//! The broker: every consumer's group has each message once in its lanes, and hands it over until it is acknowledged.
+
+mod state;
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use relevo_core::inbox::Entry;
+use relevo_core::store::StoreError;
+use relevo_core::{Answer, Delivery, Lane, Raw, Tag};
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep_until};
+
+use self::state::{Connected, Kept, LaneState, Out, State};
+use crate::history::{Name, lock};
+use crate::inbox::directory::Directory;
+use crate::inbox::event::{Case, Event, History};
+use crate::inbox::scenario::Scenario;
+
+/// Where everything is published to.
+pub const ADDRESS: &str = "orders";
+
+/// One consumer's group.
+pub struct Group {
+    number: usize,
+    scenario: Arc<Scenario>,
+    history: Arc<History>,
+    directory: Arc<Directory>,
+    state: Mutex<State>,
+    changed: Notify,
+}
+
+impl Group {
+    /// A group that nothing was published to yet.
+    pub fn new(number: usize, scenario: Arc<Scenario>, history: Arc<History>, directory: Arc<Directory>) -> Self {
+        let lanes = scenario.consumers[number].lanes;
+        let state = State { lanes: (0..lanes).map(|_| LaneState::default()).collect(), ..State::default() };
+        Self { number, scenario, history, directory, state: Mutex::new(state), changed: Notify::new() }
+    }
+
+    /// The name of a lane.
+    pub fn lane(number: usize) -> Lane {
+        Lane::new(format!("lane-{number}"))
+    }
+
+    /// The broker has a message more.
+    pub fn put(&self, lane: usize, place: u64, name: Name, entry: Entry, raw: Raw) {
+        self.directory.enter(self.number, entry.id, name.clone());
+        let kept = Kept { place, name, id: entry, raw, count: 0, due: Instant::now() };
+        lock(&self.state).lanes[lane].waiting.insert(place, kept);
+        self.changed.notify_waiters();
+    }
+
+    /// A consumer joins.
+    pub fn connect(&self) -> u64 {
+        let mut state = lock(&self.state);
+        state.next += 1;
+        let number = state.next;
+        state.connections.insert(number, Connected { here: true, ..Connected::default() });
+        state.share(self.is_shared());
+        drop(state);
+        self.changed.notify_waiters();
+        number
+    }
+
+    /// A consumer is missed: its lanes go to others, until it is heard of again.
+    pub fn miss(&self, connection: u64) {
+        self.change(|state, shared| {
+            if let Some(connected) = state.connections.get_mut(&connection) {
+                connected.here = false;
+            }
+            state.cut(connection);
+            state.share(shared);
+        });
+    }
+
+    /// A consumer ends orderly.
+    pub fn close(&self, connection: u64) {
+        self.change(|state, shared| {
+            if let Some(connected) = state.connections.get_mut(&connection) {
+                (connected.here, connected.closed) = (false, true);
+            }
+            state.cut(connection);
+            state.share(shared);
+        });
+    }
+
+    /// A connection breaks: what is out of it comes again.
+    pub fn cut(&self, connection: u64) {
+        self.change(|state, _| state.cut(connection));
+    }
+
+    /// What a consumer pauses alone, or resumes. `told` counts these calls: one that comes late is ignored.
+    pub fn pause(&self, connection: u64, told: u64, lane: &Lane, pause: bool) {
+        self.change(|state, _| {
+            let number = (0..state.lanes.len()).find(|number| Self::lane(*number) == *lane);
+            let connected = state.connections.get_mut(&connection).filter(|connected| connected.told < told);
+            if let (Some(number), Some(connected)) = (number, connected) {
+                connected.told = told;
+                if pause {
+                    connected.paused.insert(number);
+                } else {
+                    connected.paused.remove(&number);
+                }
+            }
+        });
+    }
+
+    /// Something that a broker does by itself: which one of them, and to whom, is chance.
+    pub fn stir(&self, what: u64, whom: usize) {
+        let forgets = self.plan().forgets;
+        let told = self.change(|state, shared| {
+            let lane = whom % state.lanes.len();
+            let others: Vec<u64> = state.here().filter(|number| Some(*number) != state.lanes[lane].owner).collect();
+            match what % 5 {
+                0 if !shared && !others.is_empty() => {
+                    state.take_back(lane);
+                    state.lanes[lane].owner = Some(others[whom % others.len()]);
+                    "a lane goes to another member"
+                }
+                1 if forgets => {
+                    state.crash();
+                    "the broker forgets acknowledgements"
+                }
+                2 if !self.plan().ordered => {
+                    state.copy(lane);
+                    "messages go to two members at once"
+                }
+                3 => {
+                    let here: Vec<u64> = state.here().collect();
+                    if !here.is_empty() {
+                        state.cut(here[whom % here.len()]);
+                    }
+                    "a connection to the broker breaks"
+                }
+                _ => {
+                    state.take_back(lane);
+                    "a lane is delivered again"
+                }
+            }
+        });
+        self.history.record(Event::Fault(told));
+    }
+
+    /// The next deliveries for a connection; waits for them.
+    pub async fn receive(self: Arc<Self>, connection: u64, limit: usize) -> Result<Handed, StoreError> {
+        let cuts = self.heard_of(connection);
+        loop {
+            let mut changed = std::pin::pin!(self.changed.notified());
+            changed.as_mut().enable();
+            let due = {
+                let mut state = lock(&self.state);
+                match state.connections.get(&connection) {
+                    Some(connected) if !connected.closed && connected.here && connected.cuts == cuts => {}
+                    Some(connected) if !connected.closed => {
+                        return Err(StoreError::Away("the connection broke".into()));
+                    }
+                    _ => return Ok(Handed::new(self.clone(), connection, Vec::new())),
+                }
+                let deliveries = self.take(&mut state, connection, limit);
+                if !deliveries.is_empty() {
+                    drop(state);
+                    return Ok(Handed::new(self.clone(), connection, deliveries));
+                }
+                let now = Instant::now();
+                let waiting = state.lanes.iter().flat_map(|lane| lane.waiting.values());
+                waiting.map(|kept| kept.due).filter(|due| *due > now).min()
+            };
+            let due = due.unwrap_or_else(|| Instant::now() + Duration::from_hours(1));
+            tokio::select! {
+                biased;
+                () = changed => {}
+                () = sleep_until(due) => {}
+            }
+        }
+    }
+
+    /// A member that was missed is back. Says how often its connection broke.
+    fn heard_of(&self, connection: u64) -> u64 {
+        self.change(|state, shared| {
+            let Some(connected) = state.connections.get_mut(&connection) else { return 0 };
+            let (was_here, cuts) = (connected.here || connected.closed, connected.cuts);
+            if !was_here {
+                connected.here = true;
+                state.share(shared);
+            }
+            cuts
+        })
+    }
+
+    fn take(&self, state: &mut State, connection: u64, limit: usize) -> Vec<Delivery> {
+        let (now, plan) = (Instant::now(), self.plan());
+        let mut deliveries = Vec::new();
+        let (count, first) = (state.lanes.len(), usize::try_from(state.next).unwrap_or_default());
+        for number in (0..count).map(|offset| (first + offset) % count) {
+            let is_paused = state.connections.get(&connection).is_some_and(|own| own.paused.contains(&number));
+            if is_paused || !(plan.shared || state.lanes[number].owner == Some(connection)) {
+                continue;
+            }
+            let out = state.out.values().filter(|out| out.lane == number && out.to == connection).count();
+            let room = plan.prefetch.saturating_sub(out).min(limit - deliveries.len());
+            let waiting = state.lanes[number].waiting.values().filter(|kept| kept.due <= now);
+            let places: Vec<u64> = waiting.take(room).map(|kept| kept.place).collect();
+            for place in places {
+                let Some(mut kept) = state.lanes[number].waiting.remove(&place) else { continue };
+                kept.count += 1;
+                state.next += 1;
+                let tag = Tag::new(state.next);
+                let case = self.case(&kept);
+                self.history.record(Event::Delivered { case, to: connection, count: kept.count });
+                deliveries.push(Delivery {
+                    tag,
+                    raw: kept.raw.clone(),
+                    address: ADDRESS.into(),
+                    lane: Self::lane(number),
+                    place: Some(place),
+                    count: kept.count,
+                });
+                state.out.insert(tag, Out { to: connection, lane: number, kept });
+            }
+        }
+        deliveries
+    }
+
+    /// Takes answers; says which came too late.
+    pub fn settle(&self, connection: u64, answers: &[(Tag, Answer)]) -> Vec<Tag> {
+        self.change(|state, _| {
+            let mut lost = Vec::new();
+            for (tag, answer) in answers {
+                match state.out.remove(tag) {
+                    Some(out) if out.to == connection => self.answered(state, out, answer),
+                    Some(out) => {
+                        state.out.insert(*tag, out);
+                        lost.push(*tag);
+                    }
+                    None => lost.push(*tag),
+                }
+            }
+            lost
+        })
+    }
+
+    fn answered(&self, state: &mut State, out: Out, answer: &Answer) {
+        let Out { lane, mut kept, .. } = out;
+        let case = self.case(&kept);
+        match answer {
+            Answer::Acknowledge => {
+                self.history.record(Event::Acknowledged(case));
+                state.lanes[lane].waiting.remove(&kept.place);
+                state.settled.insert(kept.place);
+                state.acknowledged.push((lane, kept));
+            }
+            Answer::RetryLater { after } => {
+                self.history.record(Event::PutOff(case));
+                kept.due = Instant::now() + *after;
+                if !state.settled.contains(&kept.place) {
+                    state.lanes[lane].waiting.insert(kept.place, kept);
+                }
+            }
+            Answer::Reject { reason } => self.history.record(Event::Broken(format!("a member rejects: {reason}"))),
+        }
+    }
+
+    /// Whether every message was acknowledged.
+    pub fn is_empty(&self) -> bool {
+        let state = lock(&self.state);
+        state.out.is_empty() && state.lanes.iter().all(|lane| lane.waiting.is_empty())
+    }
+
+    /// What was published so far and is not forgotten, in the order of publication.
+    pub fn log(&self) -> Vec<(usize, u64, Entry, Raw)> {
+        let state = lock(&self.state);
+        let waiting = state
+            .lanes
+            .iter()
+            .enumerate()
+            .flat_map(|(lane, queue)| queue.waiting.values().map(move |kept| (lane, kept)));
+        let all = waiting
+            .chain(state.out.values().map(|out| (out.lane, &out.kept)))
+            .chain(state.acknowledged.iter().map(|(lane, kept)| (*lane, kept)));
+        let by_place: BTreeMap<u64, (usize, u64, Entry, Raw)> =
+            all.map(|(lane, kept)| (kept.place, (lane, kept.place, kept.id, kept.raw.clone()))).collect();
+        by_place.into_values().collect()
+    }
+
+    fn case(&self, kept: &Kept) -> Case {
+        Case { consumer: self.number, replay: 0, name: kept.name.clone() }
+    }
+
+    fn plan(&self) -> &crate::inbox::scenario::ConsumerPlan {
+        &self.scenario.consumers[self.number]
+    }
+
+    fn is_shared(&self) -> bool {
+        self.plan().shared
+    }
+
+    fn change<T>(&self, deed: impl FnOnce(&mut State, bool) -> T) -> T {
+        let done = deed(&mut lock(&self.state), self.is_shared());
+        self.changed.notify_waiters();
+        done
+    }
+}
+
+/// Deliveries on their way. If nobody takes them, their connection broke.
+pub struct Handed {
+    group: Arc<Group>,
+    connection: u64,
+    deliveries: Option<Vec<Delivery>>,
+}
+
+impl Handed {
+    const fn new(group: Arc<Group>, connection: u64, deliveries: Vec<Delivery>) -> Self {
+        Self { group, connection, deliveries: Some(deliveries) }
+    }
+
+    /// They have arrived.
+    pub fn take(mut self) -> Vec<Delivery> {
+        self.deliveries.take().unwrap_or_default()
+    }
+}
+
+impl Drop for Handed {
+    fn drop(&mut self) {
+        if self.deliveries.take().is_some_and(|deliveries| !deliveries.is_empty()) {
+            self.group.cut(self.connection);
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! The broker as a member reaches it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use async_trait::async_trait;
+use relevo_core::store::StoreError;
+use relevo_core::{Answer, Class, Consumer, Consuming, Delivery, Failure, Lane, Tag};
+
+use crate::inbox::broker::Group;
+use crate::inbox::event::Event;
+use crate::inbox::gate::Gate;
+use crate::line::Line;
+
+/// One member's connection.
+pub struct Connection {
+    group: Arc<Group>,
+    number: u64,
+    line: Line<Event>,
+    gate: Gate,
+    /// How often a lane was paused or resumed: whatever comes late is ignored, as a client library does.
+    told: AtomicU64,
+}
+
+impl Connection {
+    /// A connection of this number at the end of a line.
+    pub const fn new(group: Arc<Group>, number: u64, line: Line<Event>, gate: Gate) -> Self {
+        Self { group, number, line, gate, told: AtomicU64::new(0) }
+    }
+
+    async fn call<T: Send + 'static>(
+        &self,
+        effect: impl Future<Output = Result<T, StoreError>> + Send + 'static,
+    ) -> Result<T, Failure> {
+        self.gate.pass().await;
+        let answer = self.line.call(effect).await;
+        self.gate.pass().await;
+        answer.map_err(|error| Failure::new(Class::Outage, error))
+    }
+}
+
+#[async_trait]
+impl Consumer for Connection {
+    fn capabilities(&self) -> Consuming {
+        Consuming { holds_key: false, counts: true, keeps_answers: false }
+    }
+
+    async fn receive(&self, limit: usize) -> Result<Vec<Delivery>, Failure> {
+        let (group, number) = (Arc::clone(&self.group), self.number);
+        // What arrives while the process is stopped waits for it.
+        Ok(self.call(group.receive(number, limit)).await?.take())
+    }
+
+    async fn settle(&self, answers: &[(Tag, Answer)]) -> Result<Vec<Tag>, Failure> {
+        let (group, number, answers) = (Arc::clone(&self.group), self.number, answers.to_vec());
+        self.call(async move { Ok(group.settle(number, &answers)) }).await
+    }
+
+    async fn pause(&self, lane: &Lane) -> Result<(), Failure> {
+        self.tell(lane, true).await
+    }
+
+    async fn resume(&self, lane: &Lane) -> Result<(), Failure> {
+        self.tell(lane, false).await
+    }
+
+    async fn close(&self) -> Result<(), Failure> {
+        let (group, number) = (Arc::clone(&self.group), self.number);
+        self.call(async move {
+            group.close(number);
+            Ok(())
+        })
+        .await
+    }
+}
+
+impl Connection {
+    async fn tell(&self, lane: &Lane, pause: bool) -> Result<(), Failure> {
+        let (group, number, lane) = (Arc::clone(&self.group), self.number, lane.clone());
+        let told = self.told.fetch_add(1, Ordering::Relaxed) + 1;
+        self.call(async move {
+            group.pause(number, told, &lane, pause);
+            Ok(())
+        })
+        .await
+    }
+}

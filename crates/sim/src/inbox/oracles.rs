@@ -1,0 +1,73 @@
+//! The promises, checked against nothing but the history and what is left in the end.
+
+mod attempts;
+mod effects;
+mod ends;
+mod fences;
+mod order;
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use crate::inbox::event::{Case, Event};
+use crate::inbox::world::Record;
+use crate::verdict::{Violation, broken};
+
+type Events<'a> = &'a [(Duration, Event)];
+
+/// Every promise that was broken, one violation each, the nearest to the cause first.
+pub fn judge(record: &Record) -> Vec<Violation> {
+    let events = &record.events;
+    [
+        members_do_not_fall(events),
+        fences::a_lost_lane_writes_nothing(events),
+        fences::a_lost_claim_writes_nothing(events),
+        attempts::only_failures_count(record),
+        attempts::no_more_than_the_policy_has(record),
+        effects::only_what_was_published(events),
+        effects::acknowledged_when_kept(events),
+        effects::happen_once(events),
+        effects::calls_keep_their_ids(events),
+        effects::one_call_at_a_time(events),
+        ends::dead_letters_keep_bytes(record),
+        ends::redriven_once(events),
+        ends::everything_ends(record),
+        order::as_published(record),
+        ends::comes_to_rest(record),
+        order::other_keys_flow(record),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
+}
+
+fn broke(promise: &'static str, case: &Case, sentence: String) -> Violation {
+    broken(promise, Some(&case.name), sentence)
+}
+
+/// The replays that were stopped and did not go on.
+fn stopped(events: Events<'_>) -> BTreeSet<(usize, u32)> {
+    let mut stopped = BTreeSet::new();
+    for (_, event) in events {
+        match event {
+            Event::ReplayStopped { consumer, replay } => {
+                stopped.insert((*consumer, *replay));
+            }
+            Event::ReplayResumed { consumer, replay } => {
+                stopped.remove(&(*consumer, *replay));
+            }
+            _ => {}
+        }
+    }
+    stopped
+}
+
+/// A member ends only when it is told to.
+fn members_do_not_fall(events: Events<'_>) -> Option<Violation> {
+    events.iter().find_map(|(_, event)| match event {
+        Event::Member { consumer, what: what @ ("panicked" | "stopped by itself"), .. } => {
+            Some(broken("P6", None, format!("a member of c{consumer} {what}")))
+        }
+        _ => None,
+    })
+}

@@ -1,0 +1,77 @@
+//! P5: only a failed handler counts, and what is given up was tried as often as the policy says.
+
+use std::collections::BTreeMap;
+
+use super::broke;
+use crate::inbox::event::{Case, Event};
+use crate::inbox::world::Record;
+use crate::verdict::Violation;
+
+/// What was tried of a message since somebody last redrove it.
+#[derive(Default)]
+struct Tries {
+    begun: u32,
+    away: u32,
+    failed: u32,
+}
+
+/// Classes that give a message up however often it was tried.
+const AT_ONCE: [&str; 4] = ["poison", "undecodable", "expired", "crash"];
+
+/// Attempts are tries that did not find away what they need; no message is given up before it had all of them.
+pub(super) fn only_failures_count(record: &Record) -> Option<Violation> {
+    let mut tries: BTreeMap<&Case, Tries> = BTreeMap::new();
+    for (_, event) in &record.events {
+        let Some(case) = event.case() else { continue };
+        let plan = &record.scenario.consumers[case.consumer];
+        let tries = tries.entry(case).or_default();
+        match event {
+            Event::Tried(_) => tries.begun += 1,
+            Event::Said { what: "away", .. } => tries.away += 1,
+            Event::Redriven(_) => *tries = Tries::default(),
+            Event::SetBack { attempts, class, dead, .. } if !plan.counts_at_broker() => {
+                let most = tries.begun - tries.away;
+                if *attempts > most {
+                    let sentence = format!("{case} has {attempts} attempts counted and was tried {most} times");
+                    return Some(broke("P5", case, sentence));
+                }
+                let needed = plan.config.retries.durable.attempts_max;
+                if dead.is_some() && !AT_ONCE.contains(class) && *attempts < needed {
+                    let sentence = format!("{case} was given up after {attempts} attempts of {needed}");
+                    return Some(broke("P5", case, sentence));
+                }
+            }
+            _ => {}
+        }
+    }
+    None
+}
+
+/// No message has more attempts than its policy allows; while no process dies, it is not even tried more often.
+pub(super) fn no_more_than_the_policy_has(record: &Record) -> Option<Violation> {
+    let mut tries: BTreeMap<&Case, Tries> = BTreeMap::new();
+    for (_, event) in &record.events {
+        let Some(case) = event.case() else { continue };
+        if let Event::Redriven(_) = event {
+            // What was counted of whatever it is put in front of counts from zero again, too.
+            tries.retain(|other, _| other.consumer != case.consumer || other.name.key != case.name.key);
+            continue;
+        }
+        let plan = &record.scenario.consumers[case.consumer];
+        let most = plan.config.retries.durable.attempts_max;
+        let tries = tries.entry(case).or_default();
+        match event {
+            Event::Said { what: "retry" | "poison" | "panic" | "nothing", .. } => tries.failed += 1,
+            Event::SetBack { attempts, .. } if *attempts > most && !plan.counts_at_broker() => {
+                return Some(broke("P5", case, format!("{case} has {attempts} attempts, and its policy {most}")));
+            }
+            _ => {}
+        }
+        // What fails in a batch is tried once more alone, and does not count.
+        let is_exact = record.scenario.calm && plan.config.batch_max == 1 && !plan.counts_at_broker();
+        if is_exact && tries.failed > most {
+            return Some(broke("P5", case, format!("{case} failed {} times, and its policy has {most}", tries.failed)));
+        }
+    }
+    None
+}

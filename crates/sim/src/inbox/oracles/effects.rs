@@ -1,0 +1,121 @@
+//! P6: a handler's effect happens once, and the broker forgets nothing before.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use uuid::Uuid;
+
+use super::{Events, broke};
+use crate::history::Name;
+use crate::inbox::event::{Case, Event};
+use crate::verdict::Violation;
+
+/// Nothing happens for a message that was never published, or in a replay that it was not fed to.
+pub(super) fn only_what_was_published(events: Events<'_>) -> Option<Violation> {
+    let mut published: BTreeSet<&Name> = BTreeSet::new();
+    let mut fed: BTreeSet<&Case> = BTreeSet::new();
+    for (_, event) in events {
+        match event {
+            Event::Published { name, .. } => {
+                published.insert(name);
+            }
+            Event::Fed(case) => {
+                fed.insert(case);
+            }
+            Event::Effect(case) | Event::Skipped(case) | Event::SetBack { case, .. } => {
+                if !published.contains(&case.name) {
+                    return Some(broke("P6", case, format!("{case} was never published")));
+                }
+                if case.replay > 0 && !fed.contains(case) {
+                    return Some(broke("P6", case, format!("{case} was never fed to its replay")));
+                }
+            }
+            _ => {}
+        }
+    }
+    None
+}
+
+/// What is acknowledged was handled, or is kept by the inbox.
+pub(super) fn acknowledged_when_kept(events: Events<'_>) -> Option<Violation> {
+    let mut kept: BTreeSet<&Case> = BTreeSet::new();
+    for (_, event) in events {
+        match event {
+            Event::Effect(case) | Event::Skipped(case) | Event::Waits(case) | Event::SetBack { case, .. } => {
+                kept.insert(case);
+            }
+            Event::Acknowledged(case) if !kept.contains(case) => {
+                return Some(broke("P6", case, format!("{case} was acknowledged before anything of it was committed")));
+            }
+            _ => {}
+        }
+    }
+    None
+}
+
+/// One effect, or one decision that there is none to have, for each message at each consumer in each replay.
+pub(super) fn happen_once(events: Events<'_>) -> Option<Violation> {
+    let mut ended: BTreeSet<&Case> = BTreeSet::new();
+    let mut redriven: BTreeSet<&Case> = BTreeSet::new();
+    for (_, event) in events {
+        match event {
+            Event::Redriven(case) => {
+                redriven.insert(case);
+            }
+            Event::Effect(case) | Event::Skipped(case) if !ended.insert(case) => {
+                let promise = if redriven.contains(case) { "P7" } else { "P6" };
+                return Some(broke(promise, case, format!("{case} was handled twice")));
+            }
+            _ => {}
+        }
+    }
+    None
+}
+
+/// The far side is called for a message under one id, which is no other's.
+pub(super) fn calls_keep_their_ids(events: Events<'_>) -> Option<Violation> {
+    let mut ids: BTreeMap<&Case, Uuid> = BTreeMap::new();
+    let mut owners: BTreeMap<Uuid, &Case> = BTreeMap::new();
+    for (_, event) in events {
+        let Event::Called { case, id } = event else { continue };
+        if *ids.entry(case).or_insert(*id) != *id {
+            return Some(broke("P6", case, format!("the far side was called for {case} under two ids")));
+        }
+        let owner = *owners.entry(*id).or_insert(case);
+        if owner != case {
+            return Some(broke("P6", case, format!("the far side was called for {case} under the id of {owner}")));
+        }
+    }
+    None
+}
+
+/// How long a worker may go on that a redrive has taken its queue from.
+const INTERRUPTED_FOR: Duration = Duration::from_secs(30);
+
+/// The far side is called by one worker at a time for a message, unless a person redrove another of its key shortly before:
+/// that takes the queue from whoever works on it.
+pub(super) fn one_call_at_a_time(events: Events<'_>) -> Option<Violation> {
+    let mut open: BTreeMap<&Case, u32> = BTreeMap::new();
+    let mut redriven: BTreeMap<(usize, &str), Duration> = BTreeMap::new();
+    for (at, event) in events {
+        match event {
+            Event::Called { case, .. } => {
+                let calls = open.entry(case).or_default();
+                *calls += 1;
+                let taken = redriven.get(&(case.consumer, &*case.name.key));
+                let interrupted = taken.is_some_and(|taken| at.saturating_sub(*taken) < INTERRUPTED_FOR);
+                if *calls > 1 && !interrupted {
+                    return Some(broke("P6", case, format!("two workers called for {case} at the same time")));
+                }
+            }
+            Event::CallEnded(case) => {
+                open.entry(case).and_modify(|calls| *calls = calls.saturating_sub(1));
+            }
+            Event::Redriven(case) => {
+                redriven.insert((case.consumer, &*case.name.key), *at);
+            }
+            _ => {}
+        }
+    }
+    None
+}

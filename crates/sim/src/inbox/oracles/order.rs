@@ -1,0 +1,135 @@
+//! P6: a key's effects come in the order of publication; P4: other keys flow.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use bytestring::ByteString;
+
+use super::{broke, stopped};
+use crate::inbox::event::{Case, Dead, Event};
+use crate::inbox::kind::Kind;
+use crate::inbox::world::Record;
+use crate::verdict::Violation;
+
+/// How long a message may take in a calm run, whatever other keys do.
+const FLOWS_WITHIN: Duration = Duration::from_secs(15);
+
+/// A key at one consumer, in one replay.
+type Line<'a> = (usize, u32, &'a ByteString);
+
+/// Effects of an ordered consumer's key come in the order in which it was published, or fed.
+pub(super) fn as_published(record: &Record) -> Option<Violation> {
+    let orders = orders(record);
+    let excepted = excepted(record);
+    let mut next: BTreeMap<Line<'_>, usize> = BTreeMap::new();
+    let mut ended: BTreeSet<&Case> = BTreeSet::new();
+    for (_, event) in &record.events {
+        let (Event::Effect(case) | Event::Skipped(case)) = event else { continue };
+        let line = (case.consumer, case.replay, &case.name.key);
+        let Some(order) = orders.get(&line) else { continue };
+        if !ended.insert(case) || excepted.contains(case) {
+            continue;
+        }
+        let next = next.entry(line).or_default();
+        while order.get(*next).is_some_and(|case| ended.contains(case) || excepted.contains(case)) {
+            *next += 1;
+        }
+        let Some(place) = order.iter().position(|other| other == case) else { continue };
+        if let Some(earlier) = order.get(*next).filter(|_| *next < place) {
+            let sentence = format!("{case} was handled before {earlier}, which was published before it");
+            return Some(broke("P6", case, sentence));
+        }
+    }
+    None
+}
+
+/// Each key's messages in the order that is promised.
+fn orders(record: &Record) -> BTreeMap<Line<'_>, Vec<Case>> {
+    let mut orders: BTreeMap<Line<'_>, Vec<Case>> = BTreeMap::new();
+    let ordered: Vec<usize> =
+        (0..record.scenario.consumers.len()).filter(|number| record.scenario.consumers[*number].ordered).collect();
+    for (_, event) in &record.events {
+        match event {
+            Event::Published { name, .. } => {
+                for consumer in &ordered {
+                    let case = Case { consumer: *consumer, replay: 0, name: name.clone() };
+                    orders.entry((*consumer, 0, &name.key)).or_default().push(case);
+                }
+            }
+            Event::Fed(case) if ordered.contains(&case.consumer) => {
+                orders.entry((case.consumer, case.replay, &case.name.key)).or_default().push(case.clone());
+            }
+            _ => {}
+        }
+    }
+    orders
+}
+
+/// Messages that were put aside or given up so that others could go on, and what a stopped replay never came to.
+fn excepted(record: &Record) -> BTreeSet<&Case> {
+    let mut excepted = BTreeSet::new();
+    let mut unfinished: BTreeSet<&Case> = BTreeSet::new();
+    for (_, event) in &record.events {
+        match event {
+            Event::SetBack { case, dead: Some(Dead::Continue), .. } | Event::Archived(case) => {
+                excepted.insert(case);
+            }
+            Event::Fed(case) => {
+                unfinished.insert(case);
+            }
+            Event::Effect(case) | Event::Skipped(case) => {
+                unfinished.remove(case);
+            }
+            _ => {}
+        }
+    }
+    let stopped = stopped(&record.events);
+    excepted.extend(unfinished.into_iter().filter(|case| stopped.contains(&(case.consumer, case.replay))));
+    excepted
+}
+
+/// P4: in a calm run, a key without failures flows, whatever others do.
+pub(super) fn other_keys_flow(record: &Record) -> Option<Violation> {
+    let scenario = &record.scenario;
+    if !scenario.calm {
+        return None;
+    }
+    let flows = |consumer: usize, key: &ByteString| {
+        let plan = &scenario.consumers[consumer];
+        let number = scenario.keys.iter().position(|plan| *plan.name == **key);
+        let lane = number.map_or(0, |number| plan.lane_of(number));
+        let roomy = plan.concurrency() >= 3 && plan.prefetch >= 8;
+        roomy && !plan.away.iter().any(|(away, _)| *away == lane)
+    };
+    let mut clean: BTreeSet<&ByteString> = BTreeSet::new();
+    clean.extend(record.events.iter().filter_map(|(_, event)| match event {
+        Event::Published { name, .. } => Some(&name.key),
+        _ => None,
+    }));
+    for (_, event) in &record.events {
+        if let Event::Published { name, kind, .. } = event
+            && !Kind::parse(kind).is_plain()
+        {
+            clean.remove(&name.key);
+        }
+    }
+    let mut since: BTreeMap<Case, Duration> = BTreeMap::new();
+    for (at, event) in &record.events {
+        match event {
+            Event::Published { name, .. } if clean.contains(&name.key) => {
+                for consumer in (0..scenario.consumers.len()).filter(|consumer| flows(*consumer, &name.key)) {
+                    since.insert(Case { consumer, replay: 0, name: name.clone() }, *at);
+                }
+            }
+            Event::Effect(case) | Event::Skipped(case) => {
+                let waited = since.remove(case).map_or(Duration::ZERO, |since| at.saturating_sub(since));
+                if waited > FLOWS_WITHIN {
+                    let sentence = format!("{case} waited {waited:?} although nothing was wrong with its key");
+                    return Some(broke("P4", case, sentence));
+                }
+            }
+            _ => {}
+        }
+    }
+    None
+}

@@ -1,0 +1,122 @@
+//! Replays on purpose: two people feed the same one, stop it, and let it go on.
+
+use std::sync::Arc;
+
+use relevo_core::inbox::operate::{Plan, ReplayState};
+use relevo_core::inbox::{Arrival, Entry};
+use tokio::time::{Instant, sleep, sleep_until};
+
+use crate::inbox::broker::{ADDRESS, Group};
+use crate::inbox::event::{Event, History};
+use crate::inbox::office::Office;
+use crate::inbox::scenario::Scenario;
+use crate::line::Line;
+use crate::random::Random;
+use crate::wire::Wire;
+
+/// Replays, when the scenario says so, what was published by then.
+pub async fn work(
+    office: Arc<Office>,
+    history: Arc<History>,
+    scenario: Arc<Scenario>,
+    groups: Vec<Arc<Group>>,
+    wire: Wire,
+) {
+    let start = Instant::now();
+    let mut random = Random::of(scenario.seed, "replays", 0);
+    for at in &scenario.replays {
+        sleep_until(start + *at).await;
+        let consumer = random.count(0, scenario.consumers.len() - 1);
+        let arrivals = arrivals(&groups[consumer], scenario.consumers[consumer].ordered);
+        let plan = Plan {
+            consumer: scenario.consumers[consumer].name.clone(),
+            source: "the broker".to_owned(),
+            count: arrivals.len() as u64,
+            rate: 100,
+            dead_max: *random.pick(&[1, 1000, 1000]),
+            by: "somebody".to_owned(),
+            reason: "a test".to_owned(),
+        };
+        let Ok(number) = office.begin_replay(plan).await else { continue };
+        let size = random.count(1, 10);
+        let stops_at = random.permille(400).then(|| random.count(0, arrivals.len()));
+        let mut feeder = |stops_at| Feeder {
+            office: &office,
+            line: Line::new(Arc::clone(&history), wire.clone(), scenario.office_weather(), Random::new(random.draw())),
+            random: Random::new(random.draw()),
+            consumer,
+            number,
+            arrivals: &arrivals,
+            size,
+            stops_at,
+        };
+        let (first, second) = (feeder(stops_at), feeder(None));
+        tokio::join!(first.work(), second.work());
+    }
+}
+
+/// What a consumer got from the broker so far, or is to get.
+fn arrivals(group: &Group, ordered: bool) -> Vec<Arrival> {
+    let readable = |(lane, place, entry, raw): (usize, u64, Entry, relevo_core::Raw)| {
+        let key = raw.decode().ok()?.message.key;
+        Some(Arrival {
+            entry,
+            queue: if ordered { key } else { entry.id.to_string().into() },
+            raw,
+            address: ADDRESS.into(),
+            lane: Group::lane(lane),
+            place: Some(place),
+            correlation: None,
+        })
+    };
+    group.log().into_iter().filter_map(readable).collect()
+}
+
+/// Somebody who feeds a replay.
+struct Feeder<'a> {
+    office: &'a Arc<Office>,
+    line: Line<Event>,
+    random: Random,
+    consumer: usize,
+    number: u32,
+    arrivals: &'a [Arrival],
+    /// So many messages at once.
+    size: usize,
+    /// Stops it here, and may let it go on.
+    stops_at: Option<usize>,
+}
+
+impl Feeder<'_> {
+    async fn work(mut self) {
+        loop {
+            sleep(self.random.millis(0, 300)).await;
+            let Some(replay) = self.office.replay(self.consumer, self.number).await else { return };
+            match replay.state {
+                ReplayState::Stopped if self.stops_at.take().is_some() && self.random.permille(600) => {
+                    self.resume().await;
+                }
+                ReplayState::Stopped | ReplayState::Finished => return,
+                ReplayState::Running => self.feed(replay.cursor).await,
+            }
+        }
+    }
+
+    /// Feeds the next ones. If the answer is lost, the replay tells how far it has come.
+    async fn feed(&mut self, from: Option<String>) {
+        let fed: usize = from.as_deref().and_then(|place| place.parse().ok()).unwrap_or(0);
+        let (office, consumer, number) = (Arc::clone(self.office), self.consumer, self.number);
+        if self.stops_at.is_some_and(|at| fed >= at) {
+            drop(self.line.call(async move { office.stop_replay(consumer, number).await }).await);
+            return;
+        }
+        let messages: Vec<Arrival> = self.arrivals[fed..].iter().take(self.size).cloned().collect();
+        let next = fed + messages.len();
+        let to = (next < self.arrivals.len()).then(|| next.to_string());
+        drop(self.line.call(async move { office.feed(consumer, number, messages, from, to).await }).await);
+    }
+
+    async fn resume(&self) {
+        let (office, consumer, number) = (Arc::clone(self.office), self.consumer, self.number);
+        drop(self.line.call(async move { office.resume_replay(consumer, number).await }).await);
+    }
+}

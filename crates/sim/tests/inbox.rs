@@ -1,0 +1,117 @@
+//! A few hundred runs of the real consumer runtime, and proof that the oracles see a broken one.
+
+use relevo_sim::inbox::{Mutant, run};
+
+/// Runs of the real consumers; `cargo xtask sim` does many more.
+const SEEDS: u64 = 24;
+
+/// Within so many runs each mutant is caught.
+const CAUGHT_WITHIN: u64 = 60;
+
+fn every_promise_holds(seeds: impl Iterator<Item = u64>) {
+    for seed in seeds {
+        let verdict = run(seed, None);
+        let violations: Vec<String> = verdict.violations.iter().map(ToString::to_string).collect();
+        assert!(violations.is_empty(), "seed {seed}: {violations:#?}");
+    }
+}
+
+fn is_caught(mutant: Mutant) {
+    let broken = |seed: &u64| run(*seed, Some(mutant)).violations.iter().any(|found| found.promise == mutant.breaks());
+    let caught = (0..CAUGHT_WITHIN).find(broken);
+    assert!(caught.is_some(), "{} breaks {}, and no run of {CAUGHT_WITHIN} shows it", mutant.name(), mutant.breaks());
+}
+
+#[test]
+fn every_promise_holds_in_even_seeds() {
+    every_promise_holds((0..SEEDS).step_by(2));
+}
+
+#[test]
+fn every_promise_holds_in_odd_seeds() {
+    every_promise_holds((1..SEEDS).step_by(2));
+}
+
+#[test]
+fn a_seed_replays_exactly() {
+    for seed in 0..4 {
+        let (first, second) = (run(seed, None), run(seed, None));
+        assert_eq!(first.fingerprint, second.fingerprint, "seed {seed}");
+        assert_eq!(first.events, second.events, "seed {seed}");
+    }
+}
+
+#[test]
+fn different_seeds_give_different_runs() {
+    assert_ne!(run(1, None).fingerprint, run(2, None).fingerprint);
+}
+
+#[test]
+fn acknowledging_before_the_commit_is_caught() {
+    is_caught(Mutant::AcknowledgeFirst);
+}
+
+#[test]
+fn handling_a_repeat_is_caught() {
+    is_caught(Mutant::ForgetHandled);
+}
+
+#[test]
+fn calling_without_a_claim_is_caught() {
+    is_caught(Mutant::IgnoreCalls);
+}
+
+#[test]
+fn handling_under_a_lost_lane_is_caught() {
+    is_caught(Mutant::IgnoreLanes);
+}
+
+#[test]
+fn working_on_a_queue_under_a_lost_claim_is_caught() {
+    is_caught(Mutant::IgnoreClaims);
+}
+
+#[test]
+fn emptying_a_queue_without_a_second_look_is_caught() {
+    is_caught(Mutant::EmptyUnseen);
+}
+
+#[test]
+fn redriving_twice_is_caught() {
+    is_caught(Mutant::RedriveAgain);
+}
+
+#[test]
+fn overtaking_a_queue_that_waits_is_caught() {
+    is_caught(Mutant::Overtake);
+}
+
+#[test]
+fn counting_what_is_away_as_an_attempt_is_caught() {
+    is_caught(Mutant::CountAway);
+}
+
+#[test]
+fn a_dead_letter_in_a_second_transaction_is_caught() {
+    is_caught(Mutant::BuryApart);
+}
+
+#[test]
+fn a_dead_letter_with_other_bytes_is_caught() {
+    is_caught(Mutant::CutBytes);
+}
+
+#[test]
+fn acknowledging_what_another_calls_for_is_caught() {
+    is_caught(Mutant::TrustCallers);
+}
+
+#[test]
+fn handling_a_key_out_of_order_is_caught() {
+    is_caught(Mutant::KeysAtOnce);
+}
+
+#[test]
+fn calling_under_a_fresh_id_is_caught() {
+    is_caught(Mutant::FreshIds);
+}
