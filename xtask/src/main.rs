@@ -63,9 +63,10 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
-    /// Kills and stops relays and their database while messages flow, and says what became of the messages.
+    /// Kills and stops relays, consumers, database and broker while messages flow, and says what became of the messages.
     Torture {
-        /// Handed to the torture as they are: `--seconds N --seed S --store postgres|sqlite`.
+        /// Handed to the torture as they are: `--consumers --seconds N --seed S --store postgres|sqlite --broker embedded|rabbitmq|nats
+        /// --messages N --faults N`.
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
@@ -98,9 +99,11 @@ fn dispatch(runner: &Runner, command: Command) -> Result<ExitCode> {
         Command::Torture { arguments } => {
             let servers = install::all(runner)?;
             let relevo = cargo::release(runner, "relevo-cli", "relevo")?;
+            let torture = cargo::release(runner, "relevo-torture", "relevo-torture")?;
             let environment = services::for_one_run(runner, &servers)?;
-            let mut command = cargo::command(&["run", "--release", "-p", "relevo-torture", "--", "--relevo"])?;
-            runner.run(command.arg(relevo).args(arguments).envs(environment.variables.clone()))?;
+            let mut command = std::process::Command::new(torture);
+            command.arg("--relevo").arg(relevo).args(arguments).envs(environment.variables.clone());
+            runner.run(&mut command)?;
         }
         Command::Tidy => tidy::run()?,
     }

@@ -7,6 +7,7 @@ use relevo_core::operate::{Inspect, Operate as _, Start};
 use sqlx::postgres::{PgConnectOptions, PgConnection};
 use sqlx::{ConnectOptions as _, Connection as _, Row as _, SqliteConnection};
 
+use crate::ledger::Store;
 use crate::oracle::Change;
 
 /// How many keys are changed.
@@ -14,7 +15,7 @@ pub(crate) const KEYS: u32 = 50;
 
 const TABLES: [&str; 2] = [
     "CREATE TABLE torture_key (key text PRIMARY KEY, changes bigint NOT NULL)",
-    "CREATE TABLE torture_change (key text NOT NULL, number bigint NOT NULL, token text PRIMARY KEY)",
+    "CREATE TABLE torture_change (key text NOT NULL, number bigint NOT NULL, token text PRIMARY KEY, id text NOT NULL)",
 ];
 
 /// Where everybody writes.
@@ -92,18 +93,58 @@ impl Database {
 
     /// What really committed: the record is written in the transaction that emits.
     pub(crate) async fn changes(&self) -> Result<Vec<Change>> {
-        let sql = "SELECT key, number, token FROM torture_change";
-        let triples: Vec<(String, i64, String)> = match self.connect().await? {
+        let sql = "SELECT key, number, token, id FROM torture_change";
+        macro_rules! read {
+            ($connection:expr) => {{
+                let rows = sqlx::query(sql).fetch_all(&mut $connection).await?;
+                let changes = rows.iter().map(|row| {
+                    let (key, number, token, id) = (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?, row.try_get(3)?);
+                    Ok(Change { key, number, token, id })
+                });
+                changes.collect()
+            }};
+        }
+        match self.connect().await? {
+            Link::Postgres(mut connection) => read!(connection),
+            Link::Sqlite(mut connection) => read!(connection),
+        }
+    }
+
+    /// The same database, as the consumers' ledger.
+    pub(crate) fn ledger(&self) -> Store {
+        match self {
+            Self::Postgres(options) => Store::Postgres(options.clone()),
+            Self::Sqlite(path) => Store::Sqlite(path.clone()),
+        }
+    }
+
+    /// Takes a cure back: what is poison to a consumer is so again.
+    pub(crate) async fn relapse(&self, consumer: &str) -> Result<()> {
+        let delete = "DELETE FROM ledger_cure WHERE consumer = $1";
+        match self.connect().await? {
             Link::Postgres(mut connection) => {
-                let rows = sqlx::query(sql).fetch_all(&mut connection).await?;
-                rows.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?, row.try_get(2)?))).collect::<Result<_>>()?
+                sqlx::query(delete).bind(consumer).execute(&mut connection).await?;
             }
             Link::Sqlite(mut connection) => {
-                let rows = sqlx::query(sql).fetch_all(&mut connection).await?;
-                rows.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?, row.try_get(2)?))).collect::<Result<_>>()?
+                sqlx::query(delete).bind(consumer).execute(&mut connection).await?;
             }
-        };
-        Ok(triples.into_iter().map(|(key, number, token)| Change { key, number, token }).collect())
+        }
+        Ok(())
+    }
+
+    /// Everything that a consumer did is forgotten: the worst that an inbox can do.
+    pub(crate) async fn forget(&self, consumer: &str) -> Result<()> {
+        match self.connect().await? {
+            Link::Postgres(mut connection) => {
+                let delete = "DELETE FROM relevo.inbox WHERE consumer = $1 AND state = 'done'";
+                sqlx::query(delete).bind(consumer).execute(&mut connection).await?;
+            }
+            Link::Sqlite(mut connection) => {
+                let delete = "DELETE FROM relevo_inbox WHERE consumer = $1 AND state = 'done'";
+                sqlx::query(delete).bind(consumer).execute(&mut connection).await?;
+            }
+        }
+        Ok(())
     }
 
     /// Connects to it.

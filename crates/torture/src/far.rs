@@ -8,8 +8,12 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
+use serde::Deserialize;
 use tokio::time::sleep;
 
+use crate::consumers::Group;
+use crate::harms::Blow;
+use crate::ledger::Feed;
 use crate::oracle::Arrival;
 use crate::random::Random;
 
@@ -35,17 +39,6 @@ impl Far {
     }
 }
 
-/// What is done to a broker.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Blow {
-    /// Killed with -9, and started again.
-    Kill,
-    /// Stopped for longer than a publish may take, and continued.
-    Freeze,
-    /// Every connection is cut; new ones are welcome.
-    Cut,
-}
-
 /// The broker on stage.
 pub(crate) enum Broker {
     Embedded(embedded::Embedded),
@@ -54,13 +47,48 @@ pub(crate) enum Broker {
 }
 
 impl Broker {
-    /// Starts it, with whatever keeps everything that arrives.
-    pub(crate) async fn start(far: Far, directory: &Path) -> Result<Self> {
-        Ok(match far {
+    /// Starts it, with whatever keeps everything that arrives, and with these groups.
+    pub(crate) async fn start(far: Far, directory: &Path, groups: &[Group]) -> Result<Self> {
+        let broker = match far {
             Far::Embedded => Self::Embedded(embedded::Embedded::start(directory).await?),
             Far::RabbitMq => Self::RabbitMq(rabbitmq::RabbitMq::start().await?),
             Far::Nats => Self::Nats(nats::Nats::start().await?),
-        })
+        };
+        for group in groups {
+            broker.feed(*group)?.declare().await?;
+        }
+        if far == Far::RabbitMq {
+            sleep(rabbitmq::SETTLES_WITHIN).await;
+        }
+        Ok(broker)
+    }
+
+    /// Where a group's messages are, for its members: through the proxy, if there is one.
+    pub(crate) fn spec(&self, group: Group) -> String {
+        match self {
+            Self::Embedded(broker) => broker.spec(),
+            Self::RabbitMq(broker) => rabbitmq::spec(&broker.url(), group),
+            Self::Nats(broker) => nats::spec(&broker.url()),
+        }
+    }
+
+    /// A group as the judge sees it.
+    fn feed(&self, group: Group) -> Result<Feed> {
+        let spec = match self {
+            Self::Embedded(broker) => broker.spec(),
+            Self::RabbitMq(broker) => rabbitmq::spec(&broker.server.amqp_url(), group),
+            Self::Nats(broker) => nats::spec(&broker.server.url()),
+        };
+        Feed::new(&spec, group.name, group.lanes(), group.ordered)
+    }
+
+    /// How many messages the groups have not settled.
+    pub(crate) async fn queued(&self, groups: &[Group]) -> Result<u64> {
+        let mut queued = 0;
+        for group in groups {
+            queued += self.feed(*group)?.left().await?;
+        }
+        Ok(queued)
     }
 
     /// The destination's part of a relay's configuration.
@@ -117,8 +145,15 @@ async fn pause(random: &mut Random) {
     sleep(Duration::from_millis(random.below(500).into())).await;
 }
 
+/// What producers write.
+#[derive(Deserialize)]
+struct Payload {
+    token: String,
+}
+
 /// From the payload and the key's header, as any receiver reads them.
 fn arrival(key: Option<String>, payload: &[u8]) -> Result<Arrival> {
     let Some(key) = key else { bail!("a message without its key arrived") };
-    Ok(Arrival { key, token: String::from_utf8(payload.to_vec())? })
+    let Payload { token } = serde_json::from_slice(payload)?;
+    Ok(Arrival { key, token })
 }

@@ -3,93 +3,144 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use tokio::time::{Instant, sleep};
+use tokio::time::Instant;
 
-use crate::far::Blow;
+use crate::consumers::BEAT_LASTS;
 use crate::process::Process;
-use crate::relays::{LEASE, PUBLISH_DEADLINE};
+use crate::random::Random;
+use crate::relays::{CALL_DEADLINE, LEASE, PUBLISH_DEADLINE};
+use crate::report::Ended;
 use crate::stage::Stage;
 
-/// What is done.
+/// What is done to a server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Blow {
+    /// Killed with -9, and started again.
+    Kill,
+    /// Stopped for longer than a call may take, and continued.
+    Freeze,
+    /// Every connection is cut; new ones are welcome.
+    Cut,
+}
+
+/// What is done to a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Deed {
+    /// Killed with -9.
+    Kill,
+    /// Stopped for longer than its lease lasts, and continued.
+    Freeze,
+    /// Asked to leave.
+    Leave,
+}
+
+/// What is done, and to whom.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Harm {
-    Kill,
-    Freeze,
-    Leave,
-    Database,
+    Relay(Deed),
+    Consumer(Deed),
+    Database(Blow),
     Broker(Blow),
 }
 
-const EACH: [Harm; 7] = [
-    Harm::Kill,
+const EACH: [Harm; 12] = [
+    Harm::Relay(Deed::Kill),
+    Harm::Consumer(Deed::Kill),
     Harm::Broker(Blow::Cut),
-    Harm::Freeze,
+    Harm::Relay(Deed::Freeze),
+    Harm::Consumer(Deed::Freeze),
     Harm::Broker(Blow::Kill),
-    Harm::Database,
+    Harm::Database(Blow::Kill),
+    Harm::Consumer(Deed::Leave),
     Harm::Broker(Blow::Freeze),
-    Harm::Leave,
+    Harm::Database(Blow::Cut),
+    Harm::Relay(Deed::Leave),
+    Harm::Database(Blow::Freeze),
 ];
 
+impl Harm {
+    /// Whatever chance says: often to processes, seldom what takes long to mend.
+    fn by_chance(random: &mut Random) -> Self {
+        let deed = match random.below(5) {
+            0..=1 => Deed::Kill,
+            2..=3 => Deed::Freeze,
+            _ => Deed::Leave,
+        };
+        let blow = match random.below(6) {
+            0..=3 => Blow::Cut,
+            4 => Blow::Freeze,
+            _ => Blow::Kill,
+        };
+        match random.below(18) {
+            0..=4 => Self::Relay(deed),
+            5..=9 => Self::Consumer(deed),
+            10..=11 => Self::Database(Blow::Kill),
+            12 => Self::Database(blow),
+            _ => Self::Broker(blow),
+        }
+    }
+}
+
 impl Stage {
-    /// Does one harm: at first one of each kind, then whatever chance says.
+    /// Does one harm: at first one of each kind, then whatever chance says. Some have nobody to be done to.
     pub(crate) async fn harm(&mut self, round: usize) -> Result<()> {
-        let harm = EACH.get(round).copied().unwrap_or_else(|| match self.random.below(18) {
-            0..=3 => Harm::Kill,
-            4..=7 => Harm::Freeze,
-            8..=9 => Harm::Leave,
-            10..=11 => Harm::Database,
-            12..=15 => Harm::Broker(Blow::Cut),
-            16 => Harm::Broker(Blow::Freeze),
-            _ => Harm::Broker(Blow::Kill),
-        });
+        let harm = match EACH.get(round) {
+            // What careless consumers get wrong shows when they die.
+            _ if self.careless => Harm::Consumer(if round.is_multiple_of(2) { Deed::Kill } else { Deed::Freeze }),
+            Some(harm) => *harm,
+            None => Harm::by_chance(&mut self.random),
+        };
         match harm {
-            Harm::Database => self.harm_database().await,
-            Harm::Broker(blow) => self.harm_broker(blow).await,
-            Harm::Kill | Harm::Freeze | Harm::Leave => return self.harm_relay(harm).await,
-        }
-        Ok(())
-    }
-
-    async fn harm_database(&mut self) {
-        let Some(server) = &self.server else { return };
-        server.kill9().await;
-        sleep(Duration::from_millis(self.random.below(500).into())).await;
-        server.start_again().await;
-        self.deeds.database_killed += 1;
-    }
-
-    async fn harm_broker(&mut self, blow: Blow) {
-        if !self.broker.blow(blow, PUBLISH_DEADLINE.mul_f64(1.5), &mut self.random).await {
-            return;
-        }
-        match blow {
-            Blow::Kill => self.deeds.broker_killed += 1,
-            Blow::Freeze => self.deeds.broker_frozen += 1,
-            Blow::Cut => self.deeds.connections_cut += 1,
-        }
-    }
-
-    async fn harm_relay(&mut self, harm: Harm) -> Result<()> {
-        let at_hand = |relay: &Process| if harm == Harm::Kill { !relay.is_gone() } else { relay.is_awake() };
-        let possible: Vec<usize> = (0..self.relays.len()).filter(|at| at_hand(&self.relays[*at])).collect();
-        if possible.is_empty() {
-            return Ok(());
-        }
-        let relay = &mut self.relays[possible[self.random.below(u32::try_from(possible.len())?) as usize]];
-        match harm {
-            Harm::Kill => {
-                relay.kill9().await?;
-                self.deeds.killed += 1;
+            Harm::Relay(deed) => {
+                harm_one(&mut self.relays, deed, LEASE, &mut self.deeds.relays, &mut self.random).await?;
             }
-            Harm::Freeze => {
-                relay.freeze(Instant::now() + LEASE.mul_f64(1.3))?;
-                self.deeds.frozen += 1;
+            Harm::Consumer(deed) => {
+                let of = &mut self.deeds.consumers;
+                harm_one(&mut self.consumers, deed, BEAT_LASTS, of, &mut self.random).await?;
             }
-            Harm::Leave | Harm::Database | Harm::Broker(_) => {
-                relay.leave().await?;
-                self.deeds.left += 1;
+            Harm::Database(blow) => {
+                if let Some(server) = &self.server {
+                    server.blow(blow, CALL_DEADLINE.mul_f64(1.5), &mut self.random).await;
+                    self.deeds.database.count(blow);
+                }
+            }
+            Harm::Broker(blow) => {
+                if self.broker.blow(blow, PUBLISH_DEADLINE.mul_f64(1.5), &mut self.random).await {
+                    self.deeds.broker.count(blow);
+                }
             }
         }
         Ok(())
     }
+}
+
+/// Does it to one of them, if there is any that it can be done to. `lasts` is how long others wait for who is silent.
+async fn harm_one(
+    processes: &mut [Process],
+    deed: Deed,
+    lasts: Duration,
+    ended: &mut Ended,
+    random: &mut Random,
+) -> Result<()> {
+    let at_hand = |process: &Process| if deed == Deed::Kill { !process.is_gone() } else { process.is_awake() };
+    let mut possible: Vec<&mut Process> = processes.iter_mut().filter(|process| at_hand(process)).collect();
+    if possible.is_empty() {
+        return Ok(());
+    }
+    let process = possible.swap_remove(random.below(u32::try_from(possible.len())?) as usize);
+    match deed {
+        Deed::Kill => {
+            process.kill9().await?;
+            ended.killed += 1;
+        }
+        Deed::Freeze => {
+            process.freeze(Instant::now() + lasts.mul_f64(1.3))?;
+            ended.frozen += 1;
+        }
+        Deed::Leave => {
+            process.leave().await?;
+            ended.left += 1;
+        }
+    }
+    Ok(())
 }

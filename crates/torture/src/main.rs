@@ -6,14 +6,20 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use clap::Parser;
-use relevo_torture::{Far, Plan, Victim, torture};
+use relevo_torture::{Far, Plan, Victim, ledger_beside, torture};
 
-/// Kills and stops relays, their database and their broker while messages flow, and says what became of the messages.
+/// Kills and stops relays, consumers, their database and their broker while messages flow, and says what became of the messages.
 #[derive(Debug, Parser)]
 struct Arguments {
     /// The binary under test.
     #[arg(long)]
     relevo: PathBuf,
+    /// Lets consumers handle what arrives, and harms them too.
+    #[arg(long)]
+    consumers: bool,
+    /// Breaks the consumers, to see what the judge says: one forgets what it did, the other acknowledges before it commits.
+    #[arg(long, requires = "consumers")]
+    careless: bool,
     /// How long producers write, in all.
     #[arg(long, default_value_t = 30)]
     seconds: u64,
@@ -50,14 +56,17 @@ async fn main() -> Result<()> {
         Some("sqlite") => vec![Victim::Sqlite],
         Some(other) => bail!("store `{other}` is not known; hint: `postgres` or `sqlite`"),
     };
+    let ledger = if arguments.consumers { Some(ledger_beside(&std::env::current_exe()?)?) } else { None };
     let seconds = arguments.seconds.div_ceil(victims.len() as u64);
-    let Arguments { seed, messages, faults, .. } = arguments;
+    let Arguments { seed, messages, faults, careless, .. } = arguments;
     let mut broken = 0;
     for victim in victims {
-        let (relevo, write_for) = (arguments.relevo.clone(), Duration::from_secs(seconds));
-        let report = torture(&Plan { relevo, victim, far, seed, write_for, messages, faults }).await?;
+        let (relevo, ledger) = (arguments.relevo.clone(), ledger.clone());
+        let write_for = Duration::from_secs(seconds);
+        let plan = Plan { relevo, ledger, victim, far, seed, write_for, messages, faults, careless };
+        let report = torture(&plan).await?;
         write!(std::io::stdout(), "{report}")?;
-        broken += u32::from(!report.judgement.is_sound());
+        broken += u32::from(!report.is_sound());
     }
     if broken > 0 {
         bail!("a promise was broken; hint: `cargo xtask torture --seed {}` makes the same plan again", arguments.seed);

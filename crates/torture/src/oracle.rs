@@ -1,6 +1,10 @@
 //! The judge: it knows what the database committed and what the broker keeps, and nothing else.
 
+mod effects;
+
 use std::collections::{BTreeMap, BTreeSet};
+
+pub use effects::{Effect, Findings, Left, Mark, judge_effects};
 
 /// How many offenders a report names.
 const NAMED: usize = 10;
@@ -14,6 +18,8 @@ pub struct Change {
     pub number: i64,
     /// What the message's payload says; no two transactions have the same, also if they roll back.
     pub token: String,
+    /// The message's id.
+    pub id: String,
 }
 
 /// One message that the broker keeps, in the order in which it was taken.
@@ -43,9 +49,14 @@ pub struct Judgement {
 }
 
 impl Judgement {
+    /// What broke, by the name of the promise.
+    pub fn offences(&self) -> [(&'static str, &[String]); 3] {
+        [("lost", &self.lost), ("ghosts", &self.ghosts), ("inverted", &self.inverted)]
+    }
+
     /// Whether every promise held.
     pub fn is_sound(&self) -> bool {
-        self.lost.is_empty() && self.ghosts.is_empty() && self.inverted.is_empty()
+        self.offences().iter().all(|(_, offenders)| offenders.is_empty())
     }
 }
 
@@ -93,6 +104,7 @@ mod tests {
             key: (*key).to_owned(),
             number: *number,
             token: format!("{key}{number}"),
+            id: String::new(),
         };
         changes.iter().map(change).collect()
     }

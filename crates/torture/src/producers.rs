@@ -21,7 +21,7 @@ const SLOW: u32 = 20;
 const AWAY: Duration = Duration::from_millis(50);
 
 const CHANGE: &str = "UPDATE torture_key SET changes = changes + $2 WHERE key = $1 RETURNING changes - $2";
-const RECORD: &str = "INSERT INTO torture_change VALUES ($1, $2, $3)";
+const RECORD: &str = "INSERT INTO torture_change VALUES ($1, $2, $3, $4)";
 
 /// How a transaction ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,6 +40,8 @@ pub(crate) struct Done {
     pub(crate) vanished: AtomicU64,
     /// The database was away, or answered nothing: it may have happened.
     pub(crate) unknown: AtomicU64,
+    /// Messages that the slowest consumer had handled when it was last looked.
+    pub(crate) handled: AtomicU64,
 }
 
 /// One application process's worth of writing.
@@ -52,6 +54,8 @@ pub(crate) struct Producer {
     pub(crate) pause_ms: u32,
     /// How often one transaction changes its key at most.
     pub(crate) burst_max: u32,
+    /// Nothing is written while consumers are so many messages behind, if there are any.
+    pub(crate) ahead_max: Option<u64>,
 }
 
 impl Producer {
@@ -60,6 +64,10 @@ impl Producer {
         let mut link = None;
         let mut number = 0_u64;
         while !stop.is_cancelled() {
+            if self.is_ahead() {
+                sleep(AWAY).await;
+                continue;
+            }
             let Some(open) = &mut link else {
                 match self.database.connect().await {
                     Ok(open) => link = Some(open),
@@ -92,19 +100,28 @@ impl Producer {
         }
         Ok(())
     }
+
+    fn is_ahead(&self) -> bool {
+        let [committed, handled] =
+            [&self.done.committed, &self.done.handled].map(|count| count.load(Ordering::Relaxed));
+        self.ahead_max.is_some_and(|most| committed > handled + most)
+    }
 }
 
 /// One transaction: the key's row is locked by an earlier statement than the first that emits.
 async fn change(link: &mut Link, key: &str, tokens: &[String], slow: Option<Duration>, end: End) -> Result<()> {
-    let draft = |token: &str| Draft::bytes("torture", key, "Changed", token.to_owned(), "text/plain");
+    let draft = |number: i64, token: &str| {
+        let payload = serde_json::json!({ "change": number, "token": token }).to_string();
+        Draft::bytes("torture", key, "Changed", payload, "application/json")
+    };
     let count = i64::try_from(tokens.len())?;
     match link {
         Link::Postgres(connection) => {
             let mut tx = connection.begin().await?;
             let before: i64 = sqlx::query(CHANGE).bind(key).bind(count).fetch_one(&mut *tx).await?.try_get(0)?;
             for (number, token) in (before + 1..).zip(tokens) {
-                sqlx::query(RECORD).bind(key).bind(number).bind(token).execute(&mut *tx).await?;
-                relevo_store_postgres::emit(&mut tx, draft(token)).await?;
+                let id = relevo_store_postgres::emit(&mut tx, draft(number, token)).await?.to_string();
+                sqlx::query(RECORD).bind(key).bind(number).bind(token).bind(id).execute(&mut *tx).await?;
             }
             sleep(slow.unwrap_or_default()).await;
             match end {
@@ -117,8 +134,8 @@ async fn change(link: &mut Link, key: &str, tokens: &[String], slow: Option<Dura
             let mut tx = connection.begin_with("BEGIN IMMEDIATE").await?;
             let before: i64 = sqlx::query(CHANGE).bind(key).bind(count).fetch_one(&mut *tx).await?.try_get(0)?;
             for (number, token) in (before + 1..).zip(tokens) {
-                sqlx::query(RECORD).bind(key).bind(number).bind(token).execute(&mut *tx).await?;
-                relevo_store_sqlite::emit(&mut tx, draft(token)).await?;
+                let id = relevo_store_sqlite::emit(&mut tx, draft(number, token)).await?.to_string();
+                sqlx::query(RECORD).bind(key).bind(number).bind(token).bind(id).execute(&mut *tx).await?;
             }
             sleep(slow.unwrap_or_default()).await;
             match end {

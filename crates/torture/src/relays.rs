@@ -11,6 +11,8 @@ use crate::process::Process;
 pub(crate) const LEASE: Duration = Duration::from_secs(3);
 /// No publish takes longer.
 pub(crate) const PUBLISH_DEADLINE: Duration = Duration::from_millis(1500);
+/// No call to the database takes longer.
+pub(crate) const CALL_DEADLINE: Duration = Duration::from_millis(1500);
 
 /// Starts one, with a configuration of its own. `destination` is the broker's part of it.
 pub(crate) fn start(
@@ -22,11 +24,11 @@ pub(crate) fn start(
 ) -> Result<Process> {
     let name = format!("relay-{number}");
     let path = directory.join(format!("{name}.toml"));
-    let (lease_ms, deadline_ms) = (LEASE.as_millis(), PUBLISH_DEADLINE.as_millis());
+    let [lease_ms, deadline_ms, call_ms] = [LEASE, PUBLISH_DEADLINE, CALL_DEADLINE].map(|limit| limit.as_millis());
     let config = format!(
         "name = {name:?}\n[admin]\nlisten = \"off\"\n\
          [relay]\nlease_ms = {lease_ms}\nlease_margin_ms = 500\npublish_deadline_ms = {deadline_ms}\n\
-         [outboxes.victim]\ndatabase = {database:?}\ncall_deadline_ms = 1500\n{destination}"
+         [outboxes.victim]\ndatabase = {database:?}\ncall_deadline_ms = {call_ms}\n{destination}"
     );
     std::fs::write(&path, config)?;
     Process::start(name, directory, relevo, ["run".into(), "-c".into(), path.into_os_string()])

@@ -5,26 +5,26 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail};
-use relevo_testkit::postgres::{PgVersion, Private};
+use anyhow::{Context as _, Result};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
+use crate::consumers::{self, FORGETS, GROUPS};
 use crate::database::Database;
 use crate::far::{Broker, Far};
-use crate::oracle::judge;
+use crate::operator::{Operator, Seen};
+use crate::oracle::{Change, Findings, judge, judge_effects};
 use crate::process::Process;
 use crate::producers::{Done, Producer};
 use crate::random::Random;
-use crate::relays::{self, LEASE};
+use crate::relays;
 use crate::report::{Deeds, Report};
+use crate::server::Server;
 
 const RELAYS: usize = 3;
 const SHARDS: u16 = 8;
-/// What has not arrived so long after the last deed is lost.
-const DRAINS_WITHIN: Duration = Duration::from_mins(2);
-const DESTINATION: &str = "main";
+pub(crate) const DESTINATION: &str = "main";
 
 /// Which store is tortured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,11 +35,23 @@ pub enum Victim {
     Sqlite,
 }
 
+impl Victim {
+    /// What people call it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Postgres => "PostgreSQL",
+            Self::Sqlite => "SQLite",
+        }
+    }
+}
+
 /// What to do.
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// The binary under test.
     pub relevo: PathBuf,
+    /// The binary `ledger`, if consumers are on stage too.
+    pub ledger: Option<PathBuf>,
     /// Which store.
     pub victim: Victim,
     /// Which broker.
@@ -52,15 +64,18 @@ pub struct Plan {
     pub messages: u64,
     /// And until so many harms are done.
     pub faults: u32,
+    /// Breaks the consumers: one forgets what it did, the other acknowledges before it commits. The judge must notice.
+    pub careless: bool,
 }
 
-/// Carries a plan out; an error only if it could not be carried out, or a relay ended by itself.
+/// Carries a plan out; an error only if it could not be carried out, or a process ended by itself.
 pub async fn torture(plan: &Plan) -> Result<Report> {
     let directory = Scratch::new(plan)?;
     let mut stage = Stage::set(plan, &directory.0).await?;
-    let ended = stage.play(plan).await;
-    if ended.is_err() {
-        // The logs of the relays tell why.
+    let mut ended = stage.play(plan).await;
+    if !plan.careless && !ended.as_ref().is_ok_and(Report::is_sound) {
+        // The logs of the processes tell why.
+        ended = ended.map(|report| Report { logs: Some(directory.0.clone()), ..report });
         std::mem::forget(directory);
     }
     ended
@@ -71,8 +86,9 @@ struct Scratch(PathBuf);
 
 impl Scratch {
     fn new(plan: &Plan) -> Result<Self> {
-        let name = format!("relevo-torture-{}-{:?}-{:?}-{}", std::process::id(), plan.victim, plan.far, plan.seed);
-        let path = std::env::temp_dir().join(name);
+        let on_stage = if plan.ledger.is_some() { "-consumers" } else { "" };
+        let (process, Plan { victim, far, seed, .. }) = (std::process::id(), plan);
+        let path = std::env::temp_dir().join(format!("relevo-torture-{process}-{victim:?}-{far:?}{on_stage}-{seed}"));
         std::fs::create_dir_all(&path).with_context(|| format!("`{}` cannot be made", path.display()))?;
         Ok(Self(path))
     }
@@ -84,27 +100,31 @@ impl Drop for Scratch {
     }
 }
 
+/// So far producers run ahead of consumers, and where many messages are asked for: what is left only lengthens the end.
+const AHEAD_MAX: [u64; 2] = [500, 5000];
 /// Changes of one transaction at most, where many messages are asked for: commits are what takes time.
 const BURST: u32 = 100;
 
 /// Everything that is on stage.
 pub(crate) struct Stage {
-    pub(crate) server: Option<Private>,
-    database: Database,
+    pub(crate) server: Option<Server>,
+    pub(crate) database: Database,
     pub(crate) broker: Broker,
     pub(crate) relays: Vec<Process>,
+    pub(crate) consumers: Vec<Process>,
+    /// The consumers are broken on purpose.
+    pub(crate) careless: bool,
     pub(crate) random: Random,
     pub(crate) deeds: Deeds,
 }
 
 impl Stage {
-    /// A database with an outbox, the producers' tables, and relays that run.
+    /// A database with an outbox, the producers' tables, and relays and consumers that run.
     async fn set(plan: &Plan, directory: &Path) -> Result<Self> {
         let (server, database, url) = match plan.victim {
             Victim::Postgres => {
-                let server = Private::start(PgVersion::V15).await;
-                let options = server.options();
-                let url = server.url();
+                let server = Server::start().await;
+                let (options, url) = (server.options(), server.url());
                 (Some(server), Database::Postgres(Box::new(options)), url)
             }
             Victim::Sqlite => {
@@ -115,12 +135,16 @@ impl Stage {
         };
         database.make_outbox(DESTINATION, SHARDS).await?;
         database.prepare().await?;
-        let broker = Broker::start(plan.far, directory).await?;
+        crate::ledger::prepare(&database.ledger()).await?;
+        let groups = if plan.ledger.is_some() { &GROUPS[..] } else { &[] };
+        let broker = Broker::start(plan.far, directory, groups).await?;
         let mut stage = Self {
             server,
             database,
             broker,
             relays: Vec::new(),
+            consumers: Vec::new(),
+            careless: plan.careless,
             random: Random::new(plan.seed),
             deeds: Deeds::default(),
         };
@@ -128,12 +152,52 @@ impl Stage {
         for number in 0..RELAYS {
             stage.relays.push(relays::start(&plan.relevo, directory, number, &url, &destination)?);
         }
+        for (ledger, group) in plan.ledger.iter().flat_map(|ledger| groups.iter().map(move |group| (ledger, *group))) {
+            let feed = stage.broker.spec(group);
+            stage.consumers.extend(consumers::start(ledger, directory, group, &url, &feed, plan.careless)?);
+        }
         Ok(stage)
     }
 
     async fn play(&mut self, plan: &Plan) -> Result<Report> {
         let done = Arc::new(Done::default());
         let stop = CancellationToken::new();
+        let mut producers = self.start_producers(plan, &done, &stop);
+        let mut operators = JoinSet::new();
+        if !self.consumers.is_empty() {
+            let forgets = plan.careless.then_some(FORGETS);
+            let operator = Operator::new(&self.database, self.random.fork(), Arc::clone(&done), forgets);
+            operators.spawn(operator.run(stop.clone()));
+        }
+        let began = Instant::now();
+        self.torment(plan, &done).await?;
+        stop.cancel();
+        while let Some(ended) = producers.join_next().await {
+            ended??;
+        }
+        let seen = operators.join_next().await.transpose()?.unwrap_or_default();
+        let wrote_for = began.elapsed();
+        let drained_in = self.drain().await?;
+        for process in self.relays.iter_mut().chain(&mut self.consumers) {
+            process.leave().await?;
+        }
+        let committed = self.database.changes().await?;
+        let arrived = self.broker.arrivals().await?;
+        Ok(Report {
+            store: plan.victim.name(),
+            broker: plan.far.name(),
+            seed: plan.seed,
+            wrote_for,
+            drained_in,
+            deeds: self.deeds,
+            unhappy: [&done.rolled_back, &done.vanished, &done.unknown].map(|count| count.load(Ordering::Relaxed)),
+            judgement: judge(&committed, &arrived),
+            findings: self.judge_consumers(&committed, &seen).await?,
+            logs: None,
+        })
+    }
+
+    fn start_producers(&mut self, plan: &Plan, done: &Arc<Done>, stop: &CancellationToken) -> JoinSet<Result<()>> {
         let mut producers = JoinSet::new();
         let (count, pause_ms) = match plan.victim {
             Victim::Postgres => (6, 8),
@@ -144,20 +208,25 @@ impl Stage {
             let producer = Producer {
                 name: format!("p{number}"),
                 database: self.database.clone(),
-                done: Arc::clone(&done),
+                done: Arc::clone(done),
                 random: self.random.fork(),
                 pause_ms,
                 burst_max,
+                ahead_max: plan.ledger.is_some().then_some(AHEAD_MAX[usize::from(plan.messages > 0)]),
             };
             producers.spawn(producer.run(stop.clone()));
         }
-        let began = Instant::now();
-        let end = began + plan.write_for;
+        producers
+    }
+
+    /// Harms, until everything that was asked for is done.
+    async fn torment(&mut self, plan: &Plan, done: &Done) -> Result<()> {
+        let end = Instant::now() + plan.write_for;
         let mut round = 0;
         loop {
             let (committed, deeds) = (done.committed.load(Ordering::Relaxed), self.deeds.all());
             if Instant::now() >= end && committed >= plan.messages && deeds >= plan.faults {
-                break;
+                return Ok(());
             }
             sleep(Duration::from_millis(u64::from(200 + self.random.below(700)))).await;
             self.mend()?;
@@ -168,65 +237,27 @@ impl Stage {
                 round += 1;
             }
         }
-        stop.cancel();
-        while let Some(ended) = producers.join_next().await {
-            ended??;
-        }
-        let wrote_for = began.elapsed();
-        let drained_in = self.drain().await?;
-        for relay in &mut self.relays {
-            relay.leave().await?;
-        }
-        let committed = self.database.changes().await?;
-        let arrived = self.broker.arrivals().await?;
-        Ok(Report {
-            store: match plan.victim {
-                Victim::Postgres => "PostgreSQL",
-                Victim::Sqlite => "SQLite",
-            },
-            broker: plan.far.name(),
-            seed: plan.seed,
-            wrote_for,
-            drained_in,
-            deeds: self.deeds,
-            unhappy: [&done.rolled_back, &done.vanished, &done.unknown].map(|count| count.load(Ordering::Relaxed)),
-            judgement: judge(&committed, &arrived),
-        })
     }
 
     /// Continues who was stopped for long enough, and starts some of those who are gone.
     fn mend(&mut self) -> Result<()> {
-        for relay in &mut self.relays {
-            relay.expect_alive()?;
-            relay.thaw(Instant::now())?;
-            if relay.is_gone() && self.random.one_in(2) {
-                relay.start_again()?;
+        for process in self.relays.iter_mut().chain(&mut self.consumers) {
+            process.expect_alive()?;
+            process.thaw(Instant::now())?;
+            if process.is_gone() && self.random.one_in(2) {
+                process.start_again()?;
             }
         }
         Ok(())
     }
 
-    /// Lets everybody work in peace until nothing waits; says how long that took.
-    async fn drain(&mut self) -> Result<Duration> {
-        let began = Instant::now();
-        for relay in &mut self.relays {
-            relay.thaw(began + LEASE * 2)?;
-            if relay.is_gone() {
-                relay.start_again()?;
-            }
+    async fn judge_consumers(&self, committed: &[Change], seen: &Seen) -> Result<Vec<Findings>> {
+        let mut findings = Vec::new();
+        for group in GROUPS.iter().filter(|_| !self.consumers.is_empty()) {
+            let marks = seen.get(group.name).map_or(&[][..], Vec::as_slice);
+            let left = self.database.left(group.name, marks).await?;
+            findings.push(judge_effects(group.name, group.ordered, committed, &left));
         }
-        loop {
-            let backlog = self.database.inspect(DESTINATION).await?.backlog().await?;
-            if backlog.pending == 0 && backlog.parked == 0 {
-                return Ok(began.elapsed());
-            }
-            if began.elapsed() > DRAINS_WITHIN {
-                bail!("{} pending and {} parked messages do not arrive", backlog.pending, backlog.parked);
-            }
-            for relay in &mut self.relays {
-                relay.expect_alive()?;
-            }
-            sleep(Duration::from_millis(100)).await;
-        }
+        Ok(findings)
     }
 }

@@ -26,6 +26,10 @@ impl Embedded {
         format!("[outboxes.victim.destinations.{destination}]\nbroker = {{ kind = \"embedded\", path = {path} }}\n")
     }
 
+    pub(super) fn spec(&self) -> String {
+        format!("embedded:{}", self.0.display())
+    }
+
     pub(super) async fn arrivals(&self) -> Result<Vec<Arrival>> {
         let broker = EmbeddedBroker::open(Config::new(&self.0)).await?;
         let consumer = broker.consumer(ORACLE, Membership::default()).await?;

@@ -6,6 +6,7 @@ use futures_util::StreamExt as _;
 use relevo_testkit::nats::{NatsVersion, Private, Settings};
 use relevo_testkit::proxy::CutProxy;
 
+use crate::consumers::LANES;
 use crate::oracle::Arrival;
 
 const STREAM: &str = "torture";
@@ -27,6 +28,7 @@ impl Nats {
             storage: stream::StorageType::File,
             discard: stream::DiscardPolicy::New,
             duplicate_window: std::time::Duration::from_mins(10),
+            allow_atomic_publish: true,
             ..stream::Config::default()
         };
         broker.jetstream().await?.create_stream(config).await?;
@@ -34,13 +36,18 @@ impl Nats {
     }
 
     pub(super) fn config(&self, destination: &str) -> String {
-        let url = format!("nats://{}", self.proxy.addr());
+        let url = self.url();
         format!(
             "[outboxes.victim.destinations.{destination}]\n\
              [outboxes.victim.destinations.{destination}.broker]\nkind = \"nats\"\nurls = [{url:?}]\n\
-             stream = \"{STREAM}\"\nack_deadline_ms = 1000\n\
+             stream = \"{STREAM}\"\nlanes = {LANES}\nack_deadline_ms = 1000\n\
              [[outboxes.victim.destinations.{destination}.routes]]\naddress = \"torture.{{topic}}\"\n"
         )
+    }
+
+    /// Through the proxy.
+    pub(super) fn url(&self) -> String {
+        format!("nats://{}", self.proxy.addr())
     }
 
     pub(super) async fn arrivals(&self) -> Result<Vec<Arrival>> {
@@ -62,4 +69,9 @@ impl Nats {
     async fn jetstream(&self) -> Result<jetstream::Context> {
         Ok(jetstream::new(async_nats::connect(self.server.url()).await?))
     }
+}
+
+/// The stream at this server.
+pub(super) fn spec(url: &str) -> String {
+    format!("{url}#{STREAM}")
 }

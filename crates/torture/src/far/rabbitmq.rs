@@ -13,6 +13,7 @@ use lapin::{Channel, Connection, ConnectionProperties, ExchangeKind};
 use relevo_testkit::proxy::CutProxy;
 use relevo_testkit::rabbitmq::Private;
 
+use crate::consumers::{Group, LANES};
 use crate::oracle::Arrival;
 
 const EXCHANGE: &str = "torture";
@@ -20,7 +21,7 @@ const QUEUE: &str = "oracle";
 const PREFETCH: u16 = 1000;
 /// A quorum queue that is killed in its first moments may come back empty: the server's own loss, and not what is looked
 /// for here. It has no event that says when that is over.
-const SETTLES_WITHIN: Duration = Duration::from_secs(2);
+pub(super) const SETTLES_WITHIN: Duration = Duration::from_secs(2);
 
 /// A server, and the proxy through which the relays reach it.
 pub(crate) struct RabbitMq {
@@ -42,17 +43,21 @@ impl RabbitMq {
         channel.queue_declare(QUEUE.into(), durable, arguments).await?;
         let all = QueueBindOptions::default();
         channel.queue_bind(QUEUE.into(), EXCHANGE.into(), "#".into(), all, FieldTable::default()).await?;
-        tokio::time::sleep(SETTLES_WITHIN).await;
         Ok(broker)
     }
 
     pub(super) fn config(&self, destination: &str) -> String {
-        let url = format!("amqp://guest:guest@{}/%2f", self.proxy.addr());
+        let url = self.url();
         format!(
             "[outboxes.victim.destinations.{destination}]\n\
              [outboxes.victim.destinations.{destination}.broker]\nkind = \"rabbitmq\"\nurls = [{url:?}]\n\
-             exchange = \"{EXCHANGE}\"\nconfirm_deadline_ms = 1000\nheartbeat_ms = 2000\n"
+             exchange = \"{EXCHANGE}\"\nlanes = {LANES}\nconfirm_deadline_ms = 1000\nheartbeat_ms = 2000\n"
         )
+    }
+
+    /// Through the proxy.
+    pub(super) fn url(&self) -> String {
+        format!("amqp://guest:guest@{}/%2f", self.proxy.addr())
     }
 
     pub(super) async fn arrivals(&self) -> Result<Vec<Arrival>> {
@@ -84,4 +89,9 @@ impl RabbitMq {
         let connection = Connection::connect(&self.server.amqp_url(), ConnectionProperties::default()).await?;
         Ok(connection.create_channel().await?)
     }
+}
+
+/// A group's queue at this server.
+pub(super) fn spec(url: &str, group: Group) -> String {
+    format!("{url}#{}?exchange={EXCHANGE}", group.name)
 }

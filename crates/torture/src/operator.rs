@@ -1,0 +1,93 @@
+//! The person who looks after the consumers: cures what is poison for a while, redrives dead letters, and looks at how far
+//! lanes have come.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use anyhow::Result;
+use relevo_core::inbox::operate::{DeadFilter, Fate, Mark as Order};
+use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
+
+use crate::consumers::GROUPS;
+use crate::database::Database;
+use crate::ledger::Store;
+use crate::oracle::Mark;
+use crate::producers::Done;
+use crate::random::Random;
+
+/// Looks after all consumers of a run.
+pub(crate) struct Operator {
+    database: Database,
+    store: Store,
+    random: Random,
+    done: Arc<Done>,
+    /// This consumer's inbox is emptied all the time.
+    forgets: Option<&'static str>,
+}
+
+/// Marks that were seen, by consumer.
+pub(crate) type Seen = BTreeMap<&'static str, Vec<Mark>>;
+
+impl Operator {
+    pub(crate) fn new(database: &Database, random: Random, done: Arc<Done>, forgets: Option<&'static str>) -> Self {
+        Self { database: database.clone(), store: database.ledger(), random, done, forgets }
+    }
+
+    /// Works until it is told to stop. A database that is away is tried again the next time.
+    pub(crate) async fn run(mut self, stop: CancellationToken) -> Seen {
+        let mut seen = Seen::new();
+        while !stop.is_cancelled() {
+            if let Some(consumer) = self.forgets {
+                self.database.forget(consumer).await.ok();
+            }
+            self.count().await.ok();
+            let pause = Duration::from_millis(u64::from(500 + self.random.below(1500)));
+            for group in GROUPS {
+                if let Ok(marks) = self.database.marks(group.name).await {
+                    seen.entry(group.name).or_default().extend(marks);
+                }
+                // Some letters die again: not everybody is cured when they are redriven.
+                if self.random.one_in(3) {
+                    self.store.cure(group.name).await.ok();
+                } else {
+                    self.database.relapse(group.name).await.ok();
+                }
+                redrive(&self.store, group.name).await.ok();
+            }
+            tokio::select! {
+                () = stop.cancelled() => {}
+                () = sleep(pause) => {}
+            }
+        }
+        seen
+    }
+
+    /// Tells producers how far the slowest consumer is.
+    async fn count(&self) -> Result<()> {
+        let mut least = u64::MAX;
+        for group in GROUPS.iter().filter(|group| Some(group.name) != self.forgets) {
+            let (done, _) = self.database.done(group.name).await?;
+            least = least.min(u64::try_from(done)?);
+        }
+        self.done.handled.store(least, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+/// Two persons redrive everything at once; what of it was theirs together.
+pub(crate) async fn redrive(store: &Store, consumer: &str) -> Result<u64> {
+    let operator = store.operator().await?;
+    let order = |by: &str| Order {
+        filter: DeadFilter { consumer: Some(consumer.to_owned()), fate: Some(Fate::Pending), ..DeadFilter::default() },
+        dry_run: false,
+        rate: None,
+        by: by.to_owned(),
+        note: "torture".to_owned(),
+    };
+    let (one, other) = (order("one"), order("other"));
+    let (one, other) = tokio::join!(operator.redrive(&one), operator.redrive(&other));
+    Ok(one? + other?)
+}

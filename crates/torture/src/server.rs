@@ -1,0 +1,53 @@
+//! The PostgreSQL server under a tortured database, and the proxy through which relays and consumers reach it.
+
+use std::str::FromStr as _;
+use std::time::Duration;
+
+use relevo_testkit::postgres::{PgVersion, Private};
+use relevo_testkit::proxy::CutProxy;
+use sqlx::postgres::PgConnectOptions;
+use tokio::time::sleep;
+
+use crate::harms::Blow;
+use crate::random::Random;
+
+/// A server of the run's own.
+pub(crate) struct Server {
+    server: Private,
+    proxy: CutProxy,
+}
+
+impl Server {
+    pub(crate) async fn start() -> Self {
+        let server = Private::start(PgVersion::V15).await;
+        let proxy = CutProxy::start(([127, 0, 0, 1], server.port()).into()).await;
+        Self { server, proxy }
+    }
+
+    /// Without the proxy: for the applications, and for the judge.
+    pub(crate) fn options(&self) -> PgConnectOptions {
+        PgConnectOptions::from_str(&self.server.url()).expect("the testkit gives a URL")
+    }
+
+    /// Through the proxy.
+    pub(crate) fn url(&self) -> String {
+        format!("postgres://postgres@{}/postgres?sslmode=disable", self.proxy.addr())
+    }
+
+    /// Does it; returns when the server is back. Stopped for `past`, it takes afterwards what was said to it meanwhile.
+    pub(crate) async fn blow(&self, blow: Blow, past: Duration, random: &mut Random) {
+        match blow {
+            Blow::Kill => {
+                self.server.kill9().await;
+                sleep(Duration::from_millis(random.below(500).into())).await;
+                self.server.start_again().await;
+            }
+            Blow::Freeze => {
+                self.proxy.freeze();
+                sleep(past).await;
+                self.proxy.thaw();
+            }
+            Blow::Cut => self.proxy.cut().await,
+        }
+    }
+}

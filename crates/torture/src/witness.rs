@@ -1,0 +1,109 @@
+//! What of a consumer stands in the tortured database.
+
+use std::collections::BTreeMap;
+
+use anyhow::Result;
+use sqlx::{AssertSqlSafe, Row as _};
+
+use crate::database::{Database, Link};
+use crate::oracle::{Effect, Left, Mark};
+
+/// Runs a query with the consumer as its one parameter, on either database, and reads each row.
+macro_rules! rows {
+    ($link:expr, $sql:expr, $consumer:expr, $read:expr) => {
+        match $link {
+            Link::Postgres(connection) => {
+                let rows = sqlx::query(AssertSqlSafe($sql)).bind($consumer).fetch_all(connection).await?;
+                rows.iter().map($read).collect::<Result<Vec<_>>>()?
+            }
+            Link::Sqlite(connection) => {
+                let rows = sqlx::query(AssertSqlSafe($sql)).bind($consumer).fetch_all(connection).await?;
+                rows.iter().map($read).collect::<Result<Vec<_>>>()?
+            }
+        }
+    };
+}
+
+impl Database {
+    /// How far each lane of a consumer says to have come, and what its inbox knows up to there: both at one moment.
+    pub(crate) async fn marks(&self, consumer: &str) -> Result<Vec<Mark>> {
+        // The trace has a row for each message that the inbox knows.
+        let known = |inbox: &str| {
+            format!(
+                "(SELECT count(*) FROM {inbox}_trace AS t WHERE t.consumer = k.consumer AND t.lane = k.lane AND t.place <= k.mark)"
+            )
+        };
+        let (marks, inbox) = match self {
+            Self::Postgres(_) => ("relevo.inbox_mark", "relevo.inbox"),
+            Self::Sqlite(_) => ("relevo_inbox_lane", "relevo_inbox"),
+        };
+        let sql = format!(
+            "SELECT k.lane, CAST(k.mark AS bigint), {} FROM {marks} AS k WHERE k.consumer = $1 AND k.mark IS NOT NULL",
+            known(inbox)
+        );
+        let mut link = self.connect().await?;
+        Ok(rows!(&mut link, sql, consumer, |row| {
+            Ok(Mark { lane: row.try_get(0)?, mark: row.try_get(1)?, known: row.try_get(2)? })
+        }))
+    }
+
+    /// Everything of a consumer, and what became of marks that were seen on the way.
+    pub(crate) async fn left(&self, consumer: &str, seen: &[Mark]) -> Result<Left> {
+        let inbox = match self {
+            Self::Postgres(_) => "relevo.inbox",
+            Self::Sqlite(_) => "relevo_inbox",
+        };
+        let mut link = self.connect().await?;
+        let effects =
+            "SELECT message_id, message_key, change FROM ledger WHERE consumer = $1 ORDER BY place".to_owned();
+        let effects = rows!(&mut link, effects, consumer, |row| {
+            Ok(Effect { id: row.try_get(0)?, key: row.try_get(1)?, number: row.try_get(2)? })
+        });
+        let states = format!("SELECT state, count(*) FROM {inbox} WHERE consumer = $1 GROUP BY state");
+        let states = rows!(&mut link, states, consumer, |row| Ok((row.try_get(0)?, row.try_get(1)?)));
+        let counts = format!(
+            "SELECT (SELECT count(*) FROM {inbox}_waiting WHERE consumer = $1),
+                    (SELECT count(*) FROM {inbox}_dead WHERE consumer = $1 AND fate = 'pending'),
+                    (SELECT CAST(coalesce(sum(redriven), 0) AS bigint) FROM {inbox}_dead WHERE consumer = $1)"
+        );
+        let counts = rows!(&mut link, counts, consumer, |row| {
+            Ok([row.try_get::<i64, _>(0)?, row.try_get(1)?, row.try_get(2)?])
+        });
+        let [waiting, dead, redriven] = counts.first().copied().unwrap_or_default();
+        let places = format!(
+            "SELECT lane, CAST(place AS bigint) FROM {inbox}_trace
+             WHERE consumer = $1 AND place IS NOT NULL ORDER BY lane, place"
+        );
+        let places = rows!(&mut link, places, consumer, |row| Ok((row.try_get(0)?, row.try_get(1)?)));
+        let mut lanes: BTreeMap<String, Vec<i64>> = BTreeMap::new();
+        for (lane, place) in places {
+            lanes.entry(lane).or_default().push(place);
+        }
+        let in_the_end = |mark: &Mark| {
+            let places = lanes.get(&mark.lane).map_or(&[][..], Vec::as_slice);
+            i64::try_from(places.partition_point(|place| *place <= mark.mark)).unwrap_or(i64::MAX)
+        };
+        let marks = seen.iter().map(|mark| (mark.clone(), in_the_end(mark))).collect();
+        Ok(Left { effects, states: states.into_iter().collect(), waiting, dead, redriven, marks })
+    }
+
+    /// How many changes are committed.
+    pub(crate) async fn committed(&self) -> Result<i64> {
+        let sql = "SELECT count(*) FROM torture_change WHERE token <> $1".to_owned();
+        let mut link = self.connect().await?;
+        let counts = rows!(&mut link, sql, "", |row| Ok(row.try_get(0)?));
+        Ok(counts.first().copied().unwrap_or_default())
+    }
+
+    /// How many messages a consumer's inbox says to be done with, and how many it knows in all.
+    pub(crate) async fn done(&self, consumer: &str) -> Result<(i64, i64)> {
+        let inbox = match self {
+            Self::Postgres(_) => "relevo.inbox",
+            Self::Sqlite(_) => "relevo_inbox",
+        };
+        let sql = format!("SELECT count(*) FILTER (WHERE state = 'done'), count(*) FROM {inbox} WHERE consumer = $1");
+        let mut link = self.connect().await?;
+        let counts = rows!(&mut link, sql, consumer, |row| Ok((row.try_get(0)?, row.try_get(1)?)));
+        Ok(counts.first().copied().unwrap_or_default())
+    }
+}
