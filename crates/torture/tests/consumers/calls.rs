@@ -34,7 +34,9 @@ pub(crate) async fn a_call_whose_process_died_is_made_again_under_the_same_id(on
     assert!(ids.values().all(|ids| ids.len() == 1), "one id a message: {ids:?}");
     assert_eq!(ids.values().flatten().collect::<BTreeSet<_>>().len(), 12, "and another one for each message");
     let first = stage.sent()[0].id.to_string();
-    let members: Vec<&str> =
+    let mut members: Vec<&str> =
         calls.iter().filter(|call| call.message_id == first).map(|call| call.member.as_str()).collect();
+    // On a busy machine a call passes its deadline, and is made again by the same process.
+    members.dedup();
     assert_eq!(members, ["called@1", "during@1", "survivor"], "the far side was asked by each of them");
 }

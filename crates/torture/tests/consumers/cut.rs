@@ -111,7 +111,7 @@ pub(crate) async fn a_store_cut_off_again_and_again_costs_nothing(on: On) {
     let mut member = Member { store: url.parse().unwrap(), ..stage.member("one") };
     member.config.batch_max = 3;
     let running = start(member).await;
-    for round in 0..12_u64 {
+    for round in 0..10_u64 {
         stage.send(16, 8).await;
         sleep(Duration::from_millis(5 * round)).await;
         way.cut().await;
@@ -126,7 +126,7 @@ pub(crate) async fn a_broker_cut_off_again_and_again_costs_nothing(on: On) {
     let mut member = stage.member("one");
     member.feed.kind = spec.parse().unwrap();
     let running = start(member).await;
-    for round in 0..8_u64 {
+    for round in 0..5_u64 {
         stage.send(16, 8).await;
         sleep(Duration::from_millis(5 * round)).await;
         way.cut().await;

@@ -13,7 +13,7 @@ use crate::stage::{Stage, until};
 
 /// A process that is stopped with the first change at a point, and what it was sent.
 async fn frozen_at(stage: &Stage, point: &str) -> Process {
-    let mut process = stage.process("frozen", &["--stay", &format!("{point}@1"), "--stall-ms", "1000"]).await;
+    let mut process = stage.process("frozen", &["--stay", &format!("{point}@1"), "--stall-ms", "700"]).await;
     stage.send(24, 12).await;
     process.until_says(&format!("at {point}")).await;
     let handling = point == "during";

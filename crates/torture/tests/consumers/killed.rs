@@ -46,12 +46,12 @@ pub(crate) async fn what_was_committed_and_not_acknowledged_is_a_repeat(on: On) 
 /// Whatever they are doing just then.
 pub(crate) async fn processes_killed_at_any_moment_cost_nothing(on: On) {
     let stage = Stage::set(on, Shape::Ordered).await;
-    for round in 0..3_u64 {
+    for round in 0..2_u64 {
         let names = [format!("a{round}"), format!("b{round}")];
         let (mut one, mut other) =
             tokio::join!(stage.process(&names[0], &["--batch", "3"]), stage.process(&names[1], &[]));
         stage.send(60, 12).await;
-        sleep(Duration::from_millis(20 + 60 * round)).await;
+        sleep(Duration::from_millis(30 + 90 * round)).await;
         one.kill9().await;
         other.kill9().await;
     }

@@ -1,5 +1,7 @@
 //! A member as a process, and what is done to it.
 
+use std::fs::File;
+use std::path::PathBuf;
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
@@ -17,22 +19,23 @@ pub(crate) struct Process {
     child: Child,
     said: Lines<BufReader<ChildStdout>>,
     stdin: Option<ChildStdin>,
+    log: PathBuf,
 }
 
 impl Process {
-    /// Starts one; returns when it runs.
-    pub(crate) async fn start(arguments: &[&str]) -> Self {
+    /// Starts one, with a log of its own; returns when it runs.
+    pub(crate) async fn start(arguments: &[&str], log: PathBuf) -> Self {
         let mut child = Command::new(env!("CARGO_BIN_EXE_ledger"))
             .args(arguments)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            .stderr(Stdio::null())
+            .stderr(File::create(&log).expect("a directory"))
             .kill_on_drop(true)
             .spawn()
             .expect("the binary runs");
         let said = BufReader::new(child.stdout.take().expect("it is piped")).lines();
         let stdin = child.stdin.take();
-        let mut process = Self { child, said, stdin };
+        let mut process = Self { child, said, stdin, log };
         process.until_says("ready").await;
         process
     }
@@ -42,12 +45,13 @@ impl Process {
         let said = async {
             while let Some(said) = self.said.next_line().await.expect("its output") {
                 if said == line {
-                    return;
+                    return true;
                 }
             }
-            panic!("it ended before it said `{line}`");
+            false
         };
-        timeout(SOON, said).await.unwrap_or_else(|_| panic!("it did not say `{line}`"));
+        let in_time = timeout(SOON, said).await.unwrap_or(false);
+        assert!(in_time, "it did not say `{line}`, but:\n{}", self.told());
     }
 
     /// Lets a message go on that stays somewhere.
@@ -83,7 +87,12 @@ impl Process {
     pub(crate) async fn leave(&mut self) {
         self.signal(Signal::TERM);
         let status = self.ended().await;
-        assert!(status.success(), "it left with {status}");
+        assert!(status.success(), "it left with {status}, and told:\n{}", self.told());
+    }
+
+    /// What it told of itself.
+    fn told(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap_or_default()
     }
 
     fn signal(&self, signal: Signal) {

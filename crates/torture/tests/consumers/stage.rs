@@ -19,7 +19,7 @@ use crate::on::{self, Backing, On, Shape};
 use crate::process::Process;
 
 /// How long a member counts as alive: short, for cases wait until it ends.
-pub(crate) const BEAT_LASTS: Duration = Duration::from_millis(800);
+pub(crate) const BEAT_LASTS: Duration = Duration::from_millis(600);
 /// Nothing takes longer, on a busy machine either.
 const SOON: Duration = Duration::from_secs(40);
 
@@ -149,7 +149,7 @@ impl Stage {
         arguments.extend(["--order", order, "--beat-lasts-ms", &beat_lasts]);
         arguments.extend(lanes.iter().flat_map(|lanes| ["--lanes", lanes]));
         arguments.extend(more);
-        Process::start(&arguments).await
+        Process::start(&arguments, self.backing.scratch.file(&format!("{name}.log"))).await
     }
 
     pub(crate) async fn rows(&self) -> Vec<Row> {
@@ -166,7 +166,7 @@ impl Stage {
                 return;
             }
             assert!(Instant::now() < end, "in vain: {count} rows, of which {seen} are there");
-            sleep(Duration::from_millis(25)).await;
+            sleep(Duration::from_millis(40)).await;
         }
     }
 
