@@ -22,7 +22,7 @@ struct Scene {
 
 impl Scene {
     /// So many messages of three keys are in the log, their payloads numbered from zero.
-    async fn new(count: usize) -> Self {
+    fn new(count: usize) -> Self {
         let stage = Stage::new();
         let mut transaction = stage.outbox.begin();
         for number in 0..count {
@@ -74,7 +74,7 @@ fn of_key(ledger: &[String], key: &str) -> Vec<String> {
 #[tokio::test(start_paused = true)]
 async fn everything_of_the_log_is_handled_once_for_each_replay() {
     for config in [ordered(), unordered()] {
-        let scene = Scene::new(20).await;
+        let scene = Scene::new(20);
         let _process = scene.stage.start(config.clone(), inside(&told(|_| Do::Done)));
         for round in 1..=2 {
             let number = scene.begin(1000, 1).await;
@@ -92,7 +92,7 @@ async fn everything_of_the_log_is_handled_once_for_each_replay() {
 
 #[tokio::test(start_paused = true)]
 async fn a_consumer_that_keeps_order_handles_each_key_in_the_order_of_the_log() {
-    let scene = Scene::new(60).await;
+    let scene = Scene::new(60);
     let slow = told(|incoming| Do::DoneAfter(Duration::from_millis(u64::from(incoming.payload()[0]) % 7 * 10)));
     let _process = scene.stage.start(ordered(), inside(&slow));
     let number = scene.begin(1000, 1).await;
@@ -106,7 +106,7 @@ async fn a_consumer_that_keeps_order_handles_each_key_in_the_order_of_the_log() 
 
 #[tokio::test(start_paused = true)]
 async fn no_more_are_handled_than_the_rate_says() {
-    let scene = Scene::new(100).await;
+    let scene = Scene::new(100);
     let handler = told(|_| Do::Done);
     let _process = scene.stage.start(ordered(), inside(&handler));
     let number = scene.begin(10, 1).await;
@@ -118,13 +118,13 @@ async fn no_more_are_handled_than_the_rate_says() {
     let tries = handler.tries.lock().expect("no handler panics with it").clone();
     for window in tries.windows(25) {
         let apart = window[24].0.duration_since(window[0].0);
-        assert!(apart >= Duration::from_millis(1000), "25 within {apart:?}, at 10 a second");
+        assert!(apart >= Duration::from_secs(1), "25 within {apart:?}, at 10 a second");
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_pause_of_the_consumer_is_not_made_up_for() {
-    let scene = Scene::new(100).await;
+    let scene = Scene::new(100);
     let handler = told(|_| Do::Done);
     let _process = scene.stage.start(ordered(), inside(&handler));
     until("it lives", async || scene.desk.consumers().await.is_ok_and(|all| all.len() == 1)).await;
@@ -142,7 +142,7 @@ async fn a_pause_of_the_consumer_is_not_made_up_for() {
 
 #[tokio::test(start_paused = true)]
 async fn messages_that_fail_do_not_hold_others_back() {
-    let scene = Scene::new(30).await;
+    let scene = Scene::new(30);
     let handler = told(|incoming| if incoming.key() == "k0" { Do::Fail } else { Do::Done });
     let _process = scene.stage.start(ordered(), inside(&handler));
     let number = scene.begin(5, 100).await;
@@ -154,7 +154,7 @@ async fn messages_that_fail_do_not_hold_others_back() {
 
 #[tokio::test(start_paused = true)]
 async fn too_many_dead_letters_stop_it_and_it_goes_on_when_told() {
-    let scene = Scene::new(30).await;
+    let scene = Scene::new(30);
     let handler =
         told(|incoming| if incoming.attempt() == 1 && incoming.key() == "k1" { Do::Poison } else { Do::Done });
     let _process = scene.stage.start(unordered(), inside(&handler));
@@ -173,7 +173,7 @@ async fn too_many_dead_letters_stop_it_and_it_goes_on_when_told() {
 
 #[tokio::test(start_paused = true)]
 async fn of_two_feeders_one_goes_on() {
-    let scene = Scene::new(50).await;
+    let scene = Scene::new(50);
     let number = scene.begin(20, 1).await;
     let _process = scene.stage.start(ordered(), inside(&told(|_| Do::Done)));
     let (one, other) = tokio::join!(scene.run(ordered(), number, 20), scene.run(ordered(), number, 20));
@@ -187,7 +187,7 @@ async fn of_two_feeders_one_goes_on() {
 /// One of each kind of interruption after another, and everything is fed once in the end.
 #[tokio::test(start_paused = true)]
 async fn a_feeder_that_dies_at_any_step_loses_and_repeats_nothing() {
-    let scene = Scene::new(40).await;
+    let scene = Scene::new(40);
     let _process = scene.stage.start(ordered(), inside(&told(|_| Do::Done)));
     let number = scene.begin(1000, 1).await;
     let mut dead_feeders = 0;
@@ -223,7 +223,7 @@ async fn a_feeder_that_dies_at_any_step_loses_and_repeats_nothing() {
 /// Live messages of a key go behind what was fed of it before they came, and never before one another.
 #[tokio::test(start_paused = true)]
 async fn live_messages_of_a_replayed_key_stay_in_their_order() {
-    let scene = Scene::new(30).await;
+    let scene = Scene::new(30);
     let slow = told(|incoming| {
         let odd = incoming.payload().last().is_some_and(|byte| byte % 2 == 1);
         if odd { Do::DoneAfter(Duration::from_millis(120)) } else { Do::Done }

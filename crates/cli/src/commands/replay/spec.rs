@@ -93,16 +93,13 @@ impl Spec {
     /// In words.
     pub(super) fn told(&self) -> String {
         let Filter { address, topic, kind, key, since, until, from, to } = &self.filter;
-        let mut told = match (self.log, &self.at) {
+        let log = match (self.log, &self.at) {
             (Log::Outbox, _) => "the outbox's own log".to_owned(),
             (Log::Broker, Some((_, destination))) => format!("the broker of destination `{destination}`"),
             (Log::Broker, None) => "a broker".to_owned(),
         };
-        let mut add = |name: &str, value: Option<String>| {
-            if let Some(value) = value {
-                told.push_str(&format!(", {name} {value}"));
-            }
-        };
+        let mut parts = vec![log];
+        let mut add = |name: &str, value: Option<String>| parts.extend(value.map(|value| format!("{name} {value}")));
         let quoted = |text: &Option<String>| text.as_ref().map(|text| format!("`{text}`"));
         add("group", quoted(&self.group));
         add("address", quoted(address));
@@ -113,7 +110,7 @@ impl Spec {
         add("until", until.map(moment::exact));
         add("from number", from.map(|number| number.to_string()));
         add("to number", to.map(|number| number.to_string()));
-        told
+        parts.join(", ")
     }
 
     /// How the consumer of this name sees messages.
