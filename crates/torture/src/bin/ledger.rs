@@ -12,11 +12,12 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{Instant, sleep};
 
 /// Database or broker may be away when it starts; for longer than this they are not there at all.
-const OPENS_WITHIN: Duration = Duration::from_secs(60);
+const OPENS_WITHIN: Duration = Duration::from_mins(1);
 
 /// Handles messages of one group at a broker, each in a transaction that writes a row, until it is asked to stop. Prints
 /// `ready` when it runs.
 #[derive(Debug, Parser)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a flag of the command line")]
 struct Arguments {
     /// Where inbox and ledger are: `postgres://…` or `sqlite:PATH`.
     #[arg(long)]
