@@ -22,12 +22,15 @@ async fn age(store: &Store, time: Duration) {
         Store::Postgres(options) => {
             let earlier = format!("entered_at - interval '{} seconds'", time.as_secs());
             let sql = AssertSqlSafe(format!("UPDATE relevo.inbox SET entered_at = {earlier}"));
-            sqlx::raw_sql(sql).execute(&mut options.connect().await.unwrap()).await.unwrap();
+            sqlx::raw_sql(sql).execute(&mut options.connect().await.expect("it is there")).await.expect("a table");
         }
         Store::Sqlite(path) => {
             let earlier = format!("entered_at_ms - {}", time.as_millis());
             let sql = AssertSqlSafe(format!("UPDATE relevo_inbox SET entered_at_ms = {earlier}"));
-            sqlx::raw_sql(sql).execute(&mut connect_options(path).connect().await.unwrap()).await.unwrap();
+            sqlx::raw_sql(sql)
+                .execute(&mut connect_options(path).connect().await.expect("it is there"))
+                .await
+                .expect("a table");
         }
     }
 }
@@ -37,11 +40,11 @@ async fn entries(store: &Store) -> i64 {
     match store {
         Store::Postgres(options) => {
             let count = sqlx::query_scalar("SELECT count(*) FROM relevo.inbox");
-            count.fetch_one(&mut options.connect().await.unwrap()).await.unwrap()
+            count.fetch_one(&mut options.connect().await.expect("it is there")).await.expect("a table")
         }
         Store::Sqlite(path) => {
             let count = sqlx::query_scalar("SELECT count(*) FROM relevo_inbox");
-            count.fetch_one(&mut connect_options(path).connect().await.unwrap()).await.unwrap()
+            count.fetch_one(&mut connect_options(path).connect().await.expect("it is there")).await.expect("a table")
         }
     }
 }
@@ -53,7 +56,7 @@ pub(crate) async fn a_message_that_comes_after_it_was_forgotten_is_a_dead_letter
     let first = stage.start("first", Arc::new(Steady)).await;
     stage.send(8, 4).await;
     stage.until_all().await;
-    first.stop().await.unwrap();
+    first.stop().await.expect("it stops in good order");
 
     age(&stage.store, REMEMBERED * 2).await;
     let mut later = Member { feed: late.clone(), ..stage.member("later") };
@@ -62,15 +65,15 @@ pub(crate) async fn a_message_that_comes_after_it_was_forgotten_is_a_dead_letter
     later.config.prune_every = Duration::from_millis(50);
     let pruning = start(Member { feed: stage.feed.clone(), ..later.clone() }).await;
     until("everything is forgotten", async || entries(&stage.store).await == 0).await;
-    pruning.stop().await.unwrap();
+    pruning.stop().await.expect("it stops in good order");
     let later = start(later).await;
     until("all are dead letters", async || stage.dead().await.len() == 8).await;
     assert!(stage.dead().await.iter().all(|letter| letter.class == "expired"));
-    later.stop().await.unwrap();
-    until("the late queue is empty", async || late.left().await.unwrap() == 0).await;
+    later.stop().await.expect("it stops in good order");
+    until("the late queue is empty", async || late.left().await.is_ok_and(|left| left == 0)).await;
 
     let filter = DeadFilter { consumer: Some(stage.consumer.clone()), ..DeadFilter::default() };
     let mark = Mark { filter, dry_run: false, rate: None, by: "one".to_owned(), note: "too late".to_owned() };
-    assert_eq!(stage.operator().await.archive(&mark).await.unwrap(), 8);
+    assert_eq!(stage.operator().await.archive(&mark).await.expect("a store"), 8);
     stage.judge(&[]).await;
 }

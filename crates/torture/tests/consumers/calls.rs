@@ -27,7 +27,7 @@ pub(crate) async fn a_call_whose_process_died_is_made_again_under_the_same_id(on
     stage.finish([survivor], &[]).await;
 
     let mut ids: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
-    let calls = stage.store.calls(&stage.consumer).await.unwrap();
+    let calls = stage.store.calls(&stage.consumer).await.expect("a far side");
     for Called { message_id, idempotency_id, .. } in &calls {
         ids.entry(message_id.clone()).or_default().insert(idempotency_id.clone());
     }

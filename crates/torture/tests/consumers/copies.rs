@@ -13,15 +13,16 @@ fn letters_spec(stage: &Stage) -> String {
     let spec = stage.backing.broker(stage.on, &stage.consumer);
     match stage.on.broker {
         By::Embedded => format!("embedded:{}", stage.backing.scratch.file("letters.db").display()),
-        By::RabbitMq => format!("{}#notifications.dlq?exchange=letters", spec.rsplit_once('#').unwrap().0),
+        By::RabbitMq => format!("{}#notifications.dlq?exchange=letters", spec.rsplit_once('#').expect("a queue").0),
         By::Nats => format!("{spec}-letters"),
     }
 }
 
 pub(crate) async fn a_dead_letter_is_copied_to_a_queue_of_the_broker(on: On) {
     let stage = Stage::set(on, Shape::Unordered).await;
-    let letters = Feed::new(&letters_spec(&stage), &format!("{}-letters", stage.consumer), None, false).unwrap();
-    letters.declare().await.unwrap();
+    let letters =
+        Feed::new(&letters_spec(&stage), &format!("{}-letters", stage.consumer), None, false).expect("a spec");
+    letters.declare().await.expect("a broker that takes it");
     let poisoned = does(|moment| async move {
         if moment.point == Point::During && moment.change == 2 {
             return Err(Trouble::poison("no such\naddress").with_class("address"));
@@ -29,15 +30,15 @@ pub(crate) async fn a_dead_letter_is_copied_to_a_queue_of_the_broker(on: On) {
         DONE
     });
     let mut member = Member { conduct: poisoned, ..stage.member("one") };
-    let broker = letters.publisher().await.unwrap();
+    let broker = letters.publisher().await.expect("a publisher");
     member.config.dead_letter_to = Some(DeadLetterTo { broker, address: letters.address().into() });
     let running = start(member).await;
     stage.send(6, 6).await;
     stage.until_rows(5).await;
-    let reader = letters.consumer("reader").await.unwrap();
-    let copies = reader.receive(10).await.unwrap();
+    let reader = letters.consumer("reader").await.expect("a consumer");
+    let copies = reader.receive(10).await.expect("a copy");
     assert_eq!(copies.len(), 1);
-    let copy = copies[0].raw.decode().unwrap().message;
+    let copy = copies[0].raw.decode().expect("a message of ours").message;
     let original = &stage.sent()[1];
     let header = |name: &str| copy.headers.get(name).map(String::as_str);
     assert_eq!(header("dead-letter-id"), Some(original.id.to_string().as_str()));
@@ -45,7 +46,7 @@ pub(crate) async fn a_dead_letter_is_copied_to_a_queue_of_the_broker(on: On) {
     assert_eq!((header("x-own"), &*copy.key), (Some("its own"), original.key.as_str()));
     let dead = stage.dead().await;
     assert_eq!(copy.payload, dead[0].arrival.raw.payload);
-    reader.settle(&[(copies[0].tag, Answer::Acknowledge)]).await.unwrap();
-    reader.close().await.unwrap();
+    reader.settle(&[(copies[0].tag, Answer::Acknowledge)]).await.expect("it is settled");
+    reader.close().await.expect("it closes");
     stage.finish([running], &[2]).await;
 }

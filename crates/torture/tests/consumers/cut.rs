@@ -26,13 +26,11 @@ enum Away<'a> {
 
 impl Way {
     async fn to(url: &str) -> (Self, String) {
-        match file_of(url) {
-            Some(file) => (Self::File(file.to_owned()), url.to_owned()),
-            None => {
-                let (proxy, through) = on::behind_proxy(url).await;
-                (Self::Proxy(proxy), through)
-            }
+        if let Some(file) = file_of(url) {
+            return (Self::File(file.to_owned()), url.to_owned());
         }
+        let (proxy, through) = on::behind_proxy(url).await;
+        (Self::Proxy(proxy), through)
     }
 
     async fn take_away(&self) -> Away<'_> {
@@ -92,7 +90,7 @@ pub(crate) async fn while_the_store_is_away_nothing_is_acknowledged(on: On) {
         })
     };
     let (way, url) = Way::to(&stage.backing.store_url()).await;
-    let member = Member { store: url.parse().unwrap(), conduct: noting, ..stage.member("one") };
+    let member = Member { store: url.parse().expect("a URL"), conduct: noting, ..stage.member("one") };
     let running = start(member).await;
     stage.send(12, 6).await;
     until("the first are acknowledged", async || acknowledged.len() == 12).await;
@@ -108,7 +106,7 @@ pub(crate) async fn while_the_store_is_away_nothing_is_acknowledged(on: On) {
 pub(crate) async fn a_store_cut_off_again_and_again_costs_nothing(on: On) {
     let stage = Stage::set(on, Shape::Ordered).await;
     let (way, url) = Way::to(&stage.backing.store_url()).await;
-    let mut member = Member { store: url.parse().unwrap(), ..stage.member("one") };
+    let mut member = Member { store: url.parse().expect("a URL"), ..stage.member("one") };
     member.config.batch_max = 3;
     let running = start(member).await;
     for round in 0..10_u64 {
@@ -124,7 +122,7 @@ pub(crate) async fn a_broker_cut_off_again_and_again_costs_nothing(on: On) {
     let stage = Stage::set(on, Shape::Ordered).await;
     let (way, spec) = Way::to(&stage.backing.broker(on, &stage.consumer)).await;
     let mut member = stage.member("one");
-    member.feed.kind = spec.parse().unwrap();
+    member.feed.kind = spec.parse().expect("a spec");
     let running = start(member).await;
     for round in 0..5_u64 {
         stage.send(16, 8).await;

@@ -27,7 +27,7 @@ pub(crate) async fn poison_in_the_middle_of_a_batch_is_a_dead_letter_and_the_oth
     stage.until_rows(29).await;
     until("it is buried", async || member.stats().dead() == 1).await;
     assert!(member.stats().batches_undone() > 0, "it was in a batch");
-    member.stop().await.unwrap();
+    member.stop().await.expect("it stops in good order");
     let dead = stage.dead().await;
     let raw = &dead[0].arrival.raw;
     assert_eq!((&*raw.payload, dead[0].class.as_str()), (BYTES, "undecodable"));
@@ -53,7 +53,8 @@ pub(crate) async fn two_redrives_at_once_have_one_effect_and_the_key_keeps_its_o
     stage.until_rows(8).await;
     let behind = async || one.stats().behind() + two.stats().behind() == 3;
     until("its successors wait behind it", behind).await;
-    let waiting = stage.operator().await.consumer(&stage.consumer, 10).await.unwrap().unwrap().consumer;
+    let waiting =
+        stage.operator().await.consumer(&stage.consumer, 10).await.expect("a store").expect("it is known").consumer;
     assert_eq!((waiting.waiting, waiting.dead), (3, 1));
     healed.store(true, Ordering::SeqCst);
     let filter = DeadFilter { consumer: Some(stage.consumer.clone()), ..DeadFilter::default() };
@@ -67,7 +68,7 @@ pub(crate) async fn two_redrives_at_once_have_one_effect_and_the_key_keeps_its_o
     let (first, second) = (stage.operator().await, stage.operator().await);
     let marks = [mark("one"), mark("other")];
     let (first, second) = tokio::join!(first.redrive(&marks[0]), second.redrive(&marks[1]));
-    assert_eq!(first.unwrap() + second.unwrap(), 1, "whoever was quicker");
+    assert_eq!(first.expect("a store") + second.expect("a store"), 1, "whoever was quicker");
     stage.until_all().await;
     stage.finish([one, two], &[]).await;
 }

@@ -81,7 +81,7 @@ pub(crate) async fn attempts_of_the_broker_survive_their_process(on: On) {
     let one = Member { conduct: failing(&attempts, u32::MAX), ..stage.member("one") };
     let one = start(retried(one, Durable::Broker)).await;
     until("two tries failed", async || one.stats().failed() >= 2).await;
-    one.stop().await.unwrap();
+    one.stop().await.expect("it stops in good order");
     let two = Member { conduct: failing(&attempts, u32::MAX), ..stage.member("two") };
     let two = start(retried(two, Durable::Broker)).await;
     buried_after_all_attempts(&stage, &attempts).await;

@@ -230,16 +230,17 @@ impl Stage {
         }
         assert!(effects.is_empty(), "effects of what was never published: {effects:?}");
         if self.shape == Shape::Ordered {
-            self.judge_order(&rows);
+            judge_order(&rows);
         }
     }
+}
 
-    fn judge_order(&self, rows: &[Row]) {
-        let mut last: BTreeMap<&str, i64> = BTreeMap::new();
-        for row in rows {
-            let before = last.insert(&row.message_key, row.change).unwrap_or_default();
-            assert!(before < row.change, "change {} of {} after change {before}", row.change, row.message_key);
-        }
+/// Each key's effects are in the order in which it was published.
+fn judge_order(rows: &[Row]) {
+    let mut last: BTreeMap<&str, i64> = BTreeMap::new();
+    for row in rows {
+        let before = last.insert(&row.message_key, row.change).unwrap_or_default();
+        assert!(before < row.change, "change {} of {} after change {before}", row.change, row.message_key);
     }
 }
 

@@ -25,7 +25,7 @@ pub(crate) async fn what_a_stopped_member_had_goes_on_at_once(on: On) {
     let one = start(Member { conduct: slow, ..member("one") }).await;
     stage.send(80, 16).await;
     stage.until_rows(8).await;
-    one.stop().await.unwrap();
+    one.stop().await.expect("it stops in good order");
     let left = stage.count() - stage.rows().await.len();
     assert!(left > 0, "it had more than it could handle");
     let begun = Instant::now();
