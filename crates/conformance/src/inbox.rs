@@ -41,6 +41,7 @@ macro_rules! inbox_suite {
             once::a_new_message_is_handled_once,
             once::what_rolled_back_did_not_happen,
             once::a_dropped_transaction_did_not_happen,
+            once::a_commit_that_begins_the_next_is_a_commit,
             once::effect_emitted_message_and_entry_are_one,
             once::each_consumer_handles_a_message_once,
             once::each_replay_handles_a_message_once,

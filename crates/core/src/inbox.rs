@@ -288,6 +288,17 @@ pub trait Inbox: Send + Sync {
     /// Commits. After an error it may have happened.
     async fn commit(&self, transaction: Self::Transaction) -> Result<(), StoreError>;
 
+    /// Commits, and begins the next transaction as [`begin`](Self::begin) does, if that is quicker in one call. The outer error is the
+    /// commit's: after it, it may have happened, and nothing is begun. The inner answer is what became of the next.
+    async fn commit_and_begin(
+        &self,
+        transaction: Self::Transaction,
+        next: Enter<'_>,
+    ) -> Result<Result<Begun<Self::Transaction>, StoreError>, StoreError> {
+        self.commit(transaction).await?;
+        Ok(self.begin(next).await)
+    }
+
     /// Rolls back: nothing happened.
     async fn roll_back(&self, transaction: Self::Transaction) -> Result<(), StoreError>;
 

@@ -82,11 +82,12 @@ impl LaneState {
         self.ready.len()
     }
 
-    /// The next messages for one worker: one, or at most `size` that can share a transaction, each queue's in order.
-    pub(crate) fn next(&mut self, size: usize) -> Vec<Item> {
+    /// The next messages for one worker: one, or at most `size` that can share its time, each queue's in order; of the first
+    /// queue at most `deep`, because nobody else can have those meanwhile.
+    pub(crate) fn next(&mut self, size: usize, deep: usize) -> Vec<Item> {
         let Some(queue) = self.ready.pop_front() else { return Vec::new() };
         let mut unit = Vec::new();
-        self.take_from(&queue, &mut unit, size);
+        self.take_from(&queue, &mut unit, size.max(deep));
         if !unit[0].shares {
             return unit;
         }
@@ -272,23 +273,23 @@ mod tests {
         let mut lanes = lanes([item("a", "k", 1, false), item("a", "k", 2, false), item("a", "l", 3, false)]);
         let lane = lanes.map.get_mut(&Lane::new("a")).unwrap();
         assert_eq!(
-            (numbers(&lane.next(9)), numbers(&lane.next(9)), numbers(&lane.next(9))),
+            (numbers(&lane.next(9, 9)), numbers(&lane.next(9, 9)), numbers(&lane.next(9, 9))),
             (vec![1], vec![3], vec![])
         );
         lane.ended(&"k".into(), false);
-        assert_eq!(numbers(&lane.next(9)), [2]);
+        assert_eq!(numbers(&lane.next(9, 9)), [2]);
     }
 
     #[test]
     fn a_message_that_goes_back_is_the_first_of_its_queue_again() {
         let mut lanes = lanes([item("a", "k", 1, false), item("a", "k", 2, false)]);
         let lane = lanes.map.get_mut(&Lane::new("a")).unwrap();
-        let mut unit = lane.next(1);
+        let mut unit = lane.next(1, 1);
         lane.put_back(unit.remove(0));
         lane.ended(&"k".into(), true);
         assert!(!lane.is_ready(), "it sleeps");
         lane.wake(&"k".into());
-        assert_eq!(numbers(&lane.next(1)), [1]);
+        assert_eq!(numbers(&lane.next(1, 1)), [1]);
     }
 
     #[test]
@@ -296,24 +297,24 @@ mod tests {
         let all = [("k", 1, true), ("k", 2, true), ("l", 3, false), ("m", 4, true), ("k", 5, false), ("m", 6, true)];
         let mut lanes = lanes(all.map(|(queue, number, shares)| item("a", queue, number, shares)));
         let lane = lanes.map.get_mut(&Lane::new("a")).unwrap();
-        assert_eq!(numbers(&lane.next(3)), [1, 2, 4]);
-        assert_eq!(numbers(&lane.next(3)), [3], "what was passed by is the next");
+        assert_eq!(numbers(&lane.next(3, 3)), [1, 2, 4]);
+        assert_eq!(numbers(&lane.next(3, 3)), [3], "what was passed by is the next");
         lane.ended(&"k".into(), false);
-        assert_eq!(numbers(&lane.next(3)), [5]);
+        assert_eq!(numbers(&lane.next(3, 3)), [5]);
     }
 
     #[test]
     fn a_unit_that_goes_back_keeps_its_order() {
         let mut lanes = lanes((1..=3).map(|number| item("a", "k", number, true)));
         let lane = lanes.map.get_mut(&Lane::new("a")).unwrap();
-        let unit = lane.next(9);
+        let unit = lane.next(9, 9);
         for mut item in unit.into_iter().rev() {
             item.shares = false;
             lane.put_back(item);
         }
         lane.ended(&"k".into(), false);
         lane.ended(&"k".into(), false);
-        assert_eq!((numbers(&lane.next(9)), lane.ready()), (vec![1], 0));
+        assert_eq!((numbers(&lane.next(9, 9)), lane.ready()), (vec![1], 0));
     }
 
     #[test]
@@ -322,7 +323,7 @@ mod tests {
         lanes.push(item("a", "other", 2, false), Instant::now());
         let mut turns = Vec::new();
         while let Some(lane) = lanes.turn(|lane, _| lane.name() != "b") {
-            lanes.map.get_mut(&lane).unwrap().next(1);
+            lanes.map.get_mut(&lane).unwrap().next(1, 1);
             turns.push(lane.name().to_owned());
         }
         assert_eq!(turns, ["a", "c", "a"]);

@@ -45,6 +45,7 @@ mod sequence;
 mod settle;
 mod shutdown;
 mod stats;
+mod turns;
 mod validate;
 mod verdict;
 mod work;

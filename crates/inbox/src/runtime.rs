@@ -28,6 +28,7 @@ use crate::random::Random;
 use crate::sequence::{Seen, Sequences};
 use crate::settle::Settling;
 use crate::stats::{Stats, add, set};
+use crate::turns::TURNS_MAX;
 use crate::work::Work;
 use crate::{due, panics, prune};
 
@@ -304,8 +305,13 @@ where
             let state = self.lanes.map.get_mut(&lane).expect("it has its turn");
             let free = concurrency - self.workers.len();
             let most = self.work.config.batch_max;
-            let size = if probe { 1 } else { state.ready().div_ceil(free).clamp(SHARE_MIN.min(most), most) };
-            let (mut items, held) = (state.next(size), state.held.clone().filter(|_| by_key));
+            let share = state.ready().div_ceil(free);
+            let (size, deep) = match most {
+                _ if probe => (1, 1),
+                1 => (share.clamp(1, TURNS_MAX), TURNS_MAX),
+                _ => (share.clamp(SHARE_MIN.min(most), most), most),
+            };
+            let (mut items, held) = (state.next(size, deep), state.held.clone().filter(|_| by_key));
             let work = Arc::clone(&self.work);
             self.workers.spawn(async move {
                 let ended = work.live(&mut items, held.as_ref()).await;
@@ -324,14 +330,15 @@ where
         if !ended.iter().any(|ended| matches!(ended, Ended::Store(_))) {
             self.store_failures = 0;
         }
-        let mut queues: Vec<(ByteString, Option<Instant>)> = Vec::with_capacity(items.len());
+        // The first message of a queue that goes back decides when the queue goes on.
+        let mut queues: BTreeMap<ByteString, Option<Instant>> = BTreeMap::new();
         // From the last to the first, so that those of one queue go back in their order.
         for (mut item, ended) in items.into_iter().zip(ended).rev() {
             let queue = item.queue().clone();
             let until = match ended {
                 Ended::Answer(answer) => {
                     self.settling.push(item, answer);
-                    queues.push((queue, None));
+                    queues.entry(queue).or_default();
                     continue;
                 }
                 Ended::Alone => None,
@@ -347,10 +354,9 @@ where
                 Ended::Store(error) => self.store_failed(error, &mut item.refused, now)?,
             };
             self.state(&lane).put_back(item);
-            queues.push((queue, until));
+            queues.insert(queue, until);
         }
-        // The first of a queue decides when it goes on.
-        for (queue, until) in queues.into_iter().rev() {
+        for (queue, until) in queues {
             self.state(&lane).ended(&queue, until.is_some());
             if let Some(until) = until {
                 self.next_later += 1;

@@ -92,8 +92,15 @@ where
                 self.counted(verdict);
                 Ok(Ok(()))
             }
-            Err(StoreError::Broken(error)) => Ok(Err(Trouble::retry(error).with_class(COMMIT))),
-            Err(error) => Err(error),
+            Err(error) => Self::refused(error).map(Err),
+        }
+    }
+
+    /// What the database refused of a handler's work, if it was that.
+    pub(crate) fn refused(error: StoreError) -> Result<Trouble, StoreError> {
+        match error {
+            StoreError::Broken(error) => Ok(Trouble::retry(error).with_class(COMMIT)),
+            error => Err(error),
         }
     }
 

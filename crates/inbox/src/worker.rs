@@ -20,10 +20,15 @@ impl<I: Inbox + 'static> Work<I>
 where
     I::Transaction: 'static,
 {
-    /// Handles live messages of one lane: one alone, or several that share a transaction. One end for each, in order.
+    /// Handles live messages of one lane: one alone, several in turn, or several that share a transaction. One end for each,
+    /// in order.
     pub(crate) async fn live(&self, items: &mut [Item], held: Option<&Held>) -> Vec<Ended> {
         if let [item] = items {
             return vec![self.one(item, held).await.unwrap_or_else(Ended::Store)];
+        }
+        if self.config.batch_max == 1 {
+            let _company = self.company(0).await;
+            return self.in_turn(items, held).await;
         }
         match self.together(items, held).await {
             Ok(ended) => ended,
@@ -73,23 +78,8 @@ where
             return self.bury_in_turn(item, held, Self::crashed(started), after_dead).await;
         }
         let _company = self.company(started).await;
-        let arrivals = slice::from_ref(&item.arrival);
-        let (mut transaction, entered) = match self.ask(self.inbox.begin(Enter { held, arrivals })).await? {
-            Begun::Open(transaction, entered) => (transaction, entered[0]),
-            Begun::Lost => return Ok(Ended::Lost),
-            Begun::Busy => return Ok(Ended::Busy(self.config.busy_pause)),
-        };
-        if is_under_way(entered) {
-            self.ask(self.inbox.roll_back(transaction)).await?;
-            return Ok(Ended::Busy(self.config.busy_pause));
-        }
-        if entered != Entered::New {
-            self.ask(self.inbox.commit(transaction)).await?;
-            self.not_new(entered);
-            return Ok(Ended::DONE);
-        }
-        let handled = self.handle(registered, &mut transaction, &incoming).await;
-        self.conclude(item, held, None, transaction, handled).await
+        let mut ended = self.in_turn(slice::from_mut(item), held).await;
+        Ok(ended.pop().expect("one end for one message"))
     }
 
     async fn call_then_commit(
@@ -364,7 +354,7 @@ where
 }
 
 /// Whether another worker may be at it: if that one dies, only the broker's copy is left, so that it is not acknowledged.
-const fn is_under_way(entered: Entered) -> bool {
+pub(crate) const fn is_under_way(entered: Entered) -> bool {
     matches!(entered, Entered::Repeat(State::Open | State::Calling))
 }
 

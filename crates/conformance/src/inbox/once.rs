@@ -1,9 +1,9 @@
 //! One row a message: the effect, what is emitted and the verdict happen with it, or not at all.
 
-use relevo_core::inbox::{Arrival, Entered, Inbox, State};
+use relevo_core::inbox::{Arrival, Enter, Entered, Inbox, State};
 
 use super::harness::Harness;
-use super::stage::{BILLING, arrival, begin, handle, handle_patiently, line, lines, ok};
+use super::stage::{BILLING, arrival, begin, handle, handle_patiently, line, lines, ok, open};
 
 /// The whole promise, in one process.
 pub async fn a_new_message_is_handled_once(h: &mut impl Harness) {
@@ -39,6 +39,30 @@ pub async fn a_dropped_transaction_did_not_happen(h: &mut impl Harness) {
     // The database may take a moment to notice.
     assert_eq!(handle_patiently(h, &inbox, &message).await, [Entered::New]);
     assert_eq!(h.effects().await, lines(&[1]));
+}
+
+/// Handled one after the other: each is a transaction of its own, whatever becomes of the next.
+pub async fn a_commit_that_begins_the_next_is_a_commit(h: &mut impl Harness) {
+    let inbox = h.inbox(BILLING).await;
+    let [first, second, third] = [1, 2, 3].map(|number| [arrival(number, "a")]);
+    let next = |arrivals| Enter { held: None, arrivals };
+    let (mut transaction, _) = begin(&inbox, &first).await;
+    h.effect(&mut transaction, &line(&first[0])).await;
+    let (mut transaction, entered) = open(ok(inbox.commit_and_begin(transaction, next(&second)).await));
+    assert_eq!(entered, [Entered::New]);
+    assert_eq!(h.effects().await, lines(&[1]));
+    h.effect(&mut transaction, "rolled back").await;
+    ok(inbox.roll_back(transaction).await);
+    // One that was handled before is a repeat, also here.
+    let (mut transaction, _) = begin(&inbox, &second).await;
+    h.effect(&mut transaction, &line(&second[0])).await;
+    let (transaction, entered) = open(ok(inbox.commit_and_begin(transaction, next(&first)).await));
+    assert_eq!(entered, [Entered::Repeat(State::Done)]);
+    let (mut transaction, entered) = open(ok(inbox.commit_and_begin(transaction, next(&third)).await));
+    assert_eq!(entered, [Entered::New]);
+    h.effect(&mut transaction, &line(&third[0])).await;
+    ok(inbox.commit(transaction).await);
+    assert_eq!(h.effects().await, lines(&[1, 2, 3]));
 }
 
 /// What a handler emits goes out if and only if its effect happened.

@@ -1,12 +1,12 @@
 //! What failed is tried again: in memory, then durably, then not at all.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use relevo_core::inbox::retries::Retries;
 use relevo_core::message::Headers;
 use relevo_core::{Answer, Policy};
-use relevo_inbox::{Config, Durable, Handlers, Options, RuntimeError};
+use relevo_inbox::{Config, Durable, Handlers, Options, Order, RuntimeError};
 
 use crate::stage::{Do, Stage, acknowledged, call, fails, inside, ordered, text, told, unordered, until};
 
@@ -31,6 +31,25 @@ async fn tries_in_memory_come_after_one_two_and_five_seconds() {
         );
         assert_eq!(stage.ledger(), ["k:1"], "what failed left no trace");
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_fails_in_mid_turn_holds_back_its_own_key_for_as_long_as_it_waits() {
+    let stage = Stage::new();
+    let failed = AtomicBool::new(false);
+    let handler = told(move |incoming| match text(incoming).as_str() {
+        "3" if !failed.swap(true, Ordering::Relaxed) => Do::Fail,
+        _ => Do::Done,
+    });
+    for payload in ["1", "2", "3", "4"] {
+        stage.send("0", "k", payload);
+    }
+    stage.send("0", "other", "5");
+    let process = stage.start(Config { order: Order::ByKey { concurrency: 1 }, ..ordered() }, inside(&handler));
+    acknowledged(&stage, 5).await;
+    assert_eq!(stage.ledger(), ["k:1", "k:2", "other:5", "k:3", "k:4"]);
+    assert_eq!(handler.times("3", stage.began), [0, 10]);
+    assert_eq!((process.stats.failed(), process.stats.batches()), (1, 0), "each had a transaction of its own");
 }
 
 #[tokio::test(start_paused = true)]

@@ -22,6 +22,7 @@ use relevo_core::inbox::{
     Setback,
 };
 use relevo_core::store::StoreError;
+use sqlx::postgres::PgRow;
 use uuid::Uuid;
 
 pub use self::config::Config;
@@ -69,18 +70,9 @@ impl Inbox {
         Self { links: Arc::clone(&self.links), says: self.says.of(consumer, keeping), wait: self.wait }
     }
 
-    /// Opens a transaction and says the first thing in it; `None` if another worker was in the way.
-    async fn open_with(&self, sql: &str) -> Result<Option<(Transaction, Vec<sqlx::postgres::PgRow>)>, Error> {
-        match self.links.begin(sql).await {
-            Ok(begun) => Ok(Some(begun)),
-            Err(error) if error.is_contention() => Ok(None),
-            Err(error) => Err(error),
-        }
-    }
-
     /// The transaction if its first statement said yes.
     async fn open_if(&self, sql: String) -> Result<Begun<Transaction>, Error> {
-        match self.open_with(&sql).await? {
+        match unless_contended(self.links.begin(&sql).await)? {
             None => Ok(Begun::Busy),
             Some((tx, rows)) if read::only(&rows)? => Ok(Begun::Open(tx, vec![Entered::New])),
             Some((tx, _)) => {
@@ -91,12 +83,17 @@ impl Inbox {
     }
 
     async fn enter(&self, enter: Enter<'_>) -> Result<Begun<Transaction>, Error> {
-        let once: BTreeMap<Entry, &Arrival> =
-            enter.arrivals.iter().rev().map(|arrival| (arrival.entry, arrival)).collect();
-        let entries: Vec<&Arrival> = once.into_values().collect();
-        let Some((mut tx, rows)) = self.open_with(&self.says.enter(enter.held, &entries)).await? else {
-            return Ok(Begun::Busy);
-        };
+        let begun = self.links.begin(&self.says.enter(enter.held, &once(enter.arrivals))).await;
+        self.entered(enter, begun).await
+    }
+
+    /// What became of messages that were to be entered.
+    async fn entered(
+        &self,
+        enter: Enter<'_>,
+        begun: Result<(Transaction, Vec<PgRow>), Error>,
+    ) -> Result<Begun<Transaction>, Error> {
+        let Some((mut tx, rows)) = unless_contended(begun)? else { return Ok(Begun::Busy) };
         let refused = match read::answers(&rows)? {
             Answers::Each(answers) => {
                 let entered = read::in_order(enter.arrivals, answers);
@@ -163,6 +160,21 @@ impl Inbox {
     }
 }
 
+/// Each message once, in the order of their ids.
+fn once(arrivals: &[Arrival]) -> Vec<&Arrival> {
+    let once: BTreeMap<Entry, &Arrival> = arrivals.iter().rev().map(|arrival| (arrival.entry, arrival)).collect();
+    once.into_values().collect()
+}
+
+/// `None` if another worker was in the way.
+fn unless_contended<T>(answer: Result<T, Error>) -> Result<Option<T>, Error> {
+    match answer {
+        Ok(answer) => Ok(Some(answer)),
+        Err(error) if error.is_contention() => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
 #[async_trait]
 impl port::Inbox for Inbox {
     type Transaction = Transaction;
@@ -178,6 +190,16 @@ impl port::Inbox for Inbox {
 
     async fn commit(&self, transaction: Transaction) -> Result<(), StoreError> {
         Ok(self.links.commit(transaction).await?)
+    }
+
+    async fn commit_and_begin(
+        &self,
+        transaction: Transaction,
+        next: Enter<'_>,
+    ) -> Result<Result<Begun<Transaction>, StoreError>, StoreError> {
+        let sql = self.says.enter(next.held, &once(next.arrivals));
+        let begun = self.links.commit_and_begin(transaction, &sql).await?;
+        Ok(self.entered(next, begun).await.map_err(StoreError::from))
     }
 
     async fn roll_back(&self, transaction: Transaction) -> Result<(), StoreError> {

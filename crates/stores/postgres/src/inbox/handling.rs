@@ -8,8 +8,9 @@ use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use futures_util::TryStreamExt as _;
 use sqlx::postgres::{PgConnectOptions, PgConnection, PgRow};
-use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _};
+use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _, Either};
 use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
@@ -18,6 +19,11 @@ use crate::classify::Error;
 
 /// How long a transaction that was dropped may take to be rolled back; its connection counts as used until then.
 const ROLLED_BACK_WITHIN: Duration = Duration::from_secs(30);
+
+/// The server answers COMMIT in a transaction that an error has ended by rolling it back, and the client takes that for success:
+/// so a statement goes first, which is refused there, and COMMIT is then not looked at.
+const COMMIT: &str = "SELECT 1; COMMIT";
+const COMMIT_STATEMENTS: u32 = 2;
 
 /// The connections of handlers.
 pub(super) struct Handling {
@@ -104,10 +110,35 @@ impl Transaction {
         say(self, sql).await
     }
 
-    /// Commits. The server answers COMMIT in a transaction that an error has ended by rolling it back, and the client takes
-    /// that for success: so a statement goes first, which is refused there, and COMMIT is then not looked at.
     pub(super) async fn commit(self) -> Result<(), Error> {
-        self.end("SELECT 1; COMMIT").await
+        self.end(COMMIT).await
+    }
+
+    /// Commits and begins the next, in one round trip. The outer error is the commit's.
+    pub(super) async fn commit_and_begin(mut self, sql: &str) -> Result<Result<(Self, Vec<PgRow>), Error>, Error> {
+        let statement = format!("{COMMIT}; BEGIN; {sql}");
+        let (mut ended, mut rows) = (0, Vec::new());
+        let mut answers = sqlx::raw_sql(AssertSqlSafe(statement)).fetch_many(&mut *self);
+        let error = loop {
+            match answers.try_next().await {
+                Ok(Some(Either::Left(_))) => ended += 1,
+                Ok(Some(Either::Right(row))) if ended >= COMMIT_STATEMENTS => rows.push(row),
+                Ok(Some(Either::Right(_))) => {}
+                Ok(None) => break None,
+                Err(error) => break Some(Error::from(error)),
+            }
+        };
+        drop(answers);
+        match error {
+            None => Ok(Ok((self, rows))),
+            Some(error) if ended < COMMIT_STATEMENTS => Err(error),
+            Some(error) => {
+                if error.keeps_connection() {
+                    self.roll_back().await.ok();
+                }
+                Ok(Err(error))
+            }
+        }
     }
 
     pub(super) async fn roll_back(self) -> Result<(), Error> {

@@ -51,6 +51,15 @@ impl Links {
         self.within(tx.commit()).await
     }
 
+    /// Commits and begins the next; the outer error is the commit's.
+    pub(super) async fn commit_and_begin(
+        &self,
+        tx: Transaction,
+        sql: &str,
+    ) -> Result<Result<(Transaction, Vec<PgRow>), Error>, Error> {
+        self.within(tx.commit_and_begin(sql)).await
+    }
+
     pub(super) async fn roll_back(&self, tx: Transaction) -> Result<(), Error> {
         self.within(tx.roll_back()).await
     }

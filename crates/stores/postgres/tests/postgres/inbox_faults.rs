@@ -86,6 +86,39 @@ async fn a_handler_that_hides_an_error_of_the_database_is_not_done() {
 }
 
 #[tokio::test]
+async fn what_was_not_committed_begins_nothing() {
+    let world = world().await;
+    let (inbox, messages) = (inbox(world.database.options()).await, [arrival(1), arrival(2)]);
+    let next = Enter { held: None, arrivals: &messages[1..] };
+    let (mut tx, _) = opened(&inbox, &messages[..1]).await;
+    effect(&mut tx, &messages[0]).await.expect("a ledger");
+    effect(&mut tx, &messages[0]).await.expect_err("it is there already");
+    let refused = inbox.commit_and_begin(tx, next).await.map(|_| ());
+    assert!(matches!(refused, Err(StoreError::Broken(_))), "{refused:?}");
+    for message in &messages {
+        handle(&inbox, message).await.expect("neither was entered");
+    }
+    assert_eq!(world.number("SELECT count(*) FROM ledger").await, 2);
+}
+
+#[tokio::test]
+async fn what_was_committed_stays_if_the_next_cannot_begin() {
+    let world = world().await;
+    let inbox = inbox(world.database.options()).await;
+    let messages: Vec<Arrival> = (1..=3).map(arrival).collect();
+    let (other, _) = opened(&inbox, &messages[1..2]).await;
+    let (mut tx, _) = opened(&inbox, &messages[..1]).await;
+    effect(&mut tx, &messages[0]).await.expect("a ledger");
+    let next = Enter { held: None, arrivals: &messages[1..2] };
+    let begun = inbox.commit_and_begin(tx, next).await.expect("it is committed").expect("a database");
+    assert!(matches!(begun, Begun::Busy), "another has the second in an open transaction: {begun:?}");
+    assert_eq!(world.number("SELECT count(*) FROM ledger").await, 1);
+    inbox.roll_back(other).await.expect("a database");
+    handle(&inbox, &messages[2]).await.expect("the connections go on");
+    assert_eq!(world.number("SELECT count(*) FROM ledger").await, 2);
+}
+
+#[tokio::test]
 async fn what_a_handler_begins_is_a_savepoint() {
     let world = world().await;
     let inbox = inbox(world.database.options()).await;
