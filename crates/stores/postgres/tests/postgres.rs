@@ -30,6 +30,8 @@ mod inbox_rules;
 mod inbox_walk;
 #[path = "postgres/inspect.rs"]
 mod inspect;
+#[path = "postgres/migrated.rs"]
+mod migrated;
 #[path = "postgres/migrations.rs"]
 mod migrations;
 #[path = "postgres/outbox_view.rs"]

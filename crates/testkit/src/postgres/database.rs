@@ -30,9 +30,13 @@ pub struct Database {
 
 impl Database {
     pub(super) async fn create(server_url: &str, version: PgVersion, keep: Keep) -> Self {
+        // Nobody can be connected to this one, which would make the copy fail.
+        Self::copy("template0", server_url, version, keep).await
+    }
+
+    pub(super) async fn copy(template: &str, server_url: &str, version: PgVersion, keep: Keep) -> Self {
         let name = format!("relevo_test_{}", uuid::Uuid::new_v4().simple());
-        // `template0`: nobody can be connected to it, which would make the copy fail.
-        let statement = format!("CREATE DATABASE {name} TEMPLATE template0");
+        let statement = format!("CREATE DATABASE {name} TEMPLATE {template}");
         if let Err(error) = run(server_url, statement).await {
             panic!(
                 "cannot create a database on PostgreSQL {} (is the server that `cargo xtask services up` named still there?): {error}",

@@ -36,4 +36,8 @@ impl Server {
     pub async fn database(&self) -> Database {
         Database::create(&self.url, self.version, Keep::UntilDrop).await
     }
+    /// A copy of a database of this server, dropped with the value. Nobody may be connected to the original.
+    pub async fn copy_of(&self, original: &Database) -> Database {
+        Database::copy(original.name(), &self.url, self.version, Keep::UntilDrop).await
+    }
 }

@@ -7,7 +7,7 @@ use relevo_conformance::inbox::{Handling, Harness};
 use relevo_core::MessageId;
 use relevo_core::inbox::Keeping;
 use relevo_store_postgres::inbox::{Config, Inbox};
-use relevo_store_postgres::{Config as StoreConfig, Draft, Outbox, Schema, Store, migrate};
+use relevo_store_postgres::{Config as StoreConfig, Draft, Outbox, Store};
 use relevo_testkit::PgVersion;
 use relevo_testkit::pgbouncer::PgBouncer;
 use relevo_testkit::postgres::{Database, Server};
@@ -15,6 +15,7 @@ use sqlx::postgres::{PgConnectOptions, PgConnection, PgRow};
 use sqlx::{AssertSqlSafe, Row as _};
 use uuid::Uuid;
 
+use crate::migrated;
 use crate::rules_support::code;
 
 pub(crate) struct Postgres {
@@ -23,21 +24,20 @@ pub(crate) struct Postgres {
 }
 
 pub(crate) async fn on_13() -> Postgres {
-    prepared(Server::shared(PgVersion::V13).database().await, None).await
+    prepared(PgVersion::V13, None).await
 }
 
 pub(crate) async fn on_15() -> Postgres {
-    prepared(Server::shared(PgVersion::V15).database().await, None).await
+    prepared(PgVersion::V15, None).await
 }
 
 pub(crate) async fn on_18() -> Postgres {
-    prepared(Server::shared(PgVersion::V18).database().await, None).await
+    prepared(PgVersion::V18, None).await
 }
 
 pub(crate) async fn pooled() -> Postgres {
-    let server = Server::shared(PgVersion::V15);
-    let pooler = PgBouncer::in_front_of(server.url()).await;
-    prepared(server.database().await, Some(pooler)).await
+    let pooler = PgBouncer::in_front_of(Server::shared(PgVersion::V15).url()).await;
+    prepared(PgVersion::V15, Some(pooler)).await
 }
 
 /// Where READ COMMITTED is not the default.
@@ -48,10 +48,8 @@ pub(crate) async fn repeatable_read() -> Postgres {
     harness
 }
 
-async fn prepared(database: Database, pooler: Option<PgBouncer>) -> Postgres {
-    let mut connection = database.connect().await;
-    migrate::migrate(&mut connection, &Schema::default()).await.expect("an empty database");
-    let harness = Postgres { database, pooler };
+async fn prepared(version: PgVersion, pooler: Option<PgBouncer>) -> Postgres {
+    let harness = Postgres { database: migrated::database(version).await, pooler };
     harness.run("CREATE TABLE ledger (no bigint GENERATED ALWAYS AS IDENTITY, line text NOT NULL)").await;
     harness
 }
