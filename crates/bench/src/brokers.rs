@@ -9,7 +9,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use anyhow::Context as _;
-use relevo_core::{Broker, Message, MessageId, Publication};
+use relevo_core::{Broker, Consumer, Message, MessageId, Publication};
 use relevo_relay::Config;
 use sqlx::ConnectOptions as _;
 use sqlx::postgres::PgConnectOptions;
@@ -48,7 +48,7 @@ impl Kind {
         Self::ALL.into_iter().find(|kind| format!("{kind:?}") == name)
     }
 
-    const fn name(self) -> &'static str {
+    pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Nats => "NATS JetStream",
             Self::NatsSynced => "NATS JetStream, sync_interval always",
@@ -70,7 +70,7 @@ impl Kind {
     }
 
     /// Makes an empty stream or queue, deleting what an earlier run left.
-    async fn empty(self) -> anyhow::Result<()> {
+    pub(crate) async fn empty(self) -> anyhow::Result<()> {
         match self {
             Self::Nats | Self::NatsSynced => nats::empty(&self.url()?).await,
             Self::RabbitMq => rabbitmq::empty(&self.url()?).await,
@@ -82,6 +82,14 @@ impl Kind {
         Ok(match self {
             Self::Nats | Self::NatsSynced => Arc::new(nats::open(&self.url()?).await?),
             Self::RabbitMq => Arc::new(rabbitmq::open(&self.url()?).await?),
+        })
+    }
+
+    /// A consumer of everything, with our adapter.
+    pub(crate) async fn consumer(self) -> anyhow::Result<Arc<dyn Consumer>> {
+        Ok(match self {
+            Self::Nats | Self::NatsSynced => Arc::new(nats::consumer(&self.url()?).await?),
+            Self::RabbitMq => Arc::new(rabbitmq::consumer(&self.url()?).await?),
         })
     }
 

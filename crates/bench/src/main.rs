@@ -1,4 +1,4 @@
-//! The benchmarks of engine and daemon. Every line is a ratio within one run, because machines are noisy.
+//! The benchmarks. Every line is a ratio within one run, because machines are noisy.
 
 #![expect(clippy::print_stdout, reason = "the table is this program's output")]
 
@@ -8,6 +8,7 @@ mod daemon;
 mod emit;
 mod engine;
 mod fill;
+mod inbox;
 mod latency;
 mod memory;
 mod report;
@@ -22,7 +23,7 @@ use crate::report::Report;
 #[derive(Parser)]
 #[command(name = "relevo-bench")]
 struct Args {
-    /// What to measure: `engine`, `daemon`, `brokers`, or all of them.
+    /// What to measure: `engine`, `daemon`, `brokers`, `inbox`, or all of them.
     #[arg(default_value = "all")]
     suite: String,
     /// Only lines whose name contains this.
@@ -38,8 +39,8 @@ struct Args {
 
 fn main() -> anyhow::Result<()> {
     let args = Args::parse();
-    if !["all", "engine", "daemon", "brokers"].contains(&args.suite.as_str()) {
-        bail!("`{}` is not a suite; hint: `engine`, `daemon` or `brokers`, or nothing for all", args.suite);
+    if !["all", "engine", "daemon", "brokers", "inbox"].contains(&args.suite.as_str()) {
+        bail!("`{}` is not a suite; hint: `engine`, `daemon`, `brokers` or `inbox`, or nothing for all", args.suite);
     }
     if let Some(url) = memory::child_of() {
         return memory::drain_as_child(&url);
@@ -69,6 +70,9 @@ fn main() -> anyhow::Result<()> {
         }
         if suite("brokers") {
             brokers::measure(&options, args.only.as_deref(), &mut report).await?;
+        }
+        if suite("inbox") {
+            inbox::measure(&options, args.only.as_deref(), &mut report).await?;
         }
         if args.history {
             engine::measure_history(&options, &mut report).await?;

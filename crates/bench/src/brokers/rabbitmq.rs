@@ -8,7 +8,7 @@ use lapin::options::{
 };
 use lapin::types::{AMQPValue, FieldTable, ShortString};
 use lapin::{BasicProperties, Channel, Confirmation, Connection, ConnectionProperties, ExchangeKind};
-use relevo_broker_rabbitmq::{Config, RabbitBroker};
+use relevo_broker_rabbitmq::{Config, Group, Membership, RabbitBroker, RabbitConsumer};
 use relevo_core::{Publication, wire};
 
 use super::alone::{Client, Confirm};
@@ -20,6 +20,11 @@ pub(super) async fn open(url: &str) -> anyhow::Result<RabbitBroker> {
     Ok(RabbitBroker::open(Config { exchange: NAME.to_owned(), ..Config::new(url) }).await?)
 }
 
+pub(super) async fn consumer(url: &str) -> anyhow::Result<RabbitConsumer> {
+    let group = Group { ordered: true, retry: Vec::new(), dead_letters: false, ..Group::new(NAME) };
+    Ok(relevo_broker_rabbitmq::consumer(&Config::new(url), &group, Membership::default()).await?)
+}
+
 pub(super) async fn empty(url: &str) -> anyhow::Result<()> {
     let channel = channel(url).await?;
     channel.queue_delete(NAME.into(), QueueDeleteOptions::default()).await?;
@@ -27,6 +32,8 @@ pub(super) async fn empty(url: &str) -> anyhow::Result<()> {
     channel.exchange_declare(NAME.into(), ExchangeKind::Topic, durable, FieldTable::default()).await?;
     let mut arguments = FieldTable::default();
     arguments.insert("x-queue-type".into(), AMQPValue::LongString("quorum".into()));
+    // Costs publishers nothing, and keeps order for consumers.
+    arguments.insert("x-single-active-consumer".into(), AMQPValue::Boolean(true));
     let durable = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
     channel.queue_declare(NAME.into(), durable, arguments).await?;
     channel

@@ -1,0 +1,76 @@
+//! The effect of a message: one row.
+
+use std::time::Instant;
+
+use async_trait::async_trait;
+use relevo_inbox::{Handled, Incoming, Inside, Verdict};
+use relevo_store_postgres::inbox::Transaction;
+use sqlx::postgres::{PgConnectOptions, PgConnection};
+use sqlx::{ConnectOptions as _, Connection as _};
+use tokio::task::JoinSet;
+use uuid::Uuid;
+
+use crate::fill::{KEYS, PAYLOAD_BYTES};
+
+pub(super) const TABLE: &str = "DROP TABLE IF EXISTS effect; CREATE TABLE effect (no bigint GENERATED ALWAYS AS \
+    IDENTITY PRIMARY KEY, message uuid NOT NULL, key text NOT NULL, body bytea NOT NULL)";
+const INSERT: &str = "INSERT INTO effect (message, key, body) VALUES ($1, $2, $3)";
+
+/// Writes the row.
+pub(super) struct Effect;
+
+#[async_trait]
+impl Inside<Transaction> for Effect {
+    async fn handle(&self, tx: &mut Transaction, incoming: &Incoming) -> Handled {
+        let message = incoming.message();
+        insert(tx, *message.id.as_uuid(), &message.key, &message.payload).await?;
+        Ok(Verdict::Done)
+    }
+}
+
+async fn insert(connection: &mut PgConnection, id: Uuid, key: &str, body: &[u8]) -> Result<(), sqlx::Error> {
+    sqlx::query(INSERT).bind(id).bind(key).bind(body).execute(connection).await?;
+    Ok(())
+}
+
+/// Whether the row alone is written between BEGIN and COMMIT.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Transacted {
+    Yes,
+    No,
+}
+
+/// Rows a second without Relevo, by so many clients.
+pub(super) async fn rate(
+    options: &PgConnectOptions,
+    clients: u32,
+    count: u32,
+    transacted: Transacted,
+) -> anyhow::Result<f64> {
+    let mut connections = Vec::new();
+    for _ in 0..clients {
+        connections.push(options.connect().await?);
+    }
+    let began = Instant::now();
+    let mut writers = JoinSet::new();
+    for mut connection in connections {
+        writers.spawn(async move {
+            let body = vec![b'x'; PAYLOAD_BYTES];
+            for number in 0..count / clients {
+                let (id, key) = (Uuid::now_v7(), format!("k-{}", number % KEYS));
+                if transacted == Transacted::Yes {
+                    let mut tx = connection.begin().await?;
+                    insert(&mut tx, id, &key, &body).await?;
+                    tx.commit().await?;
+                } else {
+                    insert(&mut connection, id, &key, &body).await?;
+                }
+            }
+            anyhow::Ok(())
+        });
+    }
+    while let Some(done) = writers.join_next().await {
+        done??;
+    }
+    Ok(f64::from(count) / began.elapsed().as_secs_f64())
+}

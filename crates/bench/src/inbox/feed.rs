@@ -1,0 +1,133 @@
+//! A broker in memory that hands out messages as fast as they are taken.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use async_trait::async_trait;
+use jiff::Timestamp;
+use relevo_core::message::Headers;
+use relevo_core::slot::shard_of;
+use relevo_core::{
+    Answer, Consumer, Consuming, Delivery, Failure, Lane, Message, MessageId, Publication, Raw, Tag, wire,
+};
+use tokio::sync::Notify;
+use uuid::Uuid;
+
+use crate::fill::{KEYS, PAYLOAD_BYTES};
+
+/// What the brokers hand out by default.
+const PREFETCH: usize = 256;
+
+/// Messages in lanes, each handed out once.
+pub(super) struct Feed {
+    inner: Mutex<Lanes>,
+    settled: Notify,
+}
+
+#[derive(Default)]
+struct Lanes {
+    waiting: VecDeque<Delivery>,
+    /// How many of each lane are out, and which lane each of them is of.
+    out: BTreeMap<Lane, usize>,
+    of: BTreeMap<Tag, Lane>,
+}
+
+impl Feed {
+    /// So many messages of the usual keys, new ones each time.
+    pub(super) fn new(count: u32, lanes: u16) -> Self {
+        let waiting = (0..count).map(|number| delivery(number, lanes)).collect();
+        Self { inner: Mutex::new(Lanes { waiting, ..Lanes::default() }), settled: Notify::new() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Lanes> {
+        // Nothing panics while it is held.
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[async_trait]
+impl Consumer for Feed {
+    fn capabilities(&self) -> Consuming {
+        Consuming { holds_key: false, counts: true, keeps_answers: true }
+    }
+
+    async fn receive(&self, limit: usize) -> Result<Vec<Delivery>, Failure> {
+        loop {
+            let settled = self.settled.notified();
+            let given = self.lock().give(limit);
+            if !given.is_empty() {
+                return Ok(given);
+            }
+            settled.await;
+        }
+    }
+
+    async fn settle(&self, answers: &[(Tag, Answer)]) -> Result<Vec<Tag>, Failure> {
+        let mut lanes = self.lock();
+        for (tag, _) in answers {
+            if let Some(lane) = lanes.of.remove(tag) {
+                *lanes.out.entry(lane).or_default() -= 1;
+            }
+        }
+        drop(lanes);
+        self.settled.notify_one();
+        Ok(Vec::new())
+    }
+
+    async fn pause(&self, _lane: &Lane) -> Result<(), Failure> {
+        Ok(())
+    }
+
+    async fn resume(&self, _lane: &Lane) -> Result<(), Failure> {
+        Ok(())
+    }
+
+    async fn close(&self) -> Result<(), Failure> {
+        Ok(())
+    }
+}
+
+impl Lanes {
+    /// The first messages whose lane has room; a lane that has none keeps the others from nothing but the next call.
+    fn give(&mut self, limit: usize) -> Vec<Delivery> {
+        let mut given = Vec::new();
+        while given.len() < limit
+            && let Some(delivery) = self.waiting.pop_front_if(|next| self.out.get(&next.lane) < Some(&PREFETCH))
+        {
+            *self.out.entry(delivery.lane.clone()).or_default() += 1;
+            self.of.insert(delivery.tag, delivery.lane.clone());
+            given.push(delivery);
+        }
+        given
+    }
+}
+
+fn delivery(number: u32, lanes: u16) -> Delivery {
+    let key = format!("k-{}", number % KEYS);
+    let lane = shard_of(relevo_core::slot::slot_of(&key), lanes);
+    let message = Message {
+        id: MessageId::from_uuid(Uuid::now_v7()),
+        kind: "OrderPlaced".into(),
+        key: key.into(),
+        topic: "orders".into(),
+        payload: vec![b'x'; PAYLOAD_BYTES].into(),
+        content_type: "application/json".into(),
+        headers: Headers::new(),
+        created_at: Timestamp::now(),
+    };
+    let publication = Publication {
+        message: Arc::new(message),
+        address: "orders".into(),
+        headers: Arc::default(),
+        seq: number.into(),
+        epoch: 1,
+    };
+    Delivery {
+        tag: Tag::new(number.into()),
+        raw: Raw::new(wire::headers(&publication, "/bench"), publication.message.payload.clone()),
+        address: "orders".into(),
+        lane: Lane::new(format!("orders.{lane}")),
+        place: Some(number.into()),
+        count: 1,
+    }
+}

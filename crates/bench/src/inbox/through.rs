@@ -1,0 +1,98 @@
+//! From a writer's COMMIT to the handler's, through relay and broker.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use relevo_core::{Answer, Consumer, Consuming, Delivery, Failure, Lane, MessageId, Tag};
+use relevo_inbox::Order;
+use sqlx::postgres::PgConnectOptions;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use super::{WORKERS, effect, runtime};
+use crate::brokers::Kind;
+use crate::fill::{Bench, run};
+use crate::latency::{self, Receipts};
+use crate::report::Report;
+
+pub(super) const KINDS: [Kind; 2] = [Kind::Nats, Kind::RabbitMq];
+const RATE: u32 = 500;
+const TIME: Duration = Duration::from_secs(20);
+
+/// Everything is in one database, as with a service that talks to itself.
+pub(super) async fn measure(kind: Kind, server: &PgConnectOptions, report: &mut Report) -> anyhow::Result<()> {
+    let mut bench = Bench::new(server, "inbox_through").await?;
+    run(&mut bench.connection, effect::TABLE).await?;
+    kind.empty().await?;
+    let receipts = Receipts::default();
+    let consumer = Watched { inner: kind.consumer().await?, out: Mutex::default(), receipts: Arc::clone(&receipts) };
+    let order = Order::ByKey { concurrency: WORKERS as usize };
+    let runtime = runtime(&bench, Arc::new(consumer), order, 1).await?;
+    let stop = CancellationToken::new();
+    let mut tasks = JoinSet::new();
+    tasks.spawn(runtime.run(stop.clone()));
+    let millis = latency::at_rate(&bench, kind.open().await?, &receipts, RATE, 4, TIME).await?;
+    stop.cancel();
+    while let Some(done) = tasks.join_next().await {
+        done??;
+    }
+    for (percent, most) in [(50, 20.0), (99, 80.0)] {
+        let name = format!("inbox: COMMIT to effect at {RATE}/s through {}, p{percent}", kind.name());
+        let told = format!("{} messages, one by one in key order", millis.len());
+        report.at_most(&name, latency::percentile(&millis, percent), "ms", most, told);
+    }
+    Ok(())
+}
+
+/// Notes when each message is acknowledged, which is after its effect was committed.
+struct Watched {
+    inner: Arc<dyn Consumer>,
+    out: Mutex<BTreeMap<Tag, MessageId>>,
+    receipts: Receipts,
+}
+
+impl Watched {
+    fn note(&self, answers: &[(Tag, Answer)]) {
+        let now = Instant::now();
+        let mut out = self.out.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut receipts = self.receipts.lock().unwrap_or_else(PoisonError::into_inner);
+        for (tag, _) in answers {
+            if let Some(id) = out.remove(tag) {
+                receipts.entry(id).or_insert(now);
+            }
+        }
+    }
+}
+
+#[async_trait]
+impl Consumer for Watched {
+    fn capabilities(&self) -> Consuming {
+        self.inner.capabilities()
+    }
+
+    async fn receive(&self, limit: usize) -> Result<Vec<Delivery>, Failure> {
+        let deliveries = self.inner.receive(limit).await?;
+        let ids = deliveries.iter().filter_map(|one| Some((one.tag, one.raw.decode().ok()?.message.id)));
+        self.out.lock().unwrap_or_else(PoisonError::into_inner).extend(ids);
+        Ok(deliveries)
+    }
+
+    async fn settle(&self, answers: &[(Tag, Answer)]) -> Result<Vec<Tag>, Failure> {
+        self.note(answers);
+        self.inner.settle(answers).await
+    }
+
+    async fn pause(&self, lane: &Lane) -> Result<(), Failure> {
+        self.inner.pause(lane).await
+    }
+
+    async fn resume(&self, lane: &Lane) -> Result<(), Failure> {
+        self.inner.resume(lane).await
+    }
+
+    async fn close(&self) -> Result<(), Failure> {
+        self.inner.close().await
+    }
+}
