@@ -26,12 +26,18 @@ pub(crate) enum Chored {
 /// How long a call whose answer was lost may still happen.
 const DOUBTED_FOR: Duration = Duration::from_secs(30);
 
-/// A lane that was asked for, and nobody knows whether it is ours.
+/// A lane that was asked for or held, and nobody knows whether it is ours.
 #[derive(Clone, Copy)]
 pub(crate) struct Doubt {
     /// When it is given back next, unless it is wanted.
     next: Instant,
     until: Instant,
+}
+
+impl Doubt {
+    pub(crate) fn new(now: Instant, beat_lasts: Duration) -> Self {
+        Self { next: now + beat_lasts, until: now + DOUBTED_FOR }
+    }
 }
 
 impl<I: Inbox + 'static> Runtime<I>
@@ -131,7 +137,7 @@ where
                 self.took(&asked, taken, now);
             }
             Chored::Took(asked, Err(error)) => {
-                let doubt = Doubt { next: now + self.work.config.beat_lasts, until: now + DOUBTED_FOR };
+                let doubt = Doubt::new(now, self.work.config.beat_lasts);
                 self.doubted.extend(asked.into_iter().map(|lane| (lane, doubt)));
                 self.chore_failed(error, now)?;
             }

@@ -222,9 +222,14 @@ where
         self.work.breakers.force(&pulse.orders.forced);
         if pulse.deaths != self.deaths {
             self.deaths = pulse.deaths;
-            // What was delivered is kept. Whatever another member did with it meanwhile is in the inbox. A lane without
-            // messages may still be ours: it is given back when its time has come, and if it is another's nothing happens.
-            self.lanes.map.values_mut().filter(|lane| !lane.is_empty()).for_each(|lane| lane.held = None);
+            // What was delivered is kept. Whatever another member did with it meanwhile is in the inbox. A lane may still be
+            // ours: it is given back when its time has come, and if it is another's nothing happens.
+            let doubt = Doubt::new(Instant::now(), self.work.config.beat_lasts);
+            for (lane, state) in self.lanes.map.iter_mut().filter(|(_, state)| !state.is_empty()) {
+                if state.held.take().is_some() {
+                    self.doubted.insert(lane.clone(), doubt);
+                }
+            }
         }
     }
 
