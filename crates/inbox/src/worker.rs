@@ -334,11 +334,16 @@ where
                 Ok(Ended::DONE)
             }
             Kept::Busy => Ok(Ended::Busy(self.config.busy_pause)),
-            Kept::Lost if held.is_some() => Ok(Ended::Lost),
-            // Another worker claimed the message meanwhile: what it decides counts.
             Kept::Lost => {
+                if decided.claim.is_some() {
+                    // Another worker may have claimed the message meanwhile: what it decides counts, and should it have
+                    // died, this decision would be refused for ever.
+                    item.decided = None;
+                }
+                if held.is_some() {
+                    return Ok(Ended::Lost);
+                }
                 add(&self.stats.lost, 1);
-                item.decided = None;
                 Ok(Ended::Busy(self.config.busy_pause))
             }
         }
