@@ -79,7 +79,7 @@ async fn a_replay_that_stops_by_itself_takes_no_queue_from_whoever_appends_to_it
     let dead = Arrival { queue: "b".into(), ..arrival() };
     assert_eq!(operator.feed("billing", number, portion(&[dead, other], None, Some("2"))).await.unwrap(), Fed::Kept);
     // One of the two dies; the other waits, and a live message behind it.
-    let due = inbox.due(2, 1, Duration::from_secs(60)).await.unwrap().remove(1);
+    let due = inbox.due(2, 1, Duration::from_mins(1)).await.unwrap().remove(1);
     assert_eq!(&*due.queue, "b");
     let setback =
         Setback { stop: Stop::DeadContinue, attempts: 1, class: "poison", error: "no".to_owned(), backtrace: None };
