@@ -155,7 +155,7 @@ impl Store {
         Ok(())
     }
 
-    /// From now on no message is poison to this consumer: see [`Trouble`](super::Trouble).
+    /// From now on no message is poison to this consumer: whatever it was told to stumble over.
     pub async fn cure(&self, consumer: &str) -> Result<()> {
         match self {
             Self::Postgres(_) => {
