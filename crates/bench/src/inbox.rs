@@ -25,7 +25,7 @@ const WORKERS: u32 = 8;
 const LANES: u16 = 8;
 /// Messages of one measured run.
 const COUNT: u32 = 20_000;
-const ROUNDS: usize = 3;
+const ROUNDS: usize = 5;
 /// Messages that share a transaction at most.
 const BATCH: usize = 100;
 const CONSUMER: &str = "bench";

@@ -49,19 +49,16 @@ pub struct Inbox {
 impl Inbox {
     /// Connects, and checks that the schema has an inbox.
     pub async fn open(config: &Config, consumer: &str, keeping: Keeping) -> Result<Self, StoreError> {
-        let inbox = Self {
-            links: Arc::new(Links::new(config)),
-            says: Says::new(config, consumer, keeping),
-            wait: config.lock_timeout,
-        };
-        let rows = inbox.links.call(migrate::exists_query(&config.schema)).await?;
+        let links = Arc::new(Links::new(config));
+        let rows = links.call(migrate::exists_query(&config.schema)).await?;
         let mut newest = None;
         if read::only::<Option<String>>(&rows)?.is_some() {
-            let rows = inbox.links.call(migrate::applied_query(&config.schema)).await?;
+            let rows = links.call(migrate::applied_query(&config.schema)).await?;
             newest = rows.last().map(|row| Ok::<_, Error>((column(row, 0)?, column(row, 1)?))).transpose()?;
         }
         migrate::check_since(&config.schema, newest, SINCE)?;
-        Ok(inbox)
+        let says = Says::new(config, consumer, keeping).at_version(newest.map_or(SINCE, |(version, _)| version));
+        Ok(Self { links, says, wait: config.lock_timeout })
     }
 
     /// Another consumer's inbox, over the same connections.

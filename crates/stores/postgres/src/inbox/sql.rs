@@ -11,6 +11,9 @@ use uuid::Uuid;
 use super::config::Config;
 use crate::queries::{json_literal, literal, millis};
 
+/// The version of the schema that has `inbox_enter_one`.
+const ENTERS_ONE_SINCE: i32 = 14;
+
 /// What every statement of one consumer says.
 #[derive(Clone)]
 pub(super) struct Says {
@@ -21,6 +24,8 @@ pub(super) struct Says {
     patience_ms: u64,
     stall_ms: u64,
     keeping: Keeping,
+    /// Whether the schema can enter one message by itself.
+    enters_one: bool,
 }
 
 impl Says {
@@ -33,7 +38,13 @@ impl Says {
             patience_ms: (millis(config.call_deadline) / 2).max(1),
             stall_ms: millis(config.stall_deadline).min(i32::MAX.unsigned_abs().into()),
             keeping,
+            enters_one: false,
         }
+    }
+
+    /// For a schema of this version.
+    pub(super) fn at_version(self, version: i32) -> Self {
+        Self { enters_one: version >= ENTERS_ONE_SINCE, ..self }
     }
 
     pub(super) fn of(&self, consumer: &str, keeping: Keeping) -> Self {
@@ -47,6 +58,15 @@ impl Says {
     /// `entries` stand once each.
     pub(super) fn enter(&self, held: Option<&Held>, entries: &[&Arrival]) -> String {
         let Self { schema, consumer, wait_ms, stall_ms, .. } = self;
+        if let [arrival] = entries
+            && self.enters_one
+            && !self.traces()
+        {
+            let (entry, queue, lane) = (named(arrival.entry), literal(&arrival.queue), lane(held));
+            return format!(
+                "SELECT {schema}.inbox_enter_one({consumer}, {entry}, {queue}, {lane}, {wait_ms}, {stall_ms})"
+            );
+        }
         let ids = join(entries.iter().map(|arrival| arrival.entry.id));
         let replays = join(entries.iter().map(|arrival| arrival.entry.replay));
         let queues = texts(entries.iter().map(|arrival| &*arrival.queue));

@@ -25,8 +25,8 @@ async fn a_consumer_may_consume_and_reads_nothing() {
     for version in PgVersion::ALL {
         let world = world(version).await;
         let may = "inbox_append inbox_beat inbox_begin inbox_begin_claimed inbox_begin_due inbox_claim inbox_due \
-                   inbox_ended inbox_enter inbox_give_back inbox_prune inbox_release inbox_set_back inbox_set_back_due \
-                   inbox_skip inbox_start inbox_started inbox_take";
+                   inbox_ended inbox_enter inbox_enter_one inbox_give_back inbox_prune inbox_release inbox_set_back \
+                   inbox_set_back_due inbox_skip inbox_start inbox_started inbox_take";
         assert_eq!(may_call(&world, "consumer").await, may.split_whitespace().collect::<Vec<_>>());
         assert_eq!(rights(&world, "consumer", "").await, ["migration SELECT"]);
         let options = world.database.options().username("consumer");
@@ -108,13 +108,32 @@ async fn a_search_path_full_of_traps_catches_no_owner() {
              '00000000-0000-7000-8000-000000000003']::uuid[], '{0,0}', '{a,b}', 'lane', 1, NULL, 100, 100, NULL)",
             "SELECT relevo.inbox_enter('billing', ARRAY['00000000-0000-7000-8000-000000000002', \
              '00000000-0000-7000-8000-000000000003']::uuid[], '{0,0}', '{a,b}', NULL, 1, NULL, 100, 100, NULL)",
+            "SELECT relevo.inbox_enter_one('billing', '00000000-0000-7000-8000-000000000004', 0, 'k', NULL, NULL, NULL, 100, 100)",
+            "SELECT relevo.inbox_enter_one('billing', '00000000-0000-7000-8000-000000000004', 0, 'k', 'lane', 1, NULL, 100, 100)",
         ] {
             execute(&mut session, sql).await.unwrap_or_else(|error| panic!("{sql}: {error}"));
         }
         let owned = "SELECT count(*) FROM evil.caught WHERE who <> 'consumer'";
         assert_eq!(world.number(owned).await, 0, "PostgreSQL {}", version.major());
-        assert_eq!(world.number("SELECT count(*) FROM relevo.inbox").await, 3);
+        assert_eq!(world.number("SELECT count(*) FROM relevo.inbox").await, 4);
     }
+}
+
+/// Who was granted before `inbox_enter_one` was there goes on, with connections that are open and with new ones.
+#[tokio::test]
+async fn a_consumer_that_was_granted_goes_on_after_a_migration() {
+    let server = Private::start(PgVersion::V15).await;
+    let world = World { database: server.database().await, server: Some(server) };
+    world.run("CREATE ROLE \"odd one\" LOGIN").await;
+    migrate::migrate_to(&mut world.connect().await, &Schema::default(), 13).await.expect("an empty database");
+    world.run("SELECT relevo.grant_consumer('odd one')").await;
+    let config = Config::new(world.database.options().username("odd one"));
+    let before = Inbox::open(&config, "before", Keeping::default()).await.expect("an older version");
+    crate::inbox_walk::everything(&before).await;
+    migrate::migrate(&mut world.connect().await, &Schema::default()).await.expect("an older version");
+    crate::inbox_walk::everything(&before.of("between", Keeping::default())).await;
+    let after = Inbox::open(&config, "after", Keeping::default()).await.expect("this program's version");
+    crate::inbox_walk::everything(&after).await;
 }
 
 /// Without a grant there is nothing.

@@ -25,8 +25,44 @@ fn begin(number: u32) -> String {
     format!("SELECT relevo.inbox_begin('billing', '{}')", id(number))
 }
 
+/// How a message is entered: by itself, or with others.
+#[derive(Clone, Copy)]
+enum Form {
+    One,
+    Several,
+}
+
+impl Form {
+    const ALL: [Self; 2] = [Self::One, Self::Several];
+
+    fn enter(self, number: u32, lane: &str) -> String {
+        let id = id(number);
+        match self {
+            Self::One => format!("SELECT relevo.inbox_enter_one('billing', '{id}', 0, 'k', {lane}, 100, 0)"),
+            Self::Several => {
+                format!("SELECT relevo.inbox_enter('billing', '{{{id}}}', '{{0}}', '{{k}}', {lane}, 100, 0, NULL)")
+            }
+        }
+    }
+
+    fn function(self) -> &'static str {
+        match self {
+            Self::One => "inbox_enter_one",
+            Self::Several => "inbox_enter",
+        }
+    }
+
+    /// The end of its look at the queue.
+    fn look(self) -> &'static str {
+        match self {
+            Self::One => "of_queue",
+            Self::Several => "(queues)",
+        }
+    }
+}
+
 fn enter(number: u32, lane: &str) -> String {
-    format!("SELECT relevo.inbox_enter('billing', '{{{}}}', '{{0}}', '{{k}}', {lane}, 100, 0, NULL)", id(number))
+    Form::One.enter(number, lane)
 }
 
 fn arrival(number: u32) -> String {
@@ -93,6 +129,23 @@ async fn e1_without_a_limit_the_duplicate_hangs_with_the_first() {
     bed.until_blocked(&second).await;
     first.run("COMMIT").await;
     second.done().await;
+}
+
+#[tokio::test]
+async fn e1_one_by_itself_waits_as_briefly_and_keeps_the_sessions_wait() {
+    let bed = bed().await;
+    let (mut first, mut second) = (bed.session().await, bed.session().await);
+    first.run("BEGIN").await;
+    assert_eq!(said(&mut first, &enter(1, NO_LANE)).await, None);
+    second.run("SET lock_timeout = '7s'").await;
+    assert_eq!(second.refusal(&enter(1, NO_LANE)).await, "55P03", "it does not hang with the first");
+    first.run("COMMIT").await;
+    second.run("BEGIN").await;
+    assert_eq!(said(&mut second, &enter(1, NO_LANE)).await, Some(format!("{} 0 done", id(1))));
+    assert_eq!(second.one::<String>("SHOW lock_timeout").await, "7s");
+    assert_eq!(said(&mut second, &enter(2, NO_LANE)).await, None);
+    assert_eq!(second.one::<String>("SHOW lock_timeout").await, "7s", "the handler's statements wait as before");
+    second.run("COMMIT").await;
 }
 
 #[tokio::test]
@@ -209,44 +262,50 @@ fn take(owner: &str) -> String {
 
 #[tokio::test]
 async fn e4_a_worker_that_wakes_after_its_lane_moved_handles_nothing() {
-    let bed = with_a_dead_owner().await;
-    let (mut old, mut new) = (bed.session().await, bed.session().await);
-    assert_eq!(new.one::<i64>(&take(NEW)).await, 2);
-    assert_eq!(new.one::<String>(&set_back(2, LANE_OF_NEW, "retry")).await, "kept");
-    assert_eq!(said(&mut old, &enter(3, LANE_OF_OLD)).await.as_deref(), Some("lost"));
-    assert_eq!(old.one::<String>(&set_back(3, LANE_OF_OLD, "dead_continue")).await, "lost");
-    assert_eq!(new.one::<i64>("SELECT count(*) FROM relevo.inbox").await, 1, "nothing but the second message");
+    for form in Form::ALL {
+        let bed = with_a_dead_owner().await;
+        let (mut old, mut new) = (bed.session().await, bed.session().await);
+        assert_eq!(new.one::<i64>(&take(NEW)).await, 2);
+        assert_eq!(new.one::<String>(&set_back(2, LANE_OF_NEW, "retry")).await, "kept");
+        assert_eq!(said(&mut old, &form.enter(3, LANE_OF_OLD)).await.as_deref(), Some("lost"));
+        assert_eq!(old.one::<String>(&set_back(3, LANE_OF_OLD, "dead_continue")).await, "lost");
+        assert_eq!(new.one::<i64>("SELECT count(*) FROM relevo.inbox").await, 1, "nothing but the second message");
+    }
 }
 
 #[tokio::test]
 async fn e4_a_lane_does_not_move_while_a_handler_has_it() {
-    let bed = with_a_dead_owner().await;
-    let (mut old, mut new) = (bed.session().await, bed.session().await);
-    old.run("BEGIN").await;
-    assert_eq!(said(&mut old, &enter(1, LANE_OF_OLD)).await, None);
-    assert_eq!(new.one::<Option<i64>>(&take(NEW)).await, None, "it is left out");
-    old.run(&format!("{}; COMMIT", effect("m1"))).await;
-    assert_eq!(new.one::<i64>(&take(NEW)).await, 2);
-    // The takeover waits for nobody, and is waited for: the old owner learns what became of the lane.
-    let mut new_takes = bed.session().await;
-    new_takes.run("BEGIN; UPDATE relevo.inbox_lane SET epoch = epoch + 1").await;
-    assert_eq!(old.refusal(&enter(2, LANE_OF_NEW)).await, "55P03");
-    new_takes.run("COMMIT").await;
-    assert_eq!(said(&mut old, &enter(2, LANE_OF_NEW)).await.as_deref(), Some("lost"));
+    for form in Form::ALL {
+        let bed = with_a_dead_owner().await;
+        let (mut old, mut new) = (bed.session().await, bed.session().await);
+        old.run("BEGIN").await;
+        assert_eq!(said(&mut old, &form.enter(1, LANE_OF_OLD)).await, None);
+        assert_eq!(new.one::<Option<i64>>(&take(NEW)).await, None, "it is left out");
+        old.run(&format!("{}; COMMIT", effect("m1"))).await;
+        assert_eq!(new.one::<i64>(&take(NEW)).await, 2);
+        // The takeover waits for nobody, and is waited for: the old owner learns what became of the lane.
+        let mut new_takes = bed.session().await;
+        new_takes.run("BEGIN; UPDATE relevo.inbox_lane SET epoch = epoch + 1").await;
+        assert_eq!(old.refusal(&form.enter(2, LANE_OF_NEW)).await, "55P03");
+        new_takes.run("COMMIT").await;
+        assert_eq!(said(&mut old, &form.enter(2, LANE_OF_NEW)).await.as_deref(), Some("lost"));
+    }
 }
 
 #[tokio::test]
 async fn e4_a_look_at_the_lane_without_a_lock_inverts_a_key() {
-    let bed = with_a_dead_owner().await;
-    bed.mutate("inbox_enter", "lane_owner FOR SHARE", "lane_owner").await;
-    let (mut old, mut new) = (bed.session().await, bed.session().await);
-    // The old owner has handled nothing of m2 and begins m3, which it was handed too: its process stands still there.
-    old.run("BEGIN").await;
-    assert_eq!(said(&mut old, &enter(3, LANE_OF_OLD)).await, None);
-    assert_eq!(new.one::<i64>(&take(NEW)).await, 2);
-    assert_eq!(new.one::<String>(&set_back(2, LANE_OF_NEW, "retry")).await, "kept");
-    old.run(&format!("{}; COMMIT", effect("m3"))).await;
-    assert_eq!(new.list(EFFECTS).await, ["m3"], "m2 of the same key still waits");
+    for form in Form::ALL {
+        let bed = with_a_dead_owner().await;
+        bed.mutate(form.function(), "lane_owner FOR SHARE", "lane_owner").await;
+        let (mut old, mut new) = (bed.session().await, bed.session().await);
+        // The old owner has handled nothing of m2 and begins m3, which it was handed too: its process stands still there.
+        old.run("BEGIN").await;
+        assert_eq!(said(&mut old, &form.enter(3, LANE_OF_OLD)).await, None);
+        assert_eq!(new.one::<i64>(&take(NEW)).await, 2);
+        assert_eq!(new.one::<String>(&set_back(2, LANE_OF_NEW, "retry")).await, "kept");
+        old.run(&format!("{}; COMMIT", effect("m3"))).await;
+        assert_eq!(new.list(EFFECTS).await, ["m3"], "m2 of the same key still waits");
+    }
 }
 
 /// A queue whose only message was just handled by whoever claimed it; its token.
@@ -270,34 +329,39 @@ const WAITING: &str = "SELECT convert_from(payload, 'UTF8') FROM relevo.inbox_wa
 
 #[tokio::test]
 async fn c3_a_message_appended_while_the_queue_ends_is_not_stranded() {
-    let bed = bed().await;
-    let token = with_an_emptied_queue(&bed).await;
-    let mut worker = bed.session().await;
-    worker.run("BEGIN").await;
-    let behind = said(&mut worker, &enter(3, NO_LANE)).await.expect("it is not plainly new");
-    assert!(behind.ends_with(" behind"), "{behind}");
-    worker.run(&append(3)).await;
-    let releasing = bed.session().await.start(&release(&token));
-    bed.until_blocked(&releasing).await;
-    worker.run("COMMIT").await;
-    let mut session = releasing.done().await;
-    assert_eq!((session.list(QUEUES).await, session.list(WAITING).await), (vec!["k".into()], vec!["m3".into()]));
-    let fourth = said(&mut session, &enter(4, NO_LANE)).await.expect("it is not plainly new");
-    assert!(fourth.ends_with(" behind"), "{fourth}");
+    for form in Form::ALL {
+        let bed = bed().await;
+        let token = with_an_emptied_queue(&bed).await;
+        let mut worker = bed.session().await;
+        worker.run("BEGIN").await;
+        let behind = said(&mut worker, &form.enter(3, NO_LANE)).await.expect("it is not plainly new");
+        assert!(behind.ends_with(" behind"), "{behind}");
+        worker.run(&append(3)).await;
+        let releasing = bed.session().await.start(&release(&token));
+        bed.until_blocked(&releasing).await;
+        worker.run("COMMIT").await;
+        let mut session = releasing.done().await;
+        assert_eq!((session.list(QUEUES).await, session.list(WAITING).await), (vec!["k".into()], vec!["m3".into()]));
+        let fourth = said(&mut session, &form.enter(4, NO_LANE)).await.expect("it is not plainly new");
+        assert!(fourth.ends_with(" behind"), "{fourth}");
+    }
 }
 
 #[tokio::test]
 async fn c3_an_append_without_a_lock_is_stranded_and_overtaken() {
-    let bed = bed().await;
-    bed.mutate("inbox_enter", "(queues) FOR SHARE", "(queues)").await;
-    bed.mutate("inbox_sort", "ORDER BY q.queue FOR SHARE", "ORDER BY q.queue").await;
-    let token = with_an_emptied_queue(&bed).await;
-    let (mut worker, mut session) = (bed.session().await, bed.session().await);
-    worker.run(&format!("BEGIN; {}; {}", enter(3, NO_LANE), append(3))).await;
-    session.run(&release(&token)).await;
-    worker.run("COMMIT").await;
-    assert_eq!((session.list(QUEUES).await, session.list(WAITING).await), (vec![], vec!["m3".into()]), "stranded");
-    assert_eq!(said(&mut session, &enter(4, NO_LANE)).await, None, "m4 passes m3");
+    for form in Form::ALL {
+        let bed = bed().await;
+        let look = form.look();
+        bed.mutate(form.function(), &format!("{look} FOR SHARE"), look).await;
+        bed.mutate("inbox_sort", "ORDER BY q.queue FOR SHARE", "ORDER BY q.queue").await;
+        let token = with_an_emptied_queue(&bed).await;
+        let (mut worker, mut session) = (bed.session().await, bed.session().await);
+        worker.run(&format!("BEGIN; {}; {}", form.enter(3, NO_LANE), append(3))).await;
+        session.run(&release(&token)).await;
+        worker.run("COMMIT").await;
+        assert_eq!((session.list(QUEUES).await, session.list(WAITING).await), (vec![], vec!["m3".into()]), "stranded");
+        assert_eq!(said(&mut session, &form.enter(4, NO_LANE)).await, None, "m4 passes m3");
+    }
 }
 
 #[tokio::test]
