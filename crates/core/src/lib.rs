@@ -21,6 +21,7 @@ pub mod route;
 pub mod slot;
 pub mod store;
 pub mod template;
+pub mod trace;
 pub mod wire;
 
 pub use administer::Administer;
@@ -33,3 +34,4 @@ pub use limits::Limits;
 pub use message::{Message, MessageId, TraceContext};
 pub use retry::{Jitter, Next, Policy};
 pub use route::{AfterDead, Route, Routes};
+pub use trace::Traces;

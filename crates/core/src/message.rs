@@ -9,6 +9,8 @@ use bytestring::ByteString;
 use jiff::Timestamp;
 use uuid::Uuid;
 
+use crate::trace::SpanContext;
+
 /// Identifies a message for ever: every repeat of it carries the same one.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MessageId(Uuid);
@@ -122,18 +124,8 @@ impl TraceContext {
     /// Reads the two headers; a malformed `traceparent` counts as none, as the recommendation asks.
     pub fn from_headers(headers: &Headers) -> Option<Self> {
         let parent = headers.get(Self::PARENT)?;
-        is_trace_parent(parent).then(|| Self { parent: parent.clone(), state: headers.get(Self::STATE).cloned() })
+        SpanContext::parse(parent).map(|_| Self { parent: parent.clone(), state: headers.get(Self::STATE).cloned() })
     }
-}
-
-fn is_trace_parent(text: &str) -> bool {
-    let parts: Vec<&str> = text.split('-').collect();
-    let [version, trace, span, flags] = parts.as_slice() else { return false };
-    let hex = |part: &str, len: usize| {
-        part.len() == len && part.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte))
-    };
-    let set = |part: &str| part.bytes().any(|byte| byte != b'0');
-    hex(version, 2) && *version != "ff" && hex(trace, 32) && set(trace) && hex(span, 16) && set(span) && hex(flags, 2)
 }
 
 #[cfg(test)]

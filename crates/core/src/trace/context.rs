@@ -1,0 +1,140 @@
+//! The ids of traces and spans, and how a `traceparent` header says them.
+
+use std::fmt;
+
+use crate::message::MessageId;
+
+/// Names a trace.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TraceId([u8; 16]);
+
+/// Names a span within its trace.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SpanId([u8; 8]);
+
+impl TraceId {
+    /// From its bytes; none if all are zero, which names nothing.
+    pub fn from_bytes(bytes: [u8; 16]) -> Option<Self> {
+        (bytes != [0; 16]).then_some(Self(bytes))
+    }
+
+    /// The trace of a message that has none: its own id.
+    pub fn of_message(id: MessageId) -> Option<Self> {
+        Self::from_bytes(*id.as_uuid().as_bytes())
+    }
+
+    /// Its bytes.
+    pub const fn as_bytes(&self) -> &[u8; 16] {
+        &self.0
+    }
+}
+
+impl SpanId {
+    /// From its bytes; none if all are zero, which names nothing.
+    pub fn from_bytes(bytes: [u8; 8]) -> Option<Self> {
+        (bytes != [0; 8]).then_some(Self(bytes))
+    }
+
+    /// Its bytes.
+    pub const fn as_bytes(&self) -> &[u8; 8] {
+        &self.0
+    }
+}
+
+impl fmt::Display for TraceId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", u128::from_be_bytes(self.0))
+    }
+}
+
+impl fmt::Display for SpanId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}", u64::from_be_bytes(self.0))
+    }
+}
+
+impl fmt::Debug for TraceId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl fmt::Debug for SpanId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// A span, as others refer to it: what a `traceparent` header says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SpanContext {
+    /// Which trace.
+    pub trace: TraceId,
+    /// Which span of it.
+    pub span: SpanId,
+    /// Whether the trace is told.
+    pub sampled: bool,
+}
+
+impl SpanContext {
+    /// Reads a `traceparent`; none if it is malformed. Allocates nothing.
+    pub fn parse(text: &str) -> Option<Self> {
+        let mut parts = text.split('-');
+        let mut next = || parts.next();
+        let (version, trace, span, flags) = (next()?, next()?, next()?, next()?);
+        let [version] = hex::<1>(version)?;
+        let [flags] = hex::<1>(flags)?;
+        let (trace, span) = (TraceId::from_bytes(hex(trace)?)?, SpanId::from_bytes(hex(span)?)?);
+        (version != 0xff && next().is_none()).then_some(Self { trace, span, sampled: flags & 1 == 1 })
+    }
+}
+
+/// As a `traceparent` header.
+impl fmt::Display for SpanContext {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "00-{}-{}-{:02x}", self.trace, self.span, u8::from(self.sampled))
+    }
+}
+
+/// Lower-case digits, as the recommendation asks.
+fn hex<const N: usize>(text: &str) -> Option<[u8; N]> {
+    let digit = |byte: u8| match byte {
+        b'0'..=b'9' => Some(byte - b'0'),
+        b'a'..=b'f' => Some(byte - b'a' + 10),
+        _ => None,
+    };
+    let text = text.as_bytes();
+    if text.len() != 2 * N {
+        return None;
+    }
+    let mut bytes = [0; N];
+    for (byte, pair) in bytes.iter_mut().zip(text.chunks_exact(2)) {
+        *byte = digit(pair[0])? << 4 | digit(pair[1])?;
+    }
+    Some(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_context_is_written_as_it_was_read() {
+        for text in [
+            "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
+            "00-00000000000000000000000000000001-0000000000000001-00",
+        ] {
+            assert_eq!(SpanContext::parse(text).map(|context| context.to_string()).as_deref(), Some(text));
+        }
+    }
+
+    #[test]
+    fn only_the_last_bit_of_the_flags_says_that_it_is_sampled() {
+        let sampled = |flags: &str| {
+            let text = format!("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-{flags}");
+            SpanContext::parse(&text).map(|context| context.sampled)
+        };
+        assert_eq!([sampled("00"), sampled("01"), sampled("02"), sampled("03")], [false, true, false, true].map(Some));
+        assert_eq!(sampled("0"), None);
+    }
+}

@@ -1,0 +1,219 @@
+//! Spans that have begun.
+
+use std::sync::Arc;
+
+use super::{About, Fault, Operation, Recorder, Span, SpanContext, TraceId};
+use crate::draft::Draft;
+use crate::message::{Headers, Message, MessageId, TraceContext};
+
+/// Tells what is done with messages, or nothing. Cheap to clone.
+#[derive(Clone, Debug, Default)]
+pub struct Traces(Option<Telling>);
+
+#[derive(Clone, Debug)]
+struct Telling {
+    recorder: Arc<dyn Recorder>,
+    about: Arc<About>,
+}
+
+/// Where a message comes from, as far as traces know.
+enum Origin {
+    /// It carries the context of the span that created it.
+    Carried(SpanContext),
+    /// It carries none.
+    Unknown(TraceId),
+}
+
+impl Traces {
+    /// Spans with these attributes go to this recorder.
+    pub fn new(recorder: Arc<dyn Recorder>, about: About) -> Self {
+        Self(Some(Telling { recorder, about: Arc::new(about) }))
+    }
+
+    /// Nothing is told.
+    pub const fn off() -> Self {
+        Self(None)
+    }
+
+    /// Whether anything may be told.
+    pub const fn are_on(&self) -> bool {
+        self.0.is_some()
+    }
+
+    /// Begins to tell what is done with a message, if it is sampled: if its origin is, or, without an origin, its id.
+    pub fn begin(&self, operation: Operation, message: &Message, destination: &Arc<str>) -> Option<Open> {
+        let telling = self.0.as_ref()?;
+        match telling.origin(&message.headers, message.id)? {
+            Origin::Carried(origin) => {
+                let state = message.headers.get(TraceContext::STATE).cloned();
+                let mut open = telling.open(operation, origin.trace, Arc::clone(destination));
+                open.0.span.parent = Some(origin.span);
+                open.0.span.state = state;
+                open.0.span.origin = Some(origin);
+                open.0.span.message = Some(message.id);
+                Some(open)
+            }
+            Origin::Unknown(trace) => {
+                let mut open = telling.open(operation, trace, Arc::clone(destination));
+                open.0.span.message = Some(message.id);
+                Some(open)
+            }
+        }
+    }
+
+    /// Begins to tell that a message is emitted, and makes this span its origin. A context that the draft has already is the
+    /// parent; without one, chance decides whether it is told.
+    pub fn create(&self, draft: &mut Draft) -> Option<Open> {
+        let telling = self.0.as_ref()?;
+        let parent = draft.headers.get(TraceContext::PARENT).and_then(|text| SpanContext::parse(text));
+        let trace = match parent {
+            Some(parent) => parent.sampled.then_some(parent.trace)?,
+            None => telling.new_trace().filter(|trace| telling.recorder.samples(*trace))?,
+        };
+        let mut open = telling.open(Operation::Create, trace, (*draft.topic).into());
+        open.0.span.parent = parent.map(|parent| parent.span);
+        open.0.span.state = draft.headers.get(TraceContext::STATE).filter(|_| parent.is_some()).cloned();
+        draft.headers.insert(TraceContext::PARENT.to_owned(), open.0.span.context.to_string());
+        Some(open)
+    }
+
+    /// The trace that a message belongs to, for log lines: the one that it carries, sampled or not, or the one that is told of
+    /// it.
+    pub fn trace_of(&self, message: &Message) -> Option<TraceId> {
+        if let Some(origin) = carried(&message.headers) {
+            return Some(origin.trace);
+        }
+        match self.0.as_ref()?.origin(&message.headers, message.id)? {
+            Origin::Carried(origin) => Some(origin.trace),
+            Origin::Unknown(trace) => Some(trace),
+        }
+    }
+}
+
+impl Telling {
+    /// `None` if the message is not told of.
+    fn origin(&self, headers: &Headers, id: MessageId) -> Option<Origin> {
+        match carried(headers) {
+            Some(origin) => origin.sampled.then_some(Origin::Carried(origin)),
+            None => TraceId::of_message(id).filter(|trace| self.recorder.samples(*trace)).map(Origin::Unknown),
+        }
+    }
+
+    fn new_trace(&self) -> Option<TraceId> {
+        let mut bytes = [0; 16];
+        bytes[..8].copy_from_slice(self.recorder.span_id().as_bytes());
+        bytes[8..].copy_from_slice(self.recorder.span_id().as_bytes());
+        TraceId::from_bytes(bytes)
+    }
+
+    fn open(&self, operation: Operation, trace: TraceId, destination: Arc<str>) -> Open {
+        let begun = self.recorder.now();
+        let span = Span {
+            context: SpanContext { trace, span: self.recorder.span_id(), sampled: true },
+            parent: None,
+            state: None,
+            origin: None,
+            operation,
+            destination,
+            message: None,
+            begun,
+            ended: begun,
+            attempt: None,
+            verdict: None,
+            fault: None,
+            about: Arc::clone(&self.about),
+        };
+        Open(Box::new(Begun { recorder: Arc::clone(&self.recorder), span }))
+    }
+}
+
+/// The origin that these headers carry.
+fn carried(headers: &Headers) -> Option<SpanContext> {
+    headers.get(TraceContext::PARENT).and_then(|text| SpanContext::parse(text))
+}
+
+/// A span that has begun. Dropped without an end, it is not told: nobody knows how it ended.
+#[derive(Debug)]
+#[must_use = "a span that is dropped is not told"]
+pub struct Open(Box<Begun>);
+
+/// Boxed: most messages have none, and each has a place for it.
+#[derive(Debug)]
+struct Begun {
+    recorder: Arc<dyn Recorder>,
+    span: Span,
+}
+
+impl Open {
+    /// What others refer to it by.
+    pub fn context(&self) -> SpanContext {
+        self.0.span.context
+    }
+
+    /// The same, as headers.
+    pub fn headers(&self) -> TraceContext {
+        TraceContext { parent: self.0.span.context.to_string(), state: self.0.span.state.clone() }
+    }
+
+    /// Which counted attempt it is.
+    pub fn attempt(&mut self, attempt: u32) {
+        self.0.span.attempt = Some(attempt);
+    }
+
+    /// What was decided.
+    pub fn verdict(&mut self, verdict: &'static str) {
+        self.0.span.verdict = Some(verdict);
+    }
+
+    /// The id of the message that was emitted.
+    pub fn message(&mut self, id: MessageId) {
+        self.0.span.message = Some(id);
+    }
+
+    /// The message as it is sent: this span is the origin of one that has none.
+    pub fn sent(&self, message: &Arc<Message>) -> Arc<Message> {
+        if self.0.span.origin.is_some() {
+            return Arc::clone(message);
+        }
+        let mut copy = Message::clone(message);
+        copy.headers.insert(TraceContext::PARENT.to_owned(), self.0.span.context.to_string());
+        // Whatever stands there belongs to a parent that could not be read.
+        copy.headers.remove(TraceContext::STATE);
+        Arc::new(copy)
+    }
+
+    /// Begins to tell what is done next with the same message.
+    pub fn next(&self, operation: Operation) -> Self {
+        // A message without an origin was sent with this one.
+        let origin = self.0.span.origin.unwrap_or(self.0.span.context);
+        let begun = self.0.recorder.now();
+        let span = Span {
+            context: SpanContext { span: self.0.recorder.span_id(), ..self.0.span.context },
+            parent: Some(origin.span),
+            origin: Some(origin),
+            operation,
+            begun,
+            ended: begun,
+            attempt: None,
+            verdict: None,
+            fault: None,
+            ..self.0.span.clone()
+        };
+        Self(Box::new(Begun { recorder: Arc::clone(&self.0.recorder), span }))
+    }
+
+    /// It succeeded.
+    pub fn end(mut self) {
+        self.0.span.ended = self.0.recorder.now();
+        self.0.recorder.record(self.0.span);
+    }
+
+    /// It failed.
+    pub fn fail(mut self, class: &'static str, error: String) {
+        self.0.span.fault = Some(Fault { class, error });
+        self.end();
+    }
+}
+
+#[cfg(test)]
+mod tests;
