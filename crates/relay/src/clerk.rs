@@ -11,6 +11,7 @@ use relevo_core::slot::shard_of;
 use relevo_core::store::{
     Advance, Advanced, Ask, Ceiling, Lease, Leased, Maintained, Run, Settled, Standing, Store, StoreError,
 };
+use relevo_core::trace::Open;
 use tokio::time::{Instant, sleep};
 use tracing::{info, warn};
 use uuid::Uuid;
@@ -25,7 +26,7 @@ pub(crate) enum Done {
     Leased { asked_at: Instant, gave_back: Vec<Lease>, result: Result<(Leased, Vec<Standing>), StoreError> },
     Settled { covered: Covered, result: Result<Settled, StoreError> },
     Runs(Result<Vec<Run>, StoreError>),
-    Advanced { keys: Vec<bytestring::ByteString>, result: Result<Vec<Advanced>, StoreError> },
+    Advanced { keys: Vec<bytestring::ByteString>, spans: Vec<Open>, result: Result<Vec<Advanced>, StoreError> },
     Maintained(Result<Maintained, StoreError>),
     Left,
 }
@@ -140,8 +141,9 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
         }
         let advances: Vec<Advance> = self.runs.take_ended();
         let keys = advances.iter().map(|advance| advance.key.clone()).collect();
+        let spans = self.runs.take_spans();
         let store = Arc::clone(&self.store);
-        Some(Box::pin(async move { Done::Advanced { keys, result: store.advance(advances).await } }))
+        Some(Box::pin(async move { Done::Advanced { keys, spans, result: store.advance(advances).await } }))
     }
 
     pub(crate) fn leave_chore(&self) -> Pending<Done> {
@@ -166,7 +168,12 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
                 Err(error) => return self.store_failed(error),
             },
             Done::Runs(Ok(runs)) => self.take_runs(runs),
-            Done::Advanced { keys, result: Ok(answers) } => self.has_advanced(&keys, &answers),
+            Done::Advanced { keys, spans, result: Ok(answers) } => {
+                if !answers.contains(&Advanced::Lost) {
+                    spans.into_iter().for_each(Open::end);
+                }
+                self.has_advanced(&keys, &answers);
+            }
             Done::Maintained(Ok(maintained)) => {
                 for warning in maintained.warnings {
                     warn!(relay = %self.config.name, "{warning}");
@@ -296,6 +303,7 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
                     attempts: if first { run.attempts } else { 0 },
                     unknowns: if first && run.quarantined { self.config.unknown_max - 1 } else { 0 },
                     is_probe,
+                    span: None,
                 });
             }
         }

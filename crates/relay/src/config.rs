@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use relevo_core::Routes;
+use relevo_core::{Routes, Traces};
 
 /// How a relay works. The defaults suit a broker on the same network.
 #[derive(Clone, Debug)]
@@ -59,6 +59,8 @@ pub struct Config {
     pub unknown_max: u32,
     /// How long a relay that is told to stop waits for what is in flight.
     pub grace: Duration,
+    /// Who is told what is done with messages.
+    pub traces: Traces,
 }
 
 impl Default for Config {
@@ -90,6 +92,7 @@ impl Default for Config {
             quarantine_probe: Duration::from_mins(5),
             unknown_max: 3,
             grace: Duration::from_secs(10),
+            traces: Traces::off(),
         }
     }
 }

@@ -7,6 +7,7 @@ use bytestring::ByteString;
 use relevo_core::store::{Stop, Stopped, Store};
 use relevo_core::{AfterDead, Broker, Class, Failure, Next, Outcome, Publication};
 use tokio::time::{Instant, timeout};
+use tracing::field::display;
 use tracing::{debug, error, warn};
 
 use crate::health::May;
@@ -70,12 +71,13 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
     }
 
     fn send(&mut self, items: Vec<usize>, lease_left: Duration) {
+        self.begin_spans(&items);
         let publications: Vec<Publication> = items
             .iter()
             .map(|&at| {
                 let item = &self.keys.items[at];
                 Publication {
-                    message: Arc::clone(&item.entry.message),
+                    message: item.outgoing(),
                     address: Arc::clone(&item.address),
                     headers: Arc::clone(&item.route.headers),
                     seq: item.entry.seq,
@@ -124,6 +126,7 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
 
     fn landed(&mut self, at: usize, outcome: Outcome) {
         self.in_flight -= 1;
+        self.keys.items[at].tell(&outcome);
         let Some(landed) = self.keys.land(at, outcome) else { return };
         let key = self.keys.items[at].entry.message.key.clone();
         let mut landed = landed.into_iter();
@@ -151,8 +154,14 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
             Arc::clone(&item.address)
         });
         match item.source {
-            Source::Page { page, index } => self.pages.resolve(page, index, Verdict::Done),
-            Source::Run { run, no } => self.runs.delivered(run, no, released),
+            Source::Page { page, index } => {
+                self.pages.resolve(page, index, Verdict::Done);
+                self.pages.will_settle(page, index, item.span);
+            }
+            Source::Run { run, no } => {
+                self.runs.will_settle(run, item.span);
+                self.runs.delivered(run, no, released);
+            }
         }
         for guilty in proven {
             self.quarantine(guilty);
@@ -204,7 +213,8 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
                 AfterDead::Continue => Stop::DeadContinue,
             },
         };
-        debug!(%message_id, attempt, class = class.word(), error = %failure.describe(), ?stop, "not delivered");
+        let trace_id = self.config.traces.trace_of(&item.entry.message).map(display);
+        debug!(%message_id, trace_id, attempt, class = class.word(), error = %failure.describe(), ?stop, "not delivered");
         self.health.answered(at);
         let stopped = Stopped {
             stop,
@@ -250,7 +260,8 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
     fn quarantine(&mut self, at: usize) {
         self.later.retain(|(_, item), _| *item != at);
         let item = &self.keys.items[at];
-        error!(message_id = %item.entry.message.id, "a message takes connections down with it, quarantined");
+        let trace_id = self.config.traces.trace_of(&item.entry.message).map(display);
+        error!(message_id = %item.entry.message.id, trace_id, "a message takes connections down with it, quarantined");
         let stopped = Stopped {
             stop: Stop::Quarantine { after: self.config.quarantine_probe },
             attempts: item.attempts,
@@ -268,7 +279,8 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
         let goes_on = stopped.stop == Stop::DeadContinue;
         if matches!(stopped.stop, Stop::DeadHold | Stop::DeadContinue) {
             add(&self.stats.buried, 1);
-            error!(message_id = %item.entry.message.id, attempts = stopped.attempts, error = %stopped.error, "message is dead");
+            let trace_id = self.config.traces.trace_of(&item.entry.message).map(display);
+            error!(message_id = %item.entry.message.id, trace_id, attempts = stopped.attempts, error = %stopped.error, "message is dead");
         } else {
             add(&self.stats.parked, 1);
         }

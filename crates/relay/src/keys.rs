@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use bytestring::ByteString;
 use relevo_core::store::{Entry, Lease};
+use relevo_core::trace::Open;
 use relevo_core::{Outcome, Route};
 use slab::Slab;
 
@@ -23,6 +24,8 @@ pub(crate) struct Item {
     pub(crate) unknowns: u32,
     /// Sent although its address is held, to find out whether it still is.
     pub(crate) is_probe: bool,
+    /// What is told of it: that it is sent, and then that it is settled.
+    pub(crate) span: Option<Open>,
 }
 
 /// Where an item came from, and so where its verdict goes.
@@ -175,6 +178,7 @@ mod tests {
             attempts: 0,
             unknowns: 0,
             is_probe: false,
+            span: None,
         }
     }
 

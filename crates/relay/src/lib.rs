@@ -15,6 +15,7 @@ mod random;
 mod relay;
 mod routes;
 mod runs;
+mod spans;
 mod stats;
 mod watched;
 

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use bytestring::ByteString;
 use relevo_core::slot::shard_of;
 use relevo_core::store::{Lease, Page, Park, Position, Settlement, Stop, Stopped};
+use relevo_core::trace::Open;
 
 /// What became of one entry of a page.
 #[derive(Clone, Debug)]
@@ -27,6 +28,8 @@ struct Line {
     slot: u16,
     key: ByteString,
     verdict: Verdict,
+    /// Tells that it is settled.
+    span: Option<Open>,
 }
 
 #[derive(Debug)]
@@ -78,6 +81,7 @@ impl Pages {
             slot: entry.slot,
             key: entry.message.key.clone(),
             verdict: Verdict::Pending,
+            span: None,
         };
         let bytes = page.entries.iter().map(|entry| entry.message.weight()).sum();
         self.bytes += bytes;
@@ -104,6 +108,15 @@ impl Pages {
             (true, false) => flight.pending -= 1,
             (false, true) => flight.pending += 1,
             _ => {}
+        }
+    }
+
+    /// The span of an entry that is done ends when its page is settled.
+    pub(crate) fn will_settle(&mut self, page: u64, index: usize, span: Option<Open>) {
+        if let Some(span) = span
+            && let Some(flight) = self.flight(page)
+        {
+            flight.slots[index].span = Some(span);
         }
     }
 
@@ -180,7 +193,9 @@ impl Pages {
         let mut extended = None;
         for mut flight in self.flights.drain(..covered.pages) {
             self.bytes -= std::mem::take(&mut flight.bytes);
-            self.messages -= std::mem::take(&mut flight.slots).len();
+            let lines = std::mem::take(&mut flight.slots);
+            self.messages -= lines.len();
+            lines.into_iter().filter_map(|line| line.span).for_each(Open::end);
             extended = Some(flight).filter(|last| Some(last.end) != covered.end);
         }
         // The last page grew while its settlement was on its way: where it ends now is still to be settled.

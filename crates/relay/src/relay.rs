@@ -385,6 +385,7 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
             attempts: 0,
             unknowns: 0,
             is_probe: false,
+            span: None,
         };
         if self.parked.contains(&key) {
             self.wait_behind(&key, item);

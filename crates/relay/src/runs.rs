@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use bytestring::ByteString;
 use relevo_core::store::{Advance, Lease, Stopped};
+use relevo_core::trace::Open;
 
 #[derive(Debug)]
 struct Flight {
@@ -13,6 +14,8 @@ struct Flight {
     remaining: usize,
     delivered: Vec<i64>,
     released: Option<Arc<str>>,
+    /// Tell that what was delivered is settled.
+    spans: Vec<Open>,
 }
 
 /// Runs in flight, and what came of those that ended.
@@ -21,13 +24,16 @@ pub(crate) struct Runs {
     flights: BTreeMap<u64, Flight>,
     next_id: u64,
     ended: Vec<Advance>,
+    /// Of what was delivered in the runs that ended.
+    spans: Vec<Open>,
 }
 
 impl Runs {
     pub(crate) fn start(&mut self, lease: Lease, key: ByteString, messages: usize) -> u64 {
         let id = self.next_id;
         self.next_id += 1;
-        self.flights.insert(id, Flight { lease, key, remaining: messages, delivered: Vec::new(), released: None });
+        let (delivered, spans) = (Vec::new(), Vec::new());
+        self.flights.insert(id, Flight { lease, key, remaining: messages, delivered, released: None, spans });
         id
     }
 
@@ -53,6 +59,13 @@ impl Runs {
     pub(crate) fn release(&mut self, run: u64, address: Arc<str>) {
         if let Some(flight) = self.flights.get_mut(&run) {
             flight.released = Some(address);
+        }
+    }
+
+    /// The span of a message that is delivered ends when that is recorded.
+    pub(crate) fn will_settle(&mut self, run: u64, span: Option<Open>) {
+        if let Some(flight) = self.flights.get_mut(&run) {
+            flight.spans.extend(span);
         }
     }
 
@@ -94,9 +107,14 @@ impl Runs {
         std::mem::take(&mut self.ended)
     }
 
+    pub(crate) fn take_spans(&mut self) -> Vec<Open> {
+        std::mem::take(&mut self.spans)
+    }
+
     fn end(&mut self, run: u64, stopped: Option<(i64, Stopped)>) {
         let Some(flight) = self.flights.remove(&run) else { return };
-        let Flight { lease, key, delivered, released, .. } = flight;
+        let Flight { lease, key, delivered, released, spans, .. } = flight;
+        self.spans.extend(spans);
         self.ended.push(Advance { lease, key, delivered, stopped, released });
     }
 }
