@@ -193,6 +193,7 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
     fn leased(&mut self, asked_at: Instant, gave_back: &[Lease], leased: Leased, standings: Vec<Standing>) {
         self.database_is_back();
         self.watched.has_leased();
+        add(&self.stats.lease_changes, gave_back.len() + standings.len());
         for lease in gave_back {
             self.held.remove(&lease.shard);
             self.settled.remove(&lease.shard);
@@ -200,7 +201,7 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
         let lost = self.held.values().filter(|held| !leased.leases.contains(&held.lease)).count();
         if lost > 0 {
             // Regrouped, or expired and taken: nothing of them can be settled. What else is in flight is repeated.
-            add(&self.stats.leases_lost, lost);
+            self.has_lost(lost);
             warn!(relay = %self.config.name, lost, "leases were lost");
             self.forget();
             return;
@@ -241,9 +242,14 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
         }
     }
 
+    fn has_lost(&self, leases: usize) {
+        add(&self.stats.leases_lost, leases);
+        add(&self.stats.lease_changes, leases);
+    }
+
     fn has_settled(&mut self, covered: &Covered, settled: &Settled) {
         if !settled.lost.is_empty() {
-            add(&self.stats.leases_lost, settled.lost.len());
+            self.has_lost(settled.lost.len());
             warn!(relay = %self.config.name, shards = ?settled.lost, "a lease was lost, nothing of it was settled");
             self.forget();
             return;
@@ -304,6 +310,8 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
                     unknowns: if first && run.quarantined { self.config.unknown_max - 1 } else { 0 },
                     is_probe,
                     span: None,
+                    // What waited behind a head was never handed over.
+                    was_sent: first,
                 });
             }
         }
@@ -319,7 +327,7 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
 
     fn has_advanced(&mut self, keys: &[bytestring::ByteString], answers: &[Advanced]) {
         if answers.contains(&Advanced::Lost) {
-            add(&self.stats.leases_lost, 1);
+            self.has_lost(1);
             self.forget();
             return;
         }

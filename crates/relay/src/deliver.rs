@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytestring::ByteString;
+use jiff::Timestamp;
 use relevo_core::store::{Stop, Stopped, Store};
 use relevo_core::{AfterDead, Broker, Class, Failure, Next, Outcome, Publication};
 use tokio::time::{Instant, timeout};
@@ -71,11 +72,15 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
     }
 
     fn send(&mut self, items: Vec<usize>, lease_left: Duration) {
+        let now = Timestamp::now();
         self.begin_spans(&items);
         let publications: Vec<Publication> = items
             .iter()
             .map(|&at| {
-                let item = &self.keys.items[at];
+                let item = &mut self.keys.items[at];
+                if !std::mem::replace(&mut item.was_sent, true) {
+                    self.stats.latencies.dispatch(item.entry.message.created_at, now);
+                }
                 Publication {
                     message: item.outgoing(),
                     address: Arc::clone(&item.address),
@@ -149,6 +154,7 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
         add(&self.stats.published, 1);
         let proven = self.health.passed(at);
         let item = self.keys.items.remove(at);
+        self.stats.latencies.publish(item.entry.message.created_at);
         let released = item.is_probe.then(|| {
             self.holds.release(&item.address);
             Arc::clone(&item.address)

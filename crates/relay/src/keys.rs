@@ -26,6 +26,8 @@ pub(crate) struct Item {
     pub(crate) is_probe: bool,
     /// What is told of it: that it is sent, and then that it is settled.
     pub(crate) span: Option<Open>,
+    /// Was handed to the broker before.
+    pub(crate) was_sent: bool,
 }
 
 /// Where an item came from, and so where its verdict goes.
@@ -179,6 +181,7 @@ mod tests {
             unknowns: 0,
             is_probe: false,
             span: None,
+            was_sent: false,
         }
     }
 

@@ -8,6 +8,7 @@ mod config;
 mod deliver;
 mod health;
 mod keys;
+mod latency;
 mod pages;
 mod parked;
 mod quiet;
@@ -20,6 +21,7 @@ mod stats;
 mod watched;
 
 pub use config::Config;
+pub use latency::Latencies;
 pub use relay::{Relay, RelayError};
 pub use routes::RoutesHandle;
 pub use stats::Stats;

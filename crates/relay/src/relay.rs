@@ -272,6 +272,7 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
             self.do_last(settle).await;
         }
         let leave = self.leave_chore();
+        add(&self.stats.lease_changes, self.held.len());
         self.do_last(Some(leave)).await;
         self.watched.step(0, 0, self.health.is_up());
         info!(relay = %self.config.name, "relay stopped");
@@ -386,6 +387,7 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
             unknowns: 0,
             is_probe: false,
             span: None,
+            was_sent: false,
         };
         if self.parked.contains(&key) {
             self.wait_behind(&key, item);

@@ -4,15 +4,23 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use relevo_core::Class;
 
+use crate::latency::Latencies;
+
 macro_rules! stats {
     ($($(#[doc = $doc:literal])+ $name:ident,)+) => {
         /// Counters of one relay; each only grows.
         #[derive(Debug, Default)]
         pub struct Stats {
             $($(#[doc = $doc])+ pub(crate) $name: AtomicU64,)+
+            pub(crate) latencies: Latencies,
         }
 
         impl Stats {
+            /// How long messages took.
+            pub fn latencies(&self) -> &Latencies {
+                &self.latencies
+            }
+
             $($(#[doc = $doc])+ pub fn $name(&self) -> u64 {
                 self.$name.load(Ordering::Relaxed)
             })+
@@ -39,6 +47,8 @@ stats! {
     outages,
     /// Leases that were lost before they were given back.
     leases_lost,
+    /// Leases that were taken, given back or lost.
+    lease_changes,
     /// Times that the database was found away.
     database_away,
     /// Outcomes of class `outage`.
