@@ -51,6 +51,7 @@ fn may_know(package: &str, dependency: &str) -> bool {
         "sim" => ["core", "relay", "flow", "inbox", "saga", "store-memory", "broker-memory"].contains(&to),
         "bench" | "torture" => to != "cli",
         "cli" => !FOR_TESTS.contains(&to),
+        "observe" => ["core", "relay", "inbox", "admin"].contains(&to),
         // Adapters, the engines, and whatever comes next.
         _ => to == "core",
     }
@@ -77,6 +78,15 @@ mod tests {
         assert!(!may_know("relevo-core", "relevo-relay"));
         assert!(may_know("relevo-relay", "relevo-core"));
         assert!(!may_know("relevo-relay", "relevo-store-memory"));
+    }
+
+    #[test]
+    fn what_tells_of_the_engines_knows_them_and_no_adapter() {
+        for engine in ["relevo-core", "relevo-relay", "relevo-inbox", "relevo-admin"] {
+            assert!(may_know("relevo-observe", engine));
+            assert!(!may_know(engine, "relevo-observe"));
+        }
+        assert!(!may_know("relevo-observe", "relevo-store-postgres"));
     }
 
     #[test]

@@ -1,0 +1,176 @@
+//! The metrics of relays, and of what is sampled beside them.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{
+    DescriptorEncoder, EncodeGaugeValue, EncodeLabelSet, EncodeMetric as _, MetricEncoder, NoLabelSet,
+};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
+use relevo_core::sample::ConsumerVitals;
+
+use super::Observed;
+use super::tables::{
+    BROKERS, CLASSES, COUNTERS, GAUGES, HISTOGRAMS, OF_CONSUMERS, SECONDS, SECONDS_OF_CONSUMERS, whole,
+};
+use crate::metrics;
+
+/// The metrics of any number of relays.
+#[derive(Debug)]
+pub(crate) struct Relays(pub(crate) Vec<Arc<dyn Observed>>);
+
+impl Collector for Relays {
+    fn encode(&self, mut encoder: DescriptorEncoder) -> fmt::Result {
+        self.encode_counters(&mut encoder)?;
+        self.encode_histograms(&mut encoder)?;
+        self.encode_gauges(&mut encoder)?;
+        self.encode_brokers(&mut encoder)?;
+        let consumers = self.consumers();
+        encode_consumers(&consumers, &mut encoder)?;
+        self.encode_dead(&consumers, &mut encoder)
+    }
+}
+
+/// Consumers by the outbox whose database they share; several relays tell of the same.
+type Consumers = BTreeMap<String, Vec<ConsumerVitals>>;
+
+impl Relays {
+    fn encode_counters(&self, encoder: &mut DescriptorEncoder) -> fmt::Result {
+        for (name, help, value) in COUNTERS {
+            let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+            for seen in &self.0 {
+                ConstCounter::new(value(&**seen)).encode(family.encode_family(&labels(&**seen))?)?;
+            }
+        }
+        let help = "Outcomes of messages that were no confirmation, by the class of the failure";
+        let mut family = encoder.encode_descriptor(metrics::FAILURES, help, None, MetricType::Counter)?;
+        for seen in &self.0 {
+            let [outbox, destination] = labels(&**seen);
+            for (class, value) in CLASSES {
+                let labels = [outbox, destination, ("class", class)];
+                ConstCounter::new(value(&**seen)).encode(family.encode_family(&labels)?)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn encode_histograms(&self, encoder: &mut DescriptorEncoder) -> fmt::Result {
+        for (name, help, value) in HISTOGRAMS {
+            let mut family = encoder.encode_descriptor(name, help, None, MetricType::Histogram)?;
+            for seen in &self.0 {
+                let Some(spread) = value(&**seen) else { continue };
+                let labels = labels(&**seen);
+                let mut series = family.encode_family(&labels)?;
+                series.encode_histogram::<NoLabelSet>(spread.sum, spread.count, &spread.buckets, None)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn encode_gauges(&self, encoder: &mut DescriptorEncoder) -> fmt::Result {
+        for (name, help, value) in GAUGES {
+            let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+            for seen in &self.0 {
+                gauge(&mut family, &labels(&**seen), value(&**seen))?;
+            }
+        }
+        for (name, help, value) in SECONDS {
+            let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+            for seen in &self.0 {
+                gauge(&mut family, &labels(&**seen), value(&**seen).map(|time| time.as_secs_f64()))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn encode_brokers(&self, encoder: &mut DescriptorEncoder) -> fmt::Result {
+        for (name, help, value) in BROKERS {
+            let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+            for seen in &self.0 {
+                let [outbox, destination] = labels(&**seen);
+                gauge(&mut family, &[outbox, destination, ("broker", seen.broker())], value(&**seen))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn consumers(&self) -> Consumers {
+        let told = self.0.iter().filter_map(|seen| Some((seen.outbox().to_owned(), seen.surroundings()?.consumers)));
+        told.collect()
+    }
+
+    /// Dead letters wherever they wait: of the outbox, of inboxes beside it, in queues at the broker.
+    fn encode_dead(&self, consumers: &Consumers, encoder: &mut DescriptorEncoder) -> fmt::Result {
+        let help = "Dead letters that wait for a person: of the outbox by destination, of an inbox by consumer, at the broker \
+                    by queue; counted up to 10 000";
+        let mut family = encoder.encode_descriptor(metrics::DLQ, help, None, MetricType::Gauge)?;
+        for seen in &self.0 {
+            gauge(&mut family, &labels(&**seen), seen.vitals().map(|vitals| vitals.backlog.dead))?;
+        }
+        for (outbox, consumer) in all(consumers) {
+            let labels = [("outbox", outbox), ("consumer", consumer.name.as_str())];
+            gauge(&mut family, &labels, Some(whole(consumer.dead)))?;
+        }
+        // Several relays may carry to one broker, and tell of the same queues.
+        let mut queues: BTreeMap<(&str, String), u64> = BTreeMap::new();
+        for seen in &self.0 {
+            for (queue, messages) in seen.broker_vitals().unwrap_or_default().dead {
+                let known = queues.entry((seen.broker(), queue)).or_default();
+                *known = messages.max(*known);
+            }
+        }
+        for ((broker, queue), messages) in &queues {
+            gauge(&mut family, &[("broker", *broker), ("lane", queue.as_str())], Some(whole(*messages)))?;
+        }
+        Ok(())
+    }
+}
+
+fn encode_consumers(consumers: &Consumers, encoder: &mut DescriptorEncoder) -> fmt::Result {
+    for (name, help, value) in OF_CONSUMERS {
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        for (outbox, consumer) in all(consumers) {
+            let labels = [("outbox", outbox), ("consumer", consumer.name.as_str())];
+            gauge(&mut family, &labels, value(consumer).map(whole))?;
+        }
+    }
+    for (name, help, value) in SECONDS_OF_CONSUMERS {
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        for (outbox, consumer) in all(consumers) {
+            let labels = [("outbox", outbox), ("consumer", consumer.name.as_str())];
+            gauge(&mut family, &labels, value(consumer).map(|time| time.as_secs_f64()))?;
+        }
+    }
+    let help = "Whether the breaker of a lane is open, as the members of the consumer last said";
+    let mut family = encoder.encode_descriptor(metrics::INBOX_BREAKER_OPEN, help, None, MetricType::Gauge)?;
+    for (outbox, consumer) in all(consumers) {
+        for (lane, open) in &consumer.breakers {
+            let labels = [("outbox", outbox), ("consumer", consumer.name.as_str()), ("lane", lane.as_str())];
+            gauge(&mut family, &labels, Some(i64::from(*open)))?;
+        }
+    }
+    Ok(())
+}
+
+fn all(consumers: &Consumers) -> impl Iterator<Item = (&str, &ConsumerVitals)> {
+    consumers.iter().flat_map(|(outbox, all)| all.iter().map(move |consumer| (outbox.as_str(), consumer)))
+}
+
+/// What is not known has no series.
+fn gauge<N>(family: &mut MetricEncoder<'_>, labels: &impl EncodeLabelSet, value: Option<N>) -> fmt::Result
+where
+    N: EncodeGaugeValue + Copy + fmt::Debug,
+{
+    match value {
+        Some(value) => ConstGauge::new(value).encode(family.encode_family(labels)?),
+        None => Ok(()),
+    }
+}
+
+fn labels(seen: &dyn Observed) -> [(&'static str, &str); 2] {
+    [("outbox", seen.outbox()), ("destination", seen.destination())]
+}

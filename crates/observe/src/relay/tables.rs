@@ -1,0 +1,156 @@
+//! Which metric comes from where.
+
+use std::time::Duration;
+
+use relevo_core::histogram::Spread;
+use relevo_core::sample::ConsumerVitals;
+
+use super::Observed;
+use crate::metrics;
+
+/// A counter of each relay.
+pub(super) type Counter = (&'static str, &'static str, fn(&dyn Observed) -> u64);
+/// The failures of one class of each relay.
+pub(super) type Class = (&'static str, fn(&dyn Observed) -> u64);
+/// A histogram of each relay, left out while there is no relay.
+pub(super) type Histogram = (&'static str, &'static str, fn(&dyn Observed) -> Option<Spread>);
+/// A gauge of each relay, left out while it is not known.
+pub(super) type Gauge = (&'static str, &'static str, fn(&dyn Observed) -> Option<i64>);
+/// A gauge of each relay in seconds, left out while it is not known.
+pub(super) type Seconds = (&'static str, &'static str, fn(&dyn Observed) -> Option<Duration>);
+/// A gauge of each consumer, left out while it is not known.
+pub(super) type OfConsumer = (&'static str, &'static str, fn(&ConsumerVitals) -> Option<u64>);
+/// A gauge of each consumer in seconds, left out while it is not known.
+pub(super) type SecondsOfConsumer = (&'static str, &'static str, fn(&ConsumerVitals) -> Option<Duration>);
+
+macro_rules! counted {
+    ($name:ident) => {
+        |seen| seen.relay().map_or(0, |(stats, _)| stats.$name())
+    };
+}
+
+pub(super) const COUNTERS: &[Counter] = &[
+    (metrics::PUBLISH_ATTEMPTS, "Messages handed to the broker, repeats included", counted!(attempts)),
+    (metrics::PUBLISHED, "Messages that the broker confirmed", counted!(published)),
+    (metrics::RETRY, "Times that a message was refused and put off, to be tried again", counted!(retried)),
+    (metrics::PARKED, "Messages that were parked, at the head of a key or behind one", counted!(parked)),
+    (metrics::FAILED_PERMANENT, "Messages that went to the dead letters", counted!(buried)),
+    (metrics::SKIPPED, "Messages that no route wanted", counted!(skipped)),
+    (metrics::UNKNOWN, "Answers of the broker that were lost", counted!(unknown)),
+    (metrics::OUTAGES, "Times that the destination was found away", counted!(outages)),
+    (metrics::DATABASE_AWAY, "Times that the database was found away", |seen| seen.database_away()),
+    (metrics::LEASES_LOST, "Leases that were lost before they were given back", counted!(leases_lost)),
+    (metrics::LEASE_CHANGES, "Leases that were taken, given back or lost", counted!(lease_changes)),
+    (metrics::SETTLEMENTS, "Settlements that were recorded", counted!(settlements)),
+];
+
+pub(super) const CLASSES: &[Class] = &[
+    ("outage", counted!(outage_outcomes)),
+    ("unknown", counted!(unknown_outcomes)),
+    ("throttled", counted!(throttled_outcomes)),
+    ("transient", counted!(transient_outcomes)),
+    ("poison", counted!(poison_outcomes)),
+    ("blocked", counted!(blocked_outcomes)),
+];
+
+pub(super) const HISTOGRAMS: &[Histogram] = &[
+    (
+        metrics::PUBLISH_LATENCY,
+        "From emit to the broker's confirmation; between the clocks of database and relay, never below zero",
+        |seen| seen.relay().map(|(stats, _)| stats.latencies().published().spread()),
+    ),
+    (
+        metrics::DISPATCH_LATENCY,
+        "From emit to the first hand-over to the broker; between the clocks of database and relay, never below zero",
+        |seen| seen.relay().map(|(stats, _)| stats.latencies().dispatched().spread()),
+    ),
+];
+
+macro_rules! now {
+    (|$watched:ident| $value:expr) => {
+        |seen| seen.relay().map(|(_, $watched)| whole($value))
+    };
+}
+
+macro_rules! sampled {
+    (|$vitals:ident| $value:expr) => {
+        |seen| seen.vitals().map(|$vitals| $value)
+    };
+}
+
+pub(super) const GAUGES: &[Gauge] = &[
+    (metrics::LEASES, "Shards that this relay holds", now!(|watched| watched.leases())),
+    (metrics::IN_FLIGHT, "Messages that wait for their confirmation", now!(|watched| watched.in_flight())),
+    (metrics::READY, "Whether the relay does its work", |seen| Some(i64::from(seen.is_ready()))),
+    (
+        metrics::BACKLOG,
+        "Messages of the log that are not settled; exact up to 10 000, an estimate above",
+        sampled!(|vitals| vitals.backlog.pending),
+    ),
+    (
+        metrics::PENDING,
+        "Messages that have not arrived and are not dead: the backlog and what is parked",
+        sampled!(|vitals| vitals.backlog.pending + vitals.backlog.parked),
+    ),
+    (metrics::PARKED_NOW, "Messages that are parked; counted up to 10 000", sampled!(|vitals| vitals.backlog.parked)),
+    (metrics::PARKED_KEYS, "Keys that wait; counted up to 10 000", sampled!(|vitals| vitals.parked_keys)),
+    (metrics::HELD_ADDRESSES, "Addresses that nothing can pass to", sampled!(|vitals| vitals.held_addresses)),
+    (
+        metrics::DEAD,
+        "Dead letters that nobody has marked; counted up to 10 000",
+        sampled!(|vitals| vitals.backlog.dead),
+    ),
+    (
+        metrics::XMIN_AGE,
+        "Transactions that began after the oldest that a snapshot, a prepared transaction or a slot still holds",
+        |seen| seen.surroundings()?.horizon.map(|horizon| whole(horizon.transactions)),
+    ),
+];
+
+pub(super) const SECONDS: &[Seconds] = &[
+    (
+        metrics::OLDEST_PENDING_AGE,
+        "Age since emit of the oldest message that is not settled, or is parked; 0 if there is none",
+        sampled!(|vitals| vitals.oldest_pending),
+    ),
+    (
+        metrics::RETENTION_HOLDBACK,
+        "For how long messages have been kept beyond their retention because this destination has not taken them",
+        sampled!(|vitals| vitals.holdback),
+    ),
+    (
+        metrics::XMIN_HELD,
+        "For how long a session or a prepared transaction has held the oldest snapshot of the database",
+        |seen| Some(seen.surroundings()?.horizon?.held),
+    ),
+];
+
+/// Gauges that say what kind of broker it is.
+pub(super) const BROKERS: &[Gauge] = &[
+    (metrics::BROKER_UP, "Whether the broker was there when last tried", |seen| seen.is_broker_up().map(i64::from)),
+    (metrics::BROKER_AWAY, "For how long the broker has been away; 0 while it is there", |seen| {
+        seen.broker_away_for().map(|time| whole(time.as_secs()))
+    }),
+    (metrics::BROKER_NODES_RUNNING, "Nodes of the broker's cluster that run", |seen| {
+        Some(whole(seen.broker_vitals()?.nodes?.running))
+    }),
+    (metrics::BROKER_NODES, "Nodes that the broker's cluster knows", |seen| {
+        Some(whole(seen.broker_vitals()?.nodes?.known))
+    }),
+];
+
+pub(super) const OF_CONSUMERS: &[OfConsumer] = &[
+    (metrics::INBOX_MEMBERS, "Members of the consumer that are alive", |it| Some(it.members)),
+    (metrics::INBOX_RETRY_WAITING, "Messages in the consumer's retry table; counted up to 10 000", |it| {
+        Some(it.waiting)
+    }),
+];
+
+pub(super) const SECONDS_OF_CONSUMERS: &[SecondsOfConsumer] = &[
+    (metrics::INBOX_HEARTBEAT_AGE, "Since the newest sign of life of any member of the consumer", |it| it.heartbeat),
+    (metrics::INBOX_LAST_MESSAGE_AGE, "Since any member of the consumer last took a message", |it| it.last_message),
+];
+
+pub(super) fn whole(count: u64) -> i64 {
+    i64::try_from(count).unwrap_or(i64::MAX)
+}
