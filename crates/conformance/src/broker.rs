@@ -16,6 +16,7 @@ pub mod deliveries;
 pub mod faults;
 pub mod groups;
 pub mod harness;
+pub mod lag;
 pub mod publishing;
 
 /// Makes one test of every case of publishing. `$start` names an async function without arguments that gives a
@@ -95,6 +96,10 @@ macro_rules! consumer_suite {
             answers::a_retried_message_leaves_other_keys_alone,
             answers::a_pause_survives_the_death_of_its_consumer,
             answers::a_rejected_message_is_a_dead_letter_and_its_key_goes_on,
+            lag::nothing_waits_in_a_new_group,
+            lag::what_nobody_received_waits_in_its_lane,
+            lag::what_is_out_does_not_wait,
+            lag::what_waits_for_its_pause_does_not_wait_for_a_consumer,
         }
     };
 }

@@ -177,6 +177,17 @@ pub trait Consumer: Send + Sync {
     /// Ends a pause; without one nothing happens.
     async fn resume(&self, lane: &Lane) -> Result<(), Failure>;
 
+    /// How many messages of each lane wait to be handed out to the group, for whoever watches: a lane of which nothing waits
+    /// is told with 0. What is out is not counted, nor is what waits for the end of its own pause.
+    ///
+    /// Lanes that this consumer has are told, others where the broker knows: of a lane that several members tell, the
+    /// highest number is the nearest. It may be behind what happens by as long as messages are on their way, and
+    /// it may stop counting at 10 000 a lane. Nothing is changed, and nothing waits for it: neither who receives nor who
+    /// settles. A lane, or all of them, is left out where the broker does not tell, as here.
+    async fn lag(&self) -> Result<Vec<(Lane, u64)>, Failure> {
+        Ok(Vec::new())
+    }
+
     /// Ends orderly: what is out goes back at once, for other consumers of the group, and every waiting
     /// [`receive`](Self::receive) returns empty. Whatever is settled afterwards is lost. After an error, and for a
     /// consumer that is dropped without being closed, the same happens when the broker notices.

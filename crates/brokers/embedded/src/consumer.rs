@@ -192,6 +192,10 @@ impl Consumer for EmbeddedConsumer {
         Ok(())
     }
 
+    async fn lag(&self) -> Result<Vec<(Lane, u64)>, Failure> {
+        Ok(self.shared.lag().await?)
+    }
+
     async fn close(&self) -> Result<(), Failure> {
         let mut state = self.shared.state.lock().await;
         // First, so that nothing is handed out any more even if the file cannot be written.

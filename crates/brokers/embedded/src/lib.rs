@@ -30,6 +30,7 @@ mod dead;
 mod fetch;
 mod group;
 mod inspect;
+mod lag;
 mod lanes;
 mod link;
 mod pattern;

@@ -24,6 +24,7 @@ mod bury;
 mod count;
 mod declare;
 mod hand_out;
+mod lag;
 mod lane;
 mod read;
 mod settle;
@@ -233,6 +234,10 @@ impl Consumer for NatsConsumer {
     async fn resume(&self, lane: &Lane) -> Result<(), Failure> {
         self.shared.set_paused(lane, false).await;
         Ok(())
+    }
+
+    async fn lag(&self) -> Result<Vec<(Lane, u64)>, Failure> {
+        Ok(self.shared.lag().await?)
     }
 
     async fn close(&self) -> Result<(), Failure> {

@@ -1,6 +1,7 @@
 //! One consumer of a group.
 
 mod arrived;
+mod lag;
 mod lane;
 mod settle;
 mod share;
@@ -18,7 +19,7 @@ use futures_util::FutureExt as _;
 use futures_util::future::join_all;
 use lapin::Connection;
 use relevo_core::{Answer, Consumer, Consuming, Delivery, Failure, Lane, Tag};
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
@@ -74,6 +75,7 @@ pub async fn consumer(config: &Config, group: &Group, membership: Membership) ->
     let queues = group.queues();
     let name = format!("{} (retries of {})", membership.name, group.name);
     let (side, publishing) = Side::new(Arc::clone(&config), name);
+    let (counting, asked) = mpsc::channel(lag::ASKED_MAX);
     let lane_name =
         |index: usize| Lane::new(if group.lanes.is_some() { index.to_string() } else { group.name.clone() });
     let shared = Arc::new(Shared {
@@ -82,6 +84,7 @@ pub async fn consumer(config: &Config, group: &Group, membership: Membership) ->
         lanes: (0..queues.len()).map(lane_name).collect(),
         group: group.clone(),
         side,
+        counting,
         state: Mutex::new(State::new(queues.len())),
         changed: Notify::new(),
         wakers: queues.iter().map(|_| Notify::new()).collect(),
@@ -92,7 +95,7 @@ pub async fn consumer(config: &Config, group: &Group, membership: Membership) ->
     });
     let mut tasks = JoinSet::new();
     tasks.spawn(publishing);
-    tasks.spawn(keep(Arc::clone(&shared)));
+    tasks.spawn(keep(Arc::clone(&shared), asked));
     if shared.is_shared() {
         tasks.spawn(share::attend(Arc::clone(&shared)));
     }
@@ -102,7 +105,7 @@ pub async fn consumer(config: &Config, group: &Group, membership: Membership) ->
 }
 
 /// Keeps a connection with all lanes on it until the consumer is closed.
-async fn keep(shared: Arc<Shared>) {
+async fn keep(shared: Arc<Shared>, mut asked: mpsc::Receiver<lag::Ask>) {
     let name = format!("{} ({})", shared.membership.name, shared.group.name);
     let mut backoff = Backoff::default();
     for session in 0.. {
@@ -114,7 +117,7 @@ async fn keep(shared: Arc<Shared>) {
         match connection {
             Ok(connection) => {
                 backoff = Backoff::default();
-                if serve(&shared, &connection, session).await {
+                if serve(&shared, &connection, &mut asked, session).await {
                     return;
                 }
             }
@@ -125,7 +128,12 @@ async fn keep(shared: Arc<Shared>) {
 }
 
 /// Serves all lanes on one connection; whether the consumer was closed meanwhile.
-async fn serve(shared: &Arc<Shared>, connection: &Connection, session: u64) -> bool {
+async fn serve(
+    shared: &Arc<Shared>,
+    connection: &Connection,
+    asked: &mut mpsc::Receiver<lag::Ask>,
+    session: u64,
+) -> bool {
     let mut over = shared.sessions.subscribe();
     shared.state().session = session;
     let mut lanes = pin!(join_all((0..shared.queues.len()).map(|lane| lane::serve(shared, connection, lane))));
@@ -134,6 +142,7 @@ async fn serve(shared: &Arc<Shared>, connection: &Connection, session: u64) -> b
             shared.disconnected();
             return false;
         }
+        () = lag::answer(shared, connection, asked) => {}
         _ = over.wait_for(|session| *session == Session::Over) => {}
     }
     // While the subscriptions live: dropping them would cancel them.
@@ -175,6 +184,10 @@ impl Consumer for RabbitConsumer {
     async fn resume(&self, lane: &Lane) -> Result<(), Failure> {
         self.shared.set_paused(lane, false);
         Ok(())
+    }
+
+    async fn lag(&self) -> Result<Vec<(Lane, u64)>, Failure> {
+        Ok(self.shared.lag().await?)
     }
 
     async fn close(&self) -> Result<(), Failure> {

@@ -32,6 +32,10 @@ impl Consumer for Early {
         self.0.resume(lane).await
     }
 
+    async fn lag(&self) -> Result<Vec<(Lane, u64)>, Failure> {
+        self.0.lag().await
+    }
+
     async fn close(&self) -> Result<(), Failure> {
         self.0.close().await
     }

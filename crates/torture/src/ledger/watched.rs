@@ -73,6 +73,10 @@ impl Consumer for Watched {
         self.inner.resume(lane).await
     }
 
+    async fn lag(&self) -> Result<Vec<(Lane, u64)>, Failure> {
+        self.inner.lag().await
+    }
+
     async fn close(&self) -> Result<(), Failure> {
         self.inner.close().await
     }

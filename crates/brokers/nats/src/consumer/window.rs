@@ -127,6 +127,12 @@ impl Window {
         self.tags.len()
     }
 
+    /// How many wait to be handed out, now that it is this time.
+    pub(super) fn waiting(&self, now_ms: i64) -> usize {
+        let is_due = |entry: &&Entry| entry.due_ms.is_none_or(|due| due <= now_ms);
+        self.entries.values().filter(|entry| entry.state == State::Here).filter(is_due).count()
+    }
+
     /// What must be read again.
     pub(super) fn unread(&self) -> Vec<u64> {
         self.entries.iter().filter(|(_, entry)| entry.content.is_none()).map(|(seq, _)| *seq).collect()

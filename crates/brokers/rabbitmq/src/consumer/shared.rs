@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use lapin::Channel;
 use relevo_core::{Class, Delivery, Lane};
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Notify, mpsc, watch};
 
 use super::Membership;
 use super::arrived::Arrived;
+use super::lag::Ask;
 use super::lane::Leaving;
 use super::share::Wish;
 use super::side::Side;
@@ -26,6 +27,8 @@ pub(crate) struct Shared {
     pub(crate) lanes: Vec<Lane>,
     pub(crate) queues: Vec<String>,
     pub(crate) side: Side,
+    /// Asks how much waits at the broker.
+    pub(crate) counting: mpsc::Sender<Ask>,
     pub(crate) state: Mutex<State>,
     /// There may be something to hand out, or to tell.
     pub(crate) changed: Notify,

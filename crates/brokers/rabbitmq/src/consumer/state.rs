@@ -125,6 +125,11 @@ impl State {
 }
 
 impl LaneState {
+    /// How many arrived and were not handed out.
+    pub(crate) fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
     /// Whether the caller still has something of it.
     pub(crate) fn is_busy(&self) -> bool {
         self.held.values().any(|held| held.phase != Phase::Waiting)

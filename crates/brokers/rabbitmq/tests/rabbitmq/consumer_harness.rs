@@ -241,6 +241,10 @@ impl Consumer for Member {
         self.consumer.resume(lane).await
     }
 
+    async fn lag(&self) -> Result<Vec<(Lane, u64)>, Failure> {
+        self.consumer.lag().await
+    }
+
     async fn close(&self) -> Result<(), Failure> {
         self.consumer.close().await
     }

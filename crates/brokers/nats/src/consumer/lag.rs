@@ -1,0 +1,23 @@
+//! How much of each lane waits.
+
+use futures_util::future::try_join_all;
+use relevo_core::Lane;
+
+use super::lane::Cell;
+use super::{Shared, now_ms};
+use crate::classify::Error;
+
+impl Shared {
+    /// What the server has not delivered of each lane, and what it delivered to this consumer and nobody has yet.
+    pub(super) async fn lag(&self) -> Result<Vec<(Lane, u64)>, Error> {
+        try_join_all(self.cells.iter().map(|cell| self.lag_of(cell))).await
+    }
+
+    async fn lag_of(&self, cell: &Cell) -> Result<(Lane, u64), Error> {
+        let info = self.stream.consumer_info(&cell.durable).await;
+        let info = info.map_err(|error| Error::Api { what: "looking at a lane's consumer", source: error.into() })?;
+        let slot = cell.held.lock().await;
+        let here = slot.as_ref().map_or(0, |held| held.window.waiting(now_ms()));
+        Ok((cell.lane.clone(), info.num_pending + here as u64))
+    }
+}

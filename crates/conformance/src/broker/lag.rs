@@ -1,0 +1,99 @@
+//! What is told of messages that wait.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use relevo_core::{Answer, Consumer, Delivery, Lane, Tag};
+use tokio::time::{Instant, sleep};
+
+use super::harness::{ADDRESS, ConsumerHarness, SOON, publication, publish_all, receive, soon, to};
+
+/// Every lane is told of, with nothing in it.
+pub async fn nothing_waits_in_a_new_group(harness: &mut impl ConsumerHarness) {
+    harness.group("billing", ADDRESS).await;
+    let consumer = harness.consumer("billing", 100).await;
+    let lag = told(&consumer, &BTreeMap::new()).await;
+    assert!(!lag.is_empty() && lag.values().all(|waiting| *waiting == 0), "{lag:?}");
+}
+
+/// In the lanes through which they come later, whether or not they are on this side of the wire already.
+pub async fn what_nobody_received_waits_in_its_lane(harness: &mut impl ConsumerHarness) {
+    harness.group("billing", ADDRESS).await;
+    let batch: Vec<_> = (1..=10).map(|number| publication(number, &format!("k-{}", number % 4))).collect();
+    publish_all(&harness.broker().await, &batch).await;
+    publish_all(&harness.broker().await, &[to("other", 11, "k-1")]).await;
+    // Fewer than there are of a key: some are here, some are not.
+    let consumer = harness.consumer("billing", 2).await;
+    let before = waits(&consumer, 10).await;
+    let mut held: Vec<Delivery> = Vec::new();
+    while held.len() < 10 {
+        let some = receive(&consumer, 1).await;
+        acknowledge(&consumer, &some).await;
+        held.extend(some);
+    }
+    let mut came = BTreeMap::new();
+    for delivery in &held {
+        *came.entry(delivery.lane.clone()).or_insert(0) += 1;
+    }
+    let nonzero: BTreeMap<Lane, u64> = before.into_iter().filter(|(_, waiting)| *waiting > 0).collect();
+    assert_eq!(nonzero, came);
+    told(&consumer, &BTreeMap::new()).await;
+}
+
+/// It is with somebody.
+pub async fn what_is_out_does_not_wait(harness: &mut impl ConsumerHarness) {
+    harness.group("billing", ADDRESS).await;
+    let batch: Vec<_> = (1..=10).map(|number| publication(number, &format!("k-{number}"))).collect();
+    publish_all(&harness.broker().await, &batch).await;
+    let consumer = harness.consumer("billing", 100).await;
+    let some = receive(&consumer, 4).await;
+    waits(&consumer, 6).await;
+    acknowledge(&consumer, &some).await;
+    waits(&consumer, 6).await;
+    let rest = receive(&consumer, 6).await;
+    waits(&consumer, 0).await;
+    soon(consumer.close()).await.expect("closed");
+    let next = harness.consumer("billing", 100).await;
+    // What the first one had comes again, and so waits again.
+    waits(&next, rest.len() as u64).await;
+}
+
+/// Nobody is late with it.
+pub async fn what_waits_for_its_pause_does_not_wait_for_a_consumer(harness: &mut impl ConsumerHarness) {
+    harness.group("billing", ADDRESS).await;
+    publish_all(&harness.broker().await, &[publication(1, "a")]).await;
+    let consumer = harness.consumer("billing", 100).await;
+    let held = receive(&consumer, 1).await;
+    let later = Answer::RetryLater { after: harness.later() };
+    assert_eq!(soon(consumer.settle(&[(held[0].tag, later)])).await.expect("settled"), []);
+    waits(&consumer, 0).await;
+}
+
+async fn acknowledge(consumer: &impl Consumer, deliveries: &[Delivery]) {
+    let answers: Vec<(Tag, Answer)> = deliveries.iter().map(|delivery| (delivery.tag, Answer::Acknowledge)).collect();
+    assert_eq!(soon(consumer.settle(&answers)).await.expect("settled"), []);
+}
+
+/// Waits until so many are told, over all lanes: what is on its way is seen when it has come.
+async fn waits(consumer: &impl Consumer, wanted: u64) -> BTreeMap<Lane, u64> {
+    until(consumer, |lag| lag.values().sum::<u64>() == wanted).await
+}
+
+/// Waits until exactly this is told of lanes with something in them; everything that is told.
+async fn told(consumer: &impl Consumer, wanted: &BTreeMap<Lane, u64>) -> BTreeMap<Lane, u64> {
+    until(consumer, |lag| lag.iter().filter(|(_, waiting)| **waiting > 0).eq(wanted)).await
+}
+
+async fn until(consumer: &impl Consumer, is_right: impl Fn(&BTreeMap<Lane, u64>) -> bool) -> BTreeMap<Lane, u64> {
+    let end = Instant::now() + SOON;
+    loop {
+        let told = soon(consumer.lag()).await.expect("it is told");
+        let lag: BTreeMap<Lane, u64> = told.iter().cloned().collect();
+        assert_eq!(lag.len(), told.len(), "a lane was told twice: {told:?}");
+        if is_right(&lag) {
+            return lag;
+        }
+        assert!(Instant::now() < end, "still {told:?}");
+        sleep(Duration::from_millis(20)).await;
+    }
+}
