@@ -15,6 +15,12 @@ use crate::stats::{While, add};
 use crate::verdict::{Handled, Trouble, Verdict};
 use crate::work::Work;
 
+/// What a far side answered, and how long that took.
+pub(crate) struct Answered {
+    answer: Box<dyn Any + Send>,
+    took: Duration,
+}
+
 impl<I: Inbox + 'static> Work<I>
 where
     I::Transaction: 'static,
@@ -46,7 +52,11 @@ where
         let Some(registered) = registered else { return Ok(Verdict::Skip) };
         self.validate(incoming)?;
         match &registered.form {
-            Form::Inside(handler) => self.tried(registered, handler.handle(transaction, incoming)).await,
+            Form::Inside(handler) => {
+                let (handled, took) = self.tried(registered, handler.handle(transaction, incoming)).await;
+                self.stats.tried(took);
+                handled
+            }
             Form::Call(_) => unreachable!("a call is made before its transaction"),
         }
     }
@@ -57,9 +67,16 @@ where
         registered: &Registered<I::Transaction>,
         handler: &dyn AnyCall<I::Transaction>,
         incoming: &Incoming,
-    ) -> Result<Box<dyn Any + Send>, Trouble> {
+    ) -> Result<Answered, Trouble> {
         self.validate(incoming)?;
-        self.tried(registered, handler.call(incoming)).await
+        let (answer, took) = self.tried(registered, handler.call(incoming)).await;
+        match answer {
+            Ok(answer) => Ok(Answered { answer, took }),
+            Err(trouble) => {
+                self.stats.tried(took);
+                Err(trouble)
+            }
+        }
     }
 
     /// The second half of a call, in the transaction.
@@ -69,9 +86,12 @@ where
         handler: &dyn AnyCall<I::Transaction>,
         transaction: &mut I::Transaction,
         incoming: &Incoming,
-        answer: Box<dyn Any + Send>,
+        answered: Answered,
     ) -> Handled {
-        self.tried(registered, handler.commit(transaction, incoming, answer)).await
+        let commit = handler.commit(transaction, incoming, answered.answer);
+        let (handled, took) = self.tried(registered, commit).await;
+        self.stats.tried(answered.took + took);
+        handled
     }
 
     fn validate(&self, incoming: &Incoming) -> Result<(), Trouble> {
@@ -85,13 +105,13 @@ where
         &self,
         registered: &Registered<I::Transaction>,
         handling: impl Future<Output = Result<T, Trouble>> + Send,
-    ) -> Result<T, Trouble> {
+    ) -> (Result<T, Trouble>, Duration) {
         let _running = While::new(&self.stats.running);
         let begun = Instant::now();
         let deadline = self.deadline(Some(registered));
         let result = timeout(deadline, caught(handling)).await;
-        self.stats.tried(begun.elapsed());
-        match result {
+        let took = begun.elapsed();
+        let result = match result {
             Ok(Err(trouble)) if trouble.backtrace.is_some() => {
                 add(&self.stats.panics, 1);
                 Err(trouble)
@@ -102,7 +122,8 @@ where
                 let error = format!("the handler did not return within {deadline:?}");
                 Err(Trouble::retry(error).with_class(DEADLINE))
             }
-        }
+        };
+        (result, took)
     }
 }
 

@@ -12,7 +12,7 @@ use tracing::{info, warn};
 use uuid::Uuid;
 
 use crate::runtime::RuntimeError;
-use crate::stats::{add, set};
+use crate::stats::add;
 use crate::work::Work;
 
 /// What the loop tells of itself between two beats.
@@ -67,7 +67,7 @@ where
         let pause = match work.ask(work.inbox.beat(&beat)).await {
             Ok(orders) => {
                 failures = 0;
-                add(&work.stats.beats, 1);
+                work.stats.beaten();
                 taken(&pulse, orders);
                 work.config.beat_every
             }
@@ -93,7 +93,6 @@ where
     I::Transaction: 'static,
 {
     let breakers = work.breakers.open();
-    set(&work.stats.breakers_open, breakers.len());
     let vitals = vitals.lock();
     Beat {
         owner,

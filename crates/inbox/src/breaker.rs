@@ -1,12 +1,14 @@
 //! What a handler needs may be away: then its lane pauses, and one message probes now and then.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use relevo_core::{Jitter, Lane, Policy};
 use tokio::sync::Notify;
 use tokio::time::Instant;
+
+use crate::stats::Stats;
 
 /// Whether messages of a lane may be handled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,6 +41,8 @@ struct Breaker {
 pub(crate) struct Breakers {
     policy: Policy,
     lanes: Mutex<BTreeMap<Lane, Breaker>>,
+    /// Who tells of them.
+    stats: Arc<Stats>,
     /// Something changed that the loop should look at.
     pub(crate) changed: Notify,
 }
@@ -47,8 +51,8 @@ pub(crate) struct Breakers {
 const FOR_AS_LONG_AS_ORDERED: Duration = Duration::from_hours(24);
 
 impl Breakers {
-    pub(crate) fn new(policy: Policy) -> Self {
-        Self { policy, lanes: Mutex::default(), changed: Notify::new() }
+    pub(crate) fn new(policy: Policy, stats: Arc<Stats>) -> Self {
+        Self { policy, lanes: Mutex::default(), stats, changed: Notify::new() }
     }
 
     /// Whether messages of this lane may be handled.
@@ -85,6 +89,7 @@ impl Breakers {
             Some(_) => self.policy.base,
             None => breaker.until.map_or(self.policy.base, |until| until.duration_since(now)),
         };
+        self.stats.breakers_are(open(&lanes));
         drop(lanes);
         self.changed.notify_one();
         pause
@@ -97,6 +102,7 @@ impl Breakers {
         if breaker.until.is_some() {
             let forced = breaker.forced;
             *breaker = Breaker { forced, ..Breaker::default() };
+            self.stats.breakers_are(open(&lanes));
             self.changed.notify_one();
         }
         lanes.retain(|_, breaker| breaker.until.is_some() || breaker.forced.is_some());
@@ -117,23 +123,18 @@ impl Breakers {
         for breaker in lanes.values_mut() {
             breaker.forced = None;
         }
-        for (lane, open) in orders {
-            lanes.entry(lane.clone()).or_default().forced = Some(*open);
+        for (lane, is_open) in orders {
+            lanes.entry(lane.clone()).or_default().forced = Some(*is_open);
         }
         lanes.retain(|_, breaker| breaker.until.is_some() || breaker.forced.is_some());
+        self.stats.breakers_are(open(&lanes));
         drop(lanes);
         self.changed.notify_one();
     }
 
     /// Lanes that are open, each with why.
     pub(crate) fn open(&self) -> Vec<(Lane, String)> {
-        let lanes = self.lock();
-        let told = |(lane, breaker): (&Lane, &Breaker)| match (breaker.forced, &breaker.why) {
-            (Some(false), _) | (None, None) => None,
-            (Some(true), _) => Some((lane.clone(), "a person opened it".to_owned())),
-            (None, Some(why)) => Some((lane.clone(), why.clone())),
-        };
-        lanes.iter().filter_map(told).collect()
+        open(&self.lock())
     }
 
     /// When the next lane may be probed.
@@ -149,6 +150,15 @@ impl Breakers {
     }
 }
 
+fn open(lanes: &BTreeMap<Lane, Breaker>) -> Vec<(Lane, String)> {
+    let told = |(lane, breaker): (&Lane, &Breaker)| match (breaker.forced, &breaker.why) {
+        (Some(false), _) | (None, None) => None,
+        (Some(true), _) => Some((lane.clone(), "a person opened it".to_owned())),
+        (None, Some(why)) => Some((lane.clone(), why.clone())),
+    };
+    lanes.iter().filter_map(told).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -162,7 +172,7 @@ mod tests {
             jitter_percent: 0,
             attempts_max: u32::MAX,
         };
-        Breakers::new(policy)
+        Breakers::new(policy, Arc::default())
     }
 
     #[test]
@@ -176,7 +186,9 @@ mod tests {
             assert!(breakers.begin_probe(&lane) && !breakers.begin_probe(&lane));
         }
         assert_eq!(breakers.open(), [(lane.clone(), "no route".to_owned())]);
+        assert_eq!((breakers.stats.open_breakers(), breakers.stats.breakers_open()), (breakers.open(), 1));
         breakers.passed(&lane);
+        assert_eq!((breakers.stats.open_breakers(), breakers.stats.breakers_open()), (Vec::new(), 0));
         assert_eq!((breakers.gate(&lane, now), breakers.open()), (Gate::Flow, Vec::new()));
         assert_eq!(breakers.failed(&lane, "again", now, Jitter::NONE), Duration::from_secs(1));
     }

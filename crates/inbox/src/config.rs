@@ -157,6 +157,8 @@ pub struct Config {
     pub prune_every: Duration,
     /// Rows of each kind that are pruned at once.
     pub prune_limit: usize,
+    /// How often the broker is asked how much waits, for whoever watches; `None` for never.
+    pub lag_every: Option<Duration>,
     /// How long a message waits that another worker has in hand.
     pub busy_pause: Duration,
     /// What a claim has beyond the handler's deadline, for slow answers.
@@ -218,6 +220,7 @@ impl Config {
             prune_limit: 1000,
             busy_pause: Duration::from_millis(100),
             claim_margin: Duration::from_secs(5),
+            lag_every: Some(Duration::from_secs(5)),
             store_deadline: Duration::from_secs(10),
             broker_deadline: Duration::from_secs(10),
             outage_min: Duration::from_millis(100),

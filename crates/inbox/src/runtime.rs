@@ -24,13 +24,14 @@ use crate::config::Config;
 use crate::handler::Handlers;
 use crate::item::{Ended, Item};
 use crate::lanes::{LaneState, Lanes};
+use crate::phase::Life;
 use crate::random::Random;
 use crate::sequence::{Seen, Sequences};
 use crate::settle::Settling;
 use crate::stats::{Stats, add, set};
 use crate::turns::TURNS_MAX;
 use crate::work::Work;
-use crate::{due, panics, prune};
+use crate::{due, lag, panics, prune};
 
 pub(crate) type Pending<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
@@ -65,7 +66,7 @@ pub struct Runtime<I: Inbox> {
     next_later: u64,
     sequences: Sequences,
     pub(crate) workers: JoinSet<Worked>,
-    /// The heart, the retry table and the pruning: if one dies, the consumer stops.
+    /// The heart, the retry table, the pruning and the counting: if one dies, the consumer stops.
     pub(crate) parts: JoinSet<Result<(), RuntimeError>>,
     /// Ends what begins new work.
     pub(crate) winding_down: CancellationToken,
@@ -163,6 +164,7 @@ where
     /// the broker at once.
     pub async fn run(mut self, stop: CancellationToken) -> Result<(), RuntimeError> {
         self.work.config.check(self.consumer.capabilities().counts).map_err(RuntimeError::Config)?;
+        let life = Life::begin(self.stats());
         self.start_parts();
         let result = loop {
             let outcome = tokio::select! {
@@ -176,7 +178,11 @@ where
         };
         let finished = self.finish().await;
         info!(consumer = %self.work.config.consumer, name = %self.work.config.name, "consumer stopped");
-        result.and(finished)
+        let ended = result.and(finished);
+        if ended.is_ok() {
+            life.was_told();
+        }
+        ended
     }
 
     fn start_parts(&mut self) {
@@ -186,6 +192,10 @@ where
         self.parts.spawn(beat::run(work, self.owner, vitals, sender, self.resting.clone()));
         self.parts.spawn(due::run(Arc::clone(&self.work), pulse, self.winding_down.clone()));
         self.parts.spawn(prune::run(Arc::clone(&self.work), self.winding_down.clone()));
+        if let Some(every) = self.work.config.lag_every {
+            let (work, consumer) = (Arc::clone(&self.work), Arc::clone(&self.consumer));
+            self.parts.spawn(lag::run(work, consumer, every, self.winding_down.clone()));
+        }
     }
 
     /// Starts whatever can be started, waits for one event and acts on it. Dropping the future in the middle loses nothing.
@@ -255,6 +265,7 @@ where
             Ok(deliveries) if deliveries.is_empty() => Err(RuntimeError::Closed),
             Ok(deliveries) => {
                 self.receive_failures = 0;
+                set(&self.work.stats.receive_failures, 0);
                 self.vitals.lock().last_message_at = Some(self.work.config.clock.now());
                 add(&self.work.stats.received, deliveries.len());
                 for delivery in deliveries {
@@ -267,6 +278,7 @@ where
                 let pause = self.work.config.outage(self.receive_failures);
                 warn!(error = %failure.describe(), ?pause, "nothing can be received, will try again");
                 self.receive_failures += 1;
+                set(&self.work.stats.receive_failures, self.receive_failures as usize);
                 self.receive_at = now + pause;
                 Ok(())
             }

@@ -1,7 +1,15 @@
 //! What a consumer has done, for whoever watches it.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+
+use relevo_core::Lane;
+use tokio::time::Instant;
+
+use crate::config::Config;
+use crate::durations::{Durations, Histogram};
+use crate::phase::{Phase, SharedPhase};
 
 macro_rules! stats {
     ($($(#[doc = $doc:literal])+ $name:ident,)+) => {
@@ -9,6 +17,14 @@ macro_rules! stats {
         #[derive(Debug, Default)]
         pub struct Stats {
             $($(#[doc = $doc])+ pub(crate) $name: AtomicU64,)+
+            pub(crate) phase: SharedPhase,
+            consumer: String,
+            beat_lasts: Duration,
+            durations: Durations,
+            lanes: Mutex<Lanes>,
+            /// When the last sign of life was taken.
+            beaten: Mutex<Option<Instant>>,
+            born: Born,
         }
 
         impl Stats {
@@ -74,6 +90,10 @@ stats! {
     database_refused,
     /// Times that the broker was found away.
     broker_away,
+    /// Calls in a row that should have brought messages and failed; 0 while the broker is there.
+    receive_failures,
+    /// Times in a row that the broker did not say how much waits; 0 while it does.
+    lag_failures,
     /// Signs of life that the database took.
     beats,
     /// Signs of life that failed.
@@ -82,10 +102,22 @@ stats! {
     in_memory,
     /// Handlers that run now, those of the retry table included.
     running,
-    /// Tries of handlers that have ended, whatever they said.
-    tries,
-    /// What all of them took together, in microseconds.
-    tries_us,
+}
+
+/// What is known by lane.
+#[derive(Debug, Default)]
+struct Lanes {
+    lag: Vec<(Lane, u64)>,
+    open: Vec<(Lane, String)>,
+}
+
+#[derive(Debug)]
+struct Born(Instant);
+
+impl Default for Born {
+    fn default() -> Self {
+        Self(Instant::now())
+    }
 }
 
 pub(crate) fn add(counter: &AtomicU64, count: usize) {
@@ -97,11 +129,71 @@ pub(crate) fn set(gauge: &AtomicU64, value: usize) {
 }
 
 impl Stats {
+    /// Numbers of a consumer that has done nothing yet.
+    pub(crate) fn new(config: &Config) -> Self {
+        Self { consumer: config.consumer.clone(), beat_lasts: config.beat_lasts, ..Self::default() }
+    }
+
+    /// The consumer's name.
+    pub fn consumer(&self) -> &str {
+        &self.consumer
+    }
+
+    /// Whether the member runs.
+    pub fn phase(&self) -> Phase {
+        self.phase.get()
+    }
+
+    /// How long tries of handlers took that have ended, whatever they said. A call and what commits its result are one.
+    pub fn durations(&self) -> Histogram {
+        self.durations.histogram()
+    }
+
+    /// Since the last sign of life that the database took, or since the consumer was made if it took none.
+    pub fn beat_age(&self) -> Duration {
+        let beaten = *lock(&self.beaten);
+        beaten.unwrap_or(self.born.0).elapsed()
+    }
+
+    /// Whether the database counts this member as alive.
+    pub fn is_alive(&self) -> bool {
+        self.beats() > 0 && self.beat_age() < self.beat_lasts
+    }
+
+    /// How many messages wait at the broker, by lane, as it said last; empty while that is not known.
+    pub fn lag(&self) -> Vec<(Lane, u64)> {
+        lock(&self.lanes).lag.clone()
+    }
+
+    /// Lanes whose breaker is open, each with why.
+    pub fn open_breakers(&self) -> Vec<(Lane, String)> {
+        lock(&self.lanes).open.clone()
+    }
+
     /// A try of a handler ended.
     pub(crate) fn tried(&self, took: Duration) {
-        add(&self.tries, 1);
-        self.tries_us.fetch_add(u64::try_from(took.as_micros()).unwrap_or(u64::MAX), Ordering::Relaxed);
+        self.durations.observe(took);
     }
+
+    /// The database took a sign of life.
+    pub(crate) fn beaten(&self) {
+        add(&self.beats, 1);
+        *lock(&self.beaten) = Some(Instant::now());
+    }
+
+    pub(crate) fn lag_is(&self, lag: Vec<(Lane, u64)>) {
+        lock(&self.lanes).lag = lag;
+    }
+
+    pub(crate) fn breakers_are(&self, open: Vec<(Lane, String)>) {
+        set(&self.breakers_open, open.len());
+        lock(&self.lanes).open = open;
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing panics while it is held.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Counts something while it lives.

@@ -51,11 +51,12 @@ where
 {
     pub(crate) fn new(inbox: Arc<I>, handlers: Handlers<I::Transaction>, config: Config, random: Random) -> Self {
         Self {
+        let stats = Arc::new(Stats::new(&config));
             inbox,
             handlers,
-            stats: Arc::default(),
             decoder: Decoder::new(&config),
-            breakers: Breakers::new(config.breaker.clone()),
+            breakers: Breakers::new(config.breaker.clone(), Arc::clone(&stats)),
+            stats,
             config,
             random: Mutex::new(random),
             alone: RwLock::new(()),

@@ -32,5 +32,7 @@ mod retries;
 mod stage;
 #[path = "inbox/stopping.rs"]
 mod stopping;
+#[path = "inbox/watched.rs"]
+mod watched;
 #[path = "inbox/wire.rs"]
 mod wire;

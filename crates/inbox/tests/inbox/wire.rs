@@ -251,6 +251,14 @@ impl Consumer for Hand {
         Ok(())
     }
 
+    async fn lag(&self) -> Result<Vec<(Lane, u64)>, Failure> {
+        let state = self.wire.lock();
+        if state.failing {
+            return Err(Failure::new(Class::Outage, "the broker was told to fail"));
+        }
+        Ok(state.lanes.iter().map(|(lane, kept)| (lane.clone(), kept.len() as u64)).collect())
+    }
+
     async fn close(&self) -> Result<(), Failure> {
         self.wire.lock().closed.insert(self.number);
         self.wire.redeliver();

@@ -34,11 +34,7 @@ pub(super) async fn answer(shared: &Shared, connection: &Connection, asked: &mut
     }
 }
 
-async fn count(
-    shared: &Shared,
-    connection: &Connection,
-    channel: &mut Option<Channel>,
-) -> Result<Vec<u64>, Error> {
+async fn count(shared: &Shared, connection: &Connection, channel: &mut Option<Channel>) -> Result<Vec<u64>, Error> {
     if channel.is_none() {
         *channel = Some(connection.create_channel().await.map_err(Error::of_channel)?);
     }

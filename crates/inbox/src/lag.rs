@@ -1,0 +1,60 @@
+//! How much waits at the broker, asked now and then and never on a message's way.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use relevo_core::inbox::Inbox;
+use relevo_core::{Consumer, Lane};
+use tokio::time::{sleep, timeout};
+use tokio_util::sync::CancellationToken;
+use tracing::debug;
+
+use crate::runtime::RuntimeError;
+use crate::stats::set;
+use crate::work::Work;
+
+/// Asks until it is told to stop. Whatever goes wrong only means that nothing is known until the next time.
+pub(crate) async fn run<I: Inbox + 'static>(
+    work: Arc<Work<I>>,
+    consumer: Arc<dyn Consumer>,
+    every: Duration,
+    stop: CancellationToken,
+) -> Result<(), RuntimeError>
+where
+    I::Transaction: 'static,
+{
+    let mut failures = 0;
+    loop {
+        tokio::select! {
+            biased;
+            () = stop.cancelled() => return Ok(()),
+            told = ask(&work, &*consumer) => {
+                failures = if told.is_some() { 0 } else { failures + 1 };
+                set(&work.stats.lag_failures, failures);
+                work.stats.lag_is(told.unwrap_or_default());
+            }
+        }
+        tokio::select! {
+            biased;
+            () = stop.cancelled() => return Ok(()),
+            () = sleep(every) => {}
+        }
+    }
+}
+
+async fn ask<I: Inbox + 'static>(work: &Work<I>, consumer: &dyn Consumer) -> Option<Vec<(Lane, u64)>>
+where
+    I::Transaction: 'static,
+{
+    match timeout(work.config.broker_deadline, consumer.lag()).await {
+        Ok(Ok(told)) => Some(told),
+        Ok(Err(failure)) => {
+            debug!(error = %failure.describe(), "the broker did not say how much waits");
+            None
+        }
+        Err(_) => {
+            debug!("the broker did not say in time how much waits");
+            None
+        }
+    }
+}
