@@ -7,6 +7,7 @@ mod search;
 mod show;
 mod source;
 mod verify;
+mod vitals;
 mod why;
 
 use std::time::Duration;

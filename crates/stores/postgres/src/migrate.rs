@@ -27,7 +27,7 @@ impl Migration {
     }
 }
 
-const MIGRATIONS: [Migration; 14] = [
+const MIGRATIONS: [Migration; 15] = [
     Migration::new(1, "log", include_str!("../migrations/0001_log.sql")),
     Migration::new(2, "ticks", include_str!("../migrations/0002_ticks.sql")),
     Migration::new(3, "leases", include_str!("../migrations/0003_leases.sql")),
@@ -42,6 +42,7 @@ const MIGRATIONS: [Migration; 14] = [
     Migration::new(12, "memory", include_str!("../migrations/0012_memory.sql")).serving_from(6),
     Migration::new(13, "replays", include_str!("../migrations/0013_replays.sql")).serving_from(6),
     Migration::new(14, "one", include_str!("../migrations/0014_one.sql")).serving_from(6),
+    Migration::new(15, "sampling", include_str!("../migrations/0015_sampling.sql")).serving_from(6),
 ];
 
 /// The version that this program comes with.

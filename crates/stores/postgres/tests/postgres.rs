@@ -68,3 +68,5 @@ mod rules_d_restore;
 mod rules_support;
 #[path = "postgres/verify.rs"]
 mod verify;
+#[path = "postgres/vitals.rs"]
+mod vitals;

@@ -43,6 +43,7 @@ mod settle;
 mod store;
 mod upkeep;
 mod verify;
+mod vitals;
 mod why;
 
 pub use config::{Config, connect_options};

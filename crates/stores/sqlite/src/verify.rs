@@ -15,6 +15,12 @@ use crate::store::Store;
 /// Up to how many messages a backlog is counted.
 const EXACT_MAX: i64 = 10_000;
 
+/// The slots of these shards; `None` for all of them.
+pub(crate) fn slots_of(progress: &Progress, shards: &[u16]) -> Option<String> {
+    let lease = |shard: &u16| Lease { shard: *shard, shards: progress.shards, epoch: 0, owner: Uuid::nil() };
+    queries::slots(&shards.iter().map(lease).collect::<Vec<_>>())
+}
+
 impl Store {
     /// How much waits: exact up to 10 000, an estimate above.
     pub(crate) async fn count_backlog(&self) -> Result<Backlog, Error> {
@@ -22,8 +28,7 @@ impl Store {
         let progress = Progress::load(&mut session, &self.destination).await?;
         let (mut pending, mut exact) = (0, true);
         for (upto, shards) in progress.groups() {
-            let lease = |shard: &u16| Lease { shard: *shard, shards: progress.shards, epoch: 0, owner: Uuid::nil() };
-            let slots = queries::slots(&shards.iter().map(lease).collect::<Vec<_>>());
+            let slots = slots_of(&progress, &shards);
             let sql = "SELECT count(*) FROM (SELECT 1 FROM relevo_message WHERE seq > ?1 \
                        AND (?2 IS NULL OR slot IN (SELECT value FROM json_each(?2))) LIMIT ?3)";
             let count = sqlx::query(sql).bind(upto).bind(slots).bind(EXACT_MAX + 1 - pending);

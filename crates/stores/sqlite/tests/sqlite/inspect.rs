@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use relevo_core::operate::{Cause, Inspect as _, Operate as _, Range, Search, Severity, Status};
+use relevo_core::sample::Sample as _;
 use relevo_core::store::{DeadFilter, DeadLetters as _, Entry, Mark, Park, ParkedKeys as _, Stop, Stopped};
 use relevo_store_sqlite::Draft;
 
@@ -184,6 +185,17 @@ async fn verifying_counts_and_finds_what_must_not_be() {
     assert!(verified.oldest_unsettled.is_some());
     let backlog = reader.store.backlog().await.unwrap();
     assert_eq!((backlog.pending, backlog.exact, backlog.parked, backlog.dead), (1, true, 4, 1));
+    let vitals = reader.store.vitals().await.unwrap();
+    assert_eq!((vitals.backlog, vitals.parked_keys, vitals.held_addresses), (backlog, 3, 1));
+    assert_eq!(vitals.holdback, Duration::ZERO);
+    run(&scratch.file(), "UPDATE relevo_message SET created_at_ms = created_at_ms - 608400000").await;
+    let vitals = reader.store.vitals().await.unwrap();
+    let hour = Duration::from_hours(1);
+    assert!(
+        vitals.holdback >= hour && vitals.holdback < 2 * hour,
+        "a week is kept, and this is an hour older: {vitals:?}"
+    );
+    assert!(vitals.oldest_pending >= 169 * hour, "{vitals:?}");
     run(&scratch.file(), "DELETE FROM relevo_dead_letter").await;
     run(&scratch.file(), "DELETE FROM relevo_hold").await;
     let verified = reader.store.verify(Range::default()).await.unwrap();
@@ -206,4 +218,28 @@ async fn an_examination_tells_everything_it_looked_at() {
     run(&scratch.file(), "UPDATE relevo_message SET created_at_ms = 0").await;
     let findings = reader.store.examine().await.unwrap();
     assert!(findings.iter().any(|it| it.subject == "retention" && it.severity == Severity::Warning));
+}
+
+#[tokio::test]
+async fn consumers_of_the_same_file_are_told() {
+    let scratch = Scratch::new();
+    let store = outbox(&scratch.file(), 4).await;
+    assert_eq!(store.surroundings().await.unwrap().consumers, []);
+    for sql in [
+        "INSERT INTO relevo_inbox (consumer, id, entered_at_ms) VALUES ('audit', x'01', 1)",
+        "INSERT INTO relevo_inbox_consumer (name) VALUES ('billing')",
+        "INSERT INTO relevo_inbox_member (consumer, owner, name, until_ms, beat_at_ms, last_message_at_ms) \
+         SELECT 'billing', x'01', 'one', now + 60000, now - 120000, now - 5000 FROM (SELECT unixepoch() * 1000 AS now)",
+        "INSERT INTO relevo_inbox_lane (consumer, lane, epoch, breaker) VALUES ('billing', '0', 1, NULL), ('billing', '1', 1, 'down')",
+    ] {
+        run(&scratch.file(), sql).await;
+    }
+    let around = store.surroundings().await.unwrap();
+    assert_eq!(around.horizon, None, "SQLite has none");
+    let [audit, billing] = &around.consumers[..] else { panic!("{around:?}") };
+    assert_eq!((audit.name.as_str(), audit.members, audit.heartbeat), ("audit", 0, None));
+    assert_eq!((billing.name.as_str(), billing.members, billing.waiting, billing.dead), ("billing", 1, 0, 0));
+    assert!(billing.heartbeat.unwrap() >= Duration::from_secs(119), "{billing:?}");
+    assert!(billing.last_message.unwrap() >= Duration::from_secs(4), "{billing:?}");
+    assert_eq!(billing.breakers, [("0".to_owned(), false), ("1".to_owned(), true)]);
 }

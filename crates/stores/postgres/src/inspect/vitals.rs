@@ -1,0 +1,181 @@
+//! What is sampled for those who watch. A relay asks every few seconds for as long as it runs: every statement here costs the
+//! same whatever the tables hold, and is written so that no statistics can mislead the planner, as those that read pages are.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use relevo_core::operate::Backlog;
+use relevo_core::sample::{ConsumerVitals, Horizon, Sample, Surroundings, Vitals};
+use relevo_core::store::StoreError;
+
+use crate::classify::Error;
+use crate::copy::Rows;
+use crate::queries::{column, literal};
+use crate::store::Store;
+
+/// What is counted is counted no further.
+const COUNT_MAX: u32 = 10_000;
+
+/// A vacuum has a snapshot that holds nothing back. A slot has no time; its transactions are counted all the same.
+const HORIZON: &str = "SELECT coalesce(max(transactions), 0), \
+     floor(date_part('epoch', clock_timestamp() - min(since)) * 1000)::bigint FROM ( \
+     SELECT age(backend_xmin)::bigint AS transactions, xact_start AS since FROM pg_stat_activity \
+     WHERE backend_xmin IS NOT NULL AND pid <> pg_backend_pid() AND backend_type <> 'autovacuum worker' \
+     UNION ALL SELECT age(transaction)::bigint, prepared FROM pg_prepared_xacts \
+     UNION ALL SELECT coalesce(age(xmin), age(catalog_xmin))::bigint, NULL FROM pg_replication_slots) AS holder";
+
+#[async_trait]
+impl Sample for Store {
+    async fn vitals(&self) -> Result<Vitals, StoreError> {
+        Ok(self.sample().await?)
+    }
+
+    async fn surroundings(&self) -> Result<Surroundings, StoreError> {
+        Ok(Surroundings { horizon: Some(self.horizon().await?), consumers: self.consumers().await? })
+    }
+}
+
+impl Store {
+    /// The statements that sampling sends, for whoever wants to know what they cost.
+    pub fn sampling_statements(&self) -> Vec<String> {
+        vec![vitals(&self.schema, &literal(&self.destination)), HORIZON.to_owned(), consumers(&self.schema)]
+    }
+
+    async fn sample(&self) -> Result<Vitals, Error> {
+        let rows = self.asking.call(vitals(&self.schema, &literal(&self.destination))).await?;
+        let row = rows.first().ok_or_else(|| Error::NoDestination(self.destination.clone()))?;
+        let backlog = Backlog {
+            pending: column(row, 0)?,
+            exact: column(row, 1)?,
+            parked: column(row, 2)?,
+            dead: column(row, 3)?,
+        };
+        Ok(Vitals {
+            backlog,
+            parked_keys: column(row, 4)?,
+            held_addresses: column(row, 5)?,
+            oldest_pending: millis(column(row, 6)?),
+            holdback: millis(column(row, 7)?),
+        })
+    }
+
+    async fn horizon(&self) -> Result<Horizon, Error> {
+        let rows = self.asking.call(HORIZON.to_owned()).await?;
+        let row = rows.first().ok_or(Error::Answer("no horizon"))?;
+        let transactions: i64 = column(row, 0)?;
+        let held: Option<i64> = column(row, 1)?;
+        Ok(Horizon { transactions: u64::try_from(transactions).unwrap_or(0), held: millis(held.unwrap_or(0)) })
+    }
+
+    /// None before the schema has an inbox.
+    async fn consumers(&self) -> Result<Vec<ConsumerVitals>, Error> {
+        let there = format!("SELECT to_regclass({})::text", literal(&format!("{}.inbox_member", self.schema)));
+        let rows = self.asking.call(there).await?;
+        if column::<Option<String>>(rows.first().ok_or(Error::Answer("no row"))?, 0)?.is_none() {
+            return Ok(Vec::new());
+        }
+        let mut rows = Rows::new(self.asking.copy(consumers(&self.schema)).await?, 7)?;
+        let mut consumers = Vec::new();
+        while let Some(mut row) = rows.next_row()? {
+            consumers.push(ConsumerVitals {
+                name: row.string()?,
+                members: row.count()?,
+                heartbeat: row.optional_int8()?.map(millis),
+                last_message: row.optional_int8()?.map(millis),
+                waiting: row.count()?,
+                dead: row.count()?,
+                breakers: serde_json::from_str(&row.string()?).map_err(|_| Error::Answer("not JSON"))?,
+            });
+        }
+        Ok(consumers)
+    }
+}
+
+/// A clock that was set back makes nothing younger than now.
+fn millis(millis: i64) -> Duration {
+    Duration::from_millis(u64::try_from(millis).unwrap_or(0))
+}
+
+/// Milliseconds since a time; null where there is none.
+fn since(time: &str) -> String {
+    format!("floor(date_part('epoch', clock_timestamp() - {time}) * 1000)::bigint")
+}
+
+/// Messages that are not settled, of each group of shards that stand at the same position: those above it by sequence, and
+/// those of late transactions below it. Whatever was settled is passed by index.
+fn unsettled(schema: &str, columns: &str, limit: u32) -> String {
+    let wanted = "m.slot % d.shards = ANY (g.shards) AND NOT pg_visible_in_snapshot(m.xid, g.f)";
+    format!(
+        "FROM g CROSS JOIN d CROSS JOIN LATERAL ( \
+             (SELECT {columns} FROM {schema}.message AS m WHERE m.seq > g.start \
+                 AND CASE WHEN {wanted} THEN true END ORDER BY m.seq LIMIT {limit}) \
+             UNION ALL \
+             (SELECT {columns} FROM unnest(g.late) AS x CROSS JOIN LATERAL ( \
+                 SELECT * FROM {schema}.message AS m WHERE (m.xid, m.seq) > (x, 0) AND (m.xid, m.seq) <= (x, g.start) \
+                 AND CASE WHEN {wanted} AND NOT (m.seq <= g.place AND pg_visible_in_snapshot(m.xid, g.t)) THEN true END \
+                 ORDER BY m.xid, m.seq LIMIT {limit}) AS m LIMIT {limit})) AS m"
+    )
+}
+
+fn vitals(schema: &str, destination: &str) -> String {
+    let counted =
+        |from: &str| format!("(SELECT count(*) FROM (SELECT 1 FROM {schema}.{from} LIMIT {COUNT_MAX}) AS counted)");
+    let past = COUNT_MAX + 1;
+    format!(
+        "WITH d AS (SELECT shards FROM {schema}.destination WHERE name = {destination}), \
+         g AS MATERIALIZED ( \
+             SELECT array_agg(s.shard) AS shards, s.place, f.snapshot AS f, t.snapshot AS t, \
+                 greatest(f.high, s.place) AS start, ARRAY(SELECT DISTINCT unnest(f.late || t.late)) AS late \
+             FROM {schema}.standing({destination}) AS s \
+             JOIN {schema}.tick AS f ON f.tick = s.from_tick JOIN {schema}.tick AS t ON t.tick = s.to_tick \
+             GROUP BY s.place, f.tick, t.tick), \
+         pending AS (SELECT count(*) AS n FROM (SELECT 1 {counting} LIMIT {past}) AS counted), \
+         oldest AS (SELECT min(m.seq) AS seq, min(m.created_at) AS at {oldest}), \
+         waits AS (SELECT least(o.at, (SELECT p.created_at FROM {schema}.parked_message AS p \
+             WHERE p.destination = {destination} ORDER BY p.seq LIMIT 1)) AS since FROM oldest AS o), \
+         kept AS (SELECT newest.created_at + s.retention AS until, p.past FROM {schema}.setting AS s \
+             CROSS JOIN (SELECT p.first, p.past FROM {schema}.partition AS p WHERE p.emptied_at IS NULL \
+                 AND p.past <= (SELECT t.high FROM {schema}.tick AS t ORDER BY t.tick DESC LIMIT 1) \
+                 ORDER BY p.first LIMIT 1) AS p \
+             CROSS JOIN LATERAL (SELECT m.created_at FROM {schema}.message AS m \
+                 WHERE m.seq >= p.first AND m.seq < p.past ORDER BY m.seq DESC LIMIT 1) AS newest) \
+         SELECT CASE WHEN pending.n <= {COUNT_MAX} THEN pending.n ELSE greatest({past}, ( \
+                 SELECT b.pending FROM {schema}.backlog({destination}, 0) AS b)) END, \
+             pending.n <= {COUNT_MAX}, {parked}, {dead}, {keys}, {held}, coalesce({age}, 0), \
+             coalesce((SELECT {holdback} FROM kept CROSS JOIN oldest WHERE oldest.seq < kept.past), 0) \
+         FROM d CROSS JOIN pending CROSS JOIN waits",
+        counting = unsettled(schema, "m.seq", past),
+        oldest = unsettled(schema, "m.seq, m.created_at", 1),
+        parked = counted(&format!("parked_message WHERE destination = {destination} ORDER BY seq")),
+        dead = counted(&format!("dead_letter WHERE destination = {destination} AND state = 'dead' ORDER BY seq")),
+        keys = counted(&format!("parked_key WHERE destination = {destination} ORDER BY key")),
+        held = counted(&format!("hold WHERE destination = {destination} ORDER BY address")),
+        age = since("waits.since"),
+        holdback = since("kept.until"),
+    )
+}
+
+/// Those that only have rows in the inbox are found by stepping from name to name.
+fn consumers(schema: &str) -> String {
+    format!(
+        "WITH RECURSIVE step (n) AS ( \
+             (SELECT i.consumer FROM {schema}.inbox AS i ORDER BY i.consumer LIMIT 1) \
+             UNION ALL \
+             SELECT (SELECT i.consumer FROM {schema}.inbox AS i WHERE i.consumer > step.n ORDER BY i.consumer LIMIT 1) \
+             FROM step WHERE step.n IS NOT NULL \
+         ), name AS (SELECT n FROM step WHERE n IS NOT NULL UNION SELECT c.name FROM {schema}.inbox_consumer AS c) \
+         SELECT n, m.members, {beat}, {last}, \
+             (SELECT count(*) FROM (SELECT 1 FROM {schema}.inbox_waiting AS w WHERE w.consumer = n \
+                 ORDER BY w.queue, w.no LIMIT {COUNT_MAX}) AS w), \
+             (SELECT count(*) FROM (SELECT 1 FROM {schema}.inbox_dead AS d WHERE d.consumer = n AND d.fate = 'pending' \
+                 ORDER BY d.no LIMIT {COUNT_MAX}) AS d), \
+             coalesce((SELECT jsonb_agg(jsonb_build_array(k.lane, k.breaker IS NOT NULL) ORDER BY k.lane) \
+                 FROM {schema}.inbox_mark AS k WHERE k.consumer = n), '[]')::text \
+         FROM name CROSS JOIN LATERAL ( \
+             SELECT count(*) FILTER (WHERE m.until >= clock_timestamp()) AS members, max(m.beat_at) AS beat_at, \
+                 max(m.last_message_at) AS last_message_at \
+             FROM {schema}.inbox_member AS m WHERE m.consumer = n) AS m ORDER BY n",
+        beat = since("m.beat_at"),
+        last = since("m.last_message_at"),
+    )
+}

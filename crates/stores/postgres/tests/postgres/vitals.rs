@@ -1,0 +1,236 @@
+//! What is sampled for those who watch, and that it costs the same however much there is.
+
+use std::time::Duration;
+
+use relevo_broker_memory::{Match, MemoryBroker, Rule, Settings};
+use relevo_core::Class;
+use relevo_core::sample::Sample as _;
+use relevo_testkit::PgVersion;
+
+use crate::e2e_support::{MAIN, Running, World, config, until};
+use crate::rules_support::{Bed, Session};
+
+/// A million messages that every shard has settled, in a few transactions, and as many that were handled by a consumer; dead
+/// letters of both that people have dealt with.
+const HISTORY: &str = "
+    INSERT INTO relevo.message (seq, xid, slot, id, created_at, topic, key, type, content_type, payload)
+    SELECT nextval('relevo.message_seq'), pg_current_xact_id(), n % 256, gen_random_uuid(), now(), 'orders', 'k' || n, 'T', 'c', ''
+    FROM generate_series(1, 500000) AS n;
+    INSERT INTO relevo.message (seq, xid, slot, id, created_at, topic, key, type, content_type, payload)
+    SELECT nextval('relevo.message_seq'), pg_current_xact_id(), n % 256, gen_random_uuid(), now(), 'orders', 'k' || n, 'T', 'c', ''
+    FROM generate_series(1, 500000) AS n;
+    INSERT INTO relevo.dead_letter (destination, id, seq, slot, created_at, topic, key, type, content_type, payload, route,
+        class, error, attempts, state, marked_at)
+    SELECT 'main', gen_random_uuid(), n, 0, now(), 'orders', 'k' || n, 'T', 'c', '', 'all', 'poison', 'bad', 1, 'discarded', now()
+    FROM generate_series(1, 50000) AS n;
+    INSERT INTO relevo.inbox (consumer, id) SELECT 'billing', gen_random_uuid() FROM generate_series(1, 300000);
+    INSERT INTO relevo.inbox_dead (consumer, id, replay, queue, no, header_names, header_values, payload, address, lane, class,
+        error, attempts, arrived_at, fate, marked_at)
+    SELECT 'billing', gen_random_uuid(), 0, 'q' || n, n, '{}', '{}', '', 'orders', '0', 'poison', 'bad', 1, now(), 'archived', now()
+    FROM generate_series(1, 50000) AS n";
+
+/// Everything that is committed is settled, by all shards at once.
+const SETTLE: &str = "
+    SELECT relevo.make_tick();
+    INSERT INTO relevo.progress (destination, shards, shard, from_tick, to_tick, place, epoch)
+    SELECT 'main', 8, s, t.tick, t.tick, 0, 1 FROM generate_series(0, 7) AS s,
+        (SELECT max(tick) AS tick FROM relevo.tick) AS t";
+
+/// The pages that each statement touches.
+async fn pages(session: &mut Session, statements: &[String]) -> Vec<i64> {
+    let mut counts = Vec::new();
+    for statement in statements {
+        let explain = format!("EXPLAIN (ANALYZE, BUFFERS, TIMING OFF, SUMMARY OFF) {statement}");
+        session.run(&explain).await;
+        let plan = session.list(&explain).await;
+        // The first line about buffers is that of the whole statement, unless it touched none.
+        let buffers = plan.iter().find(|line| line.contains("Buffers:"));
+        let numbers = buffers.iter().flat_map(|line| line.split([' ', '=']));
+        counts.push(numbers.filter_map(|word| word.parse::<i64>().ok()).sum());
+    }
+    counts
+}
+
+async fn all(session: &mut Session, statements: &str) {
+    for statement in statements.split(';') {
+        session.slowly(statement).await;
+    }
+}
+
+#[tokio::test]
+async fn ten_messages_cost_as_much_as_a_million() {
+    let bed = Bed::shared(8).await;
+    let statements = bed.store().await.sampling_statements();
+    let mut loading = bed.session().await;
+    for n in 0..10 {
+        loading.run(&format!("SELECT relevo.emit('orders', 'k{n}', 'T', '{{}}')")).await;
+    }
+    all(&mut loading, SETTLE).await;
+    let few = pages(&mut bed.session().await, &statements).await;
+    all(&mut loading, HISTORY).await;
+    // In the middle of a window of a million: what was settled of it is passed by index.
+    loading.run("SELECT relevo.make_tick()").await;
+    loading
+        .run(
+            "INSERT INTO relevo.progress (destination, shards, shard, from_tick, to_tick, place, epoch) \
+             SELECT 'main', 8, s, t.tick - 1, t.tick, t.high - 5, 1 FROM generate_series(0, 7) AS s, \
+             (SELECT tick, high FROM relevo.tick ORDER BY tick DESC LIMIT 1) AS t",
+        )
+        .await;
+    let middle = pages(&mut bed.session().await, &statements).await;
+    assert_eq!(bed.store().await.vitals().await.unwrap().backlog.pending, 5);
+    all(&mut loading, SETTLE).await;
+    let many = pages(&mut bed.session().await, &statements).await;
+    loading.slowly("ANALYZE").await;
+    let analysed = pages(&mut bed.session().await, &statements).await;
+    for (what, counts) in [("in the middle of a window", middle), ("not analysed", many), ("analysed", analysed)] {
+        for ((few, count), statement) in few.iter().zip(counts).zip(&statements) {
+            // Trees that hold a million rows are two pages deeper, in each of the few places that are looked up.
+            assert!(count <= few + 60, "{what}: {count} pages, {few} with ten messages: {statement}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_million_that_wait_cost_no_more_than_are_counted() {
+    let bed = Bed::shared(8).await;
+    let store = bed.store().await;
+    let mut loading = bed.session().await;
+    let messages = HISTORY.split(';').take(2).collect::<Vec<_>>().join(";");
+    all(&mut loading, &messages).await;
+    let vitals = store.vitals().await.unwrap();
+    assert!(!vitals.backlog.exact && vitals.backlog.pending >= 990_000, "{vitals:?}");
+    for when in ["not analysed", "analysed"] {
+        let counts = pages(&mut bed.session().await, &store.sampling_statements()).await;
+        assert!(counts[0] < 1500, "{when}: {counts:?}");
+        loading.slowly("ANALYZE").await;
+    }
+}
+
+#[tokio::test]
+async fn everything_that_waits_is_told() {
+    for version in PgVersion::ALL {
+        let world = World::on(version).await;
+        let store = world.store().await;
+        let nothing = store.vitals().await.unwrap();
+        assert_eq!((nothing.backlog.pending, nothing.oldest_pending), (0, Duration::ZERO));
+        let broker = MemoryBroker::new(Settings::default());
+        broker.fail(Rule::new(Match::Key("stuck".to_owned()), Class::Transient));
+        broker.fail(Rule::new(Match::Key("bad".to_owned()), Class::Poison));
+        broker.fail(Rule::new(Match::Address("wall".to_owned()), Class::Blocked));
+        world.emit(&["stuck", "stuck", "fine", "bad"]).await;
+        world.run("SELECT relevo.emit('wall', 'held', 'T', '{}')").await;
+        let relay = Running::start(world.store().await, &broker, config());
+        until("all of it waits", async || {
+            let vitals = store.vitals().await.unwrap();
+            (vitals.backlog.pending, vitals.backlog.parked, vitals.backlog.dead) == (0, 3, 1)
+        })
+        .await;
+        relay.stop().await;
+        let vitals = store.vitals().await.unwrap();
+        assert_eq!(
+            (vitals.parked_keys, vitals.held_addresses),
+            (3, 1),
+            "the key of the dead letter waits too: {vitals:?}"
+        );
+        assert!(vitals.oldest_pending > Duration::ZERO, "{vitals:?}");
+        world.run("UPDATE relevo.parked_message SET created_at = created_at - interval '1 hour'").await;
+        assert!(store.vitals().await.unwrap().oldest_pending > Duration::from_secs(3599));
+        world.run("DELETE FROM relevo.parked_key").await;
+        assert_eq!(store.vitals().await.unwrap().oldest_pending, Duration::ZERO);
+        world.emit(&["new"]).await;
+        world.run("UPDATE relevo.message SET created_at = created_at - interval '2 hours'").await;
+        let vitals = store.vitals().await.unwrap();
+        assert_eq!(vitals.backlog.pending, 1);
+        assert!(vitals.oldest_pending > Duration::from_secs(7199), "{vitals:?}");
+        assert_eq!(vitals.holdback, Duration::ZERO, "no partition is full");
+    }
+}
+
+#[tokio::test]
+async fn a_late_transaction_is_part_of_the_backlog() {
+    let world = World::new().await;
+    let store = world.store().await;
+    let mut late = Session::of(world.connect().await).await;
+    late.run("BEGIN").await;
+    late.run("SELECT relevo.emit('orders', 'late', 'T', '{}')").await;
+    world.emit(&["early"]).await;
+    let broker = MemoryBroker::new(Settings::default());
+    let relay = Running::start(world.store().await, &broker, config());
+    until("one arrives", async || broker.received() == 1).await;
+    until("it is settled", async || store.vitals().await.unwrap().backlog.pending == 0).await;
+    relay.stop().await;
+    late.run("COMMIT").await;
+    let vitals = store.vitals().await.unwrap();
+    assert_eq!(vitals.backlog.pending, 1, "it has a number below what was settled");
+    assert!(vitals.oldest_pending > Duration::ZERO);
+}
+
+#[tokio::test]
+async fn a_destination_that_takes_nothing_holds_retention_back() {
+    let world = World::new().await;
+    let store = world.store().await;
+    world.emit(&["first"]).await;
+    world.run("SELECT setval('relevo.message_seq', 1000100)").await;
+    world.run("SELECT relevo.maintain()").await;
+    world.emit(&["second"]).await;
+    world.run("SELECT relevo.make_tick()").await;
+    assert_eq!(store.vitals().await.unwrap().holdback, Duration::ZERO, "it is not old enough");
+    world.run("UPDATE relevo.message SET created_at = created_at - interval '7 days 1 hour' WHERE seq < 1000000").await;
+    let holdback = store.vitals().await.unwrap().holdback;
+    assert!(holdback > Duration::from_secs(3500) && holdback < Duration::from_secs(3700), "{holdback:?}");
+    let broker = MemoryBroker::new(Settings::default());
+    let relay = Running::start(world.store().await, &broker, config());
+    until("it is taken", async || store.vitals().await.unwrap().holdback == Duration::ZERO).await;
+    relay.stop().await;
+}
+
+#[tokio::test]
+async fn an_open_transaction_holds_the_horizon() {
+    let world = World::alone().await;
+    let store = world.store().await;
+    let mut old = Session::of(world.connect().await).await;
+    old.run("BEGIN ISOLATION LEVEL REPEATABLE READ").await;
+    old.run("SELECT count(*) FROM relevo.message").await;
+    world.emit(&["a", "b", "c"]).await;
+    let horizon = store.surroundings().await.unwrap().horizon.expect("PostgreSQL has one");
+    assert!(horizon.transactions >= 3 && horizon.held > Duration::ZERO, "{horizon:?}");
+    old.run("COMMIT").await;
+    let horizon = store.surroundings().await.unwrap().horizon.expect("PostgreSQL has one");
+    assert!(horizon.transactions < 3, "{horizon:?}");
+}
+
+#[tokio::test]
+async fn consumers_of_the_same_database_are_told() {
+    let world = World::new().await;
+    let store = world.store().await;
+    assert_eq!(store.surroundings().await.unwrap().consumers, []);
+    world
+        .run(
+            "SELECT relevo.inbox_beat('billing', '00000000-0000-0000-0000-000000000001', 'one', 60000, NULL, '[]', '[]', 100); \
+             SELECT relevo.inbox_take('billing', '00000000-0000-0000-0000-000000000001', '{0,1}', 100); \
+             SELECT relevo.inbox_beat('billing', '00000000-0000-0000-0000-000000000001', 'one', 60000, \
+                 now() - interval '5 s', '[]', '[[\"1\", \"down\"]]', 100); \
+             UPDATE relevo.inbox_member SET beat_at = beat_at - interval '2 minutes'; \
+             SELECT relevo.inbox_begin('audit', gen_random_uuid())",
+        )
+        .await;
+    let consumers = store.surroundings().await.unwrap().consumers;
+    let names: Vec<&str> = consumers.iter().map(|it| it.name.as_str()).collect();
+    assert_eq!(names, ["audit", "billing"]);
+    assert_eq!((consumers[0].members, consumers[0].heartbeat), (0, None), "it gives no sign of life, and never did");
+    let billing = &consumers[1];
+    assert_eq!((billing.members, billing.waiting, billing.dead), (1, 0, 0));
+    assert!(billing.heartbeat.unwrap() >= Duration::from_mins(2), "{billing:?}");
+    assert!(billing.last_message.unwrap() >= Duration::from_secs(5), "{billing:?}");
+    assert_eq!(billing.breakers, [("0".to_owned(), false), ("1".to_owned(), true)]);
+}
+
+#[tokio::test]
+async fn an_older_schema_is_sampled_too() {
+    let world = World::at_version(6).await;
+    world.emit(&["a"]).await;
+    let store = world.store_for(MAIN).await;
+    assert_eq!(store.vitals().await.unwrap().backlog.pending, 1);
+    assert_eq!(store.surroundings().await.unwrap().consumers, [], "it has no inbox");
+}

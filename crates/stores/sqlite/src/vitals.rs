@@ -1,0 +1,122 @@
+//! What is sampled for those who watch. Every statement costs the same whatever the file holds.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use relevo_core::sample::{ConsumerVitals, Sample, Surroundings, Vitals};
+use relevo_core::store::StoreError;
+use sqlx::sqlite::{SqliteConnection, SqliteRow};
+
+use crate::classify::Error;
+use crate::listing::Progress;
+use crate::queries::{column, now, number};
+use crate::store::Store;
+use crate::verify::slots_of;
+
+/// What is counted is counted no further.
+const COUNT_MAX: i64 = 10_000;
+
+#[async_trait]
+impl Sample for Store {
+    async fn vitals(&self) -> Result<Vitals, StoreError> {
+        self.call(self.sample()).await
+    }
+
+    async fn surroundings(&self) -> Result<Surroundings, StoreError> {
+        self.call(self.sample_shared()).await
+    }
+}
+
+impl Store {
+    async fn sample(&self) -> Result<Vitals, Error> {
+        let backlog = self.count_backlog().await?;
+        let mut session = self.reading.take().await?;
+        let unsettled = oldest_unsettled(&mut session, &self.destination).await?;
+        let sql = concat!(
+            "SELECT (SELECT count(*) FROM (SELECT 1 FROM relevo_parked_key WHERE destination = ?1 LIMIT ?2)), \
+             (SELECT count(*) FROM (SELECT 1 FROM relevo_hold WHERE destination = ?1 LIMIT ?2)), \
+             (SELECT created_at_ms FROM relevo_parked_message WHERE destination = ?1 ORDER BY seq LIMIT 1), \
+             (SELECT retention_ms FROM relevo_setting), ",
+            now!()
+        );
+        let row = sqlx::query(sql).bind(&self.destination).bind(COUNT_MAX).fetch_one(&mut *session).await?;
+        session.give_back();
+        let (retention, now): (i64, i64) = (column(&row, 3)?, column(&row, 4)?);
+        let since = [unsettled, column(&row, 2)?].into_iter().flatten().min();
+        Ok(Vitals {
+            backlog,
+            parked_keys: column(&row, 0)?,
+            held_addresses: column(&row, 1)?,
+            oldest_pending: since.map_or(Duration::ZERO, |since| millis(now - since)),
+            // Messages are deleted one by one: the first that is too old is what holds the others back.
+            holdback: unsettled.map_or(Duration::ZERO, |since| millis(now - since - retention)),
+        })
+    }
+
+    async fn sample_shared(&self) -> Result<Surroundings, Error> {
+        let mut session = self.reading.take().await?;
+        let consumers = consumers(&mut session).await?;
+        session.give_back();
+        Ok(Surroundings { horizon: None, consumers })
+    }
+}
+
+/// When the oldest message of the log was emitted that is not settled.
+async fn oldest_unsettled(connection: &mut SqliteConnection, destination: &str) -> Result<Option<i64>, Error> {
+    let progress = Progress::load(connection, destination).await?;
+    let mut oldest: Option<i64> = None;
+    for (upto, shards) in progress.groups() {
+        let sql = "SELECT created_at_ms FROM relevo_message WHERE seq > ?1 \
+                   AND (?2 IS NULL OR slot IN (SELECT value FROM json_each(?2))) ORDER BY seq LIMIT 1";
+        let first = sqlx::query(sql).bind(upto).bind(slots_of(&progress, &shards));
+        if let Some(row) = first.fetch_optional(&mut *connection).await? {
+            let created: i64 = column(&row, 0)?;
+            oldest = Some(oldest.map_or(created, |oldest| oldest.min(created)));
+        }
+    }
+    Ok(oldest)
+}
+
+/// Those that only have rows in the inbox are found by stepping from name to name.
+async fn consumers(connection: &mut SqliteConnection) -> Result<Vec<ConsumerVitals>, Error> {
+    let sql = concat!(
+        "WITH RECURSIVE step (name) AS ( \
+             SELECT min(consumer) FROM relevo_inbox \
+             UNION ALL \
+             SELECT (SELECT min(i.consumer) FROM relevo_inbox AS i WHERE i.consumer > step.name) \
+             FROM step WHERE step.name IS NOT NULL \
+         ), known (name) AS ( \
+             SELECT name FROM step WHERE name IS NOT NULL UNION SELECT name FROM relevo_inbox_consumer \
+         ), clock (now) AS (SELECT ",
+        now!(),
+        ") SELECT n.name, \
+             (SELECT count(*) FROM relevo_inbox_member AS m WHERE m.consumer = n.name AND m.until_ms > c.now), \
+             c.now - (SELECT max(m.beat_at_ms) FROM relevo_inbox_member AS m WHERE m.consumer = n.name), \
+             c.now - (SELECT max(m.last_message_at_ms) FROM relevo_inbox_member AS m WHERE m.consumer = n.name), \
+             (SELECT count(*) FROM (SELECT 1 FROM relevo_inbox_waiting AS w WHERE w.consumer = n.name LIMIT ?1)), \
+             (SELECT count(*) FROM ( \
+                 SELECT 1 FROM relevo_inbox_dead AS d WHERE d.consumer = n.name AND d.fate = 'pending' LIMIT ?1)), \
+             (SELECT json_group_array(json_array(l.lane, json(iif(l.breaker IS NULL, 'false', 'true')))) FROM ( \
+                 SELECT lane, breaker FROM relevo_inbox_lane WHERE consumer = n.name ORDER BY lane) AS l) \
+         FROM known AS n CROSS JOIN clock AS c ORDER BY n.name"
+    );
+    let rows = sqlx::query(sql).bind(COUNT_MAX).fetch_all(connection).await?;
+    let consumer = |row: &SqliteRow| {
+        let breakers: &str = column(row, 6)?;
+        Ok(ConsumerVitals {
+            name: column(row, 0)?,
+            members: number(row, 1)?,
+            heartbeat: column::<Option<i64>>(row, 2)?.map(millis),
+            last_message: column::<Option<i64>>(row, 3)?.map(millis),
+            waiting: number(row, 4)?,
+            dead: number(row, 5)?,
+            breakers: serde_json::from_str(breakers).map_err(|_| Error::answer("breakers are not JSON"))?,
+        })
+    };
+    rows.iter().map(consumer).collect()
+}
+
+/// A clock that was set back makes nothing younger than now.
+fn millis(millis: i64) -> Duration {
+    Duration::from_millis(u64::try_from(millis).unwrap_or(0))
+}
