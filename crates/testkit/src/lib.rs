@@ -11,6 +11,7 @@ pub mod nats;
 pub mod pgbouncer;
 mod port;
 pub mod postgres;
+pub mod prometheus;
 pub mod proxy;
 pub mod rabbitmq;
 mod scratch;

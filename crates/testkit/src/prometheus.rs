@@ -1,0 +1,165 @@
+//! Prometheus and Alertmanager of one test's own.
+
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::scratch::Scratch;
+use crate::{http, marked, port};
+
+const STARTS_MAX: usize = 10;
+const READY_DEADLINE: Duration = Duration::from_secs(30);
+const POLL: Duration = Duration::from_millis(20);
+
+/// The program that checks and tests rules: `RELEVO_TEST_PROMTOOL_BIN`, or Debian's.
+pub fn promtool() -> PathBuf {
+    program("RELEVO_TEST_PROMTOOL_BIN", "/usr/bin/promtool")
+}
+
+/// A Prometheus; it ends, and its files go, when the value is dropped, and also when the test panics or is killed.
+pub struct Prometheus(Watcher);
+
+impl Prometheus {
+    /// Starts one with `prometheus.yml` and other files beside it, each a name and its text; panics where it refuses them.
+    pub fn start(config: &str, files: &[(&str, &str)]) -> Self {
+        let program = program("RELEVO_TEST_PROMETHEUS_BIN", "/usr/bin/prometheus");
+        Self(Watcher::start("prometheus.yml", config, files, |port, config| {
+            let mut command = Command::new(&program);
+            command.arg(format!("--config.file={}", config.display()));
+            command.args(["--storage.tsdb.path=data", &format!("--web.listen-address=127.0.0.1:{port}")]);
+            command
+        }))
+    }
+
+    /// The answer to an instant query, as JSON: `/api/v1/query`.
+    pub fn query(&self, expression: &str) -> String {
+        self.0.get(&format!("/api/v1/query?query={}", encoded(expression)))
+    }
+
+    /// Every rule with its state and health, as JSON: `/api/v1/rules`.
+    pub fn rules(&self) -> String {
+        self.0.get("/api/v1/rules")
+    }
+
+    /// What it scrapes and how that goes, as JSON: `/api/v1/targets`.
+    pub fn targets(&self) -> String {
+        self.0.get("/api/v1/targets")
+    }
+
+    /// What it has logged.
+    pub fn log(&self) -> String {
+        self.0.log()
+    }
+}
+
+/// An Alertmanager, which ends as a [`Prometheus`] does.
+pub struct Alertmanager(Watcher);
+
+impl Alertmanager {
+    /// Starts one that tells nobody.
+    pub fn start() -> Self {
+        let program = program("RELEVO_TEST_ALERTMANAGER_BIN", "/usr/bin/prometheus-alertmanager");
+        let config = "route: { receiver: nobody }\nreceivers: [{ name: nobody }]\n";
+        Self(Watcher::start("alertmanager.yml", config, &[], |port, config| {
+            let mut command = Command::new(&program);
+            command.arg(format!("--config.file={}", config.display()));
+            // It is alone: no port for others of its kind.
+            command.args(["--storage.path=data", "--cluster.listen-address="]);
+            command.arg(format!("--web.listen-address=127.0.0.1:{port}"));
+            command
+        }))
+    }
+
+    /// Host and port, as Prometheus is told them.
+    pub fn address(&self) -> String {
+        format!("127.0.0.1:{}", self.0.port)
+    }
+
+    /// The alerts that fire now, as JSON: `/api/v2/alerts`.
+    pub fn alerts(&self) -> String {
+        self.0.get("/api/v2/alerts?active=true")
+    }
+}
+
+struct Watcher {
+    scratch: Scratch,
+    port: u16,
+    process: Child,
+}
+
+impl Watcher {
+    fn start(name: &str, config: &str, files: &[(&str, &str)], command: impl Fn(u16, &Path) -> Command) -> Self {
+        for _ in 0..STARTS_MAX {
+            let (scratch, port) = (Scratch::for_marked(), port::free());
+            for (name, text) in files.iter().chain([&(name, config)]) {
+                std::fs::write(scratch.path().join(name), text).expect("the directory can be written");
+            }
+            let log = std::fs::File::create(scratch.path().join("log")).expect("the directory can be written");
+            let mut command = command(port, &scratch.path().join(name));
+            command.current_dir(scratch.path()).env(marked::VARIABLE, scratch.path());
+            command.stdout(log.try_clone().expect("a file has another handle")).stderr(log).stdin(Stdio::null());
+            // A group of its own: what interrupts the test must not end the server before the test has seen it.
+            let process = command.process_group(0).spawn().expect("the program runs");
+            let mut watcher = Self { scratch, port, process };
+            if watcher.becomes_ready() {
+                return watcher;
+            }
+            // Somebody else may have been quicker to the port.
+            assert!(watcher.log().contains("address already in use"), "it does not start:\n{}", watcher.log());
+        }
+        panic!("it finds no free port");
+    }
+
+    fn becomes_ready(&mut self) -> bool {
+        let deadline = Instant::now() + READY_DEADLINE;
+        while Instant::now() < deadline && self.process.try_wait().expect("the process is ours").is_none() {
+            if http::is_well(&self.url(), "/-/ready") {
+                return true;
+            }
+            std::thread::sleep(POLL);
+        }
+        false
+    }
+
+    fn url(&self) -> String {
+        format!("http://127.0.0.1:{}", self.port)
+    }
+
+    fn get(&self, path: &str) -> String {
+        let answer = http::request(&self.url(), "GET", path, "");
+        answer.unwrap_or_else(|error| panic!("`{path}` is not answered: {error}\n{}", self.log())).1
+    }
+
+    fn log(&self) -> String {
+        std::fs::read_to_string(self.scratch.path().join("log")).unwrap_or_default()
+    }
+}
+
+impl Drop for Watcher {
+    fn drop(&mut self) {
+        // The watchdog would do it a moment later, but could not collect our child.
+        self.process.kill().ok();
+        self.process.wait().ok();
+    }
+}
+
+fn program(variable: &str, debian: &str) -> PathBuf {
+    if let Some(program) = std::env::var_os(variable) {
+        return program.into();
+    }
+    assert!(
+        Path::new(debian).exists(),
+        "no `{debian}`: run `cargo xtask test`, or `cargo xtask services up` and export what it prints, or set `{variable}`"
+    );
+    debian.into()
+}
+
+/// For a query in a URL: everything but letters and digits is escaped.
+fn encoded(text: &str) -> String {
+    let escape = |byte: u8| match byte {
+        letter if letter.is_ascii_alphanumeric() => char::from(letter).to_string(),
+        other => format!("%{other:02X}"),
+    };
+    text.bytes().map(escape).collect()
+}
