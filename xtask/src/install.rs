@@ -17,6 +17,9 @@ pub(crate) const POSTGRES_15: Package = Package { name: "postgresql-15", program
 const PGBOUNCER: Package = Package { name: "pgbouncer", program: "pgbouncer" };
 const RABBITMQ: Package = Package { name: "rabbitmq-server", program: "/usr/lib/rabbitmq/bin/rabbitmq-server" };
 const NATS_2_9: Package = Package { name: "nats-server", program: DEBIAN_NATS };
+/// With `promtool`, which tests the alert rules.
+const PROMETHEUS: Package = Package { name: "prometheus", program: DEBIAN_PROMETHEUS };
+const ALERTMANAGER: Package = Package { name: "prometheus-alertmanager", program: DEBIAN_ALERTMANAGER };
 /// The client that the examples in Python use, for Debian's own Python.
 const PSYCOPG: Package =
     Package { name: "python3-psycopg", program: "/usr/lib/python3/dist-packages/psycopg/__init__.py" };
@@ -32,6 +35,10 @@ const RELEASE_18: &str = "18.1.0";
 const DEBIAN_NATS: &str = "/usr/sbin/nats-server";
 const RELEASE_NATS: &str = "2.15.1";
 
+const DEBIAN_PROMETHEUS: &str = "/usr/bin/prometheus";
+const DEBIAN_PROMTOOL: &str = "/usr/bin/promtool";
+const DEBIAN_ALERTMANAGER: &str = "/usr/bin/prometheus-alertmanager";
+
 /// A Debian package, and a program by which to know that it is there.
 pub(crate) struct Package {
     name: &'static str,
@@ -44,6 +51,8 @@ pub(crate) struct Installed {
     pub(crate) bins: [(u32, PathBuf); 3],
     /// The programs of NATS.
     pub(crate) nats: [(nats::Version, PathBuf); 2],
+    /// What watches, by the variable that names each.
+    pub(crate) watchers: [(&'static str, PathBuf); 3],
 }
 
 impl Installed {
@@ -57,13 +66,18 @@ impl Installed {
                 (nats::Version::V2_9, DEBIAN_NATS.into()),
                 (nats::Version::V2_15, nats_home(&cache).join("nats-server")),
             ],
+            watchers: [
+                ("RELEVO_TEST_PROMETHEUS_BIN", DEBIAN_PROMETHEUS.into()),
+                ("RELEVO_TEST_PROMTOOL_BIN", DEBIAN_PROMTOOL.into()),
+                ("RELEVO_TEST_ALERTMANAGER_BIN", DEBIAN_ALERTMANAGER.into()),
+            ],
         })
     }
 }
 
 /// Installs what is missing; quick when nothing is.
 pub(crate) fn all(runner: &Runner) -> Result<Installed> {
-    debian(runner, &[POSTGRES_15, PGBOUNCER, RABBITMQ, NATS_2_9, PSYCOPG])?;
+    debian(runner, &[POSTGRES_15, PGBOUNCER, RABBITMQ, NATS_2_9, PSYCOPG, PROMETHEUS, ALERTMANAGER])?;
     for (release, home) in [(RELEASE_13, home(&cache()?, RELEASE_13)), (RELEASE_18, home(&cache()?, RELEASE_18))] {
         debian_unless(&home, runner, &[MAVEN, UNZIP, XZ])?;
         once(&home, |beside| unpack(runner, release, beside))
