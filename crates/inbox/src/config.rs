@@ -9,7 +9,7 @@ use jiff::Timestamp;
 use relevo_core::inbox::Keeping;
 use relevo_core::inbox::retries::Retries;
 use relevo_core::retry::Backoff;
-use relevo_core::{AfterDead, Broker, Policy};
+use relevo_core::{AfterDead, Broker, Policy, Traces};
 
 use crate::validate::Validator;
 
@@ -181,6 +181,8 @@ pub struct Config {
     pub dead_letter_to: Option<DeadLetterTo>,
     /// The wall clock.
     pub clock: Clock,
+    /// Who is told what is done with messages.
+    pub traces: Traces,
 }
 
 impl Config {
@@ -230,6 +232,7 @@ impl Config {
             validator: None,
             dead_letter_to: None,
             clock: Clock::default(),
+            traces: Traces::off(),
         }
     }
 

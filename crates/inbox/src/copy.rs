@@ -6,6 +6,7 @@ use relevo_core::broker::Reports;
 use relevo_core::inbox::{Arrival, Setback};
 use relevo_core::{HeaderRules, Message, MessageId, Publication};
 use tokio::time::{sleep, timeout};
+use tracing::field::display;
 use tracing::warn;
 use uuid::Uuid;
 
@@ -41,7 +42,8 @@ pub(crate) async fn publish(
         match once(config, to, &publication).await {
             Ok(()) => return,
             Err(why) => {
-                warn!(message_id = %arrival.entry.id, address = %to.address, why, "a dead letter was not copied");
+                let trace_id = incoming.and_then(|incoming| config.traces.trace_of(&incoming.message)).map(display);
+                warn!(message_id = %arrival.entry.id, trace_id, address = %to.address, why, "a dead letter was not copied");
             }
         }
     }

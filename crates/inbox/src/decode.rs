@@ -5,6 +5,7 @@ use std::sync::Arc;
 use bytestring::ByteString;
 use relevo_core::inbox::{Arrival, Entry, identity};
 use relevo_core::message::Headers;
+use relevo_core::trace::Operation;
 use relevo_core::wire::{CONTENT_TYPE, WireError};
 use relevo_core::{Delivery, Lane, Message, MessageId, Raw};
 
@@ -48,7 +49,9 @@ impl Decoder {
             Durable::Broker => config.retries.attempts_before(count),
             Durable::Table => 0,
         };
-        Item { tag, count, arrival, incoming, attempts, shares: false, noted: false, refused: 0, decided: None }
+        let told = |incoming: &Incoming| config.traces.begin(Operation::Receive, &incoming.message, &incoming.address);
+        let span = incoming.as_ref().ok().and_then(told);
+        Item { tag, count, arrival, incoming, attempts, shares: false, noted: false, refused: 0, decided: None, span }
     }
 
     /// What waited in the retry table.
@@ -80,6 +83,7 @@ impl Decoder {
             seq,
             replay: 0,
             attempt: 1,
+            trace: None,
         })
     }
 }

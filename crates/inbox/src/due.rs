@@ -10,6 +10,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
+use tracing::field::display;
 use tracing::{debug, warn};
 
 use crate::beat::Pulse;
@@ -226,7 +227,7 @@ where
         });
         let answer = match calls {
             None => None,
-            Some((registered, handler)) => match work.call(registered, &**handler, incoming).await {
+            Some((registered, handler)) => match work.process_call(registered, &**handler, incoming).await {
                 Ok(answer) => Some((registered, handler, answer)),
                 Err(trouble) => return Ok(Tried::Trouble(trouble)),
             },
@@ -237,9 +238,9 @@ where
             Begun::Busy => return Ok(Tried::Busy),
         };
         let handled: Handled = match answer {
-            None => work.handle(registered, &mut transaction, incoming).await,
+            None => work.process(registered, &mut transaction, incoming).await,
             Some((registered, handler, answer)) => {
-                work.commit_answer(registered, &**handler, &mut transaction, incoming, answer).await
+                work.process_commit(registered, &**handler, &mut transaction, incoming, answer).await
             }
         };
         let entry = relevo_core::inbox::Entry { id: incoming.id(), replay: incoming.replay };
@@ -280,7 +281,8 @@ where
             return self.keep(number, arrival, Some(incoming), trouble.setback(Stop::Retry { after }, attempts)).await;
         }
         let attempts = attempts + 1;
-        warn!(message_id = %incoming.id(), attempt = attempts, error = %trouble, "a handler failed");
+        let trace_id = work.trace_of(Some(incoming)).map(display);
+        warn!(message_id = %incoming.id(), trace_id, attempt = attempts, error = %trouble, "a handler failed");
         work.counted_failure(arrival);
         let step = match trouble.kind {
             Kind::Retry => work.retries(work.handler(incoming)).after(attempts, work.jitter()),

@@ -24,6 +24,8 @@ pub struct Incoming {
     pub(crate) seq: Option<i64>,
     pub(crate) replay: u32,
     pub(crate) attempt: u32,
+    /// The span that its handler runs in.
+    pub(crate) trace: Option<TraceContext>,
 }
 
 impl Incoming {
@@ -108,6 +110,12 @@ impl Incoming {
         self.header(Self::CORRELATION).map_or_else(|| self.message.id.to_string().into(), ByteString::from)
     }
 
+    /// The W3C trace context that a handler works in: that of the span that is told of it, or the message's own if nothing is
+    /// told. Spans of the handler are its children, and calls to far sides carry it.
+    pub fn trace_context(&self) -> Option<TraceContext> {
+        self.trace.clone().or_else(|| self.message.trace_context())
+    }
+
     /// A message that this one leads to: it carries on the correlation id and the trace context, and names this one as its
     /// cause. Headers that the draft has already stay as they are.
     pub fn caused(&self, mut draft: Draft) -> Draft {
@@ -116,7 +124,7 @@ impl Incoming {
         };
         carry(Self::CORRELATION, self.correlation_id().to_string());
         carry(Self::CAUSATION, self.message.id.to_string());
-        if let Some(trace) = self.message.trace_context() {
+        if let Some(trace) = self.trace_context() {
             carry(TraceContext::PARENT, trace.parent);
             if let Some(state) = trace.state {
                 carry(TraceContext::STATE, state);
@@ -157,6 +165,7 @@ pub(crate) mod tests {
             seq: None,
             replay: 0,
             attempt: 1,
+            trace: None,
         }
     }
 
@@ -189,6 +198,17 @@ pub(crate) mod tests {
         ];
         let expected: Headers = expected.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
         assert_eq!(caused.headers, expected);
+    }
+
+    #[test]
+    fn a_handler_that_is_told_of_leads_on_from_its_own_span() {
+        let parent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+        let own = "00-4bf92f3577b34da6a3ce929d0e0e4736-0000000000000001-01";
+        let incoming = incoming("OrderPlaced", "{}", &[("traceparent", parent)]);
+        assert_eq!(incoming.trace_context().map(|trace| trace.parent).as_deref(), Some(parent));
+        let incoming = Incoming { trace: Some(TraceContext { parent: own.to_owned(), state: None }), ..incoming };
+        let caused = incoming.caused(Draft::json("bills", "b-1", "BillMade", "{}"));
+        assert_eq!(caused.headers["traceparent"], own);
     }
 
     #[test]

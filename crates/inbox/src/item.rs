@@ -5,6 +5,7 @@ use std::time::Duration;
 use bytestring::ByteString;
 use relevo_core::inbox::{Arrival, Claim, Setback};
 use relevo_core::store::StoreError;
+use relevo_core::trace::Open;
 use relevo_core::{Answer, Tag};
 
 use crate::incoming::Incoming;
@@ -29,6 +30,8 @@ pub(crate) struct Item {
     pub(crate) refused: u32,
     /// What was decided of it and is not written down yet: it is not handled again.
     pub(crate) decided: Option<Decided>,
+    /// Tells that it waits for a worker.
+    pub(crate) span: Option<Open>,
 }
 
 /// A decision that the store is to keep.

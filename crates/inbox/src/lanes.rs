@@ -255,6 +255,7 @@ mod tests {
             noted: false,
             refused: 0,
             decided: None,
+            span: None,
         }
     }
 

@@ -47,6 +47,7 @@ mod runtime;
 mod sequence;
 mod settle;
 mod shutdown;
+mod spans;
 mod stats;
 mod turns;
 mod validate;

@@ -354,7 +354,7 @@ where
             let queue = item.queue().clone();
             let until = match ended {
                 Ended::Answer(answer) => {
-                    self.settling.push(item, answer);
+                    self.settling.push(item, answer, &self.work.config.traces);
                     queues.entry(queue).or_default();
                     continue;
                 }

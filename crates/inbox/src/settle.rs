@@ -4,7 +4,8 @@ use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use relevo_core::inbox::Inbox;
-use relevo_core::{Answer, Class, Consumer, Failure, Lane, Tag};
+use relevo_core::trace::Open;
+use relevo_core::{Answer, Class, Consumer, Failure, Lane, Tag, Traces};
 use tokio::time::{Instant, timeout};
 use tracing::warn;
 
@@ -20,6 +21,8 @@ struct Given {
     answer: Answer,
     lane: Lane,
     place: Option<u64>,
+    /// Tells that the answer is on its way.
+    span: Option<Open>,
 }
 
 /// Answers on their way to the broker, in the order in which they were found.
@@ -38,9 +41,10 @@ impl Settling {
         Self { waiting: VecDeque::new(), current: 0, call: None, at: now, failures: 0 }
     }
 
-    pub(crate) fn push(&mut self, item: Item, answer: Answer) {
+    pub(crate) fn push(&mut self, item: Item, answer: Answer, traces: &Traces) {
+        let span = item.settling(traces, &answer);
         let Item { tag, arrival, .. } = item;
-        self.waiting.push_back(Given { tag, answer, lane: arrival.lane, place: arrival.place });
+        self.waiting.push_back(Given { tag, answer, lane: arrival.lane, place: arrival.place, span });
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -98,6 +102,13 @@ where
         self.settling.failures = 0;
         add(&self.work.stats.answers_lost, lost.len());
         for given in self.settling.waiting.drain(..self.settling.current) {
+            if let Some(span) = given.span {
+                if lost.contains(&given.tag) {
+                    span.fail("lost", "the broker did not know the delivery any more".to_owned());
+                } else {
+                    span.end();
+                }
+            }
             self.lanes.left(&given.lane, now);
             let Some(state) = self.lanes.map.get_mut(&given.lane) else { continue };
             // It comes again, maybe to another member, or was settled before; either way it is in the inbox.

@@ -76,7 +76,7 @@ where
                 item.decided = Some(Decided { setback, claim: None });
             }
             match timeout_at(end, self.work.keep(&mut item, held.as_ref())).await {
-                Ok(Ok(Ended::Answer(answer))) => self.settling.push(item, answer),
+                Ok(Ok(Ended::Answer(answer))) => self.settling.push(item, answer, &self.work.config.traces),
                 Ok(Ok(_)) => {} // another has it, or its lane: what it does with it counts
                 Ok(Err(error)) => {
                     warn!(

@@ -79,7 +79,7 @@ where
             return Ok((transaction, Taken::Known(entered)));
         };
         incoming.attempt = item.attempts + 1;
-        match self.handle(self.handler(incoming), &mut transaction, incoming).await {
+        match self.process(self.handler(incoming), &mut transaction, incoming).await {
             Ok(verdict) => {
                 if verdict == Verdict::Skip {
                     self.ask(self.inbox.skip(&mut transaction, item.arrival.entry)).await.map_err(Ended::Store)?;

@@ -18,6 +18,16 @@ pub enum Verdict {
     Skip,
 }
 
+impl Verdict {
+    /// The word for it.
+    pub(crate) const fn word(self) -> &'static str {
+        match self {
+            Self::Done => "done",
+            Self::Skip => "skip",
+        }
+    }
+}
+
 /// What a trouble means for the message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {

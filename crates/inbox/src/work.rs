@@ -7,6 +7,7 @@ use relevo_core::store::StoreError;
 use relevo_core::{AfterDead, Jitter};
 use tokio::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use tokio::time::{Instant, timeout};
+use tracing::field::display;
 use tracing::warn;
 use uuid::Uuid;
 
@@ -132,12 +133,12 @@ where
 
     /// A setback is in the store: counts it, and copies a dead letter to where copies are wanted.
     pub(crate) async fn kept(&self, arrival: &Arrival, incoming: Option<&Incoming>, setback: &Setback) {
-        let message_id = arrival.entry.id;
+        let (message_id, trace_id) = (arrival.entry.id, self.trace_of(incoming).map(display));
         if let Stop::Retry { after } = setback.stop {
-            warn!(%message_id, attempts = setback.attempts, error = setback.error, ?after, "a message waits to be tried again");
+            warn!(%message_id, trace_id, attempts = setback.attempts, error = setback.error, ?after, "a message waits to be tried again");
             return;
         }
-        tracing::error!(%message_id, attempts = setback.attempts, class = setback.class, error = setback.error, "a message is a dead letter");
+        tracing::error!(%message_id, trace_id, attempts = setback.attempts, class = setback.class, error = setback.error, "a message is a dead letter");
         add(&self.stats.dead, 1);
         match setback.class {
             Trouble::UNDECODABLE => add(&self.stats.undecodable, 1),
@@ -161,7 +162,8 @@ where
     /// A try failed and is counted; so what the handler needs is there.
     pub(crate) fn failed(&self, item: &Item, trouble: &Trouble) {
         let (message_id, attempt) = (item.arrival.entry.id, item.attempts);
-        warn!(%message_id, attempt, error = %trouble, "a handler failed");
+        let trace_id = self.trace_of(item.incoming.as_ref().ok()).map(display);
+        warn!(%message_id, trace_id, attempt, error = %trouble, "a handler failed");
         self.counted_failure(&item.arrival);
     }
 

@@ -5,8 +5,10 @@ use std::slice;
 use relevo_core::inbox::retries::{Step, is_expired};
 use relevo_core::inbox::{Begun, Claim, Claimed, Enter, Entered, Held, Inbox, Kept, State, Stop};
 use relevo_core::store::StoreError;
+use relevo_core::trace::Open;
 use relevo_core::{AfterDead, Answer};
 use tokio::time::{Instant, sleep};
+use tracing::field::display;
 use tracing::{debug, warn};
 
 use crate::config::Durable;
@@ -23,6 +25,7 @@ where
     /// Handles live messages of one lane: one alone, several in turn, or several that share a transaction. One end for each,
     /// in order.
     pub(crate) async fn live(&self, items: &mut [Item], held: Option<&Held>) -> Vec<Ended> {
+        items.iter_mut().filter_map(|item| item.span.take()).for_each(Open::end);
         if let [item] = items {
             return vec![self.one(item, held).await.unwrap_or_else(Ended::Store)];
         }
@@ -121,13 +124,13 @@ where
             self.put_down(item, Some(claim)).await?;
             return Ok(Ended::Busy(self.config.busy_pause));
         }
-        let answer = match self.call(registered, handler, &incoming).await {
+        let answer = match self.process_call(registered, handler, &incoming).await {
             Ok(answer) => answer,
             Err(trouble) => return self.troubled(item, held, Some(claim), trouble).await,
         };
         match self.begin_claimed(item, held, claim, begun + lasts).await? {
             Some(mut transaction) => {
-                let verdict = self.commit_answer(registered, handler, &mut transaction, &incoming, answer).await;
+                let verdict = self.process_commit(registered, handler, &mut transaction, &incoming, answer).await;
                 self.conclude(item, held, Some(claim), transaction, verdict).await
             }
             None if held.is_some() => Ok(Ended::Lost),
@@ -181,7 +184,7 @@ where
         let mut verdicts = Vec::with_capacity(items.len());
         for (item, entered) in items.iter().zip(&entered) {
             let (Entered::New, Ok(incoming)) = (entered, &item.incoming) else { continue };
-            let handled = self.handle(self.handler(incoming), &mut transaction, incoming).await;
+            let handled = self.process(self.handler(incoming), &mut transaction, incoming).await;
             match handled {
                 Ok(Verdict::Skip) => {
                     self.ask(self.inbox.skip(&mut transaction, item.arrival.entry)).await?;
@@ -189,7 +192,8 @@ where
                 }
                 Ok(Verdict::Done) => verdicts.push(Verdict::Done),
                 Err(trouble) => {
-                    debug!(message_id = %item.arrival.entry.id, error = %trouble, "a batch is undone, each will be handled alone");
+                    let trace_id = self.trace_of(Some(incoming)).map(display);
+                    debug!(message_id = %item.arrival.entry.id, trace_id, error = %trouble, "a batch is undone, each will be handled alone");
                     add(&self.stats.batches_undone, 1);
                     self.give_up(transaction, &trouble).await;
                     return Ok(items.iter_mut().map(part).collect());

@@ -1,0 +1,120 @@
+//! What is told of messages that are handled, in spans and in log lines.
+
+use std::borrow::Cow;
+
+use relevo_core::inbox::Inbox;
+use relevo_core::trace::{Open, Operation, TraceId};
+use relevo_core::{Answer, Traces};
+use tracing::field::display;
+use tracing::{Instrument as _, info_span};
+
+use crate::attempt::Answered;
+use crate::handler::{AnyCall, Registered};
+use crate::incoming::Incoming;
+use crate::item::Item;
+use crate::verdict::{Handled, Trouble, Verdict};
+use crate::work::Work;
+
+/// One part of handling a message, while it lasts.
+struct Handling<'a> {
+    /// What the handler sees: it is in the span, and so is whatever it leads to.
+    incoming: Cow<'a, Incoming>,
+    span: Option<Open>,
+    /// Log lines of the handler are about the message.
+    lines: tracing::Span,
+}
+
+impl<'a> Handling<'a> {
+    fn begin(traces: &Traces, operation: Operation, incoming: &'a Incoming) -> Self {
+        let (message_id, trace_id) = (incoming.id(), traces.trace_of(&incoming.message).map(display));
+        let lines = info_span!("message", %message_id, trace_id);
+        let Some(mut span) = traces.begin(operation, &incoming.message, &incoming.address) else {
+            return Self { incoming: Cow::Borrowed(incoming), span: None, lines };
+        };
+        span.attempt(incoming.attempt);
+        let incoming = Incoming { trace: Some(span.headers()), ..incoming.clone() };
+        Self { incoming: Cow::Owned(incoming), span: Some(span), lines }
+    }
+
+    fn end(self, result: Result<Option<Verdict>, &Trouble>) {
+        let Some(mut span) = self.span else { return };
+        match result {
+            Ok(verdict) => {
+                if let Some(verdict) = verdict {
+                    span.verdict(verdict.word());
+                }
+                span.end();
+            }
+            Err(trouble) => span.fail(trouble.class, trouble.error.clone()),
+        }
+    }
+}
+
+impl<I: Inbox + 'static> Work<I>
+where
+    I::Transaction: 'static,
+{
+    /// As [`handle`](Self::handle), and tells of it.
+    pub(crate) async fn process(
+        &self,
+        registered: Option<&Registered<I::Transaction>>,
+        transaction: &mut I::Transaction,
+        incoming: &Incoming,
+    ) -> Handled {
+        let handling = Handling::begin(&self.config.traces, Operation::Process, incoming);
+        let lines = handling.lines.clone();
+        let handled = self.handle(registered, transaction, &handling.incoming).instrument(lines).await;
+        handling.end(handled.as_ref().map(|verdict| Some(*verdict)));
+        handled
+    }
+
+    /// As [`call`](Self::call), and tells of it.
+    pub(crate) async fn process_call(
+        &self,
+        registered: &Registered<I::Transaction>,
+        handler: &dyn AnyCall<I::Transaction>,
+        incoming: &Incoming,
+    ) -> Result<Answered, Trouble> {
+        let handling = Handling::begin(&self.config.traces, Operation::Process, incoming);
+        let lines = handling.lines.clone();
+        let answered = self.call(registered, handler, &handling.incoming).instrument(lines).await;
+        handling.end(answered.as_ref().map(|_| None));
+        answered
+    }
+
+    /// As [`commit_answer`](Self::commit_answer), and tells of it.
+    pub(crate) async fn process_commit(
+        &self,
+        registered: &Registered<I::Transaction>,
+        handler: &dyn AnyCall<I::Transaction>,
+        transaction: &mut I::Transaction,
+        incoming: &Incoming,
+        answered: Answered,
+    ) -> Handled {
+        let handling = Handling::begin(&self.config.traces, Operation::Commit, incoming);
+        let lines = handling.lines.clone();
+        let commit = self.commit_answer(registered, handler, transaction, &handling.incoming, answered);
+        let committed = commit.instrument(lines).await;
+        handling.end(committed.as_ref().map(|verdict| Some(*verdict)));
+        committed
+    }
+
+    /// The trace of a message, for log lines about it.
+    pub(crate) fn trace_of(&self, incoming: Option<&Incoming>) -> Option<TraceId> {
+        incoming.and_then(|incoming| self.config.traces.trace_of(&incoming.message))
+    }
+}
+
+impl Item {
+    /// Begins to tell that the broker is given an answer.
+    pub(crate) fn settling(&self, traces: &Traces, answer: &Answer) -> Option<Open> {
+        let incoming = self.incoming.as_ref().ok()?;
+        let mut span = traces.begin(Operation::Settle, &incoming.message, &incoming.address)?;
+        span.verdict(match answer {
+            Answer::Acknowledge => "acknowledge",
+            Answer::Reject { .. } => "reject",
+            Answer::RetryLater { .. } => "retry",
+        });
+        Some(span)
+    }
+}
