@@ -165,11 +165,6 @@ impl Open {
         self.0.span.verdict = Some(verdict);
     }
 
-    /// The id of the message that was emitted.
-    pub fn message(&mut self, id: MessageId) {
-        self.0.span.message = Some(id);
-    }
-
     /// The message as it is sent: this span is the origin of one that has none.
     pub fn sent(&self, message: &Arc<Message>) -> Arc<Message> {
         if self.0.span.origin.is_some() {
@@ -206,6 +201,17 @@ impl Open {
     pub fn end(mut self) {
         self.0.span.ended = self.0.recorder.now();
         self.0.recorder.record(self.0.span);
+    }
+
+    /// A message was emitted, or the store refused it.
+    pub fn emitted<E: std::error::Error>(mut self, emitted: &Result<MessageId, E>) {
+        match emitted {
+            Ok(id) => {
+                self.0.span.message = Some(*id);
+                self.end();
+            }
+            Err(error) => self.fail("refused", error.to_string()),
+        }
     }
 
     /// It failed.

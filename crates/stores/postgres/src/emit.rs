@@ -1,7 +1,7 @@
 //! Emitting inside the caller's own transaction.
 
 use relevo_core::limits::LimitError;
-use relevo_core::{Draft, MessageId, OnRepeat};
+use relevo_core::{Draft, MessageId, OnRepeat, Traces};
 use sqlx::postgres::PgConnection;
 use sqlx::{AssertSqlSafe, Postgres, Row as _};
 
@@ -51,6 +51,7 @@ mod sealed {
 pub struct Outbox {
     statement: std::sync::Arc<str>,
     prepares: bool,
+    traces: Traces,
 }
 
 impl Outbox {
@@ -60,7 +61,7 @@ impl Outbox {
             "SELECT {}.emit_bytes($1, $2, $3, $4, $5, $6::text::jsonb, $7, to_timestamp($8::float8), $9, $10)",
             schema.quoted()
         );
-        Self { statement: statement.into(), prepares: true }
+        Self { statement: statement.into(), prepares: true, traces: Traces::off() }
     }
 
     /// The same without prepared statements, which a pooler in transaction mode does not keep: each message costs a second
@@ -70,10 +71,26 @@ impl Outbox {
         Self { prepares: false, ..self }
     }
 
+    /// The same, and each message that is sampled carries the span that emitted it. The span is told when the statement has
+    /// ended, whether or not the transaction commits.
+    #[must_use]
+    pub fn traced(self, traces: Traces) -> Self {
+        Self { traces, ..self }
+    }
+
     /// Emits a message in the caller's transaction: it exists if and only if the transaction commits.
     ///
     /// It takes a transaction and nothing else, so that effect and message cannot be torn apart by accident.
-    pub async fn emit(&self, tx: &mut impl Transaction, draft: Draft) -> Result<MessageId, EmitError> {
+    pub async fn emit(&self, tx: &mut impl Transaction, mut draft: Draft) -> Result<MessageId, EmitError> {
+        let span = self.traces.create(&mut draft);
+        let emitted = self.insert(tx, draft).await;
+        if let Some(span) = span {
+            span.emitted(&emitted);
+        }
+        emitted
+    }
+
+    async fn insert(&self, tx: &mut impl Transaction, draft: Draft) -> Result<MessageId, EmitError> {
         draft.check()?;
         let headers = (!draft.headers.is_empty())
             .then(|| serde_json::to_string(&draft.headers).expect("a map of strings is always JSON"));

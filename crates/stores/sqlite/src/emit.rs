@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use relevo_core::limits::LimitError;
 use relevo_core::slot::slot_of;
 use relevo_core::store::StoreError;
-use relevo_core::{Draft, MessageId, OnRepeat};
+use relevo_core::{Draft, MessageId, OnRepeat, Traces};
 use sqlx::query::Query;
 use sqlx::sqlite::{Sqlite, SqliteArguments, SqliteConnection, SqlitePool};
 use sqlx::{Connection as _, Transaction};
@@ -68,15 +68,33 @@ pub fn begin<'c>(on: impl Begin<'c>) -> Beginning<'c> {
 }
 
 /// The outbox of the connection's main file.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Outbox;
+#[derive(Clone, Debug, Default)]
+pub struct Outbox {
+    traces: Traces,
+}
 
 impl Outbox {
+    /// The same, and each message that is sampled carries the span that emitted it. The span is told when the statement has
+    /// ended, whether or not the transaction commits.
+    #[must_use]
+    pub fn traced(self, traces: Traces) -> Self {
+        Self { traces }
+    }
+
     /// Emits a message in the caller's transaction: it exists if and only if the transaction commits.
     ///
     /// It takes a transaction and nothing else, so that effect and message cannot be torn apart by accident. Whoever
     /// emits holds the only write lock, so that `serialize` has nothing to add.
-    pub async fn emit(&self, tx: &mut Transaction<'_, Sqlite>, draft: Draft) -> Result<MessageId, EmitError> {
+    pub async fn emit(&self, tx: &mut Transaction<'_, Sqlite>, mut draft: Draft) -> Result<MessageId, EmitError> {
+        let span = self.traces.create(&mut draft);
+        let emitted = Self::insert(tx, draft).await;
+        if let Some(span) = span {
+            span.emitted(&emitted);
+        }
+        emitted
+    }
+
+    async fn insert(tx: &mut Transaction<'_, Sqlite>, draft: Draft) -> Result<MessageId, EmitError> {
         draft.check()?;
         let id = draft.id.unwrap_or_else(|| MessageId::from_uuid(Uuid::now_v7()));
         if draft.id.is_some() && !claim(tx, id).await? {
@@ -110,12 +128,12 @@ impl Outbox {
 
 /// Emits into the outbox of the connection's main file, in the caller's transaction.
 pub async fn emit(tx: &mut Transaction<'_, Sqlite>, draft: Draft) -> Result<MessageId, EmitError> {
-    Outbox.emit(tx, draft).await
+    Outbox::default().emit(tx, draft).await
 }
 
 /// Takes back a message whose time has not come, in the caller's transaction; says whether it was still waiting.
 pub async fn cancel(tx: &mut Transaction<'_, Sqlite>, id: MessageId) -> Result<bool, EmitError> {
-    Outbox.cancel(tx, id).await
+    Outbox::default().cancel(tx, id).await
 }
 
 /// What a failure on the caller's own connection to this file means, and what a person can do about it: beginning and

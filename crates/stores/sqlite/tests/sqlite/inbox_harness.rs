@@ -68,7 +68,7 @@ impl Harness for File {
     }
 
     async fn emit(&self, transaction: &mut Handling<Self>) -> MessageId {
-        Outbox.emit(transaction, Draft::json("orders", "k", "Emitted", "{}")).await.expect("a good message")
+        Outbox::default().emit(transaction, Draft::json("orders", "k", "Emitted", "{}")).await.expect("a good message")
     }
 
     async fn emitted(&self) -> Vec<MessageId> {
