@@ -39,6 +39,7 @@ mod retain;
 mod schema;
 mod settle;
 mod source;
+mod vitals;
 mod wake;
 
 pub use broker::EmbeddedBroker;

@@ -36,6 +36,7 @@ mod source;
 mod subject;
 mod tls;
 mod topology;
+mod vitals;
 
 pub use administer::NatsAdmin;
 pub use broker::NatsBroker;
@@ -46,3 +47,4 @@ pub use group::Group;
 pub use headers::decode_headers;
 pub use source::NatsLog;
 pub use topology::{Discard, Retention, Storage, Stream, Topology};
+pub use vitals::NatsSampler;

@@ -13,9 +13,9 @@ use crate::topology::{Declared, Maker, Part};
 
 /// Makes and examines what the configuration wants to be at the broker.
 pub struct RabbitAdmin {
-    config: Config,
-    declared: Declared,
-    management: Option<Management>,
+    pub(crate) config: Config,
+    pub(crate) declared: Declared,
+    pub(crate) management: Option<Management>,
 }
 
 impl RabbitAdmin {

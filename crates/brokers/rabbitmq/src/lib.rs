@@ -16,6 +16,7 @@ mod link;
 mod management;
 mod publish;
 mod topology;
+mod vitals;
 
 pub use administer::RabbitAdmin;
 pub use broker::RabbitBroker;

@@ -25,6 +25,9 @@ pub(crate) struct SeenQueue {
     /// Where a quorum queue has its copies.
     #[serde(default)]
     pub(crate) members: Vec<String>,
+    /// How many messages wait in it; the broker leaves it out of a queue that it cannot reach.
+    #[serde(default)]
+    pub(crate) messages: u64,
 }
 
 /// An exchange as it is.
