@@ -3,6 +3,7 @@
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use axum::extract::State;
@@ -28,6 +29,12 @@ pub trait Observe: Send + Sync + 'static {
 
     /// Whether it does its work at the moment.
     fn ready(&self) -> Report;
+
+    /// Whether it has come so far that the other two mean something. Once it has, it has: what is lost later is theirs to
+    /// tell.
+    fn started(&self) -> Report {
+        self.ready()
+    }
 
     /// The metrics, in the `OpenMetrics` text format.
     fn metrics(&self) -> String;
@@ -100,10 +107,11 @@ impl Server {
         token: Option<Token>,
         stop: CancellationToken,
     ) -> io::Result<()> {
-        let shared = Arc::new(Shared { observed, token });
+        let shared = Arc::new(Shared { observed, token, has_started: AtomicBool::new(false) });
         let app = Router::new()
             .route("/livez", get(livez))
             .route("/readyz", get(readyz))
+            .route("/startupz", get(startupz))
             .route("/metrics", get(metrics))
             .with_state(shared);
         let serving = axum::serve(self.listener, app).with_graceful_shutdown(stop.clone().cancelled_owned());
@@ -122,9 +130,18 @@ impl Server {
 struct Shared {
     observed: Arc<dyn Observe>,
     token: Option<Token>,
+    has_started: AtomicBool,
 }
 
 impl Shared {
+    fn started(&self) -> Report {
+        let report = self.observed.started();
+        if report.ok {
+            self.has_started.store(true, Ordering::Relaxed);
+        }
+        if self.has_started.load(Ordering::Relaxed) { report.once_good() } else { report }
+    }
+
     fn admits(&self, headers: &HeaderMap) -> bool {
         self.token.as_ref().is_none_or(|token| token.admits(headers))
     }
@@ -143,6 +160,10 @@ async fn livez(State(shared): State<Arc<Shared>>, headers: HeaderMap) -> Respons
 
 async fn readyz(State(shared): State<Arc<Shared>>, headers: HeaderMap) -> Response {
     shared.probe(shared.observed.ready(), &headers)
+}
+
+async fn startupz(State(shared): State<Arc<Shared>>, headers: HeaderMap) -> Response {
+    shared.probe(shared.started(), &headers)
 }
 
 async fn metrics(State(shared): State<Arc<Shared>>, headers: HeaderMap) -> Response {

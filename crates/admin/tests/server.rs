@@ -2,14 +2,17 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use relevo_admin::{Check, Error, Observe, Report, Server, Token};
+use relevo_admin::{Check, Error, Observe, Part, Report, Server, Token};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-struct Fixed;
+/// Is never ready, and is started when it is told so.
+#[derive(Default)]
+struct Fixed(AtomicBool);
 
 impl Observe for Fixed {
     fn live(&self) -> Report {
@@ -19,7 +22,14 @@ impl Observe for Fixed {
     fn ready(&self) -> Report {
         let seen = "the database cannot be reached".to_owned();
         let (outbox, destination) = ("shop".to_owned(), "main".to_owned());
-        Report::of(vec![Check { outbox, destination, ok: false, seen }])
+        let checks = vec![Check { outbox: outbox.clone(), destination: destination.clone(), ok: false, seen }];
+        let seen = "no answer".to_owned();
+        Report::of(checks).with(vec![Part { outbox, destination, part: "database", ok: false, needed: true, seen }])
+    }
+
+    fn started(&self) -> Report {
+        let (outbox, destination, ok) = ("shop".to_owned(), "main".to_owned(), self.0.load(Ordering::Relaxed));
+        Report::of(vec![Check { outbox, destination, ok, seen: "starting".to_owned() }])
     }
 
     fn metrics(&self) -> String {
@@ -31,14 +41,16 @@ struct Running {
     address: SocketAddr,
     stop: CancellationToken,
     tasks: JoinSet<std::io::Result<()>>,
+    observed: Arc<Fixed>,
 }
 
 impl Running {
     async fn start(token: Option<&str>) -> Self {
         let server = Server::bind(([127, 0, 0, 1], 0).into()).await.expect("a free port");
         let (address, stop, mut tasks) = (server.address(), CancellationToken::new(), JoinSet::new());
-        tasks.spawn(server.run(Arc::new(Fixed), token.map(Token::new), stop.clone()));
-        Self { address, stop, tasks }
+        let observed = Arc::new(Fixed::default());
+        tasks.spawn(server.run(Arc::clone(&observed) as Arc<dyn Observe>, token.map(Token::new), stop.clone()));
+        Self { address, stop, tasks, observed }
     }
 
     /// Status and body.
@@ -60,8 +72,22 @@ async fn a_probe_says_what_and_why() {
     let (status, body) = server.get("/readyz", "").await;
     let body: serde_json::Value = serde_json::from_str(&body).unwrap();
     assert_eq!((status, &body["checks"][0]["seen"]), (503, &"the database cannot be reached".into()));
+    assert_eq!((&body["parts"][0]["part"], &body["parts"][0]["seen"]), (&"database".into(), &"no answer".into()));
     assert_eq!(server.get("/metrics", "").await, (200, "# EOF\n".to_owned()));
     assert_eq!(server.get("/nothing", "").await.0, 404);
+}
+
+#[tokio::test]
+async fn what_has_started_once_has_started() {
+    let server = Running::start(None).await;
+    let (status, body) = server.get("/startupz", "").await;
+    assert!(status == 503 && body.contains("starting"), "{status} {body}");
+    server.observed.0.store(true, Ordering::Relaxed);
+    assert_eq!(server.get("/startupz", "").await.0, 200);
+    server.observed.0.store(false, Ordering::Relaxed);
+    let (status, body) = server.get("/startupz", "").await;
+    assert!(status == 200 && body.contains("has started"), "{status} {body}");
+    assert_eq!(server.get("/readyz", "").await.0, 503, "that is the other probe's to tell");
 }
 
 #[tokio::test]
