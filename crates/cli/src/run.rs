@@ -1,7 +1,6 @@
 //! `relevo run`: the daemon. One relay for each destination of each outbox, and whatever watches over them.
 
 mod admit;
-mod backlog;
 mod brokers;
 mod daemon;
 mod link;
@@ -10,6 +9,7 @@ mod metrics;
 mod observe;
 mod pulse;
 mod reload;
+mod sampling;
 mod seen;
 mod signals;
 mod store;

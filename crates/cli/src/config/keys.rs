@@ -247,7 +247,7 @@ const ADMIN: &[Key] = &[
         "listen",
         Kind::Text,
         "\"127.0.0.1:9464\"",
-        "Address and port of `/livez`, `/readyz` and `/metrics`; port 0 takes a free one and logs it; `off` opens none. \
+        "Address and port of `/livez`, `/readyz`, `/startupz` and `/metrics`; port 0 takes a free one and logs it; `off` opens none. \
          Anything but loopback needs a token.",
     ),
     Key::unset(
@@ -258,7 +258,19 @@ const ADMIN: &[Key] = &[
          without it, but do not say why.",
     ),
     Key::unset("token_env", Kind::Text, "\"ADMIN_TOKEN\"", "The name of a variable that holds the token."),
-    Key::number("backlog_every_ms", 100, "5000", "How often the backlog is sampled for the metrics."),
+    Key::number(
+        "backlog_every_ms",
+        100,
+        "5000",
+        "How often databases and brokers are asked for what the metrics tell of them: backlog, ages, consumers, nodes.",
+    ),
+    Key::new(
+        "ready_needs_broker",
+        Kind::Boolean,
+        "false",
+        "Whether `/readyz` says 503 while a broker is away. An outage is waited for, and costs no message: nobody else \
+         would do better.",
+    ),
 ];
 
 const OUTBOX: &[Key] = &[

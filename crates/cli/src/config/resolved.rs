@@ -49,6 +49,8 @@ pub(crate) struct Admin {
     pub(crate) listen: Option<SocketAddr>,
     pub(crate) token: Option<Secret>,
     pub(crate) backlog_every: Duration,
+    /// An outage makes it unready.
+    pub(crate) ready_needs_broker: bool,
 }
 
 impl Config {
@@ -296,7 +298,8 @@ fn admin(reader: &mut Reader<'_>) -> Admin {
         let problem = Problem::new(format!("`listen` is `{text}`, which others can reach, and there is no token"));
         reader.problem(&path, problem.hint("listen on `127.0.0.1`, or set `token_file` or `token_env`"));
     }
-    Admin { listen, token, backlog_every: reader.millis(&section.name("backlog_every_ms")) }
+    let backlog_every = reader.millis(&section.name("backlog_every_ms"));
+    Admin { listen, token, backlog_every, ready_needs_broker: reader.boolean(&section.name("ready_needs_broker")) }
 }
 
 /// The machine's name and the process id: unique among the relays of an outbox, and of use to people.

@@ -9,6 +9,7 @@ use relevo_broker_embedded::{self as embedded, EmbeddedBroker};
 use relevo_broker_nats::{self as nats, NatsBroker};
 use relevo_broker_rabbitmq::{self as rabbitmq, RabbitBroker};
 use relevo_core::Broker;
+use relevo_core::sample::SampleBroker;
 use tokio::sync::OnceCell;
 
 use crate::config;
@@ -79,6 +80,13 @@ impl Brokers {
         })
     }
 
+    /// An embedded broker that a relay has opened.
+    pub(crate) fn embedded(&self, broker: &config::Broker) -> Option<Arc<dyn SampleBroker>> {
+        let config::Broker::Embedded { path } = broker else { return None };
+        let opened = self.files.get(&config::one_spelling(path))?.opened.get()?;
+        Some(Arc::new(opened.clone()))
+    }
+
     /// Gives the connections back.
     pub(crate) async fn close(&self) {
         for broker in self.rabbits.iter().filter_map(|(_, cell)| cell.get()) {
@@ -87,6 +95,15 @@ impl Brokers {
         for broker in self.streams.iter().filter_map(|(_, cell)| cell.get()) {
             broker.close().await;
         }
+    }
+}
+
+/// The kind of a broker, as metrics name it.
+pub(crate) const fn kind(broker: &config::Broker) -> &'static str {
+    match broker {
+        config::Broker::Embedded { .. } => "embedded",
+        config::Broker::Rabbitmq(_) => "rabbitmq",
+        config::Broker::Nats(_) => "nats",
     }
 }
 

@@ -5,20 +5,23 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use relevo_admin::{Server, Token};
+use relevo_observe::Exposition;
+use relevo_observe::relay::Observed;
 use tokio::sync::Notify;
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::{Instant, Interval, interval_at, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
-use super::brokers::Brokers;
-use super::metrics::{Metrics, Reloads};
+use super::brokers::{self, Brokers};
+use super::metrics::{Itself, Reloads};
 use super::observe::Observer;
 use super::pulse::Pulse;
 use super::reload::{self, reload};
-use super::seen::{Phase, Seen};
+use super::sampling::{Pace, Samplers};
+use super::seen::{Named, Phase, Seen, Shared};
 use super::signals::{Asked, Signals};
-use super::{backlog, link, systemd};
+use super::{link, systemd};
 use crate::config::{Config, Loaded, Sources};
 use crate::report::Told;
 
@@ -58,31 +61,33 @@ impl Daemon {
         let (stop, changed) = (CancellationToken::new(), Arc::new(Notify::new()));
         let (mut components, mut relays) = (JoinSet::new(), Vec::new());
         let brokers = Arc::new(Brokers::of(config.outboxes.iter().flat_map(|outbox| &outbox.destinations)));
+        let pace = Pace { every: config.admin.backlog_every, stop: stop.clone() };
+        let mut samplers = Samplers::new(pace, Arc::clone(&brokers));
         for outbox in &config.outboxes {
             let shared = Arc::new(outbox.clone());
+            let surroundings = samplers.outbox(&shared);
             for destination in &outbox.destinations {
                 let mut destination = destination.clone();
                 destination.relay.name.clone_from(&config.name);
                 let relay = &destination.relay;
                 let stuck_after = (2 * relay.lease).max(STUCK_AFTER_MIN);
-                let seen =
-                    Seen::new(&outbox.name, &destination.name, relay.routes.clone(), stuck_after, Arc::clone(&changed));
-                let seen = Arc::new(seen);
+                let named = Named {
+                    outbox: outbox.name.clone(),
+                    destination: destination.name.clone(),
+                    broker: brokers::kind(&destination.broker),
+                };
+                let sampled =
+                    Shared { surroundings: Arc::clone(&surroundings), broker: samplers.broker(&destination.broker) };
+                let seen = Arc::new(Seen::new(named, sampled, relay.routes.clone(), stuck_after, Arc::clone(&changed)));
                 relays.push(Arc::clone(&seen));
-                let sampling =
-                    backlog::sample(Arc::clone(&shared), Arc::clone(&seen), config.admin.backlog_every, stop.clone());
-                if server.is_some() {
-                    components.spawn(async move {
-                        sampling.await;
-                        Ok(())
-                    });
-                }
+                samplers.destination(&shared, &seen);
                 let brokers = Arc::clone(&brokers);
                 components.spawn(link::carry(Arc::clone(&shared), destination, brokers, seen, stop.clone()));
             }
         }
         let (pulse, reloads) = (Arc::new(Pulse::new(relays.clone(), Instant::now())), Arc::new(Reloads::default()));
         if let Some(server) = server {
+            samplers.start(&mut components);
             info!(address = %server.address(), "the admin port is open");
             components.spawn(serve(server, config, &relays, &pulse, &reloads, stop.clone()));
         }
@@ -168,7 +173,7 @@ impl Daemon {
     }
 
     fn status(&self) -> String {
-        let waiting = self.relays.iter().filter(|seen| matches!(seen.phase(), Phase::Waiting(_))).count();
+        let waiting = self.relays.iter().filter(|seen| matches!(seen.phase(), Phase::Waiting(..))).count();
         match (self.relays.len(), waiting) {
             (all, 0) => format!("{all} of {all} relays run"),
             (all, waiting) => format!("{} of {all} relays run, {waiting} wait for database or broker", all - waiting),
@@ -182,7 +187,7 @@ impl Daemon {
             return;
         }
         for (seen, _) in self.pulse.take(now).into_iter().filter(|(_, turns)| !turns) {
-            error!(outbox = %seen.outbox, destination = %seen.destination, "the relay's loop does not turn any more");
+            error!(outbox = %seen.named.outbox, destination = %seen.named.destination, "the relay's loop does not turn any more");
         }
     }
 }
@@ -195,8 +200,16 @@ fn serve(
     reloads: &Arc<Reloads>,
     stop: CancellationToken,
 ) -> impl Future<Output = Result<()>> + use<> {
-    let metrics = Metrics::new(&config.service, relays.to_vec(), Arc::clone(reloads));
-    let observer = Arc::new(Observer { relays: relays.to_vec(), pulse: Arc::clone(pulse), metrics });
+    let observed = relays.iter().map(|seen| Arc::clone(seen) as Arc<dyn Observed>).collect();
+    let metrics = Exposition::new(&config.service, env!("CARGO_PKG_VERSION"))
+        .relays(observed)
+        .collector(Itself(Arc::clone(reloads)));
+    let observer = Arc::new(Observer {
+        relays: relays.to_vec(),
+        pulse: Arc::clone(pulse),
+        metrics,
+        ready_needs_broker: config.admin.ready_needs_broker,
+    });
     let token = config.admin.token.as_ref().map(|token| Token::new(token.reveal()));
     async move { server.run(observer, token, stop).await.context("the admin port failed") }
 }

@@ -13,7 +13,7 @@ use tracing::{Instrument as _, error, error_span, info, warn};
 
 use super::admit::admit;
 use super::brokers::{Brokers, Unopened};
-use super::seen::{Phase, Seen};
+use super::seen::{For, Phase, Seen};
 use super::store::{self, AnyStore};
 use super::waiting::{Pauses, look_deadline, turning};
 use crate::broker;
@@ -80,7 +80,7 @@ async fn admitted(outbox: &Outbox, destination: &Destination, seen: &Seen) -> Re
         let told = failure.describe();
         let refused = matches!(failure.class(), Class::Blocked | Class::Poison);
         let what = if refused { "the broker refuses us" } else { "waiting for the broker" };
-        seen.enter(Phase::Waiting(format!("{what}: {told}")));
+        seen.enter(Phase::Waiting(For::Broker, format!("{what}: {told}")));
         // The same news again is no news.
         if told != last {
             if refused {
@@ -123,7 +123,7 @@ async fn open_broker(destination: &Destination, brokers: &Brokers, seen: &Seen) 
             Err(Unopened::Away(error)) => {
                 let told = Told::of(&error);
                 seen.broker_is(false);
-                seen.enter(Phase::Waiting(format!("waiting for the broker: {}", told.error())));
+                seen.enter(Phase::Waiting(For::Broker, format!("waiting for the broker: {}", told.error())));
                 warn!(error = told.error(), hint = told.hint(), "the broker is away, will try again");
                 pauses.pass(seen).await;
             }
@@ -142,7 +142,7 @@ async fn open(outbox: &Outbox, destination: &Destination, seen: &Seen) -> Result
             Err(error) if error.is_passing() => {
                 let told = Told::of(&error.into());
                 seen.found_away();
-                seen.enter(Phase::Waiting(format!("waiting for the database: {}", told.error())));
+                seen.enter(Phase::Waiting(For::Database, format!("waiting for the database: {}", told.error())));
                 warn!(at = %outbox.database, error = told.error(), hint = told.hint(), "the database is away, will try again");
                 pauses.pass(seen).await;
             }

@@ -50,10 +50,13 @@ mod tests {
     use tokio::sync::Notify;
 
     use super::*;
+    use crate::run::seen::{Named, Shared};
 
     fn seen(destination: &str) -> Arc<Seen> {
         let (routes, changed) = (Routes::default(), Arc::new(Notify::new()));
-        Arc::new(Seen::new("shop", destination, routes, Duration::from_secs(20), changed))
+        let (outbox, destination) = ("shop".to_owned(), destination.to_owned());
+        let named = Named { outbox, destination, broker: "embedded" };
+        Arc::new(Seen::new(named, Shared::default(), routes, Duration::from_secs(20), changed))
     }
 
     #[test]
@@ -70,7 +73,7 @@ mod tests {
         turning.turns_on();
         assert!(!pulse.beats(now));
         let stuck_ones: Vec<_> = pulse.take(now).into_iter().filter(|(_, turns)| !turns).collect();
-        assert_eq!(stuck_ones.iter().map(|(seen, _)| seen.destination.as_str()).collect::<Vec<_>>(), ["stuck"]);
+        assert_eq!(stuck_ones.iter().map(|(seen, _)| seen.named.destination.as_str()).collect::<Vec<_>>(), ["stuck"]);
         stuck.turns_on();
         assert!(pulse.beats(now), "one that turns again is well");
     }

@@ -25,7 +25,8 @@ pub(crate) fn reload(old: &Loaded, new: &Result<Loaded, Problems>, relays: &[Arc
     let mut exchanged = 0;
     for outbox in &new.config.outboxes {
         for destination in &outbox.destinations {
-            let seen = relays.iter().find(|it| it.outbox == outbox.name && it.destination == destination.name);
+            let seen =
+                relays.iter().find(|it| it.named.outbox == outbox.name && it.named.destination == destination.name);
             if seen.is_some_and(|seen| seen.exchange(&destination.relay.routes)) {
                 info!(outbox = %outbox.name, destination = %destination.name, "new routes");
                 exchanged += 1;

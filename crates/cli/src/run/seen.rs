@@ -5,7 +5,9 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use relevo_core::Routes;
-use relevo_core::operate::Backlog;
+use relevo_core::sample::{BrokerVitals, Surroundings, Vitals};
+use relevo_observe::Slot;
+use relevo_observe::relay::Observed;
 use relevo_relay::{RoutesHandle, Stats, Watched};
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -15,19 +17,43 @@ use tokio::time::Instant;
 pub(crate) enum Phase {
     /// Nothing is known yet.
     Starting,
-    /// Something is waited for: what, and why.
-    Waiting(String),
+    /// Something is waited for, and why.
+    Waiting(For, String),
     /// The relay's loop turns.
     Running,
     /// It has ended.
     Ended,
 }
 
+/// What a relay waits for before it runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum For {
+    Broker,
+    Database,
+}
+
+/// Which relay it is.
+#[derive(Debug)]
+pub(crate) struct Named {
+    pub(crate) outbox: String,
+    pub(crate) destination: String,
+    /// The kind of its broker.
+    pub(crate) broker: &'static str,
+}
+
+/// What is sampled for several relays at once.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Shared {
+    /// Of the outbox.
+    pub(crate) surroundings: Arc<Slot<Surroundings>>,
+    /// Of the broker.
+    pub(crate) broker: Arc<Slot<BrokerVitals>>,
+}
+
 /// What is known of one relay without asking it.
 #[derive(Debug)]
 pub(crate) struct Seen {
-    pub(crate) outbox: String,
-    pub(crate) destination: String,
+    pub(crate) named: Named,
     /// After so long without a turn of its loop it is stuck.
     pub(crate) stuck_after: Duration,
     phase: Mutex<Phase>,
@@ -40,21 +66,21 @@ pub(crate) struct Seen {
     broker_away_since: Mutex<Option<Instant>>,
     relay: OnceLock<(Arc<Stats>, Arc<Watched>)>,
     routes: Mutex<(Routes, Option<RoutesHandle>)>,
-    backlog: Mutex<Option<Backlog>>,
+    pub(crate) vitals: Arc<Slot<Vitals>>,
+    shared: Shared,
 }
 
 impl Seen {
     /// `changed` is told of every change of phase.
     pub(crate) fn new(
-        outbox: &str,
-        destination: &str,
+        named: Named,
+        shared: Shared,
         routes: Routes,
         stuck_after: Duration,
         changed: Arc<Notify>,
     ) -> Self {
         Self {
-            outbox: outbox.to_owned(),
-            destination: destination.to_owned(),
+            named,
             stuck_after,
             phase: Mutex::new(Phase::Starting),
             changed,
@@ -63,7 +89,8 @@ impl Seen {
             broker_away_since: Mutex::default(),
             relay: OnceLock::new(),
             routes: Mutex::new((routes, None)),
-            backlog: Mutex::default(),
+            vitals: Arc::default(),
+            shared,
         }
     }
 
@@ -90,20 +117,6 @@ impl Seen {
     pub(crate) fn broker_is(&self, there: bool) {
         let mut since = lock(&self.broker_away_since);
         *since = if there { None } else { since.or_else(|| Some(Instant::now())) };
-    }
-
-    /// For how long the destination has been away, as far as that is known; zero while it is there.
-    pub(crate) fn destination_away_for(&self) -> Option<Duration> {
-        if let Some(since) = *lock(&self.broker_away_since) {
-            return Some(since.elapsed());
-        }
-        self.relay().map(|(_, watched)| watched.destination_away_for().unwrap_or_default())
-    }
-
-    /// Whether the destination was there when it was last tried.
-    pub(crate) fn is_destination_up(&self) -> Option<bool> {
-        let away = lock(&self.broker_away_since).is_some();
-        if away { Some(false) } else { self.relay().map(|(_, watched)| !watched.is_destination_away()) }
     }
 
     /// The relay is there.
@@ -133,25 +146,15 @@ impl Seen {
         true
     }
 
-    /// Counters and present state, once the relay is there.
-    pub(crate) fn relay(&self) -> Option<(&Stats, &Watched)> {
-        self.relay.get().map(|(stats, watched)| (&**stats, &**watched))
-    }
-
     /// Grows for as long as something turns here.
     pub(crate) fn turns(&self) -> u64 {
         self.turns.load(Ordering::Relaxed) + self.relay().map_or(0, |(_, watched)| watched.steps())
     }
 
-    /// How often the database was found away, also before the relay was there.
-    pub(crate) fn database_away(&self) -> u64 {
-        self.away.load(Ordering::Relaxed) + self.relay().map_or(0, |(stats, _)| stats.database_away())
-    }
-
     /// Whether the relay does its work at the moment, and what is seen of it.
     pub(crate) fn readiness(&self) -> (bool, String) {
         match (self.phase(), self.relay()) {
-            (Phase::Waiting(what), _) => (false, what),
+            (Phase::Waiting(_, what), _) => (false, what),
             (Phase::Ended, _) => (false, "ended".to_owned()),
             (Phase::Running, Some((_, watched))) if watched.is_database_away() => {
                 (false, "the database is away, will begin again".to_owned())
@@ -164,14 +167,56 @@ impl Seen {
             (Phase::Starting | Phase::Running, _) => (false, "starting".to_owned()),
         }
     }
+}
 
-    pub(crate) fn backlog(&self) -> Option<Backlog> {
-        *lock(&self.backlog)
+impl Observed for Seen {
+    fn outbox(&self) -> &str {
+        &self.named.outbox
     }
 
-    /// `None` when it could not be sampled: no number is better than an old one.
-    pub(crate) fn sampled(&self, backlog: Option<Backlog>) {
-        *lock(&self.backlog) = backlog;
+    fn destination(&self) -> &str {
+        &self.named.destination
+    }
+
+    fn broker(&self) -> &str {
+        self.named.broker
+    }
+
+    fn relay(&self) -> Option<(&Stats, &Watched)> {
+        self.relay.get().map(|(stats, watched)| (&**stats, &**watched))
+    }
+
+    fn is_ready(&self) -> bool {
+        self.readiness().0
+    }
+
+    fn database_away(&self) -> u64 {
+        // Also before the relay was there.
+        self.away.load(Ordering::Relaxed) + self.relay().map_or(0, |(stats, _)| stats.database_away())
+    }
+
+    fn broker_away_for(&self) -> Option<Duration> {
+        if let Some(since) = *lock(&self.broker_away_since) {
+            return Some(since.elapsed());
+        }
+        self.relay().map(|(_, watched)| watched.destination_away_for().unwrap_or_default())
+    }
+
+    fn is_broker_up(&self) -> Option<bool> {
+        let away = lock(&self.broker_away_since).is_some();
+        if away { Some(false) } else { self.relay().map(|(_, watched)| !watched.is_destination_away()) }
+    }
+
+    fn vitals(&self) -> Option<Vitals> {
+        self.vitals.get()
+    }
+
+    fn surroundings(&self) -> Option<Surroundings> {
+        self.shared.surroundings.get()
+    }
+
+    fn broker_vitals(&self) -> Option<BrokerVitals> {
+        self.shared.broker.get()
     }
 }
 

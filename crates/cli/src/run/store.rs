@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use relevo_core::operate::{Inspect, Operate};
+use relevo_core::sample::Sample;
 use relevo_core::store::{Store, StoreError};
 use relevo_store_postgres as postgres;
 use relevo_store_sqlite as sqlite;
@@ -15,9 +16,9 @@ use crate::config::{self, Database};
 const OPEN_DEADLINE: Duration = Duration::from_secs(5);
 
 /// An outbox of any kind, as the daemon needs it.
-pub(crate) trait AnyStore: Store + Inspect + Operate {}
+pub(crate) trait AnyStore: Store + Inspect + Operate + Sample {}
 
-impl<T: Store + Inspect + Operate> AnyStore for T {}
+impl<T: Store + Inspect + Operate + Sample> AnyStore for T {}
 
 /// Opens an outbox for one destination, which may not exist yet.
 pub(crate) async fn open(outbox: &config::Outbox, destination: &str) -> Result<Arc<dyn AnyStore>, StoreError> {

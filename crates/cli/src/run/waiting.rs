@@ -85,11 +85,13 @@ mod tests {
 
     use super::*;
     use crate::run::pulse::Pulse;
+    use crate::run::seen::{Named, Shared};
 
     #[tokio::test]
     async fn a_broker_that_hangs_does_not_make_the_relay_look_stuck() {
         let (stuck_after, changed) = (TURN_EVERY * 2, Arc::new(Notify::new()));
-        let seen = Arc::new(Seen::new("shop", "main", Routes::default(), stuck_after, changed));
+        let named = Named { outbox: "shop".to_owned(), destination: "main".to_owned(), broker: "nats" };
+        let seen = Arc::new(Seen::new(named, Shared::default(), Routes::default(), stuck_after, changed));
         let pulse = Pulse::new(vec![Arc::clone(&seen)], Instant::now());
         let mut hangs = pin!(turning(&seen, sleep(stuck_after + TURN_EVERY)));
         while timeout(TURN_EVERY / 10, hangs.as_mut()).await.is_err() {

@@ -39,12 +39,16 @@ async fn probes_and_metrics_tell_how_it_is() {
         "outbox_dead_gauge",
         "outbox_leases",
         "outbox_in_flight",
-        "outbox_destination_up",
         "outbox_ready",
     ] {
         assert!(metrics.contains(&format!("\n{name}{LABELS} ")), "`{name}` is missing:\n{metrics}");
     }
-    assert!(metrics.contains("relevo_build_info{version=\"") && metrics.ends_with("# EOF\n"), "{metrics}");
+    let broker = LABELS.replace('}', ",broker=\"embedded\"}");
+    assert!(metrics.contains(&format!("\nbroker_up{broker} 1\n")), "{metrics}");
+    assert!(
+        metrics.contains("relevo_build_info{service=\"relevo\",version=\"") && metrics.ends_with("# EOF\n"),
+        "{metrics}"
+    );
     daemon.stop();
 }
 

@@ -42,15 +42,15 @@ async fn the_living_keeps_its_pace_and_the_dead_catches_up_in_order() {
     }
     World::taken(&daemon, "stream", 1500);
     let metric = |name: &str| daemon.metric(&format!("{name}{RABBIT}"));
-    until("it is known to be away", || metric("outbox_destination_up") == Some(0));
-    until("it says for how long", || metric("outbox_destination_away_seconds") >= Some(1));
+    until("it is known to be away", || metric("broker_up") == Some(0));
+    until("it says for how long", || metric("broker_away_seconds") >= Some(1));
     let outages = daemon.metric(&format!("outbox_failures_total{RABBIT},class=\"outage\"")).unwrap_or(0);
     assert!(outages > 0, "{outages}");
     let (status, body) = daemon.get("/readyz");
     assert!(status == 200 && body.contains(", the destination is away"), "{status} {body}");
     rabbit.start_again().await;
     World::taken(&daemon, "rabbit", 1500);
-    assert_eq!((metric("outbox_destination_up"), metric("outbox_destination_away_seconds")), (Some(1), Some(0)));
+    assert_eq!((metric("broker_up"), metric("broker_away_seconds")), (Some(1), Some(0)));
     daemon.stop();
     assert_in_order(&stored_in(nats.url(), &stream).await, 1..=1500);
     assert_in_order(&take_from_queue(&rabbit.amqp_url(), "orders", 1500).await, 1..=1500);

@@ -85,8 +85,8 @@ async fn a_server_that_is_away_at_the_start_is_checked_when_it_comes() {
     daemon.line("the broker is away, will try again");
     let (status, body) = daemon.get("/readyz");
     assert!(status == 503 && body.contains("waiting for the broker: "), "{status} {body}");
-    assert_eq!((daemon.get("/livez").0, daemon.metric("outbox_destination_up{")), (200, Some(0)));
-    until("it says for how long", || daemon.metric("outbox_destination_away_seconds{") >= Some(1));
+    assert_eq!((daemon.get("/livez").0, daemon.metric("broker_up{")), (200, Some(0)));
+    until("it says for how long", || daemon.metric("broker_away_seconds{") >= Some(1));
     assert!(jetstream(server.url()).await.get_stream(&stream).await.is_err(), "nothing was made yet");
     proxy.unblock();
     World::taken(&daemon, "main", 10);
