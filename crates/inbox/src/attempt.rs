@@ -53,9 +53,9 @@ where
         self.validate(incoming)?;
         match &registered.form {
             Form::Inside(handler) => {
-                let (handled, took) = self.tried(registered, handler.handle(transaction, incoming)).await;
+                let (verdict, took) = self.tried(registered, handler.handle(transaction, incoming)).await;
                 self.stats.tried(took);
-                handled
+                verdict
             }
             Form::Call(_) => unreachable!("a call is made before its transaction"),
         }
@@ -89,9 +89,9 @@ where
         answered: Answered,
     ) -> Handled {
         let commit = handler.commit(transaction, incoming, answered.answer);
-        let (handled, took) = self.tried(registered, commit).await;
+        let (verdict, took) = self.tried(registered, commit).await;
         self.stats.tried(answered.took + took);
-        handled
+        verdict
     }
 
     fn validate(&self, incoming: &Incoming) -> Result<(), Trouble> {
