@@ -2,9 +2,11 @@
 
 mod arrows;
 mod links;
+mod named;
 mod names;
 mod sources;
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
@@ -29,15 +31,28 @@ impl fmt::Display for Finding {
 /// Prints every finding; fails if there is one.
 pub(crate) fn run() -> Result<()> {
     let root = cargo::root()?;
-    let mut findings = Vec::new();
+    let (mut findings, mut pages, mut known) = (Vec::new(), Vec::new(), BTreeSet::new());
     for file in files(&root)? {
         findings.extend(names::check(&file));
-        let is = |wanted: &str| file.extension().is_some_and(|extension| extension == wanted);
-        if is("rs") || is("md") {
-            let text = std::fs::read_to_string(root.join(&file))
-                .with_context(|| format!("cannot read `{}`", file.display()))?;
-            findings.extend(if is("rs") { sources::check(&file, &text) } else { links::check(&root, &file, &text) });
+        let extension = file.extension().and_then(|extension| extension.to_str()).unwrap_or_default();
+        if !["rs", "md", "sql", "toml", "yml", "json"].contains(&extension) {
+            continue;
         }
+        let text =
+            std::fs::read_to_string(root.join(&file)).with_context(|| format!("cannot read `{}`", file.display()))?;
+        match extension {
+            "md" => {
+                findings.extend(links::check(&root, &file, &text));
+                pages.push((file, text));
+                continue;
+            }
+            "rs" => findings.extend(sources::check(&file, &text)),
+            _ => {}
+        }
+        known.extend(named::names(&text));
+    }
+    for (file, text) in &pages {
+        findings.extend(named::check(file, text, &known));
     }
     if !root.join("CHANGELOG.md").exists() {
         findings.push(Finding { file: "CHANGELOG.md".into(), line: 1, problem: "is missing".to_owned() });
