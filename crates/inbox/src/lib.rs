@@ -56,11 +56,11 @@ mod work;
 mod worker;
 
 pub use config::{Clock, Config, DeadLetterTo, Durable, Foreign, Order};
-pub use handler::{Call, Handlers, Inside, Options, Registered, Typed, TypedCall, TypedInside, typed};
 pub use durations::{BOUNDS, Histogram};
+pub use handler::{Call, Handlers, Inside, Options, Registered, Typed, TypedCall, TypedInside, typed};
 pub use incoming::Incoming;
-pub use replay::{FeedEnd, FeedError, FeedStep, Feeder, Feeding, arrival};
 pub use phase::Phase;
+pub use replay::{FeedEnd, FeedError, FeedStep, Feeder, Feeding, arrival};
 pub use runtime::{Runtime, RuntimeError};
 pub use stats::Stats;
 pub use validate::{JsonSchemas, SchemaError, Validator};

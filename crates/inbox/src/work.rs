@@ -51,8 +51,8 @@ where
     I::Transaction: 'static,
 {
     pub(crate) fn new(inbox: Arc<I>, handlers: Handlers<I::Transaction>, config: Config, random: Random) -> Self {
-        Self {
         let stats = Arc::new(Stats::new(&config));
+        Self {
             inbox,
             handlers,
             decoder: Decoder::new(&config),
