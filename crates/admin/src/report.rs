@@ -18,14 +18,32 @@ pub struct Report {
 /// One thing that was looked at.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Check {
-    /// The outbox.
+    /// The outbox that a relay reads; left out for a consumer.
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub outbox: String,
-    /// Its destination.
+    /// The destination that it carries to; left out for a consumer.
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub destination: String,
+    /// The consumer; left out for a relay.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub consumer: String,
     /// Whether it is as it should be.
     pub ok: bool,
     /// What was seen, in a sentence for people.
     pub seen: String,
+}
+
+impl Check {
+    /// A check of a relay, by its outbox and destination.
+    pub fn of_relay(outbox: &str, destination: &str, ok: bool, seen: String) -> Self {
+        let (outbox, destination) = (outbox.to_owned(), destination.to_owned());
+        Self { outbox, destination, consumer: String::new(), ok, seen }
+    }
+
+    /// A check of a consumer, by its name.
+    pub fn of_consumer(consumer: &str, ok: bool, seen: String) -> Self {
+        Self { outbox: String::new(), destination: String::new(), consumer: consumer.to_owned(), ok, seen }
+    }
 }
 
 /// One of the things that something needs to do its work.
@@ -64,7 +82,7 @@ impl Report {
 
     /// Good, whatever the checks say now: it has been so once.
     pub(crate) fn once_good(mut self) -> Self {
-        for check in &mut self.checks {
+        for check in self.checks.iter_mut().filter(|check| !check.ok) {
             (check.ok, check.seen) = (true, "has started".to_owned());
         }
         Self { ok: true, parts: Vec::new(), ..self }

@@ -22,14 +22,14 @@ impl Observe for Fixed {
     fn ready(&self) -> Report {
         let seen = "the database cannot be reached".to_owned();
         let (outbox, destination) = ("shop".to_owned(), "main".to_owned());
-        let checks = vec![Check { outbox: outbox.clone(), destination: destination.clone(), ok: false, seen }];
+        let checks = vec![Check::of_relay(&outbox, &destination, false, seen)];
         let seen = "no answer".to_owned();
         Report::of(checks).with(vec![Part { outbox, destination, part: "database", ok: false, needed: true, seen }])
     }
 
     fn started(&self) -> Report {
         let (outbox, destination, ok) = ("shop".to_owned(), "main".to_owned(), self.0.load(Ordering::Relaxed));
-        Report::of(vec![Check { outbox, destination, ok, seen: "starting".to_owned() }])
+        Report::of(vec![Check::of_relay(&outbox, &destination, ok, "starting".to_owned())])
     }
 
     fn metrics(&self) -> String {

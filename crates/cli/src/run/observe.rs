@@ -95,7 +95,7 @@ fn schema(seen: &Seen) -> Part {
 }
 
 fn check(seen: &Seen, ok: bool, told: String) -> Check {
-    Check { outbox: seen.named.outbox.clone(), destination: seen.named.destination.clone(), ok, seen: told }
+    Check::of_relay(&seen.named.outbox, &seen.named.destination, ok, told)
 }
 
 fn part(seen: &Seen, part: &'static str, ok: bool, needed: bool, told: String) -> Part {
