@@ -3,6 +3,7 @@
 //! An [`Exposition`] is everything that `/metrics` of a process shows. Whoever embeds a relay registers it there with
 //! [`Exposition::relays`]; every number comes from memory, so that a scrape waits for nothing.
 
+pub mod consumer;
 mod exposition;
 pub mod metrics;
 pub mod relay;

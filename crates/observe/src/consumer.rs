@@ -1,0 +1,179 @@
+//! The metrics of consumers that run in this process.
+
+pub mod metrics;
+mod service;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _, NoLabelSet};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
+use relevo_core::Lane;
+use relevo_inbox::Stats;
+
+pub use service::{ServeError, Service};
+
+/// A number of one member.
+type Number = fn(&Stats) -> u64;
+
+const COUNTERS: &[(&str, &str, Number)] = &[
+    (metrics::RECEIVED, "Messages that the broker delivered, repeats included", Stats::received),
+    (metrics::FAILED, "Tries of handlers that failed and were counted", Stats::failed),
+    (metrics::PANICS, "Tries of handlers that panicked", Stats::panics),
+    (metrics::DEADLINES, "Tries of handlers that passed their deadline", Stats::deadlines),
+    (metrics::INVERSIONS, "First deliveries that came behind a later message of their key", Stats::inversions),
+    (metrics::REPEATS, "Deliveries whose sequence number had come before", Stats::repeats),
+    (metrics::DATABASE_AWAY, "Times that the database was found away", Stats::database_away),
+    (metrics::BROKER_AWAY, "Times that the broker was found away", Stats::broker_away),
+];
+
+const VERDICTS: &[(&str, Number)] = &[
+    ("done", Stats::done),
+    ("skip", Stats::skipped),
+    ("duplicate", Stats::duplicates),
+    ("retry", |stats| stats.retried_in_memory() + stats.retried_later()),
+    ("dead", Stats::dead),
+];
+
+const GAUGES: &[(&str, &str, Number)] = &[
+    (metrics::RUNNING, "Handlers that run now, those of the retry table included", Stats::running),
+    (metrics::IN_MEMORY, "Messages that are in memory now", Stats::in_memory),
+];
+
+/// The metrics of any number of consumers in this process. Members of one consumer are told as one.
+#[derive(Clone, Debug, Default)]
+pub struct Consumers(Vec<Arc<Stats>>);
+
+impl Consumers {
+    /// Consumers by their numbers: what [`Runtime::stats`](relevo_inbox::Runtime::stats) gives before they run.
+    pub fn new(consumers: impl IntoIterator<Item = Arc<Stats>>) -> Self {
+        Self(consumers.into_iter().collect())
+    }
+
+    /// Each member.
+    pub(crate) fn members(&self) -> &[Arc<Stats>] {
+        &self.0
+    }
+
+    /// The members of each consumer, by its name.
+    fn by_name(&self) -> BTreeMap<&str, Members<'_>> {
+        let mut all: BTreeMap<&str, Members<'_>> = BTreeMap::new();
+        for stats in &self.0 {
+            all.entry(stats.consumer()).or_default().0.push(stats);
+        }
+        all
+    }
+}
+
+/// The members of one consumer in this process: one, nearly always.
+#[derive(Default)]
+struct Members<'a>(Vec<&'a Stats>);
+
+impl Members<'_> {
+    fn sum(&self, number: Number) -> u64 {
+        self.0.iter().map(|stats| number(stats)).sum()
+    }
+
+    /// Of the member that was heard of least lately.
+    fn beat_age(&self) -> Duration {
+        self.0.iter().map(|stats| stats.beat_age()).max().unwrap_or_default()
+    }
+
+    fn open_lanes(&self) -> usize {
+        let open: BTreeSet<Lane> =
+            self.0.iter().flat_map(|stats| stats.open_breakers()).map(|(lane, _)| lane).collect();
+        open.len()
+    }
+
+    /// Of a lane that several tell of, the highest number is the nearest.
+    fn lag(&self) -> BTreeMap<Lane, u64> {
+        let mut lag = BTreeMap::new();
+        for (lane, waiting) in self.0.iter().flat_map(|stats| stats.lag()) {
+            let most = lag.entry(lane).or_insert(0);
+            *most = waiting.max(*most);
+        }
+        lag
+    }
+
+    /// Sum, count and buckets of all of them.
+    fn durations(&self) -> (f64, u64, Vec<(f64, u64)>) {
+        let (mut sum, mut count, mut buckets) = (0.0, 0, Vec::<(f64, u64)>::new());
+        for stats in &self.0 {
+            let seen = stats.durations();
+            sum += seen.sum.as_secs_f64();
+            count += seen.count;
+            if buckets.is_empty() {
+                buckets = seen.buckets;
+            } else {
+                buckets.iter_mut().zip(seen.buckets).for_each(|(bucket, (_, more))| bucket.1 += more);
+            }
+        }
+        (sum, count, buckets)
+    }
+}
+
+impl Collector for Consumers {
+    fn encode(&self, mut encoder: DescriptorEncoder) -> fmt::Result {
+        let all = self.by_name();
+        for (name, help, number) in COUNTERS {
+            let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+            for (consumer, members) in &all {
+                ConstCounter::new(members.sum(*number)).encode(family.encode_family(&[("consumer", *consumer)])?)?;
+            }
+        }
+        let help = "What became of messages: done, skip, duplicate, retry (it is tried again), dead";
+        let mut family = encoder.encode_descriptor(metrics::HANDLED, help, None, MetricType::Counter)?;
+        for (consumer, members) in &all {
+            for (verdict, number) in VERDICTS {
+                let labels = [("consumer", *consumer), ("verdict", *verdict)];
+                ConstCounter::new(members.sum(*number)).encode(family.encode_family(&labels)?)?;
+            }
+        }
+        let help = "How long tries of handlers took, whatever they said";
+        let mut family = encoder.encode_descriptor(metrics::HANDLER_DURATION, help, None, MetricType::Histogram)?;
+        for (consumer, members) in &all {
+            let (sum, count, buckets) = members.durations();
+            let labels = [("consumer", *consumer)];
+            family.encode_family(&labels)?.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)?;
+        }
+        for (name, help, number) in GAUGES {
+            let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+            for (consumer, members) in &all {
+                gauge(&mut family, consumer, members.sum(*number))?;
+            }
+        }
+        let help = "Lanes whose breaker is open: what their handler needs is away, or a person said so";
+        let mut family = encoder.encode_descriptor(metrics::BREAKERS_OPEN, help, None, MetricType::Gauge)?;
+        for (consumer, members) in &all {
+            gauge(&mut family, consumer, members.open_lanes() as u64)?;
+        }
+        let help = "Since the last sign of life of this process that the database took";
+        let mut family = encoder.encode_descriptor(metrics::BEAT_AGE, help, None, MetricType::Gauge)?;
+        for (consumer, members) in &all {
+            let age = ConstGauge::new(members.beat_age().as_secs_f64());
+            age.encode(family.encode_family(&[("consumer", *consumer)])?)?;
+        }
+        let help = "Messages that wait at the broker; left out while it does not tell, at least so many above 10 000";
+        let mut family = encoder.encode_descriptor(metrics::LAG, help, None, MetricType::Gauge)?;
+        for (consumer, members) in &all {
+            for (lane, waiting) in members.lag() {
+                let labels = [("consumer", *consumer), ("lane", lane.name())];
+                ConstGauge::new(whole(waiting)).encode(family.encode_family(&labels)?)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn gauge(family: &mut prometheus_client::encoding::MetricEncoder, consumer: &str, value: u64) -> fmt::Result {
+    ConstGauge::new(whole(value)).encode(family.encode_family(&[("consumer", consumer)])?)
+}
+
+fn whole(count: u64) -> i64 {
+    i64::try_from(count).unwrap_or(i64::MAX)
+}

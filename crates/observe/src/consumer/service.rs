@@ -1,0 +1,132 @@
+//! A service that runs consumers, as those see it who watch over it.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use prometheus_client::collector::Collector;
+use relevo_admin::{Check, Observe, Report, Server, Token};
+use relevo_inbox::{Phase, Stats};
+use tokio_util::sync::CancellationToken;
+
+use super::Consumers;
+use crate::exposition::Exposition;
+
+/// So often in a row the broker may fail to say how much waits before it counts as away: one call may have been unlucky.
+const SILENT: u64 = 2;
+
+/// A process that runs consumers: its metrics and its probes. Every answer comes from memory.
+///
+/// It is made before the consumers run, and served beside them:
+///
+/// ```no_run
+/// # use std::sync::Arc;
+/// # use relevo_core::inbox::Inbox;
+/// # use relevo_inbox::Runtime;
+/// # use tokio_util::sync::CancellationToken;
+/// # async fn example<I: Inbox + 'static>(runtime: Runtime<I>) -> Result<(), Box<dyn std::error::Error>>
+/// # where I::Transaction: 'static {
+/// use relevo_observe::consumer::Service;
+///
+/// let stop = CancellationToken::new();
+/// let service = Service::new("shop", [runtime.stats()]);
+/// let told = service.serve("0.0.0.0:9465".parse()?, None, stop.clone());
+/// let ran = runtime.run(stop.clone());
+/// tokio::try_join!(async { Ok(told.await?) }, async { Ok(ran.await?) }).map(drop)
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct Service {
+    exposition: Exposition,
+    consumers: Consumers,
+}
+
+/// Why nothing is told.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// The port cannot be opened.
+    #[error(transparent)]
+    Port(#[from] relevo_admin::Error),
+    /// The port was open, and the system took it away.
+    #[error("the admin port failed")]
+    Lost(#[source] io::Error),
+}
+
+impl Service {
+    /// Tells of these consumers, by what [`Runtime::stats`](relevo_inbox::Runtime::stats) gives before they run. Every series
+    /// carries the name of the service.
+    pub fn new(service: &str, consumers: impl IntoIterator<Item = Arc<Stats>>) -> Self {
+        let consumers = Consumers::new(consumers);
+        let exposition = Exposition::new(service, env!("CARGO_PKG_VERSION")).collector(consumers.clone());
+        Self { exposition, consumers }
+    }
+
+    /// Tells what another collector has, too: the service's own metrics.
+    #[must_use]
+    pub fn with(self, collector: impl Collector) -> Self {
+        Self { exposition: self.exposition.collector(collector), ..self }
+    }
+
+    /// Opens a port and answers `/metrics`, `/livez`, `/readyz` and `/startupz` until `stop` is cancelled. With a token only
+    /// those who show it see metrics, and reasons in probes.
+    pub async fn serve(
+        self,
+        address: SocketAddr,
+        token: Option<Token>,
+        stop: CancellationToken,
+    ) -> Result<(), ServeError> {
+        let server = Server::bind(address).await?;
+        server.run(Arc::new(self), token, stop).await.map_err(ServeError::Lost)
+    }
+
+    fn report(&self, check: impl Fn(&Stats) -> (bool, String)) -> Report {
+        let checks = self.consumers.members().iter().map(|stats| {
+            let (ok, seen) = check(stats);
+            Check::of_consumer(stats.consumer(), ok, seen)
+        });
+        Report::of(checks.collect())
+    }
+}
+
+impl Observe for Service {
+    fn live(&self) -> Report {
+        self.report(|stats| match stats.phase() {
+            Phase::Died => (false, "it ended by itself, nobody takes messages".to_owned()),
+            Phase::New => (true, "it does not run yet".to_owned()),
+            Phase::Runs => (true, "it runs".to_owned()),
+            Phase::Stopped => (true, "it was told to stop, and has".to_owned()),
+        })
+    }
+
+    fn ready(&self) -> Report {
+        self.report(readiness)
+    }
+
+    fn metrics(&self) -> String {
+        self.exposition.text()
+    }
+}
+
+/// Whether a member does its work. A broker that is away, an open breaker and a key that waits are told, and make nobody unready: the
+/// member waits for them, and starting it anew would mend nothing.
+fn readiness(stats: &Stats) -> (bool, String) {
+    match stats.phase() {
+        Phase::New => return (false, "it does not run yet".to_owned()),
+        Phase::Stopped | Phase::Died => return (false, "it does not run any more".to_owned()),
+        Phase::Runs => {}
+    }
+    let age = stats.beat_age().as_secs();
+    if !stats.is_alive() {
+        let seen = match stats.beats() {
+            0 => format!("the database has taken no sign of life in {age} s"),
+            _ => format!("the database took the last sign of life {age} s ago"),
+        };
+        return (false, seen);
+    }
+    if stats.receive_failures() > 0 || stats.lag_failures() >= SILENT {
+        return (true, "it works, and the broker is away".to_owned());
+    }
+    let open = stats.open_breakers();
+    let Some((lane, why)) = open.first() else { return (true, "it works".to_owned()) };
+    (true, format!("it works, and {} breakers are open: that of lane {lane} because {why}", open.len()))
+}

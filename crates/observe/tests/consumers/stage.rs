@@ -1,0 +1,289 @@
+//! A consumer on PostgreSQL and a broker, in a service that tells of it.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use relevo_admin::Server;
+use relevo_broker_embedded::{Config as FileConfig, EmbeddedBroker, Group, Membership};
+use relevo_broker_rabbitmq as rabbitmq;
+use relevo_core::broker::Reports;
+use relevo_core::inbox::Keeping;
+use relevo_core::message::Headers;
+use relevo_core::retry::Policy;
+use relevo_core::{Administer as _, Broker, Consumer, Message, MessageId, Publication};
+use relevo_inbox::{Config, Handled, Handlers, Incoming, Inside, Order, Runtime, RuntimeError, Trouble, Verdict};
+use relevo_observe::consumer::Service;
+use relevo_store_postgres::inbox::{Config as InboxConfig, Inbox, Transaction};
+use relevo_store_postgres::{Schema, migrate};
+use relevo_testkit::PgVersion;
+use relevo_testkit::postgres::{Database, Server as Postgres};
+use relevo_testkit::proxy::CutProxy;
+use relevo_testkit::rabbitmq::{Server as RabbitServer, Vhost};
+use sqlx::Executor as _;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use crate::scrape::{Scrape, get};
+
+const LANES: u16 = 4;
+const EXCHANGE: &str = "shop";
+
+/// Which broker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum At {
+    Embedded,
+    RabbitMq,
+}
+
+/// Everything that outlives the service.
+pub(crate) struct Stage {
+    database: Database,
+    /// Between the consumer and its database.
+    proxy: CutProxy,
+    broker: Arc<dyn Broker>,
+    place: Place,
+    held: watch::Sender<bool>,
+    away: Arc<AtomicBool>,
+}
+
+#[expect(dead_code, reason = "folder and virtual host live as long as the stage")]
+enum Place {
+    Embedded(EmbeddedBroker, Folder),
+    RabbitMq(Vhost, Box<rabbitmq::Config>),
+}
+
+/// Removed in the end.
+struct Folder(PathBuf);
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        std::fs::remove_dir_all(&self.0).ok();
+    }
+}
+
+/// Writes a row, once nothing holds it; some messages it does not like.
+struct Effect {
+    held: watch::Receiver<bool>,
+    away: Arc<AtomicBool>,
+}
+
+#[async_trait]
+impl Inside<Transaction> for Effect {
+    async fn handle(&self, transaction: &mut Transaction, incoming: &Incoming) -> Handled {
+        self.held.clone().wait_for(|held| !*held).await.map_err(Trouble::retry)?;
+        match incoming.kind() {
+            "Poison" => return Err(Trouble::poison("nobody can handle it")),
+            "Letter" if self.away.load(Ordering::Relaxed) => return Err(Trouble::away("the post is closed")),
+            _ => {}
+        }
+        transaction.execute("INSERT INTO effect DEFAULT VALUES").await.map_err(Trouble::retry)?;
+        Ok(Verdict::Done)
+    }
+}
+
+impl Stage {
+    pub(crate) async fn at(at: At) -> Self {
+        let database = Postgres::shared(PgVersion::V18).database().await;
+        let mut connection = database.connect().await;
+        migrate::migrate(&mut connection, &Schema::default()).await.expect("an empty database");
+        connection.execute("CREATE TABLE effect (no bigint GENERATED ALWAYS AS IDENTITY)").await.expect("a table");
+        let options = database.options();
+        let upstream = tokio::net::lookup_host((options.get_host(), options.get_port())).await.expect("a host").next();
+        let (place, broker) = match at {
+            At::Embedded => embedded().await,
+            At::RabbitMq => on_rabbitmq().await,
+        };
+        Self {
+            database,
+            proxy: CutProxy::start(upstream.expect("an address")).await,
+            broker,
+            place,
+            held: watch::Sender::new(false),
+            away: Arc::default(),
+        }
+    }
+
+    /// Handlers wait, or go on.
+    pub(crate) fn hold(&self, held: bool) {
+        self.held.send_replace(held);
+    }
+
+    pub(crate) fn far_side_away(&self, away: bool) {
+        self.away.store(away, Ordering::Relaxed);
+    }
+
+    pub(crate) async fn cut_database(&self, cut: bool) {
+        if cut { self.proxy.block().await } else { self.proxy.unblock() }
+    }
+
+    pub(crate) async fn publish(&self, kind: &str, number: u32) {
+        self.publish_to("orders", kind, number).await;
+    }
+
+    /// The same message once more, at another address: brokers that recognise repeats take it for another.
+    pub(crate) async fn publish_again(&self, kind: &str, number: u32) {
+        self.publish_to("orders.again", kind, number).await;
+    }
+
+    async fn publish_to(&self, address: &str, kind: &str, number: u32) {
+        let message = Message {
+            id: MessageId::v7(u64::from(number), [7; 10]),
+            kind: kind.into(),
+            key: format!("k-{number}").into(),
+            topic: "orders".into(),
+            payload: "{}".into(),
+            content_type: "application/json".into(),
+            headers: Headers::new(),
+            created_at: jiff::Timestamp::now(),
+        };
+        let message = Arc::new(message);
+        let seq = i64::from(number) + 1;
+        let batch = [Publication { message, address: address.into(), headers: Arc::default(), seq, epoch: 1 }];
+        let reports = Reports::default();
+        self.broker.publish(&batch, &reports.confirms(0)).await;
+        assert!(reports.take().iter().all(|(_, _, outcome)| outcome.is_ok()));
+    }
+
+    /// How many effects are committed.
+    pub(crate) async fn effects(&self) -> i64 {
+        let count = sqlx::query_scalar("SELECT count(*) FROM effect");
+        count.fetch_one(&mut self.database.connect().await).await.expect("a table")
+    }
+
+    async fn consumer(&self) -> Arc<dyn Consumer> {
+        match &self.place {
+            Place::Embedded(broker, _) => {
+                Arc::new(broker.consumer("billing", Membership::default()).await.expect("a group"))
+            }
+            Place::RabbitMq(_, config) => {
+                let membership = rabbitmq::Membership::default();
+                Arc::new(rabbitmq::consumer(config, &queue().group(), membership).await.expect("a group"))
+            }
+        }
+    }
+
+    /// A service whose only consumer handles one message at a time.
+    pub(crate) async fn start(&self) -> Running {
+        let options = self.database.options().host("127.0.0.1").port(self.proxy.addr().port());
+        let inbox = Inbox::open(&InboxConfig::new(options), "billing", Keeping::default()).await.expect("a database");
+        let config = Config {
+            order: Order::ByKey { concurrency: 1 },
+            in_memory_max: 1,
+            receive_max: 1,
+            breaker: Policy { base: Duration::from_millis(200), ..Config::new("billing").breaker },
+            lag_every: Some(Duration::from_millis(50)),
+            beat_every: Duration::from_millis(200),
+            beat_lasts: Duration::from_secs(1),
+            store_deadline: Duration::from_secs(1),
+            lane_every: Duration::from_millis(50),
+            ..Config::new("billing")
+        };
+        let kinds = ["OrderPlaced", "Poison", "Letter"];
+        let handlers = kinds.iter().fold(Handlers::new(), |handlers, kind| handlers.inside(kind, self.effect()));
+        let runtime = Runtime::new(Arc::new(inbox), self.consumer().await, handlers, config);
+        let service = Service::new("shop", [runtime.stats()]);
+        let server = Server::bind("127.0.0.1:0".parse().expect("an address")).await.expect("a port");
+        let (address, stop) = (server.address(), CancellationToken::new());
+        let (mut serving, mut consuming) = (JoinSet::new(), JoinSet::new());
+        let end = CancellationToken::new();
+        serving.spawn(async move { server.run(Arc::new(service), None, end).await.expect("it serves") });
+        consuming.spawn(runtime.run(stop.clone()));
+        Running { address, stop, consuming, _serving: serving }
+    }
+
+    fn effect(&self) -> Effect {
+        Effect { held: self.held.subscribe(), away: Arc::clone(&self.away) }
+    }
+}
+
+async fn embedded() -> (Place, Arc<dyn Broker>) {
+    let folder = Folder(std::env::temp_dir().join(format!("relevo-observe-{}", uuid::Uuid::new_v4())));
+    std::fs::create_dir_all(&folder.0).expect("a folder");
+    let broker = EmbeddedBroker::open(FileConfig::new(folder.0.join("broker.db"))).await.expect("a file");
+    broker.declare(&Group { lanes: LANES, ..Group::new("billing", ["orders.**"]) }).await.expect("a group");
+    (Place::Embedded(broker.clone(), folder), Arc::new(broker))
+}
+
+fn queue() -> rabbitmq::Queue {
+    rabbitmq::Queue { lanes: Some(LANES), ordered: true, ..rabbitmq::Queue::new("billing") }
+}
+
+async fn on_rabbitmq() -> (Place, Arc<dyn Broker>) {
+    let vhost = RabbitServer::shared().vhost().await;
+    let topology = rabbitmq::Topology {
+        exchanges: vec![rabbitmq::Exchange::new(EXCHANGE)],
+        bindings: vec![rabbitmq::Binding::to_queue(EXCHANGE, "orders.#", "billing")],
+        queues: vec![queue()],
+        policies: Vec::new(),
+    };
+    let config = rabbitmq::Config {
+        exchange: EXCHANGE.to_owned(),
+        lanes: Some(LANES),
+        topology,
+        ..rabbitmq::Config::new(vhost.amqp_url())
+    };
+    rabbitmq::RabbitAdmin::new(config.clone()).expect("a configuration").apply().await.expect("a topology");
+    let broker = rabbitmq::RabbitBroker::open(config.clone()).await.expect("a configuration");
+    (Place::RabbitMq(vhost, Box::new(config)), Arc::new(broker))
+}
+
+/// A service that runs.
+pub(crate) struct Running {
+    address: SocketAddr,
+    stop: CancellationToken,
+    consuming: JoinSet<Result<(), RuntimeError>>,
+    _serving: JoinSet<()>,
+}
+
+impl Running {
+    pub(crate) async fn get(&self, path: &str) -> (u16, String) {
+        get(self.address, path).await
+    }
+
+    pub(crate) async fn scrape(&self) -> Scrape {
+        let (status, text) = self.get("/metrics").await;
+        assert_eq!(status, 200);
+        Scrape { text }
+    }
+
+    /// Scrapes until it holds.
+    pub(crate) async fn until(&self, what: &str, holds: impl Fn(&Scrape) -> bool) -> Scrape {
+        let end = Instant::now() + Duration::from_secs(30);
+        loop {
+            let seen = self.scrape().await;
+            if holds(&seen) {
+                return seen;
+            }
+            assert!(Instant::now() < end, "it never came about that {what}:\n{}", seen.text);
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    /// Probes until it answers so.
+    pub(crate) async fn becomes(&self, probe: &str, wanted: u16) {
+        let end = Instant::now() + Duration::from_secs(30);
+        loop {
+            let (status, body) = self.get(probe).await;
+            if status == wanted {
+                return;
+            }
+            assert!(Instant::now() < end, "{probe} stays {status}: {body}");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    pub(crate) async fn stop(mut self) {
+        self.stop.cancel();
+        self.consuming.join_next().await.expect("it runs").expect("it does not panic").expect("an orderly end");
+    }
+
+    /// The consumer's task is dropped, as if it had died; the port is still served.
+    pub(crate) async fn kill_consumer(&mut self) {
+        self.consuming.shutdown().await;
+    }
+}
