@@ -8,6 +8,7 @@ mod exposition;
 pub mod metrics;
 pub mod relay;
 mod slot;
+pub mod traces;
 
 pub use exposition::Exposition;
 pub use slot::Slot;

@@ -10,6 +10,10 @@ pub const CONFIG_RELOADS: &str = "relevo_config_reloads";
 pub const CONFIG_RELOAD_FAILURES: &str = "relevo_config_reload_failures";
 /// Whether the configuration that was read last was taken.
 pub const CONFIG_LAST_RELOAD_SUCCESSFUL: &str = "relevo_config_last_reload_successful";
+/// Spans that the collector took.
+pub const SPANS_EXPORTED: &str = "relevo_spans_exported";
+/// Spans that there was no room for, or that the collector did not take.
+pub const SPANS_DROPPED: &str = "relevo_spans_dropped";
 
 /// Messages handed to the broker, repeats included.
 pub const PUBLISH_ATTEMPTS: &str = "outbox_publish_attempts";

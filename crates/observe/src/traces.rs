@@ -1,0 +1,128 @@
+//! Traces: spans of relays, consumers and emitters, exported with OTLP over HTTP.
+//!
+//! An [`Exporter`] has a queue that is never waited for. [`Exporter::traces`] is what a relay, a consumer or an outbox is
+//! given; [`Exporter::run`] sends what comes until it is told to stop. A queue that is full, and a collector that is away,
+//! cost spans and nothing else: [`Counts`] says how many.
+//!
+//! ```no_run
+//! use relevo_core::trace::About;
+//! use relevo_observe::traces::{Config, Exporter, Ratio};
+//! use tokio_util::sync::CancellationToken;
+//!
+//! # async fn wire() -> Result<(), relevo_observe::traces::ConfigError> {
+//! let config = Config { sample: Ratio::per_million(10_000), ..Config::new("http://127.0.0.1:4318", "billing") };
+//! let exporter = Exporter::new(config)?;
+//! let about = About { system: "rabbitmq".to_owned(), attributes: Vec::new() };
+//! let mut consumer = relevo_inbox::Config::new("billing");
+//! consumer.traces = exporter.traces(about);
+//! let stop = CancellationToken::new();
+//! let exporting = exporter.run(stop.clone());
+//! // … run the consumer; when it has ended:
+//! stop.cancel();
+//! exporting.await;
+//! # Ok(())
+//! # }
+//! ```
+
+mod export;
+mod http;
+mod otlp;
+mod queue;
+mod ratio;
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::ConstCounter;
+
+pub use export::Exporter;
+pub use http::ConfigError;
+pub use ratio::Ratio;
+
+use crate::metrics;
+
+/// Where spans go, and how.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// The collector, such as `http://127.0.0.1:4318`; `/v1/traces` is added unless it ends so.
+    pub endpoint: String,
+    /// The name that the collector knows this process by: `service.name`.
+    pub service: String,
+    /// How many of the traces that begin here are told. A message whose origin is sampled is always told, one whose origin
+    /// is not never.
+    pub sample: Ratio,
+    /// Spans that wait to be sent; what comes beyond is dropped.
+    pub queue_max: usize,
+    /// Spans sent at once.
+    pub batch_max: usize,
+    /// No span that there is room for waits longer to be sent.
+    pub every: Duration,
+    /// No call to the collector takes longer.
+    pub deadline: Duration,
+}
+
+impl Config {
+    /// The defaults, for this collector and this name.
+    pub fn new(endpoint: impl Into<String>, service: impl Into<String>) -> Self {
+        Self {
+            endpoint: endpoint.into(),
+            service: service.into(),
+            sample: Ratio::default(),
+            queue_max: 16_384,
+            batch_max: 2048,
+            every: Duration::from_secs(1),
+            deadline: Duration::from_secs(5),
+        }
+    }
+}
+
+/// What became of spans; each only grows.
+#[derive(Debug, Default)]
+pub struct Counts {
+    exported: AtomicU64,
+    dropped: AtomicU64,
+}
+
+impl Counts {
+    /// Spans that the collector took.
+    pub fn exported(&self) -> u64 {
+        self.exported.load(Ordering::Relaxed)
+    }
+
+    /// Spans that there was no room for, or that the collector did not take.
+    pub fn dropped(&self) -> u64 {
+        self.dropped.load(Ordering::Relaxed)
+    }
+
+    fn add(counter: &AtomicU64, spans: usize) {
+        counter.fetch_add(spans as u64, Ordering::Relaxed);
+    }
+}
+
+/// Tells the counts of an exporter, in an [`Exposition`](crate::Exposition).
+#[derive(Debug)]
+pub struct Spans(pub Arc<Counts>);
+
+impl Collector for Spans {
+    fn encode(&self, mut encoder: DescriptorEncoder) -> fmt::Result {
+        let counters = [
+            (metrics::SPANS_EXPORTED, "Spans that the collector took", self.0.exported()),
+            (
+                metrics::SPANS_DROPPED,
+                "Spans that there was no room for, or that the collector did not take",
+                self.0.dropped(),
+            ),
+        ];
+        for (name, help, value) in counters {
+            let counter = ConstCounter::new(value);
+            let family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+            counter.encode(family)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,115 @@
+//! Spans as OTLP says them, with the messaging semantic conventions.
+//!
+//! The messages are the part of `opentelemetry/proto/trace/v1/trace.proto` and its neighbours that is used here.
+
+mod wire;
+
+use prost::Message as _;
+use relevo_core::trace::{Operation, Span, SpanContext};
+
+use self::wire::{
+    Any, AnyValue, ExportTraceRequest, ExportTraceResponse, KeyValue, Link, Resource, ResourceSpans, Scope, ScopeSpans,
+    Status,
+};
+
+/// The conventions that names and attributes follow.
+const CONVENTIONS: &str = "https://opentelemetry.io/schemas/1.37.0";
+/// Flags of a context that is sampled; that its parent may be another process's is not said.
+const SAMPLED: u32 = 1;
+
+const INTERNAL: i32 = 1;
+const CLIENT: i32 = 3;
+const PRODUCER: i32 = 4;
+const CONSUMER: i32 = 5;
+
+const ERROR: i32 = 2;
+
+/// One call's worth of spans.
+pub(super) fn request(service: &str, spans: Vec<Span>) -> ExportTraceRequest {
+    let scope = Scope { name: "relevo".to_owned(), version: env!("CARGO_PKG_VERSION").to_owned() };
+    let spans = spans.into_iter().map(converted).collect();
+    let resource = Resource { attributes: vec![text("service.name", service)] };
+    let schema_url = CONVENTIONS.to_owned();
+    let scope_spans = vec![ScopeSpans { scope: Some(scope), spans, schema_url: schema_url.clone() }];
+    ExportTraceRequest { resource_spans: vec![ResourceSpans { resource: Some(resource), scope_spans, schema_url }] }
+}
+
+/// How many spans the collector did not take, although it answered well.
+pub(super) fn rejected(answer: &[u8]) -> usize {
+    let answer = ExportTraceResponse::decode(answer).unwrap_or_default();
+    answer.partial_success.map_or(0, |partial| usize::try_from(partial.rejected_spans).unwrap_or(0))
+}
+
+fn converted(span: Span) -> wire::Span {
+    let attributes = attributes(&span);
+    wire::Span {
+        trace_id: span.context.trace.as_bytes().to_vec(),
+        span_id: span.context.span.as_bytes().to_vec(),
+        parent_span_id: span.parent.map(|parent| parent.as_bytes().to_vec()).unwrap_or_default(),
+        name: format!("{} {}", span.operation.word(), span.destination),
+        kind: kind(&span),
+        start_time_unix_nano: nanos(span.begun),
+        // The clock may have been set back meanwhile.
+        end_time_unix_nano: nanos(span.ended.max(span.begun)),
+        attributes,
+        links: span.origin.map(|origin| link(origin, span.state.as_deref())).into_iter().collect(),
+        trace_state: span.state.unwrap_or_default(),
+        status: span.fault.map(|fault| Status { message: fault.error, code: ERROR }),
+        flags: SAMPLED,
+    }
+}
+
+/// A span is a producer's or a consumer's if the two meet in it; whatever else calls a broker or a store is a client.
+fn kind(span: &Span) -> i32 {
+    match span.operation {
+        Operation::Create => PRODUCER,
+        Operation::Send if span.origin.is_none() => PRODUCER,
+        Operation::Send | Operation::Receive | Operation::Settle => CLIENT,
+        Operation::Process => CONSUMER,
+        Operation::Commit => INTERNAL,
+    }
+}
+
+fn attributes(span: &Span) -> Vec<KeyValue> {
+    let mut attributes = vec![
+        text("messaging.system", &span.about.system),
+        text("messaging.operation.name", span.operation.word()),
+        text("messaging.destination.name", &span.destination),
+    ];
+    // The conventions know no commit.
+    if span.operation != Operation::Commit {
+        attributes.push(text("messaging.operation.type", span.operation.word()));
+    }
+    if let Some(id) = span.message {
+        attributes.push(text("messaging.message.id", &id.to_string()));
+    }
+    if let Some(attempt) = span.attempt {
+        let value = Some(AnyValue { value: Some(Any::Integer(attempt.into())) });
+        attributes.push(KeyValue { key: "relevo.attempt".to_owned(), value });
+    }
+    if let Some(verdict) = span.verdict {
+        attributes.push(text("relevo.verdict", verdict));
+    }
+    if let Some(fault) = &span.fault {
+        attributes.push(text("error.type", fault.class));
+    }
+    attributes.extend(span.about.attributes.iter().map(|(name, value)| text(name, value)));
+    attributes
+}
+
+fn link(origin: SpanContext, state: Option<&str>) -> Link {
+    Link {
+        trace_id: origin.trace.as_bytes().to_vec(),
+        span_id: origin.span.as_bytes().to_vec(),
+        trace_state: state.unwrap_or_default().to_owned(),
+        flags: SAMPLED,
+    }
+}
+
+fn text(key: &str, value: &str) -> KeyValue {
+    KeyValue { key: key.to_owned(), value: Some(AnyValue { value: Some(Any::Text(value.to_owned())) }) }
+}
+
+fn nanos(at: jiff::Timestamp) -> u64 {
+    u64::try_from(at.as_nanosecond()).unwrap_or(0)
+}

@@ -1,0 +1,112 @@
+//! How many of the traces that begin here are told.
+
+use std::fmt;
+use std::str::FromStr;
+
+use relevo_core::trace::TraceId;
+use uuid::Uuid;
+
+const MILLION: u32 = 1_000_000;
+
+/// A part of all traces, from none to all, in millionths.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Ratio(u32);
+
+impl Ratio {
+    /// No trace begins here; those that others began are continued.
+    pub const NONE: Self = Self(0);
+    /// Every message is told.
+    pub const ALL: Self = Self(MILLION);
+
+    /// So many of a million; more than a million are all.
+    pub const fn per_million(part: u32) -> Self {
+        Self(if part > MILLION { MILLION } else { part })
+    }
+
+    /// Whether a trace is among them: the same answer for the same id everywhere.
+    pub(super) fn has(self, trace: TraceId) -> bool {
+        let (high, low) = Uuid::from_bytes(*trace.as_bytes()).as_u64_pair();
+        // Ids may be counted up or made from a clock: every bit of them is to matter alike.
+        let part = mixed(high ^ mixed(low)) % u64::from(MILLION);
+        part < u64::from(self.0)
+    }
+}
+
+/// The last step of `SplitMix64`.
+const fn mixed(value: u64) -> u64 {
+    let value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    value ^ (value >> 31)
+}
+
+/// What a text that is no ratio is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a ratio is a number from 0 to 1, with at most six decimals")]
+pub struct RatioError;
+
+impl FromStr for Ratio {
+    type Err = RatioError;
+
+    fn from_str(text: &str) -> Result<Self, RatioError> {
+        let (whole, decimals) = text.split_once('.').unwrap_or((text, "0"));
+        let digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+        if !digits(whole) || !digits(decimals) || decimals.len() > 6 {
+            return Err(RatioError);
+        }
+        let whole: u32 = whole.parse().map_err(|_| RatioError)?;
+        let decimals: u32 = format!("{decimals:0<6}").parse().map_err(|_| RatioError)?;
+        let millionths = whole.checked_mul(MILLION).and_then(|whole| whole.checked_add(decimals));
+        millionths.filter(|part| *part <= MILLION).map(Self).ok_or(RatioError)
+    }
+}
+
+impl fmt::Display for Ratio {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let decimals = format!("{:06}", self.0 % MILLION);
+        match decimals.trim_end_matches('0') {
+            "" => write!(f, "{}", self.0 / MILLION),
+            decimals => write!(f, "{}.{decimals}", self.0 / MILLION),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(text: &str) -> Ratio {
+        text.parse().unwrap()
+    }
+
+    fn trace(number: u128) -> TraceId {
+        TraceId::from_bytes(number.to_be_bytes()).expect("not zero")
+    }
+
+    #[test]
+    fn a_ratio_is_written_as_it_was_read() {
+        for text in ["0", "0.01", "0.000001", "0.5", "1"] {
+            assert_eq!(of(text).to_string(), text);
+        }
+        assert_eq!((of("1.0"), of("0.010")), (Ratio::ALL, Ratio::per_million(10_000)));
+    }
+
+    #[test]
+    fn what_is_no_ratio_is_refused() {
+        for text in ["", "-0.1", "1.1", "2", "0.0000001", "1e-2", ".5", "5.", "+1", "99999999999"] {
+            assert_eq!(text.parse::<Ratio>(), Err(RatioError), "{text}");
+        }
+    }
+
+    #[test]
+    fn none_and_all_have_no_exceptions() {
+        assert!((1..10_000).all(|number| Ratio::ALL.has(trace(number)) && !Ratio::NONE.has(trace(number))));
+    }
+
+    #[test]
+    fn ids_that_are_counted_up_or_begin_alike_are_sampled_evenly() {
+        for shift in [0, 64, 100] {
+            let sampled = (1..=100_000).filter(|number| Ratio::per_million(10_000).has(trace(number << shift))).count();
+            assert!((900..1100).contains(&sampled), "{sampled} of 100 000 by bit {shift}");
+        }
+    }
+}

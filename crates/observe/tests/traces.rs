@@ -1,0 +1,210 @@
+//! Spans on their way from everything that touches a message to a collector.
+
+#[path = "traces/collector.rs"]
+mod collector;
+#[path = "traces/stage.rs"]
+mod stage;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use collector::{Collector, Told};
+use relevo_core::message::Headers;
+use relevo_core::trace::{About, Operation};
+use relevo_core::{Message, MessageId, Traces};
+use relevo_observe::traces::{Config, Exporter, Ratio};
+use stage::Stage;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
+const SPAN: &str = "00f067aa0ba902b7";
+const CLIENT: i32 = 3;
+const PRODUCER: i32 = 4;
+const CONSUMER: i32 = 5;
+const ERROR: i32 = 2;
+
+/// Sent and settled by two relays; received, processed and settled by two consumers, one of which fails once.
+const OF_ONE_MESSAGE: usize = 2 * 2 + 2 * 3 + 1;
+/// What follows is emitted; nobody wants it, but it travels as far.
+const OF_WHAT_FOLLOWS: usize = 1 + 2 * 2 + 2 * 3;
+
+fn of<'a>(spans: &'a [Told], service: &str, name: &str) -> Vec<&'a Told> {
+    spans.iter().filter(|told| told.service == service && told.span.name == name).collect()
+}
+
+/// The spans of the first message of a trace, and its follower's creation.
+fn follows_the_origin(spans: &[Told], trace: &str, origin: &str, id: MessageId) {
+    let id = id.to_string();
+    let link = [(trace.to_owned(), origin.to_owned())];
+    for system in ["embedded", "rabbitmq"] {
+        let sent = of(spans, "relay", "send orders.placed");
+        let sent: Vec<_> =
+            sent.into_iter().filter(|told| told.attribute("messaging.system").as_deref() == Some(system)).collect();
+        let [sent] = sent[..] else { panic!("{system}: {sent:?}") };
+        assert_eq!((sent.parent(), sent.links(), sent.span.kind), (origin.to_owned(), link.to_vec(), CLIENT));
+        assert_eq!(sent.attribute("messaging.operation.type").as_deref(), Some("send"));
+        assert_eq!(sent.attribute("messaging.operation.name").as_deref(), Some("send"));
+        assert_eq!(sent.attribute("messaging.destination.name").as_deref(), Some("orders.placed"));
+        assert_eq!(sent.attribute("messaging.message.id"), Some(id.clone()));
+        assert_eq!(sent.attribute("relevo.attempt").as_deref(), Some("1"));
+        assert_eq!(sent.attribute("relevo.outbox").as_deref(), Some("shop"));
+        assert!(sent.span.start_time_unix_nano <= sent.span.end_time_unix_nano && sent.span.start_time_unix_nano > 0);
+    }
+    assert_eq!(of(spans, "relay", "settle orders.placed").len(), 2, "{spans:?}");
+    for service in ["billing", "shipping"] {
+        let [received] = of(spans, service, "receive orders.placed")[..] else { panic!("{service}: {spans:?}") };
+        assert_eq!(
+            (received.parent(), received.links(), received.span.kind),
+            (origin.to_owned(), link.to_vec(), CLIENT)
+        );
+        let processed = of(spans, service, "process orders.placed");
+        for (attempt, told) in processed.iter().enumerate() {
+            assert_eq!((told.parent(), told.links(), told.span.kind), (origin.to_owned(), link.to_vec(), CONSUMER));
+            assert_eq!(told.attribute("messaging.message.id"), Some(id.clone()));
+            assert_eq!(told.attribute("relevo.attempt"), Some((attempt + 1).to_string()));
+        }
+        let last = processed.last().expect("it was handled");
+        assert_eq!((last.attribute("relevo.verdict").as_deref(), &last.span.status), (Some("done"), &None));
+        let [settled] = of(spans, service, "settle orders.placed")[..] else { panic!("{service}: {spans:?}") };
+        assert_eq!((settled.parent(), settled.links(), settled.span.kind), (origin.to_owned(), link.to_vec(), CLIENT));
+        assert_eq!(settled.attribute("relevo.verdict").as_deref(), Some("acknowledge"));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_trace_leads_from_an_emit_in_rust_over_the_relays_to_two_consumers_and_on() {
+    let collector = Collector::start().await;
+    let stage = Stage::sampling(&collector, Ratio::ALL).await;
+    let id = stage.emit().await;
+    let created = loop {
+        let created = collector.all().into_iter().find(|told| told.service == "producer");
+        if let Some(created) = created {
+            break created;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    };
+    assert_eq!((created.span.name.as_str(), created.span.kind), ("create orders.placed", PRODUCER));
+    assert_eq!((created.parent(), created.attribute("messaging.message.id")), (String::new(), Some(id.to_string())));
+    let trace = created.trace();
+    let spans = collector.trace(&trace, 1 + OF_ONE_MESSAGE + OF_WHAT_FOLLOWS).await;
+    follows_the_origin(&spans, &trace, &created.id(), id);
+
+    let [first, second] = of(&spans, "billing", "process orders.placed")[..] else { panic!("two tries: {spans:?}") };
+    let status = first.span.status.as_ref().expect("it failed");
+    assert_eq!((status.code, status.message.as_str()), (ERROR, "the first one fails"));
+    assert_eq!(first.attribute("error.type").as_deref(), Some("transient"));
+    // What the handler emitted is a part of the handler's run, and the origin of its own message.
+    let [follows] = of(&spans, "billing", "create orders.billed")[..] else { panic!("{spans:?}") };
+    assert_eq!(follows.parent(), second.id());
+    for told in of(&spans, "relay", "send orders.billed") {
+        assert_eq!(told.parent(), follows.id());
+    }
+    assert_eq!(stage.exporters(), 6, "none of them ended");
+    assert!(collector.all().iter().all(|told| told.trace() == trace), "nothing else was told");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_trace_leads_from_the_caller_of_the_sql_function_over_the_relays_to_two_consumers() {
+    let collector = Collector::start().await;
+    let stage = Stage::sampling(&collector, Ratio::NONE).await;
+    let id = stage.emit_sql(&format!(r#"{{"traceparent": "00-{TRACE}-{SPAN}-01", "tracestate": "shop=1"}}"#)).await;
+    let spans = collector.trace(TRACE, OF_ONE_MESSAGE + OF_WHAT_FOLLOWS).await;
+    follows_the_origin(&spans, TRACE, SPAN, id);
+    assert!(of(&spans, "producer", "create orders.placed").is_empty(), "the caller tells that itself");
+    assert!(spans.iter().all(|told| told.span.trace_state == "shop=1"), "{spans:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_not_sampled_is_not_told() {
+    let collector = Collector::start().await;
+    let stage = Stage::sampling(&collector, Ratio::NONE).await;
+    stage.emit_sql(&format!(r#"{{"traceparent": "00-{TRACE}-{SPAN}-00"}}"#)).await;
+    stage.emit_sql("{}").await;
+    stage.emit().await;
+    // Three messages and what follows from them, at two consumers.
+    stage.handled(12).await;
+    // Whatever was told before this has come when this has.
+    let other = "00000000000000000000000000000001";
+    stage.emit_sql(&format!(r#"{{"traceparent": "00-{other}-{SPAN}-01"}}"#)).await;
+    collector.trace(other, OF_ONE_MESSAGE - 1 + OF_WHAT_FOLLOWS).await;
+    assert!(collector.all().iter().all(|told| told.trace() == other));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_message_without_a_context_has_its_id_as_trace_and_leaves_with_the_span_that_sent_it() {
+    let collector = Collector::start().await;
+    let stage = Stage::sampling(&collector, Ratio::ALL).await;
+    let id = stage.emit_sql("{}").await;
+    let trace = id.as_uuid().simple().to_string();
+    let spans = collector.trace(&trace, OF_ONE_MESSAGE + OF_WHAT_FOLLOWS).await;
+    for (system, service) in [("embedded", "billing"), ("rabbitmq", "shipping")] {
+        let sent = of(&spans, "relay", "send orders.placed");
+        let sent = sent.into_iter().find(|told| told.attribute("messaging.system").as_deref() == Some(system));
+        let sent = sent.expect("it was sent");
+        assert_eq!((sent.parent(), sent.links().len(), sent.span.kind), (String::new(), 0, PRODUCER));
+        for told in of(&spans, service, "process orders.placed") {
+            assert_eq!((told.parent(), told.links()), (sent.id(), vec![(trace.clone(), sent.id())]), "{service}");
+        }
+    }
+}
+
+fn message() -> Arc<Message> {
+    let parent = format!("00-{TRACE}-{SPAN}-01");
+    Arc::new(Message {
+        id: MessageId::v7(1, [7; 10]),
+        kind: "OrderPlaced".into(),
+        key: "o-1".into(),
+        topic: "orders".into(),
+        payload: "{}".into(),
+        content_type: "application/json".into(),
+        headers: Headers::from([("traceparent".to_owned(), parent)]),
+        created_at: jiff::Timestamp::UNIX_EPOCH,
+    })
+}
+
+fn tell(traces: &Traces, spans: usize) {
+    let (message, address) = (message(), "orders".into());
+    for _ in 0..spans {
+        traces.begin(Operation::Send, &message, &address).expect("it is sampled").end();
+    }
+}
+
+#[tokio::test]
+async fn a_full_queue_drops_spans_and_counts_them() {
+    let config = Config { queue_max: 10, ..Config::new("http://127.0.0.1:1", "relay") };
+    let exporter = Exporter::new(config).expect("a configuration");
+    let counts = exporter.counts();
+    tell(&exporter.traces(About::default()), 100);
+    assert_eq!((counts.dropped(), counts.exported()), (90, 0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_collector_that_is_away_costs_spans_only_and_one_that_comes_back_takes_them_again() {
+    // Nobody listens there until later.
+    let address = Collector::start().await.address;
+    let every = Duration::from_millis(5);
+    let config = Config { every, queue_max: 1000, ..Config::new(format!("http://{address}"), "relay") };
+    let exporter = Exporter::new(config).expect("a configuration");
+    let (counts, traces, stop) = (exporter.counts(), exporter.traces(About::default()), CancellationToken::new());
+    let mut running = JoinSet::new();
+    running.spawn(exporter.run(stop.clone()));
+    let begun = Instant::now();
+    tell(&traces, 50_000);
+    assert!(begun.elapsed() < Duration::from_secs(5), "nobody waits for it: {:?}", begun.elapsed());
+    assert!(counts.dropped() >= 40_000, "{counts:?}");
+    while counts.dropped() < 50_000 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let collector = Collector::on(address).await;
+    while counts.exported() == 0 {
+        tell(&traces, 1);
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    // What has come when it is told to stop is sent.
+    tell(&traces, 100);
+    stop.cancel();
+    running.join_next().await.expect("it runs").expect("it ends");
+    assert_eq!(collector.all().len() as u64, counts.exported());
+    assert!(counts.exported() > 100, "{counts:?}");
+}

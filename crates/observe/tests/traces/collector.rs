@@ -1,0 +1,118 @@
+//! A collector: takes OTLP over HTTP, and keeps what came. It reads with the project's own definitions of OTLP.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode};
+use axum::routing::post;
+use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
+use opentelemetry_proto::tonic::common::v1::{KeyValue, any_value::Value};
+use opentelemetry_proto::tonic::trace::v1::Span;
+use prost::Message as _;
+use tokio::net::TcpListener;
+use tokio::task::JoinSet;
+
+/// A span, and the service that told it.
+#[derive(Clone, Debug)]
+pub(crate) struct Told {
+    pub(crate) service: String,
+    pub(crate) span: Span,
+}
+
+impl Told {
+    /// An attribute, as text.
+    pub(crate) fn attribute(&self, key: &str) -> Option<String> {
+        text(&self.span.attributes, key)
+    }
+
+    /// Trace and span of each link, in hex.
+    pub(crate) fn links(&self) -> Vec<(String, String)> {
+        self.span.links.iter().map(|link| (hex(&link.trace_id), hex(&link.span_id))).collect()
+    }
+
+    pub(crate) fn id(&self) -> String {
+        hex(&self.span.span_id)
+    }
+
+    pub(crate) fn parent(&self) -> String {
+        hex(&self.span.parent_span_id)
+    }
+
+    pub(crate) fn trace(&self) -> String {
+        hex(&self.span.trace_id)
+    }
+}
+
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::new(), |text, byte| text + &format!("{byte:02x}"))
+}
+
+fn text(attributes: &[KeyValue], key: &str) -> Option<String> {
+    let found = attributes.iter().find(|attribute| attribute.key == key)?;
+    match found.value.as_ref()?.value.as_ref()? {
+        Value::StringValue(text) => Some(text.clone()),
+        Value::IntValue(number) => Some(number.to_string()),
+        other => panic!("{key} is {other:?}"),
+    }
+}
+
+type Kept = Arc<Mutex<Vec<Told>>>;
+
+pub(crate) struct Collector {
+    pub(crate) address: SocketAddr,
+    kept: Kept,
+    _serving: JoinSet<()>,
+}
+
+impl Collector {
+    pub(crate) async fn start() -> Self {
+        Self::on("127.0.0.1:0".parse().expect("an address")).await
+    }
+
+    pub(crate) async fn on(address: SocketAddr) -> Self {
+        let listener = TcpListener::bind(address).await.expect("a port");
+        let (address, kept) = (listener.local_addr().expect("an address"), Kept::default());
+        let router = Router::new().route("/v1/traces", post(take)).with_state(Arc::clone(&kept));
+        let mut serving = JoinSet::new();
+        serving.spawn(async move { axum::serve(listener, router).await.expect("it serves") });
+        Self { address, kept, _serving: serving }
+    }
+
+    pub(crate) fn endpoint(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    pub(crate) fn all(&self) -> Vec<Told> {
+        self.kept.lock().expect("nobody panics with it").clone()
+    }
+
+    /// The spans of a trace, once so many have come.
+    pub(crate) async fn trace(&self, id: &str, wanted: usize) -> Vec<Told> {
+        let end = Instant::now() + Duration::from_secs(30);
+        loop {
+            let spans: Vec<Told> = self.all().into_iter().filter(|told| told.trace() == id).collect();
+            if spans.len() >= wanted {
+                return spans;
+            }
+            let names: Vec<_> = spans.iter().map(|told| (&told.service, &told.span.name)).collect();
+            assert!(Instant::now() < end, "{} of {wanted} spans of {id} came: {names:?}", spans.len());
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+}
+
+async fn take(State(kept): State<Kept>, headers: HeaderMap, body: Bytes) -> StatusCode {
+    assert_eq!(headers["content-type"], "application/x-protobuf");
+    let request = ExportTraceServiceRequest::decode(body).expect("OTLP");
+    for resource in request.resource_spans {
+        let attributes = resource.resource.expect("a resource").attributes;
+        let service = text(&attributes, "service.name").expect("a service");
+        let spans = resource.scope_spans.into_iter().flat_map(|scope| scope.spans);
+        kept.lock().expect("nobody panics with it").extend(spans.map(|span| Told { service: service.clone(), span }));
+    }
+    StatusCode::OK
+}

@@ -1,0 +1,220 @@
+//! A producer, two relays, two brokers and two consumers, each told of by an exporter of its own.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use relevo_broker_embedded::{Config as FileConfig, EmbeddedBroker, Group, Membership};
+use relevo_broker_rabbitmq as rabbitmq;
+use relevo_core::inbox::Keeping;
+use relevo_core::inbox::retries::Retries;
+use relevo_core::trace::About;
+use relevo_core::{Administer as _, Broker, Consumer, Draft, MessageId, Traces};
+use relevo_inbox::{Config as ConsumerConfig, Handled, Handlers, Incoming, Inside, Runtime, Trouble, Verdict};
+use relevo_observe::traces::{Config, Exporter, Ratio};
+use relevo_relay::{Config as RelayConfig, Relay};
+use relevo_store_postgres::inbox::{Config as InboxConfig, Inbox, Transaction};
+use relevo_store_postgres::{Config as StoreConfig, Outbox, Schema, Store, migrate};
+use relevo_testkit::PgVersion;
+use relevo_testkit::postgres::{Database, Server};
+use relevo_testkit::rabbitmq::{Server as RabbitServer, Vhost};
+use sqlx::Connection as _;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+use crate::collector::Collector;
+
+const EXCHANGE: &str = "shop";
+
+/// Everything runs until it is dropped.
+pub(crate) struct Stage {
+    pub(crate) database: Database,
+    producer: Outbox,
+    exporting: Exporting,
+    _vhost: Vhost,
+    _folder: Folder,
+    _running: JoinSet<()>,
+}
+
+struct Folder(PathBuf);
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        std::fs::remove_dir_all(&self.0).ok();
+    }
+}
+
+/// Starts an exporter for each service.
+struct Exporting {
+    endpoint: String,
+    sample: Ratio,
+    running: JoinSet<()>,
+}
+
+impl Exporting {
+    fn traces(&mut self, service: &str, system: &str) -> Traces {
+        let every = Duration::from_millis(20);
+        let config = Config { sample: self.sample, every, ..Config::new(&self.endpoint, service) };
+        let exporter = Exporter::new(config).expect("a collector");
+        let attributes = vec![("relevo.outbox", "shop".to_owned())];
+        let traces = exporter.traces(About { system: system.to_owned(), attributes });
+        self.running.spawn(exporter.run(CancellationToken::new()));
+        traces
+    }
+}
+
+/// Fails once, then emits what follows from the order.
+struct Bill {
+    outbox: Outbox,
+    failed: AtomicBool,
+}
+
+#[async_trait]
+impl Inside<Transaction> for Bill {
+    async fn handle(&self, transaction: &mut Transaction, incoming: &Incoming) -> Handled {
+        if !self.failed.swap(true, Ordering::Relaxed) {
+            return Err(Trouble::retry("the first one fails"));
+        }
+        let draft = incoming.caused(Draft::json("orders.billed", incoming.key(), "OrderBilled", "{}"));
+        self.outbox.emit(transaction, draft).await?;
+        Ok(Verdict::Done)
+    }
+}
+
+struct Ship;
+
+#[async_trait]
+impl Inside<Transaction> for Ship {
+    async fn handle(&self, _transaction: &mut Transaction, _incoming: &Incoming) -> Handled {
+        Ok(Verdict::Done)
+    }
+}
+
+impl Stage {
+    /// With this part of the traces that begin here.
+    pub(crate) async fn sampling(collector: &Collector, sample: Ratio) -> Self {
+        let database = Server::shared(PgVersion::V18).database().await;
+        let mut connection = database.connect().await;
+        migrate::migrate(&mut connection, &Schema::default()).await.expect("an empty database");
+        for destination in ["files", "rabbit"] {
+            let add = sqlx::query("SELECT relevo.add_destination($1, 1, 'oldest')").bind(destination);
+            add.execute(&mut connection).await.expect("a destination");
+        }
+        let mut exporting = Exporting { endpoint: collector.endpoint(), sample, running: JoinSet::new() };
+        let mut running = JoinSet::new();
+
+        let folder = Folder(std::env::temp_dir().join(format!("relevo-traces-{}", Uuid::new_v4())));
+        std::fs::create_dir_all(&folder.0).expect("a folder");
+        let file = EmbeddedBroker::open(FileConfig::new(folder.0.join("broker.db"))).await.expect("a file");
+        file.declare(&Group::new("billing", ["orders.**"])).await.expect("a group");
+        let vhost = RabbitServer::shared().vhost().await;
+        let config = rabbitmq_config(&vhost);
+        rabbitmq::RabbitAdmin::new(config.clone()).expect("a configuration").apply().await.expect("a topology");
+        let rabbit = rabbitmq::RabbitBroker::open(config.clone()).await.expect("a broker");
+
+        let traces = exporting.traces("relay", "embedded");
+        relay(&mut running, &database, "files", Arc::new(file.clone()), traces).await;
+        let traces = exporting.traces("relay", "rabbitmq");
+        relay(&mut running, &database, "rabbit", Arc::new(rabbit), traces).await;
+
+        let billing = Arc::new(file.consumer("billing", Membership::default()).await.expect("a consumer"));
+        let outbox = Outbox::default().traced(exporting.traces("billing", "relevo"));
+        let bill = Handlers::new().inside("OrderPlaced", Bill { outbox, failed: AtomicBool::new(false) });
+        consumer(&mut running, &database, "billing", billing, bill, exporting.traces("billing", "embedded")).await;
+        let queue = rabbitmq::Queue::new("shipping").group();
+        let shipping = rabbitmq::consumer(&config, &queue, rabbitmq::Membership::default()).await.expect("a consumer");
+        let ship = Handlers::new().inside("OrderPlaced", Ship);
+        consumer(
+            &mut running,
+            &database,
+            "shipping",
+            Arc::new(shipping),
+            ship,
+            exporting.traces("shipping", "rabbitmq"),
+        )
+        .await;
+
+        let producer = Outbox::default().traced(exporting.traces("producer", "relevo"));
+        Self { database, producer, exporting, _vhost: vhost, _folder: folder, _running: running }
+    }
+
+    /// Emits as a service in Rust does.
+    pub(crate) async fn emit(&self) -> MessageId {
+        let mut connection = self.database.connect().await;
+        let mut tx = connection.begin().await.expect("a transaction");
+        let draft = Draft::json("orders.placed", "o-1", "OrderPlaced", "{}");
+        let id = self.producer.emit(&mut tx, draft).await.expect("a good message");
+        tx.commit().await.expect("a commit");
+        id
+    }
+
+    /// Emits as a service in any language does, with these headers.
+    pub(crate) async fn emit_sql(&self, headers: &str) -> MessageId {
+        let mut connection = self.database.connect().await;
+        let sql = "SELECT relevo.emit('orders.placed', 'o-1', 'OrderPlaced', '{}'::jsonb, headers => $1::text::jsonb)";
+        let id = sqlx::query_scalar(sql).bind(headers).fetch_one(&mut connection).await.expect("a good message");
+        MessageId::from_uuid(id)
+    }
+
+    /// Waits until both consumers have handled so many messages, whether or not anything is told of them.
+    pub(crate) async fn handled(&self, messages: i64) {
+        let mut connection = self.database.connect().await;
+        let end = std::time::Instant::now() + Duration::from_secs(30);
+        loop {
+            let count: i64 = sqlx::query_scalar("SELECT count(*) FROM relevo.inbox")
+                .fetch_one(&mut connection)
+                .await
+                .expect("the inbox can be read");
+            if count >= messages {
+                return;
+            }
+            assert!(std::time::Instant::now() < end, "only {count} of {messages} were handled");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    pub(crate) fn exporters(&self) -> usize {
+        self.exporting.running.len()
+    }
+}
+
+fn rabbitmq_config(vhost: &Vhost) -> rabbitmq::Config {
+    let topology = rabbitmq::Topology {
+        exchanges: vec![rabbitmq::Exchange::new(EXCHANGE)],
+        bindings: vec![rabbitmq::Binding::to_queue(EXCHANGE, "orders.#", "shipping")],
+        queues: vec![rabbitmq::Queue::new("shipping")],
+        policies: Vec::new(),
+    };
+    rabbitmq::Config { exchange: EXCHANGE.to_owned(), topology, ..rabbitmq::Config::new(vhost.amqp_url()) }
+}
+
+async fn relay(
+    running: &mut JoinSet<()>,
+    database: &Database,
+    destination: &str,
+    broker: Arc<dyn Broker>,
+    traces: Traces,
+) {
+    let store = Store::open(StoreConfig::new(database.options(), destination)).await.expect("a migrated database");
+    let relay = Relay::new(Arc::new(store), broker, RelayConfig { traces, ..RelayConfig::default() });
+    running.spawn(async move { relay.run(CancellationToken::new()).await.expect("it goes on") });
+}
+
+async fn consumer(
+    running: &mut JoinSet<()>,
+    database: &Database,
+    name: &str,
+    consumer: Arc<dyn Consumer>,
+    handlers: Handlers<Transaction>,
+    traces: Traces,
+) {
+    let inbox = Inbox::open(&InboxConfig::new(database.options()), name, Keeping::default()).await.expect("a database");
+    let retries = Retries { memory: vec![Duration::from_millis(10)], ..Retries::default() };
+    let order = relevo_inbox::Order::None { concurrency: 4 };
+    let config = ConsumerConfig { retries, order, traces, ..ConsumerConfig::new(name) };
+    let runtime = Runtime::new(Arc::new(inbox), consumer, handlers, config);
+    running.spawn(async move { runtime.run(CancellationToken::new()).await.expect("it goes on") });
+}
