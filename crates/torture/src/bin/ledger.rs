@@ -1,15 +1,20 @@
 //! One member of a consumer whose effect is a row of a ledger, as a process that can be killed.
 
 use std::io::Write as _;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use clap::Parser;
+use relevo_admin::Server;
 use relevo_inbox::{Durable, Order};
+use relevo_observe::consumer::Service;
 use relevo_torture::ledger::{Deed, Fate, Feed, Member, Moods, Running, Store};
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
+use tokio_util::sync::CancellationToken;
 
 /// Database or broker may be away when it starts; for longer than this they are not there at all.
 const OPENS_WITHIN: Duration = Duration::from_mins(1);
@@ -80,18 +85,32 @@ struct Arguments {
     /// One message in so many is poison, until the ledger's table of cures names the consumer.
     #[arg(long, default_value_t = 0)]
     poison_one_in: u32,
+    /// Answers probes and metrics at this address, and prints `admin ADDRESS` before `ready`.
+    #[arg(long)]
+    admin: Option<SocketAddr>,
+    /// What the metrics call this service.
+    #[arg(long, default_value = "ledger")]
+    service: String,
 }
 
 #[tokio::main]
 async fn main() -> Result<()> {
     tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(false).init();
-    let member = member(&Arguments::parse())?;
+    let arguments = Arguments::parse();
+    let member = member(&arguments)?;
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let mut running = tokio::select! {
         running = open(member) => running?,
         _ = terminate.recv() => return Ok(()),
         _ = interrupt.recv() => return Ok(()),
     };
+    let mut serving = JoinSet::new();
+    if let Some(address) = arguments.admin {
+        let server = Server::bind(address).await?;
+        writeln!(std::io::stdout(), "admin {}", server.address())?;
+        let service = Service::new(&arguments.service, [Arc::clone(running.stats())]);
+        serving.spawn(server.run(Arc::new(service), None, CancellationToken::new()));
+    }
     writeln!(std::io::stdout(), "ready")?;
     std::io::stdout().flush()?;
     tokio::select! {

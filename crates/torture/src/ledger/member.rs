@@ -135,7 +135,7 @@ fn retries() -> Retries {
 
 impl Running {
     /// What it has done so far.
-    pub fn stats(&self) -> &Stats {
+    pub fn stats(&self) -> &Arc<Stats> {
         &self.stats
     }
 
