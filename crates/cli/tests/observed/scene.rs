@@ -1,0 +1,97 @@
+//! A busy relay from PostgreSQL to RabbitMQ, and a service with a consumer of what it carries.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use relevo_admin::Server;
+use relevo_broker_rabbitmq as rabbitmq;
+use relevo_core::inbox::Keeping;
+use relevo_inbox::{Config, Handled, Handlers, Incoming, Inside, Runtime, Trouble, Verdict};
+use relevo_observe::consumer::Service;
+use relevo_store_postgres::inbox::{Config as InboxConfig, Inbox, Transaction};
+use relevo_testkit::rabbitmq::{Server as RabbitServer, Vhost};
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use crate::daemon::Daemon;
+use crate::world::World;
+
+const LANES: u16 = 2;
+
+/// Both processes, and those who give them work, until it is dropped.
+pub(crate) struct Scene {
+    pub(crate) daemon: Daemon,
+    pub(crate) consumer: SocketAddr,
+    _tasks: JoinSet<()>,
+    _vhost: Vhost,
+    _world: Arc<World>,
+}
+
+impl Scene {
+    pub(crate) async fn start() -> Self {
+        let (world, vhost) = (Arc::new(World::new().await), RabbitServer::shared().vhost().await);
+        let broker = format!(
+            "kind = \"rabbitmq\"\nurls = [\"{}\"]\nmanagement_url = \"{}\"\ntopology = \"apply\"\nexchange = \"shop\"\nlanes = {LANES}\n\
+             [BROKER.exchanges.shop]\n[BROKER.queues.billing]\nlanes = {LANES}\nordered = true\nbind = [\"shop/orders.#\"]\n",
+            vhost.amqp_url(),
+            vhost.management_url()
+        );
+        let daemon = Daemon::start(&world.carried_to(&[("main", &broker)], ""), &[]);
+        world.emit_numbers("orders", 1..=10).await;
+        World::taken(&daemon, "main", 10);
+        let mut tasks = JoinSet::new();
+        let consumer = consume(&world, &vhost, &mut tasks).await;
+        // One message that nobody can handle: a dead letter, and with it an alert.
+        world.run("SELECT relevo.emit('orders', 'poisoned', 'Poison', '{}'::jsonb)").await;
+        tasks.spawn(keep_busy(Arc::clone(&world)));
+        Self { daemon, consumer, _tasks: tasks, _vhost: vhost, _world: world }
+    }
+
+    /// What the relay has to say, for whoever waits in vain.
+    pub(crate) fn told(&self) -> String {
+        format!("{}\n{}", self.daemon.get("/metrics").1, self.daemon.log())
+    }
+}
+
+/// Emits a few messages again and again.
+async fn keep_busy(world: Arc<World>) {
+    loop {
+        world.emit("orders", 20).await;
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
+struct Effect;
+
+#[async_trait]
+impl Inside<Transaction> for Effect {
+    async fn handle(&self, _: &mut Transaction, incoming: &Incoming) -> Handled {
+        match incoming.kind() {
+            "Poison" => Err(Trouble::poison("nobody can handle it")),
+            _ => Ok(Verdict::Done),
+        }
+    }
+}
+
+/// A service whose consumer has its inbox in the outbox's database; its address.
+async fn consume(world: &World, vhost: &Vhost, tasks: &mut JoinSet<()>) -> SocketAddr {
+    let queue = rabbitmq::Queue { lanes: Some(LANES), ordered: true, ..rabbitmq::Queue::new("billing") };
+    let config = rabbitmq::Config { lanes: Some(LANES), ..rabbitmq::Config::new(vhost.amqp_url()) };
+    let membership = rabbitmq::Membership::default();
+    let consumer = rabbitmq::consumer(&config, &queue.group(), membership).await.expect("a group");
+    let inbox = InboxConfig::new(world.database.options());
+    let inbox = Inbox::open(&inbox, "billing", Keeping::default()).await.expect("a database");
+    let handlers = Handlers::new().inside("Happened", Effect).inside("Poison", Effect);
+    let pace = Config { lag_every: Some(Duration::from_millis(500)), ..Config::new("billing") };
+    let runtime = Runtime::new(Arc::new(inbox), Arc::new(consumer), handlers, pace);
+    let service = Service::new("shop", [runtime.stats()]);
+    let server = Server::bind("127.0.0.1:0".parse().expect("an address")).await.expect("a port");
+    let address = server.address();
+    tasks.spawn(async move {
+        server.run(Arc::new(service), None, CancellationToken::new()).await.expect("it serves");
+    });
+    tasks.spawn(async move { runtime.run(CancellationToken::new()).await.expect("it runs") });
+    address
+}
