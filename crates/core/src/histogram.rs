@@ -21,7 +21,7 @@ pub struct Spread {
     pub sum: f64,
     /// How many there were.
     pub count: u64,
-    /// Each bound with how many were above the bound before and not above this one; the last is [`f64::MAX`].
+    /// Each bound with how many were above the bound before and not above this one; the last is [`f64::INFINITY`].
     pub buckets: Vec<(f64, u64)>,
 }
 
@@ -49,7 +49,7 @@ impl Histogram {
 
     /// What was counted so far. Its count is that of its buckets, whatever is counted meanwhile.
     pub fn spread(&self) -> Spread {
-        let bounds = self.bounds.iter().copied().chain([f64::MAX]);
+        let bounds = self.bounds.iter().copied().chain([f64::INFINITY]);
         let counts = self.counts.iter().map(|count| count.load(Ordering::Relaxed));
         let buckets: Vec<(f64, u64)> = bounds.zip(counts).collect();
         #[expect(clippy::cast_precision_loss, reason = "a sum may be inexact")]
@@ -69,7 +69,7 @@ mod tests {
             histogram.observe(value);
         }
         let spread = histogram.spread();
-        assert_eq!(spread.buckets, [(0.5, 2), (1.0, 2), (f64::MAX, 2)]);
+        assert_eq!(spread.buckets, [(0.5, 2), (1.0, 2), (f64::INFINITY, 2)]);
         assert_eq!(spread.count, 6);
         assert!((spread.sum - 18.25).abs() < 1e-9, "{}", spread.sum);
     }
