@@ -12,6 +12,8 @@ mod daemon;
 mod far;
 #[path = "run/flow.rs"]
 mod flow;
+#[path = "run/metrics.rs"]
+mod metrics;
 #[path = "run/nats.rs"]
 mod nats;
 #[path = "run/rabbitmq.rs"]

@@ -80,3 +80,70 @@ async fn a_port_that_others_can_reach_needs_a_token() {
     assert!(!daemon.log().contains("long enough"));
     daemon.stop();
 }
+
+/// One of the things that readiness stands on: whether it is well, whether it is needed, and what was seen.
+fn part(daemon: &Daemon, name: &str) -> (bool, bool, String) {
+    let body: Value = serde_json::from_str(&daemon.get("/readyz").1).expect("JSON");
+    let parts = body["parts"].as_array().expect("parts");
+    let part = parts.iter().find(|part| part["part"] == name).unwrap_or_else(|| panic!("{body}"));
+    let is = |key: &str| part[key].as_bool().expect("a boolean");
+    (is("ok"), is("needed"), part["seen"].as_str().expect("a sentence").to_owned())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn readiness_says_how_database_schema_and_broker_are() {
+    let world = World::new().await;
+    let mut daemon = world.start("");
+    daemon.ready();
+    assert_eq!(part(&daemon, "database"), (true, true, "answers, 8 shards are held".to_owned()));
+    let known = "is one that this program knows, with this destination".to_owned();
+    assert_eq!(part(&daemon, "schema"), (true, true, known));
+    assert_eq!(part(&daemon, "broker"), (true, false, "was there when last tried".to_owned()));
+    let (status, body) = daemon.get("/startupz");
+    assert!(status == 200 && body.contains("has started"), "{status} {body}");
+    daemon.stop();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_outage_makes_it_unready_only_where_that_was_asked_for() {
+    for (asked, expected) in [(false, 200), (true, 503)] {
+        let world = World::new().await;
+        let variable = [("RELEVO__ADMIN__READY_NEEDS_BROKER", if asked { "true" } else { "false" })];
+        let mut daemon = Daemon::start(&world.config("[relay]\npublish_deadline_ms = 2000\n"), &variable);
+        world.emit("orders", 1).await;
+        World::delivered(&daemon, "shop", 1);
+        assert_eq!(daemon.get("/readyz").0, 200);
+        let lock = world.lock_broker().await;
+        world.emit("orders", 5).await;
+        until("the broker is told as away", || !part(&daemon, "broker").0);
+        let (_, needed, seen) = part(&daemon, "broker");
+        assert!(needed == asked && seen.starts_with("away for "), "{needed} {seen}");
+        until("the answer follows", || daemon.get("/readyz").0 == expected);
+        assert_eq!((daemon.get("/livez").0, daemon.get("/startupz").0), (200, 200));
+        drop(lock);
+        World::delivered(&daemon, "shop", 6);
+        until("it is ready again", || daemon.get("/readyz").0 == 200);
+        daemon.stop();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stuck_key_and_a_dead_letter_are_told_and_do_not_make_it_unready() {
+    let world = World::new().await;
+    let mut daemon = world.start("");
+    daemon.ready();
+    world
+        .run(
+            "WITH d AS (INSERT INTO relevo.dead_letter (destination, id, seq, slot, created_at, topic, key, type, content_type, \
+             payload, route, class, error, attempts) VALUES ('main', gen_random_uuid(), 1, 0, now(), 'orders', 'stuck', 'T', \
+             'c', '', 'all', 'poison', 'bad', 1) RETURNING id) \
+             INSERT INTO relevo.parked_key (destination, key, slot, state, attempts, dead_id, route, class, error) \
+             SELECT 'main', 'stuck', 0, 'dead', 1, d.id, 'all', 'poison', 'bad' FROM d",
+        )
+        .await;
+    for name in ["outbox_parked_keys", "outbox_dead_gauge", "mq_dlq_total"] {
+        until(name, || daemon.metric(&format!("{name}{LABELS}")) == Some(1));
+    }
+    assert_eq!(daemon.get("/readyz").0, 200);
+    daemon.stop();
+}

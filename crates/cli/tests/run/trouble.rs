@@ -30,6 +30,8 @@ async fn a_database_that_is_away_at_the_start_is_waited_for() {
     let (status, body) = daemon.get("/readyz");
     assert!(status == 503 && body.contains("waiting for the database: "), "{status} {body}");
     assert_eq!(daemon.get("/livez").0, 200, "waiting is no reason to be killed");
+    let (status, body) = daemon.get("/startupz");
+    assert!(status == 200 && body.contains("waiting for the database"), "nor to be started anew: {status} {body}");
     proxy.unblock();
     World::delivered(&daemon, "shop", 10);
     daemon.ready();

@@ -1,0 +1,193 @@
+//! What a busy daemon tells of itself, and that its page says the same.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::time::{Duration, Instant};
+
+use relevo_testkit::rabbitmq::{Server, Vhost};
+
+use crate::daemon::{Daemon, until};
+use crate::world::{BEGIN, Directory, World};
+
+/// The names that teams' alerts use.
+const PROMISED: [&str; 9] = [
+    "outbox_publish_attempts_total",
+    "outbox_published_total",
+    "outbox_retry_total",
+    "outbox_failed_permanent_total",
+    "outbox_backlog_gauge",
+    "outbox_publish_latency_seconds_bucket",
+    "outbox_pending_total",
+    "outbox_dispatch_latency_ms_bucket",
+    "mq_dlq_total",
+];
+
+/// A family: its type, and the sets of labels that its series may have.
+type Family = (String, Vec<BTreeSet<String>>);
+
+/// The families of the page, by section.
+fn page() -> BTreeMap<String, BTreeMap<String, Family>> {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/reference/metrics.md");
+    let text = std::fs::read_to_string(path).expect("the page is there");
+    let (mut sections, mut section) = (BTreeMap::new(), String::new());
+    for line in text.lines() {
+        if let Some(title) = line.strip_prefix("## ") {
+            title.clone_into(&mut section);
+        } else if let Some(row) = line.strip_prefix("| `") {
+            let cells: Vec<&str> = row.split(" | ").collect();
+            let [name, kind, labels, ..] = cells[..] else { panic!("{line}") };
+            let sets = labels.split("; ").map(|set| set.split(", ").map(str::to_owned).collect()).collect();
+            let families: &mut BTreeMap<_, _> = sections.entry(section.clone()).or_default();
+            families.insert(name.trim_end_matches('`').to_owned(), (kind.to_owned(), sets));
+        }
+    }
+    sections
+}
+
+/// The types of all families, by the name that their series begin with.
+fn types(metrics: &str) -> BTreeMap<String, String> {
+    let types = metrics.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
+    let named = types.map(|(name, kind)| match kind {
+        "counter" => (format!("{name}_total"), kind.to_owned()),
+        "info" => (format!("{name}_info"), kind.to_owned()),
+        _ => (name.to_owned(), kind.to_owned()),
+    });
+    named.collect()
+}
+
+/// The series, each by its family and the names of its labels.
+fn series(metrics: &str) -> Vec<(String, BTreeSet<String>)> {
+    let lines = metrics.lines().filter(|line| !line.starts_with('#'));
+    let read = |line: &str| {
+        let (name, rest) = line.split_once('{').expect("every series has labels");
+        let (labels, _) = rest.split_once('}').expect("labels end");
+        let ends = ["_bucket", "_sum", "_count"];
+        let family = ends.iter().find_map(|end| name.strip_suffix(end)).unwrap_or(name);
+        let labels = labels.split("\",").map(|pair| pair.split_once('=').expect("a label has a value").0.to_owned());
+        (family.to_owned(), labels.filter(|label| label != "le").collect())
+    };
+    lines.map(read).collect()
+}
+
+/// Carries to the embedded broker and to RabbitMQ, beside a consumer; one message is dead.
+async fn busy(world: &World, vhost: &Vhost) -> Daemon {
+    let file = world.directory.path().join("shop.db");
+    let embedded = format!("kind = \"embedded\"\npath = \"{}\"\n", file.display());
+    let rabbit = format!(
+        "kind = \"rabbitmq\"\nurls = [\"{}\"]\nmanagement_url = \"{}\"\ntopology = \"apply\"\n\
+         exchange = \"shop\"\n[BROKER.exchanges.shop]\n[BROKER.queues.billing]\nbind = [\"shop/orders.#\"]\n",
+        vhost.amqp_url(),
+        vhost.management_url()
+    );
+    world
+        .run(
+            "SELECT relevo.inbox_beat('billing', '00000000-0000-0000-0000-000000000001', 'one', 60000, now(), '[]', '[]', 100); \
+             SELECT relevo.inbox_take('billing', '00000000-0000-0000-0000-000000000001', '{0}', 100); \
+             SELECT relevo.inbox_beat('billing', '00000000-0000-0000-0000-000000000001', 'one', 60000, now(), '[]', '[]', 100)",
+        )
+        .await;
+    let daemon = Daemon::start(&world.carried_to(&[("main", &embedded), ("rabbit", &rabbit)], ""), &[]);
+    world.emit("orders", 40).await;
+    World::taken(&daemon, "main", 40);
+    World::taken(&daemon, "rabbit", 40);
+    let dead = "INSERT INTO relevo.dead_letter (destination, id, seq, slot, created_at, topic, key, type, content_type, payload, \
+                route, class, error, attempts) VALUES \
+                ('main', gen_random_uuid(), 1, 0, now(), 'orders', 'k', 'T', 'c', '', 'all', 'poison', 'bad', 1)";
+    world.run(dead).await;
+    let is_told = |begins: &str, value| daemon.metric(begins) == Some(value);
+    let outbox = "{service=\"relevo\",outbox=\"shop\",";
+    until("the dead letter is told", || is_told(&format!("mq_dlq_total{outbox}destination=\"main\""), 1));
+    until("the consumer is told", || is_told(&format!("inbox_members{outbox}"), 1));
+    let nodes = format!("broker_nodes_running{outbox}destination=\"rabbit\"");
+    until("the nodes are told", || is_told(&nodes, 1));
+    let queue = "mq_dlq_total{service=\"relevo\",broker=\"rabbitmq\",lane=\"billing.dead\"}";
+    until("the dead-letter queue is told", || is_told(queue, 0));
+    daemon
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_page_says_what_a_busy_daemon_tells_and_nothing_else() {
+    let (world, vhost) = (World::new().await, Server::shared().vhost().await);
+    let mut daemon = busy(&world, &vhost).await;
+    let (_, metrics) = daemon.get("/metrics");
+    let mut page = page();
+    let optional = page.remove("Traces").expect("a section about traces");
+    page.remove("Consumers").expect("a section about consumers");
+    let page: BTreeMap<String, Family> = page.into_values().flatten().collect();
+    let types = types(&metrics);
+    for (name, (kind, _)) in &page {
+        assert_eq!(types.get(name), Some(kind), "`{name}` is on the page and is not told so:\n{metrics}");
+    }
+    for name in types.keys() {
+        assert!(page.contains_key(name) || optional.contains_key(name), "`{name}` is told and is not on the page");
+    }
+    let series = series(&metrics);
+    for (name, labels) in &series {
+        let Some((_, sets)) = page.get(name) else { continue };
+        assert!(sets.contains(labels), "`{name}` has the labels {labels:?}, the page says {sets:?}");
+    }
+    let told: BTreeSet<&str> = series.iter().map(|(name, _)| name.as_str()).collect();
+    let silent: Vec<&String> = page.keys().filter(|name| !told.contains(name.as_str())).collect();
+    assert!(silent.is_empty(), "{silent:?} have no series:\n{metrics}");
+    for name in PROMISED {
+        assert!(metrics.contains(&format!("\n{name}{{service=\"relevo\",")), "`{name}` is missing:\n{metrics}");
+    }
+    let helped = metrics.lines().filter(|line| line.starts_with("# HELP ")).count();
+    assert_eq!(helped, types.len(), "every family has a help text");
+    daemon.stop();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn latencies_are_counted_once_a_message() {
+    let world = World::new().await;
+    let mut daemon = world.start("");
+    world.emit("orders", 40).await;
+    World::delivered(&daemon, "shop", 40);
+    let labels = "{service=\"relevo\",outbox=\"shop\",destination=\"main\"";
+    for name in ["outbox_publish_latency_seconds", "outbox_dispatch_latency_ms"] {
+        assert_eq!(daemon.metric(&format!("{name}_count{labels}}}")), Some(40), "{name}");
+        assert_eq!(inf(&daemon, name), Some(40), "{name}");
+    }
+    assert_eq!(daemon.metric(&format!("outbox_lease_changes_total{labels}}}")), Some(8), "each shard was taken once");
+    daemon.stop();
+}
+
+/// The last bucket, wherever its label stands.
+fn inf(daemon: &Daemon, name: &str) -> Option<i64> {
+    let (_, metrics) = daemon.get("/metrics");
+    let begins = format!("{name}_bucket{{");
+    let line = metrics.lines().find(|line| line.starts_with(&begins) && line.contains("le=\"+Inf\""))?;
+    line.rsplit(' ').next()?.parse().ok()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_scrape_of_twenty_destinations_takes_less_than_fifty_milliseconds() {
+    const LIMIT: Duration = Duration::from_millis(50);
+    let directory = Directory::new();
+    let file = directory.path().join("outbox.db");
+    relevo_store_sqlite::migrate::migrate(&file).await.expect("a new file");
+    let mut text = format!("{BEGIN}[outboxes.shop]\ndatabase = \"sqlite:{}\"\n", file.display());
+    for number in 0..20 {
+        let section = format!("outboxes.shop.destinations.d{number}");
+        let broker = format!("kind = \"embedded\"\npath = \"{}\"", directory.path().join("broker.db").display());
+        writeln!(text, "[{section}]\ncreate = true\n[{section}.broker]\n{broker}").expect("a text");
+    }
+    let mut daemon = Daemon::start(&directory.write("relevo.toml", &text), &[]);
+    daemon.ready();
+    let everything = "outbox_oldest_pending_age_seconds{";
+    until("all are sampled", || {
+        let (_, metrics) = daemon.get("/metrics");
+        metrics.lines().filter(|line| line.starts_with(everything)).count() == 20
+    });
+    let mut times: Vec<Duration> = (0..21)
+        .map(|_| {
+            let began = Instant::now();
+            assert_eq!(daemon.get("/metrics").0, 200);
+            began.elapsed()
+        })
+        .collect();
+    times.sort_unstable();
+    // One that the machine held up says nothing about a scrape.
+    assert!(times[10] < LIMIT, "{times:?}");
+    daemon.stop();
+}
