@@ -16,8 +16,10 @@ mod payload;
 mod replay;
 mod shards;
 mod show;
+mod status;
 mod table;
 mod takeover;
+mod top;
 mod topology;
 mod trace;
 mod verify;
@@ -55,6 +57,10 @@ pub(crate) enum Command {
     Replay(replay::Command),
     /// Shows the shards of a destination and the relays that hold them.
     Shards(shards::Args),
+    /// Shows at once what waits, how old it is, how fast it moves, and what needs a person.
+    Status(status::Args),
+    /// The same, again and again, until Ctrl-C.
+    Top(top::Args),
     /// Says how much waits for a destination.
     Backlog(backlog::Args),
     /// Lists, adds, removes and changes destinations.
@@ -96,6 +102,8 @@ pub(crate) async fn run(command: Command) -> Result<Code> {
         Command::Trace(args) => trace::run(&args).await,
         Command::Replay(command) => replay::run(command).await,
         Command::Shards(args) => shards::run(&args).await,
+        Command::Status(args) => status::run(&args).await,
+        Command::Top(args) => top::run(&args).await,
         Command::Backlog(args) => backlog::run(&args).await,
         Command::Destination(command) => destination::run(command).await,
         Command::Verify(args) => verify::run(&args).await,

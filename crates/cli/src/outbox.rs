@@ -9,6 +9,7 @@ use clap::Args;
 use relevo_core::inbox::operate as consumers;
 use relevo_core::inbox::source::{ReplaySource, Sending};
 use relevo_core::operate::{Destination, Inspect, Operate};
+use relevo_core::sample::Sample;
 use relevo_core::store::DeadLetters;
 use relevo_core::{Draft, MessageId};
 use relevo_store_postgres as postgres;
@@ -35,9 +36,9 @@ pub(crate) struct Which {
 }
 
 /// Everything that people ask of an outbox and tell it.
-pub(crate) trait Outbox: Inspect + Operate + DeadLetters {}
+pub(crate) trait Outbox: Inspect + Operate + DeadLetters + Sample {}
 
-impl<T: Inspect + Operate + DeadLetters> Outbox for T {}
+impl<T: Inspect + Operate + DeadLetters + Sample> Outbox for T {}
 
 /// Where an outbox is.
 #[derive(Debug)]

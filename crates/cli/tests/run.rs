@@ -8,6 +8,8 @@ mod both;
 mod command;
 #[path = "run/daemon.rs"]
 mod daemon;
+#[path = "run/failure.rs"]
+mod failure;
 #[path = "run/far.rs"]
 mod far;
 #[path = "run/flow.rs"]
@@ -20,6 +22,8 @@ mod nats;
 mod rabbitmq;
 #[path = "run/reload.rs"]
 mod reload;
+#[path = "run/status.rs"]
+mod status;
 #[path = "run/systemd.rs"]
 mod systemd;
 #[path = "run/topology.rs"]

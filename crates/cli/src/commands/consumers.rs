@@ -2,7 +2,7 @@
 
 mod dead;
 mod orders;
-mod show;
+pub(super) mod show;
 
 use std::io;
 
@@ -92,7 +92,7 @@ fn row(consumer: &Consumer, now: Timestamp) -> Vec<String> {
 }
 
 /// What it does, in a word.
-const fn state(consumer: &Consumer) -> &'static str {
+pub(super) const fn state(consumer: &Consumer) -> &'static str {
     match (consumer.paused, consumer.members) {
         (true, _) => "paused",
         (false, 0) => "nobody",
@@ -101,12 +101,12 @@ const fn state(consumer: &Consumer) -> &'static str {
 }
 
 /// Counts end somewhere, and then there may be more.
-fn counted(count: u64) -> String {
+pub(super) fn counted(count: u64) -> String {
     if count < COUNTED_MAX { count.to_string() } else { format!("{count}+") }
 }
 
 /// How long ago, or that it never was.
-fn ago(at: Option<Timestamp>, now: Timestamp) -> String {
+pub(super) fn ago(at: Option<Timestamp>, now: Timestamp) -> String {
     at.map_or_else(|| "never".to_owned(), |at| moment::relative(at, now))
 }
 

@@ -11,7 +11,7 @@ use crate::far::{assert_in_order, jetstream, stored_in};
 use crate::world::World;
 
 /// The section of a broker at this address, and a stream that stores everything under one word.
-fn at(address: &str, stream: &str, more: &str) -> String {
+pub(crate) fn at(address: &str, stream: &str, more: &str) -> String {
     format!(
         "kind = \"nats\"\nurls = [\"nats://{address}\"]\nstream = \"{stream}\"\n{more}\n[BROKER.streams.one]\n\
          name = \"{stream}\"\nsubjects = [\"{stream}.>\"]\n"
@@ -19,7 +19,7 @@ fn at(address: &str, stream: &str, more: &str) -> String {
 }
 
 /// Everything goes to subjects under one word.
-fn route(word: &str) -> String {
+pub(crate) fn route(word: &str) -> String {
     format!(
         "[[outboxes.shop.destinations.main.routes]]\naddress = \"{word}.{{topic}}\"\nheaders = {{ x-event-id = \"{{id}}\" }}\n"
     )

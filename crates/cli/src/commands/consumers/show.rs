@@ -50,7 +50,8 @@ fn by_number(lane: &str) -> (&str, Option<u64>) {
     (name, lane[name.len()..].parse().ok())
 }
 
-fn json(shown: &Shown) -> Value {
+/// All of it.
+pub(in crate::commands) fn json(shown: &Shown) -> Value {
     let mut value = object(&shown.consumer);
     value["member_list"] = shown.members.iter().map(member_object).collect();
     value["lanes"] = shown.lanes.iter().map(lane_object).collect();

@@ -1,0 +1,183 @@
+//! Everything that is known at one moment, and what came of two of them.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use jiff::Timestamp;
+use relevo_core::inbox::operate::Shown;
+use relevo_core::operate::{Destination, Listed, Search, Shard, Status};
+use relevo_core::sample::{Surroundings, Vitals};
+use relevo_core::store::{DeadFilter, DeadLetter};
+use tokio::time::Instant;
+
+use super::exposition::{Exposition, Spread, grown};
+use super::ports::{Answer, Ports};
+use crate::database::ANSWER_DEADLINE;
+use crate::outbox::{Outbox, Place};
+
+/// How long heads of keys are looked for.
+const BUDGET: Duration = Duration::from_millis(200);
+/// The states of a message that its key waits for.
+const HEADS: [Status; 3] = [Status::Retrying, Status::Held, Status::Quarantined];
+
+/// One look at everything.
+pub(super) struct Moment {
+    pub(super) at: Instant,
+    pub(super) clock: Timestamp,
+    pub(super) destinations: Vec<At>,
+    pub(super) around: Surroundings,
+    pub(super) consumers: Vec<Shown>,
+    pub(super) ports: Vec<Answer>,
+}
+
+/// A destination at that moment.
+pub(super) struct At {
+    pub(super) destination: Destination,
+    pub(super) vitals: Vitals,
+    pub(super) shards: Vec<Shard>,
+    /// The first messages of keys that wait.
+    pub(super) heads: Vec<Listed>,
+    /// The oldest dead letters that nobody marked.
+    pub(super) dead: Vec<DeadLetter>,
+}
+
+/// Looks again and again.
+pub(super) struct Watcher {
+    place: Place,
+    ports: Ports,
+    rows: usize,
+    outboxes: Vec<(String, Box<dyn Outbox>)>,
+}
+
+impl Watcher {
+    /// With so many rows at most of what may be long.
+    pub(super) fn new(place: Place, ports: Ports, rows: usize) -> Self {
+        Self { place, ports, rows, outboxes: Vec::new() }
+    }
+
+    pub(super) fn shown(&self) -> String {
+        self.place.shown()
+    }
+
+    pub(super) async fn look(&mut self) -> Result<Moment> {
+        let ports = self.ports.ask().await;
+        let at = Instant::now();
+        let consumers = self.place.consumers().await?;
+        let mut shown = Vec::new();
+        for consumer in consumers.consumers().await? {
+            shown.extend(consumers.consumer(&consumer.name, self.rows).await?);
+        }
+        let mut destinations = Vec::new();
+        let first = self.outbox("").await?;
+        let (known, around) = (first.destinations().await?, first.surroundings().await?);
+        for destination in known {
+            let rows = self.rows;
+            let outbox = self.outbox(&destination.name).await?;
+            destinations.push(look_at(outbox, destination, rows).await?);
+        }
+        Ok(Moment { at, clock: Timestamp::now(), destinations, around, consumers: shown, ports })
+    }
+
+    /// Opened once.
+    async fn outbox(&mut self, destination: &str) -> Result<&dyn Outbox> {
+        let known = self.outboxes.iter().position(|(name, _)| name == destination);
+        let at = if let Some(at) = known {
+            at
+        } else {
+            let outbox = self.place.open(destination, ANSWER_DEADLINE).await;
+            let outbox = outbox.with_context(|| format!("the outbox at {}", self.place.shown()))?;
+            self.outboxes.push((destination.to_owned(), outbox));
+            self.outboxes.len() - 1
+        };
+        Ok(&*self.outboxes[at].1)
+    }
+}
+
+async fn look_at(outbox: &dyn Outbox, destination: Destination, rows: usize) -> Result<At> {
+    let mut heads = Vec::new();
+    for status in HEADS {
+        let search = Search { status: Some(status), ..Search::default() };
+        heads.extend(outbox.search(&search, rows, BUDGET).await?.messages);
+    }
+    heads.sort_by_key(|listed| listed.created_at);
+    heads.truncate(rows);
+    let unmarked = DeadFilter { unmarked: true, ..DeadFilter::default() };
+    Ok(At {
+        vitals: outbox.vitals().await?,
+        shards: outbox.shards().await?,
+        heads,
+        dead: outbox.dead(&unmarked, rows).await?,
+        destination,
+    })
+}
+
+/// What a destination or a consumer did between two moments, as far as ports told.
+#[derive(Debug, Default, PartialEq)]
+pub(super) struct Pace {
+    /// Messages a second.
+    pub(super) rate: Option<f64>,
+    /// Seconds.
+    pub(super) p50: Option<f64>,
+    pub(super) p99: Option<f64>,
+}
+
+impl Moment {
+    /// Confirmed messages of a destination, and from emit to confirm.
+    pub(super) fn published(&self, before: &Self, destination: &str) -> Pace {
+        let labels = [("destination", destination)];
+        self.pace(before, "outbox_published_total", "outbox_publish_latency_seconds", &labels)
+    }
+
+    /// Handled messages of a consumer, and how long its handlers took.
+    pub(super) fn handled(&self, before: &Self, consumer: &str) -> Pace {
+        let labels = [("consumer", consumer), ("verdict", "done")];
+        let mut pace = self.pace(before, "inbox_handled_total", "", &labels);
+        let took = self.pace(before, "", "inbox_handler_duration_seconds", &labels[..1]);
+        (pace.p50, pace.p99) = (took.p50, took.p99);
+        pace
+    }
+
+    /// What waits for a consumer at the broker, by lane.
+    pub(super) fn lag(&self, consumer: &str, lane: &str) -> Option<f64> {
+        let labels = [("consumer", consumer), ("lane", lane)];
+        self.told().filter_map(|(_, told)| told.sum("inbox_lag_messages", &labels)).reduce(f64::max)
+    }
+
+    /// Whether the broker of a destination is there, by what its relays say.
+    pub(super) fn broker_up(&self, destination: &str) -> Option<bool> {
+        let labels = [("destination", destination)];
+        self.told().filter_map(|(_, told)| told.sum("broker_up", &labels)).reduce(f64::max).map(|up| up > 0.0)
+    }
+
+    /// Messages a second that were emitted: what left, and what more waits than before.
+    pub(super) fn emitted(&self, before: &Self, at: &At) -> Option<f64> {
+        let then = before.destinations.iter().find(|it| it.destination.name == at.destination.name)?;
+        let waiting = |at: &At| at.vitals.backlog.exact.then_some(at.vitals.backlog.pending + at.vitals.backlog.parked);
+        #[expect(clippy::cast_precision_loss, reason = "a rate may be inexact")]
+        let more = (waiting(at)? - waiting(then)?) as f64;
+        let rate = self.published(before, &at.destination.name).rate?;
+        Some((rate + more / self.seconds_since(before)).max(0.0))
+    }
+
+    fn pace(&self, before: &Self, counter: &str, histogram: &str, labels: &[(&str, &str)]) -> Pace {
+        let (mut count, mut spread) = (None, Spread::default());
+        for (port, after) in self.told() {
+            // A port that was not there before would tell its whole past.
+            let Some((_, then)) = before.told().find(|(name, _)| *name == port) else { continue };
+            if let Some(now) = after.sum(counter, labels) {
+                *count.get_or_insert(0.0) += grown(then.sum(counter, labels).unwrap_or(0.0), now);
+            }
+            spread.add(histogram, labels, then, after);
+        }
+        let seconds = self.seconds_since(before);
+        Pace { rate: count.map(|count| count / seconds), p50: spread.quantile(0.5), p99: spread.quantile(0.99) }
+    }
+
+    fn told(&self) -> impl Iterator<Item = (&str, &Exposition)> {
+        self.ports.iter().filter_map(|answer| Some((answer.port.as_str(), answer.told.as_ref().ok()?)))
+    }
+
+    fn seconds_since(&self, before: &Self) -> f64 {
+        (self.at - before.at).as_secs_f64().max(f64::EPSILON)
+    }
+}

@@ -1,0 +1,134 @@
+//! `relevo status` and `relevo top` beside a daemon that works.
+
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+use crate::daemon::{Daemon, until};
+use crate::world::World;
+
+/// A daemon that has carried something.
+async fn busy(world: &World) -> Daemon {
+    let daemon = world.start("");
+    world.emit("orders", 40).await;
+    World::delivered(&daemon, "shop", 40);
+    daemon
+}
+
+/// A key whose first message is tried again in an hour, and one that a dead letter holds; its name plays a trick on terminals.
+const WAITING: &str = "
+    INSERT INTO relevo.parked_key (destination, key, slot, state, attempts, next_at, route, class, error)
+    VALUES ('main', 'late', relevo.slot_of('late'), 'retry', 2, clock_timestamp() + interval '1 hour', 'all', 'transient', 'no room');
+    INSERT INTO relevo.parked_message (destination, key, seq, slot, id, created_at, topic, type, content_type, payload)
+    VALUES ('main', 'late', 900, relevo.slot_of('late'), gen_random_uuid(), clock_timestamp(), 'orders', 'Happened', 'text/plain', 'x');
+    WITH letter AS (
+        INSERT INTO relevo.dead_letter
+            (destination, id, seq, slot, created_at, topic, key, type, content_type, payload, route, attempts, class, error)
+        VALUES ('main', gen_random_uuid(), 901, relevo.slot_of(E'gone\\x1b[2J'), clock_timestamp(), 'orders', E'gone\\x1b[2J', 'Happened',
+            'text/plain', 'x', 'all', 3, 'poison', 'never') RETURNING id
+    )
+    INSERT INTO relevo.parked_key (destination, key, slot, state, attempts, dead_id, route, class, error)
+    SELECT 'main', E'gone\\x1b[2J', relevo.slot_of(E'gone\\x1b[2J'), 'dead', 3, id, 'all', 'poison', 'never' FROM letter";
+
+fn relevo(world: &World, arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_relevo"))
+        .args(arguments)
+        .env("RELEVO_DATABASE_URL", world.database.url())
+        .env_remove("RELEVO_ADMIN_TOKEN")
+        .output()
+        .expect("the binary starts")
+}
+
+fn json(output: &Output) -> Value {
+    let text = String::from_utf8_lossy(&output.stdout);
+    serde_json::from_str(text.lines().last().unwrap_or_default())
+        .unwrap_or_else(|error| panic!("{error}: {text}{}", String::from_utf8_lossy(&output.stderr)))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn status_tells_what_waits_and_how_fast_it_moves() {
+    let world = World::new().await;
+    let mut daemon = busy(&world).await;
+    let admin = format!("http://{}", daemon.admin());
+    let traffic = world.database.url();
+    let mut writer = tokio::task::JoinSet::new();
+    writer.spawn(async move {
+        let options: sqlx::postgres::PgConnectOptions = traffic.parse().expect("a URL");
+        let mut connection = sqlx::ConnectOptions::connect(&options).await.expect("the test's database");
+        for n in 0..100 {
+            let sql = format!("SELECT relevo.emit('orders', 'key-{}', 'Happened', '{{}}')", n % 7);
+            sqlx::raw_sql(sqlx::AssertSqlSafe(sql)).execute(&mut connection).await.expect("a good statement");
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
+    });
+    let output =
+        tokio::task::block_in_place(|| relevo(&world, &["status", "--admin", &admin, "--over", "1s", "--json"]));
+    writer.join_next().await.expect("a writer").expect("it ends");
+    let status = json(&output);
+    let main = &status["destinations"][0];
+    assert_eq!((&main["name"], &main["broker_up"], &main["exact"]), (&"main".into(), &true.into(), &true.into()));
+    assert_eq!(main["shards"].as_array().map(Vec::len), Some(8));
+    let rate = main["published_per_second"].as_f64().unwrap_or_else(|| panic!("{status}"));
+    assert!((5.0..200.0).contains(&rate), "{rate}");
+    let (p50, p99) = (main["p50_seconds"].as_f64(), main["p99_seconds"].as_f64());
+    assert!(p50 > Some(0.0) && p99 >= p50, "{status}");
+    assert_eq!(status["admin_ports"][0]["error"], Value::Null);
+    World::delivered(&daemon, "shop", 140);
+    let text = relevo(&world, &["status", "--admin", &admin, "--over", "100ms"]);
+    let text = String::from_utf8(text.stdout).expect("UTF-8");
+    let row = text.lines().find(|line| line.starts_with("main")).unwrap_or_else(|| panic!("{text}"));
+    assert!(row.contains("up") && row.contains("1, 8 of 8 shards"), "{row}");
+    daemon.stop();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn status_names_keys_that_wait_and_dead_letters_without_any_relay() {
+    let world = World::new().await;
+    let mut daemon = world.start("");
+    world.emit("orders", 1).await;
+    World::delivered(&daemon, "shop", 1);
+    daemon.stop();
+    world.run(WAITING).await;
+    let status = json(&relevo(&world, &["status", "--over", "10ms", "--json"]));
+    let main = &status["destinations"][0];
+    assert_eq!((&main["parked_keys"], &main["published_per_second"]), (&2.into(), &Value::Null), "{status}");
+    assert_eq!((&main["heads"][0]["key"], &main["dead"]), (&"late".into(), &1.into()), "{status}");
+    let text = String::from_utf8(relevo(&world, &["status", "--over", "10ms"]).stdout).expect("UTF-8");
+    let row = |begin: &str, key: &str| text.lines().any(|line| line.starts_with(begin) && line.contains(key));
+    assert!(row("main", "late") && row("main", "no room") && row("main", "gone\\u{1b}[2J"), "{text}");
+    assert!(text.contains("no admin port was read") || text.contains("IN/S"), "{text}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_port_that_was_named_and_does_not_answer_is_told() {
+    let world = World::new().await;
+    let mut daemon = busy(&world).await;
+    let text = relevo(&world, &["status", "--admin", "http://127.0.0.1:1", "--over", "10ms"]);
+    let text = String::from_utf8(text.stdout).expect("UTF-8");
+    assert!(text.contains("the admin port 127.0.0.1:1 was not read: "), "{text}");
+    let wrong = relevo(&world, &["status", "--admin", "localhost:9464"]);
+    assert_eq!(wrong.status.code(), Some(2));
+    daemon.stop();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn top_looks_again_and_again() {
+    let world = World::new().await;
+    let mut daemon = busy(&world).await;
+    let output = relevo(&world, &["top", "--times", "3", "--every", "50ms", "--json"]);
+    let text = String::from_utf8(output.stdout).expect("UTF-8");
+    assert_eq!((output.status.code(), text.lines().count()), (Some(0), 3), "{text}");
+    let piped = relevo(&world, &["top"]);
+    assert_eq!(piped.status.code(), Some(2), "it needs a terminal");
+    let drawn = Command::new("script")
+        .args(["-qec", &format!("{} top --times 2 --every 50ms", env!("CARGO_BIN_EXE_relevo")), "/dev/null"])
+        .env("RELEVO_DATABASE_URL", world.database.url())
+        .env("TERM", "xterm")
+        .output()
+        .expect("`script` gives a terminal");
+    let drawn = String::from_utf8_lossy(&drawn.stdout).into_owned();
+    assert!(drawn.contains("\x1b[?1049h") && drawn.contains("\x1b[?1049l"), "{drawn:?}");
+    assert!(drawn.contains("destinations") && drawn.contains("main"), "{drawn:?}");
+    until("the daemon still works", || daemon.get("/readyz").0 == 200);
+    daemon.stop();
+}
