@@ -11,7 +11,7 @@ const WORDS_MIN: usize = 5;
 /// Names in code spans of a page that no source has.
 pub(super) fn check(file: &Path, text: &str, known: &BTreeSet<String>) -> Vec<Finding> {
     let missing = |(line, text): (usize, &str)| {
-        let spans = text.split('`').skip(1).step_by(2).filter(|span| is_long_name(span));
+        let spans = text.split('`').skip(1).step_by(2).filter(|span| has_words(span, WORDS_MIN));
         // The format of metrics adds the end of a counter's name.
         let unknown = spans.filter(|span| !known.contains(*span) && !known.contains(span.trim_end_matches("_total")));
         let told = |span: &str| Finding {
@@ -27,12 +27,13 @@ pub(super) fn check(file: &Path, text: &str, known: &BTreeSet<String>) -> Vec<Fi
 /// The long names of a source.
 pub(super) fn names(text: &str) -> impl Iterator<Item = String> {
     let words = text.split(|char: char| !char.is_ascii_alphanumeric() && char != '_');
-    words.filter(|word| is_long_name(word)).map(str::to_owned)
+    // One less, because of the ends that are added.
+    words.filter(|word| has_words(word, WORDS_MIN - 1)).map(str::to_owned)
 }
 
-fn is_long_name(word: &str) -> bool {
+fn has_words(word: &str, least: usize) -> bool {
     let is_part = |part: &str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit());
-    word.split('_').count() >= WORDS_MIN && word.split('_').all(is_part)
+    word.split('_').count() >= least && word.split('_').all(is_part)
 }
 
 #[cfg(test)]
