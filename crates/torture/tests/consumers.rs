@@ -32,6 +32,8 @@ mod shared;
 mod stage;
 #[path = "consumers/stopping.rs"]
 mod stopping;
+#[path = "consumers/told.rs"]
+mod told;
 
 macro_rules! suite {
     ($store:ident, $broker:ident) => {
@@ -59,6 +61,7 @@ macro_rules! suite {
             stopping::what_a_stopped_member_had_goes_on_at_once,
             calls::a_call_whose_process_died_is_made_again_under_the_same_id,
             age::a_message_that_comes_after_it_was_forgotten_is_a_dead_letter,
+            told::a_process_tells_what_it_handled_and_that_nothing_waits,
         }
     };
 }

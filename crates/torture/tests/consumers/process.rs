@@ -18,6 +18,7 @@ const SOON: Duration = Duration::from_secs(40);
 pub(crate) struct Process {
     child: Child,
     said: Lines<BufReader<ChildStdout>>,
+    heard: Vec<String>,
     stdin: Option<ChildStdin>,
     log: PathBuf,
 }
@@ -35,7 +36,7 @@ impl Process {
             .expect("the binary runs");
         let said = BufReader::new(child.stdout.take().expect("it is piped")).lines();
         let stdin = child.stdin.take();
-        let mut process = Self { child, said, stdin, log };
+        let mut process = Self { child, said, heard: Vec::new(), stdin, log };
         process.until_says("ready").await;
         process
     }
@@ -47,11 +48,17 @@ impl Process {
                 if said == line {
                     return true;
                 }
+                self.heard.push(said);
             }
             false
         };
         let in_time = timeout(SOON, said).await.unwrap_or(false);
         assert!(in_time, "it did not say `{line}`, but:\n{}", self.told());
+    }
+
+    /// The rest of a line that it said meanwhile.
+    pub(crate) fn heard(&self, prefix: &str) -> &str {
+        self.heard.iter().find_map(|line| line.strip_prefix(prefix)).expect("it said so")
     }
 
     /// Lets a message go on that stays somewhere.
