@@ -67,11 +67,12 @@ impl Store {
         Ok(Horizon { transactions: u64::try_from(transactions).unwrap_or(0), held: millis(held.unwrap_or(0)) })
     }
 
-    /// None before the schema has an inbox.
+    /// None before the schema has an inbox, nor for a role that was granted its rights before that.
     async fn consumers(&self) -> Result<Vec<ConsumerVitals>, Error> {
-        let there = format!("SELECT to_regclass({})::text", literal(&format!("{}.inbox_member", self.schema)));
-        let rows = self.asking.call(there).await?;
-        if column::<Option<String>>(rows.first().ok_or(Error::Answer("no row"))?, 0)?.is_none() {
+        let table = literal(&format!("{}.inbox_member", self.schema));
+        let may = format!("SELECT coalesce(has_table_privilege(to_regclass({table}), 'SELECT'), false)");
+        let rows = self.asking.call(may).await?;
+        if !column::<bool>(rows.first().ok_or(Error::Answer("no row"))?, 0)? {
             return Ok(Vec::new());
         }
         let mut rows = Rows::new(self.asking.copy(consumers(&self.schema)).await?, 7)?;

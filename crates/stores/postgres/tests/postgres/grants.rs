@@ -1,9 +1,12 @@
 //! Two grants: a writer may only emit, a relay may read and settle; nobody runs code as the owner.
 
+use std::time::Duration;
+
 use crate::e2e_support::{MAIN, Running, World, config, execute, refusal, store, until};
 use relevo_broker_memory::{Match, MemoryBroker, Rule, Settings};
 use relevo_core::Class;
 use relevo_core::operate::Inspect as _;
+use relevo_core::sample::Sample as _;
 use relevo_core::store::{DeadFilter, DeadLetters as _, Mark, Upkeep as _};
 use relevo_store_postgres::{Schema, migrate};
 use relevo_testkit::PgVersion;
@@ -122,6 +125,8 @@ async fn a_relay_may_read_and_settle_and_nothing_else() {
         })
         .await;
         relay.stop().await;
+        assert_eq!(store.vitals().await.expect("a sample").oldest_pending, Duration::ZERO);
+        assert!(store.surroundings().await.expect("a sample").horizon.is_some());
         world.run("SELECT setval('relevo.message_seq', 3000000)").await;
         until("partitions are prepared", async || store.maintain().await.expect("upkeep").prepared > 0).await;
 
@@ -203,4 +208,20 @@ async fn a_search_path_full_of_traps_catches_nobody_but_the_one_who_set_it() {
             "SELECT count(DISTINCT slot) FROM (SELECT slot FROM relevo.message UNION SELECT relevo.slot_of('k')) AS s";
         assert_eq!(world.number(slots).await, 1, "and nothing of it is believed");
     }
+}
+
+#[tokio::test]
+async fn a_relay_that_was_granted_before_there_was_an_inbox_samples_the_rest() {
+    let server = Private::start(PgVersion::V15).await;
+    let world = World { database: server.database().await, server: Some(server) };
+    world.run("CREATE ROLE carrier LOGIN").await;
+    migrate::migrate_to(&mut world.connect().await, &Schema::default(), 6).await.expect("an empty database");
+    world.run(&format!("SELECT relevo.add_destination('{MAIN}', 8, 'oldest'), relevo.grant_relay('carrier')")).await;
+    migrate::migrate(&mut world.connect().await, &Schema::default()).await.expect("an old schema");
+    world.emit(&["a"]).await;
+    world.run("SELECT relevo.inbox_begin('billing', gen_random_uuid())").await;
+    let store = store(world.database.options().username("carrier"), MAIN).await;
+    assert_eq!(store.vitals().await.expect("a sample").backlog.pending, 1);
+    let around = store.surroundings().await.expect("a sample");
+    assert!(around.horizon.is_some() && around.consumers.is_empty(), "{around:?}");
 }
