@@ -1,5 +1,7 @@
 //! How much of each lane waits.
 
+use std::collections::BTreeMap;
+
 use relevo_core::Lane;
 use sqlx::Row as _;
 
@@ -17,10 +19,16 @@ impl Shared {
                 *waiting += more.cast_unsigned();
             }
         };
+        // Of its own lanes this consumer knows before the file does that nothing is there for it.
+        let state = self.state.lock().await;
+        let cursors: BTreeMap<String, i64> =
+            state.lanes.iter().map(|(lane, held)| (lane.to_string(), held.cursor)).collect();
+        drop(state);
         let fresh = sqlx::query(FRESH)
             .bind(self.group.id)
             .bind(i64::from(self.group.lanes))
             .bind(LAG_EXACT_MAX.cast_signed())
+            .bind(serde_json::json!(cursors).to_string())
             .fetch_all(self.broker.link.readers())
             .await?;
         for row in fresh.iter().filter(|row| self.patterns.matches(row.get(1))) {
@@ -41,14 +49,14 @@ impl Shared {
 /// What was never handed out, by lane and address. The log is cut where lanes stand, so that a message is looked at once, for
 /// every lane that has come so far at most.
 const FRESH: &str = "
-WITH place AS (
-    SELECT max(cursor, (SELECT coalesce(min(seq), 1) - 1 FROM broker_message)) AS low FROM broker_lane WHERE grp = ?1),
+WITH place AS MATERIALIZED (
+    SELECT l.lane, max(l.cursor, coalesce(c.value, 0), (SELECT coalesce(min(seq), 1) - 1 FROM broker_message)) AS low
+    FROM broker_lane l LEFT JOIN json_each(?4) c ON CAST(c.key AS INTEGER) = l.lane WHERE l.grp = ?1),
 piece AS (
     SELECT low, lead(low, 1, 9223372036854775807) OVER (ORDER BY low) AS high FROM (SELECT DISTINCT low FROM place))
 SELECT m.slot % ?2 AS lane, m.address, count(*)
-FROM piece CROSS JOIN broker_message m CROSS JOIN broker_lane l
+FROM piece CROSS JOIN broker_message m JOIN place p ON p.lane = m.slot % ?2 AND p.low <= piece.low
 WHERE m.seq > piece.low AND m.seq <= min(piece.high, piece.low + ?3)
-  AND l.grp = ?1 AND l.lane = m.slot % ?2 AND l.cursor <= piece.low
 GROUP BY 1, 2";
 
 /// What came back, what is due again, and what waits behind another of its key.

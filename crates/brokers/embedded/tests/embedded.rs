@@ -12,6 +12,8 @@ mod groups;
 mod harness;
 #[path = "embedded/killing.rs"]
 mod killing;
+#[path = "embedded/lag.rs"]
+mod lag;
 #[path = "embedded/replay.rs"]
 mod replay;
 #[path = "embedded/retention.rs"]

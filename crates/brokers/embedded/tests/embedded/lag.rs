@@ -1,0 +1,40 @@
+//! What is told of lanes that stand far behind.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use relevo_broker_embedded::{Config, EmbeddedBroker, Group, LAG_EXACT_MAX, Membership};
+use relevo_conformance::broker::harness::{ADDRESS, key, publication, publish_all, receive, soon};
+use relevo_core::{Answer, Consumer as _, Lane, Publication};
+
+use crate::directory::Directory;
+
+#[tokio::test]
+async fn a_lane_that_stands_far_behind_is_told_up_to_the_limit_and_the_others_exactly() {
+    let directory = Directory::new();
+    let broker = EmbeddedBroker::open(Config::new(directory.path().join("broker.db"))).await.expect("a file");
+    broker.declare(&Group { lanes: 4, ..Group::new("billing", [ADDRESS]) }).await.expect("a group");
+    let consumer = broker.consumer("billing", Membership::default()).await.expect("a group");
+    let first: Vec<Publication> = (1..=40).map(|number| publication(number, &format!("k-{number}"))).collect();
+    publish_all(&broker, &first).await;
+    let held = receive(&consumer, 40).await;
+    let answers: Vec<_> = held.iter().map(|delivery| (delivery.tag, Answer::Acknowledge)).collect();
+    assert_eq!(soon(consumer.settle(&answers)).await.expect("settled"), []);
+    let keys: BTreeMap<Lane, String> = held.iter().map(|delivery| (delivery.lane.clone(), key(delivery))).collect();
+    let lanes: Vec<&Lane> = keys.keys().collect();
+    assert_eq!(lanes.len(), 4, "forty keys are in all lanes");
+
+    consumer.pause(lanes[1]).await.expect("paused");
+    for batch in 0..21 {
+        let many: Vec<Publication> =
+            (0..500).map(|number| publication(1_000 + batch * 500 + number, &keys[lanes[1]])).collect();
+        publish_all(&broker, &many).await;
+    }
+    // The others look, and find nothing.
+    tokio::time::timeout(Duration::from_millis(300), consumer.receive(1)).await.expect_err("nothing flows");
+    let few: Vec<Publication> = (50..57).map(|number| publication(number, &keys[lanes[2]])).collect();
+    publish_all(&broker, &few).await;
+    let expected = [(lanes[0], 0), (lanes[1], LAG_EXACT_MAX), (lanes[2], 7), (lanes[3], 0)];
+    let told = soon(consumer.lag()).await.expect("it is told");
+    assert_eq!(told, expected.map(|(lane, waiting)| (lane.clone(), waiting)));
+}
