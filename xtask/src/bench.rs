@@ -11,7 +11,7 @@ use crate::rabbitmq::{self, BusyWait, RabbitMq};
 use crate::runner::Runner;
 
 /// The suites that need no broker.
-const WITHOUT_BROKERS: [&str; 2] = ["engine", "daemon"];
+const WITHOUT_BROKERS: [&str; 3] = ["engine", "daemon", "observe"];
 
 pub(crate) fn run(runner: &Runner, arguments: &[String]) -> Result<()> {
     let with_brokers = !arguments.iter().any(|argument| WITHOUT_BROKERS.contains(&argument.as_str()));

@@ -25,7 +25,14 @@ pub(crate) async fn drain<B: Broker + ?Sized + 'static>(
     config: Config,
     count: u64,
 ) -> anyhow::Result<f64> {
-    let relay = Relay::new(Arc::new(store), broker, config);
+    drain_with(Relay::new(Arc::new(store), broker, config), count).await
+}
+
+/// The same with a relay that is there.
+pub(crate) async fn drain_with<B: Broker + ?Sized + 'static>(
+    relay: Relay<Store, B>,
+    count: u64,
+) -> anyhow::Result<f64> {
     let stats = relay.stats();
     let stop = CancellationToken::new();
     let mut tasks = tokio::task::JoinSet::new();

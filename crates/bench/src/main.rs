@@ -11,6 +11,7 @@ mod fill;
 mod inbox;
 mod latency;
 mod memory;
+mod observe;
 mod report;
 
 use anyhow::{Context as _, bail};
@@ -23,7 +24,7 @@ use crate::report::Report;
 #[derive(Parser)]
 #[command(name = "relevo-bench")]
 struct Args {
-    /// What to measure: `engine`, `daemon`, `brokers`, `inbox`, or all of them.
+    /// What to measure: `engine`, `daemon`, `brokers`, `inbox`, `observe`, or all of them.
     #[arg(default_value = "all")]
     suite: String,
     /// Only lines whose name contains this.
@@ -39,8 +40,11 @@ struct Args {
 
 fn main() -> anyhow::Result<()> {
     let args = Args::parse();
-    if !["all", "engine", "daemon", "brokers", "inbox"].contains(&args.suite.as_str()) {
-        bail!("`{}` is not a suite; hint: `engine`, `daemon`, `brokers` or `inbox`, or nothing for all", args.suite);
+    if !["all", "engine", "daemon", "brokers", "inbox", "observe"].contains(&args.suite.as_str()) {
+        bail!(
+            "`{}` is not a suite; hint: `engine`, `daemon`, `brokers`, `inbox` or `observe`, or nothing for all",
+            args.suite
+        );
     }
     if let Some(url) = memory::child_of() {
         return memory::drain_as_child(&url);
@@ -67,6 +71,9 @@ fn main() -> anyhow::Result<()> {
         }
         if suite("daemon") && args.only.is_none() {
             daemon::measure(&options, &mut report).await?;
+        }
+        if suite("observe") && args.only.is_none() {
+            observe::measure(&options, &mut report).await?;
         }
         if suite("brokers") {
             brokers::measure(&options, args.only.as_deref(), &mut report).await?;

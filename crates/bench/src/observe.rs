@@ -1,0 +1,171 @@
+//! What it costs to be watched: a relay that is scraped every second, and one that tells spans of one message in a hundred.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use axum::Router;
+use relevo_admin::{Observe, Report as Probe, Server};
+use relevo_core::trace::About;
+use relevo_observe::Exposition;
+use relevo_observe::relay::{Embedded, Observed};
+use relevo_observe::traces::{self, Exporter, Ratio};
+use relevo_relay::{Config, Relay};
+use sqlx::postgres::PgConnectOptions;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use crate::engine::{drain_with, median};
+use crate::fill::{Bench, quick_broker};
+use crate::report::Report;
+
+/// Enough for a few scrapes.
+const COUNT: u32 = 800_000;
+const ROUNDS: usize = 5;
+const EVERY: Duration = Duration::from_secs(1);
+/// One in a hundred.
+const SAMPLE: Ratio = Ratio::per_million(10_000);
+
+pub(crate) async fn measure(server: &PgConnectOptions, report: &mut Report) -> anyhow::Result<()> {
+    let mut bench = Bench::new(server, "observe").await?;
+    drop(bench.store().await?);
+    bench.fill(COUNT).await?;
+    let [mut alone, mut scraped, mut traced] = [const { Vec::new() }; 3];
+    let (mut looks, mut spans) = (0, 0);
+    for _ in 0..ROUNDS {
+        alone.push(round(&mut bench, Watching::Nobody).await?.rate);
+        let round_scraped = round(&mut bench, Watching::Scraped).await?;
+        looks += round_scraped.scrapes;
+        scraped.push(round_scraped.rate);
+        let round_traced = round(&mut bench, Watching::Traced).await?;
+        spans += round_traced.spans;
+        traced.push(round_traced.rate);
+    }
+    let [alone, scraped, traced] = [alone, scraped, traced].map(median);
+    let told = |rate: f64, more: String| format!("{rate:.0}/s against {alone:.0}/s; {more}");
+    let name = "observe: relay with metrics, sampled and scraped every second";
+    report.ratio(name, scraped / alone, 0.97, told(scraped, format!("{looks} scrapes in {ROUNDS} rounds")));
+    let name = "observe: the same with traces of 1 %";
+    report.ratio(name, traced / alone, 0.93, told(traced, format!("{spans} spans were taken in {ROUNDS} rounds")));
+    Ok(())
+}
+
+/// Who looks at a relay while it works.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Watching {
+    Nobody,
+    Scraped,
+    Traced,
+}
+
+#[derive(Default)]
+struct Round {
+    rate: f64,
+    scrapes: u64,
+    spans: u64,
+}
+
+async fn round(bench: &mut Bench, watching: Watching) -> anyhow::Result<Round> {
+    bench.rewind().await?;
+    let (stop, mut beside) = (CancellationToken::new(), JoinSet::new());
+    let mut config = Config::default();
+    let exporter = if watching == Watching::Traced { Some(exporter(&stop, &mut beside).await?) } else { None };
+    let mut counts = None;
+    if let Some(exporter) = exporter {
+        config.traces = exporter.traces(About { system: "memory".to_owned(), attributes: Vec::new() });
+        counts = Some(exporter.counts());
+        let stop = stop.clone();
+        beside.spawn(async move {
+            exporter.run(stop).await;
+            Ok(0)
+        });
+    }
+    let relay = Relay::new(Arc::new(bench.store().await?), Arc::new(quick_broker()), config);
+    if watching != Watching::Nobody {
+        let seen = Arc::new(Embedded::new("bench", "main", "memory", relay.stats(), relay.watched()));
+        watch(bench, &seen, &stop, &mut beside).await?;
+    }
+    let rate = drain_with(relay, COUNT.into()).await?;
+    stop.cancel();
+    let mut scrapes = 0;
+    while let Some(done) = beside.join_next().await {
+        scrapes += done??;
+    }
+    Ok(Round { rate, scrapes, spans: counts.map_or(0, |counts| counts.exported()) })
+}
+
+type Beside = JoinSet<anyhow::Result<u64>>;
+
+/// A port, somebody who samples and somebody who scrapes.
+async fn watch(
+    bench: &Bench,
+    seen: &Arc<Embedded>,
+    stop: &CancellationToken,
+    beside: &mut Beside,
+) -> anyhow::Result<()> {
+    let server = Server::bind(([127, 0, 0, 1], 0).into()).await?;
+    let address = server.address();
+    let told = Exposition::new("bench", "0").relays(vec![Arc::clone(seen) as Arc<dyn Observed>]);
+    let serving = server.run(Arc::new(Told(told)), None, stop.clone());
+    beside.spawn(async move {
+        serving.await?;
+        Ok(0)
+    });
+    let (store, sampled, until) = (bench.store().await?, Arc::clone(seen), stop.clone());
+    beside.spawn(async move {
+        while until.run_until_cancelled(tokio::time::sleep(EVERY)).await.is_some() {
+            sampled.sample(&store).await;
+        }
+        Ok(0)
+    });
+    let until = stop.clone();
+    beside.spawn(async move {
+        let mut scrapes = 0;
+        while until.run_until_cancelled(tokio::time::sleep(EVERY)).await.is_some() {
+            let mut stream = TcpStream::connect(address).await?;
+            stream.write_all(b"GET /metrics HTTP/1.1\r\nhost: bench\r\nconnection: close\r\n\r\n").await?;
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).await?;
+            anyhow::ensure!(answer.contains("outbox_published_total"), "a scrape found nothing: {answer}");
+            scrapes += 1;
+        }
+        Ok(scrapes)
+    });
+    Ok(())
+}
+
+/// An exporter with a collector that takes everything.
+async fn exporter(stop: &CancellationToken, beside: &mut Beside) -> anyhow::Result<Exporter> {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).await?;
+    let endpoint = format!("http://{}", listener.local_addr()?);
+    let until = stop.clone();
+    beside.spawn(async move {
+        let app = Router::new().fallback(async || "");
+        // What is told last comes after the end.
+        let serving = axum::serve(listener, app).into_future();
+        tokio::select! {
+            served = serving => served.context("the collector failed")?,
+            () = async { until.cancelled().await; tokio::time::sleep(EVERY).await } => {}
+        }
+        Ok(0)
+    });
+    Ok(Exporter::new(traces::Config { sample: SAMPLE, ..traces::Config::new(endpoint, "bench") })?)
+}
+
+struct Told(Exposition);
+
+impl Observe for Told {
+    fn live(&self) -> Probe {
+        Probe::of(Vec::new())
+    }
+
+    fn ready(&self) -> Probe {
+        Probe::of(Vec::new())
+    }
+
+    fn metrics(&self) -> String {
+        self.0.text()
+    }
+}
