@@ -19,7 +19,8 @@ pub(crate) struct Server {
 
 impl Server {
     pub(crate) async fn start() -> Self {
-        let server = Private::start(PgVersion::V15).await;
+        // Each process of a consumer has up to 17 connections, and a hundred are all that PostgreSQL gives by itself.
+        let server = Private::start_with(PgVersion::V15, &[("max_connections", "300")]).await;
         let proxy = CutProxy::start(([127, 0, 0, 1], server.port()).into()).await;
         Self { server, proxy }
     }
