@@ -13,6 +13,8 @@ mod exit;
 mod outbox;
 mod report;
 mod run;
+#[cfg(test)]
+mod runbooks;
 
 use std::process::ExitCode;
 

@@ -1,0 +1,81 @@
+//! Holds the runbooks to what can be typed.
+
+use std::path::{Path, PathBuf};
+
+use clap::Parser as _;
+
+use crate::args::Cli;
+
+/// The words that stand for something, where the program does not take any word.
+const STANDING_FOR: [(&str, &str); 1] = [("ID", "019d3c4e-55aa-7c3e-9a41-0242ac120002")];
+
+fn pages() -> Vec<PathBuf> {
+    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs");
+    let entries = std::fs::read_dir(docs.join("runbooks")).expect("the runbooks are there");
+    let runbooks = entries.map(|entry| entry.expect("it can be read").path());
+    runbooks.chain([docs.join("guides/alerts.md")]).collect()
+}
+
+/// The commands on a page: lines of code blocks, and words in backticks.
+fn commands(page: &str) -> Vec<String> {
+    let (mut found, mut in_code) = (Vec::new(), false);
+    // A word in backticks may go on in the next line.
+    let mut prose = String::new();
+    for line in page.lines() {
+        let line = line.trim();
+        if line.starts_with("```") {
+            in_code = !in_code;
+        } else if in_code {
+            found.push(line.to_owned());
+        } else {
+            prose.extend([line, " "]);
+        }
+    }
+    found.extend(prose.split('`').skip(1).step_by(2).map(str::to_owned));
+    found.retain(|command| command.starts_with("relevo "));
+    found
+}
+
+/// The words of a command, as a shell would hand them over; a comment is none of it.
+fn words(command: &str) -> Vec<String> {
+    let (mut words, mut word, mut quoted) = (Vec::new(), String::new(), false);
+    for letter in command.chars().chain([' ']) {
+        match letter {
+            '"' => quoted = !quoted,
+            '#' if word.is_empty() && !quoted => break,
+            ' ' if !quoted => {
+                if !word.is_empty() {
+                    words.push(std::mem::take(&mut word));
+                }
+            }
+            other => word.push(other),
+        }
+    }
+    let meant = |word: &String| STANDING_FOR.iter().find(|(stands, _)| stands == word).map(|(_, meant)| *meant);
+    words.iter().map(|word| meant(word).unwrap_or(word).to_owned()).collect()
+}
+
+#[test]
+fn every_command_of_a_runbook_can_be_typed() {
+    let (mut seen, mut wrong) = (0, Vec::new());
+    for path in pages() {
+        let page = std::fs::read_to_string(&path).expect("it can be read");
+        for command in commands(&page) {
+            seen += 1;
+            if let Err(error) = Cli::try_parse_from(words(&command)) {
+                wrong.push(format!("{}: `{command}`: {error}", path.display()));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert!(seen > 50, "only {seen} commands were found");
+}
+
+#[test]
+fn a_command_that_does_not_exist_is_found() {
+    let page = "Type `relevo nonsense`.\n```sh\nrelevo why KEY # says why\nls\n```\nor `relevo dead\nshow ID` then";
+    let found = commands(page);
+    assert_eq!(found, ["relevo why KEY # says why", "relevo nonsense", "relevo dead show ID"]);
+    let is_there: Vec<bool> = found.iter().map(|command| Cli::try_parse_from(words(command)).is_ok()).collect();
+    assert_eq!(is_there, [true, false, true]);
+}
