@@ -14,6 +14,7 @@ mod resolved;
 mod routes;
 mod secret;
 mod settings;
+mod traces;
 mod tuning;
 mod value;
 

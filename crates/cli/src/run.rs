@@ -14,6 +14,7 @@ mod seen;
 mod signals;
 mod store;
 mod systemd;
+mod traces;
 mod waiting;
 
 use anyhow::Result;

@@ -28,6 +28,8 @@ mod status;
 mod systemd;
 #[path = "run/topology.rs"]
 mod topology;
+#[path = "run/traces.rs"]
+mod traces;
 #[path = "run/trouble.rs"]
 mod trouble;
 #[path = "run/world.rs"]

@@ -5,6 +5,7 @@
 use super::broker::EMBEDDED;
 use super::broker::nats::{GROUP, NATS, STREAM};
 use super::broker::rabbitmq::{EXCHANGE, POLICY, QUEUE, RABBITMQ};
+use super::traces::TRACES;
 use super::tuning::{ROUTE, TUNING};
 
 /// Stands for a name that the user chooses.
@@ -26,6 +27,8 @@ pub(crate) enum Kind {
         /// At most this.
         max: i64,
     },
+    /// A number from 0 to 1.
+    Ratio,
     /// `true` or `false`.
     Boolean,
     /// One of these words.
@@ -59,6 +62,7 @@ impl Kind {
             Self::Text | Self::Secret => "a text".to_owned(),
             Self::Integer { min, max } if max == 1 << 40 => format!("a whole number, at least {min}"),
             Self::Integer { min, max } => format!("a whole number from {min} to {max}"),
+            Self::Ratio => "a number from 0 to 1, with at most six decimals".to_owned(),
             Self::Boolean => "`true` or `false`".to_owned(),
             Self::Choice(words) => format!("one of `{}`", words.join("`, `")),
             Self::Texts | Self::Secrets => "a list of texts".to_owned(),
@@ -141,6 +145,7 @@ pub(crate) const SECTIONS: &[Section] = &[
     plain(&[], "Who this process is.", PROCESS),
     plain(&["log"], "What is logged, to stderr.", LOG),
     plain(&["admin"], "The port for probes and metrics.", ADMIN),
+    plain(&["traces"], "What is told of messages, as spans. See docs/guides/traces.md.", TRACES),
     plain(&["relay"], "How every relay of this process works. The defaults suit a broker on the same network.", TUNING),
     plain(
         &["outboxes", NAME],

@@ -10,6 +10,7 @@ use super::outboxes::{self, Outbox};
 use super::problem::Problem;
 use super::secret::{self, Secret};
 use super::settings::{Origin, Path, Setting, Settings};
+use super::traces;
 use super::value::Value;
 
 /// A token that can be guessed is none.
@@ -24,6 +25,8 @@ pub(crate) struct Config {
     pub(crate) name: String,
     pub(crate) log: Log,
     pub(crate) admin: Admin,
+    /// `None` tells no spans.
+    pub(crate) traces: Option<relevo_observe::traces::Config>,
     /// By name.
     pub(crate) outboxes: Vec<Outbox>,
 }
@@ -59,8 +62,10 @@ impl Config {
     pub(crate) fn resolve(settings: &Settings, problems: &mut Vec<Problem>) -> Self {
         let mut reader = Reader { settings, problems };
         let outboxes = outboxes::resolve(&mut reader);
+        let service = reader.text(&Path::of(&["service"]));
         Self {
-            service: reader.text(&Path::of(&["service"])),
+            traces: traces::resolve(&mut reader, &service),
+            service,
             name: reader.find_text(&Path::of(&["name"])).unwrap_or_else(own_name),
             log: log(&mut reader),
             admin: admin(&mut reader),

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use relevo_observe::traces::Ratio;
 use serde_json::Value as Json;
 use toml::de::DeValue;
 
@@ -16,6 +17,7 @@ pub(crate) enum Value {
     Text(String),
     Secret(Secret),
     Integer(i64),
+    Ratio(Ratio),
     Boolean(bool),
     Texts(Vec<String>),
     Secrets(Vec<Secret>),
@@ -33,6 +35,7 @@ impl Value {
             Kind::Text | Kind::Choice(_) => Self::Text(text.to_owned()),
             Kind::Secret => Self::Secret(Secret::new(text)),
             Kind::Integer { .. } => Self::Integer(number(text)?),
+            Kind::Ratio => Self::Ratio(text.trim().parse().map_err(|_| wrong())?),
             Kind::Boolean => Self::Boolean(text.trim().parse().map_err(|_| wrong())?),
             Kind::Texts => Self::Texts(parts(text).map(str::to_owned).collect()),
             Kind::Secrets => Self::Secrets(parts(text).map(Secret::new).collect()),
@@ -61,6 +64,8 @@ impl Value {
         match (kind, value) {
             (Kind::Secret, DeValue::String(text)) => Some(Self::Secret(Secret::new(text.as_ref()))),
             (_, DeValue::String(text)) => Some(Self::Text(text.as_ref().to_owned())),
+            (Kind::Ratio, DeValue::Float(number)) => number.as_str().parse().ok().map(Self::Ratio),
+            (Kind::Ratio, DeValue::Integer(number)) => number.as_str().parse().ok().map(Self::Ratio),
             (_, DeValue::Boolean(yes)) => Some(Self::Boolean(*yes)),
             (_, DeValue::Integer(_)) => integer(value).map(Self::Integer),
             (Kind::Texts, DeValue::Array(items)) => {
@@ -96,6 +101,7 @@ impl Value {
         match (key.kind, &self) {
             (Kind::Text, Self::Text(_))
             | (Kind::Secret, Self::Secret(_))
+            | (Kind::Ratio, Self::Ratio(_))
             | (Kind::Boolean, Self::Boolean(_))
             | (Kind::Texts, Self::Texts(_))
             | (Kind::Secrets, Self::Secrets(_))
@@ -127,6 +133,7 @@ impl Value {
             Self::Text(text) => text.as_str().into(),
             Self::Secret(secret) => secret.to_string().into(),
             Self::Integer(number) => (*number).into(),
+            Self::Ratio(ratio) => ratio.to_string().parse::<f64>().map_or(Json::Null, Json::from),
             Self::Boolean(yes) => (*yes).into(),
             Self::Texts(texts) => texts.as_slice().into(),
             Self::Secrets(secrets) => secrets.iter().map(ToString::to_string).collect(),
@@ -170,6 +177,7 @@ impl fmt::Display for Value {
             Self::Text(text) => write!(f, "{text:?}"),
             Self::Secret(secret) => write!(f, "\"{secret}\""),
             Self::Integer(number) => write!(f, "{number}"),
+            Self::Ratio(ratio) => write!(f, "{ratio}"),
             Self::Boolean(yes) => write!(f, "{yes}"),
             Self::Texts(texts) => write!(f, "[{}]", joined(texts.iter().map(|text| format!("{text:?}")))),
             Self::Secrets(secrets) => write!(f, "[{}]", joined(secrets.iter().map(|secret| format!("\"{secret}\"")))),
@@ -203,6 +211,13 @@ mod tests {
         assert_eq!(parsed(Kind::Scalars, "a=1,b=true,c=x"), r#"{ "a" = 1, "b" = true, "c" = "x" }"#);
         assert_eq!(parsed(Kind::Pairs, "a=1"), r#"{ "a" = "1" }"#);
         assert_eq!(parsed(Kind::Texts, ""), "[]");
+    }
+
+    #[test]
+    fn a_ratio_is_a_number_from_0_to_1() {
+        let parsed = |text| Value::parse(&key(Kind::Ratio), text).map(|value| (value.to_string(), value.json()));
+        assert_eq!(parsed("0.01").unwrap(), ("0.01".to_owned(), serde_json::json!(0.01)));
+        assert!(parsed("1.5").is_err() && parsed("1 %").is_err());
     }
 
     #[test]

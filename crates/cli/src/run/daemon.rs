@@ -7,6 +7,7 @@ use anyhow::{Context as _, Result};
 use relevo_admin::{Server, Token};
 use relevo_observe::Exposition;
 use relevo_observe::relay::Observed;
+use relevo_observe::traces::{Counts, Spans};
 use tokio::sync::Notify;
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::{Instant, Interval, interval_at, timeout};
@@ -21,6 +22,7 @@ use super::reload::{self, reload};
 use super::sampling::{Pace, Samplers};
 use super::seen::{Named, Phase, Seen, Shared};
 use super::signals::{Asked, Signals};
+use super::traces::{Exporting, Telling};
 use super::{link, systemd};
 use crate::config::{Config, Loaded, Sources};
 use crate::report::Told;
@@ -41,6 +43,7 @@ pub(crate) struct Daemon {
     reloads: Arc<Reloads>,
     brokers: Arc<Brokers>,
     components: JoinSet<Result<()>>,
+    exporting: Exporting,
     /// Something about a relay changed.
     changed: Arc<Notify>,
     stop: CancellationToken,
@@ -58,6 +61,7 @@ impl Daemon {
         };
         reload::warn_of(&loaded.warnings);
         info!(version = env!("CARGO_PKG_VERSION"), config = %loaded.file, name = %config.name, "relevo starts");
+        let telling = Telling::new(config.traces.as_ref())?;
         let (stop, changed) = (CancellationToken::new(), Arc::new(Notify::new()));
         let (mut components, mut relays) = (JoinSet::new(), Vec::new());
         let brokers = Arc::new(Brokers::of(config.outboxes.iter().flat_map(|outbox| &outbox.destinations)));
@@ -69,16 +73,17 @@ impl Daemon {
             for destination in &outbox.destinations {
                 let mut destination = destination.clone();
                 destination.relay.name.clone_from(&config.name);
-                let relay = &destination.relay;
-                let stuck_after = (2 * relay.lease).max(STUCK_AFTER_MIN);
+                let stuck_after = (2 * destination.relay.lease).max(STUCK_AFTER_MIN);
                 let named = Named {
                     outbox: outbox.name.clone(),
                     destination: destination.name.clone(),
                     broker: brokers::kind(&destination.broker),
                 };
+                destination.relay.traces = telling.of(&named);
                 let sampled =
                     Shared { surroundings: Arc::clone(&surroundings), broker: samplers.broker(&destination.broker) };
-                let seen = Arc::new(Seen::new(named, sampled, relay.routes.clone(), stuck_after, Arc::clone(&changed)));
+                let routes = destination.relay.routes.clone();
+                let seen = Arc::new(Seen::new(named, sampled, routes, stuck_after, Arc::clone(&changed)));
                 relays.push(Arc::clone(&seen));
                 samplers.destination(&shared, &seen);
                 let brokers = Arc::clone(&brokers);
@@ -89,10 +94,24 @@ impl Daemon {
         if let Some(server) = server {
             samplers.start(&mut components);
             info!(address = %server.address(), "the admin port is open");
-            components.spawn(serve(server, config, &relays, &pulse, &reloads, stop.clone()));
+            components.spawn(serve(server, config, &relays, &pulse, &reloads, telling.counts(), stop.clone()));
         }
+        let exporting = telling.start(config.traces.as_ref());
         let (started, failure) = (false, None);
-        Ok(Self { sources, loaded, relays, pulse, reloads, brokers, components, changed, stop, started, failure })
+        Ok(Self {
+            sources,
+            loaded,
+            relays,
+            pulse,
+            reloads,
+            brokers,
+            components,
+            exporting,
+            changed,
+            stop,
+            started,
+            failure,
+        })
     }
 
     /// Until a signal, or a component that ends by itself, ends it.
@@ -114,6 +133,7 @@ impl Daemon {
         if timeout(CLOSE_DEADLINE, self.brokers.close()).await.is_err() {
             warn!("a broker did not say goodbye in time");
         }
+        self.exporting.end().await;
         if let Some(error) = self.failure {
             return Err(error);
         }
@@ -198,12 +218,14 @@ fn serve(
     relays: &[Arc<Seen>],
     pulse: &Arc<Pulse>,
     reloads: &Arc<Reloads>,
+    spans: Arc<Counts>,
     stop: CancellationToken,
 ) -> impl Future<Output = Result<()>> + use<> {
     let observed = relays.iter().map(|seen| Arc::clone(seen) as Arc<dyn Observed>).collect();
     let metrics = Exposition::new(&config.service, env!("CARGO_PKG_VERSION"))
         .relays(observed)
-        .collector(Itself(Arc::clone(reloads)));
+        .collector(Itself(Arc::clone(reloads)))
+        .collector(Spans(spans));
     let observer = Arc::new(Observer {
         relays: relays.to_vec(),
         pulse: Arc::clone(pulse),
