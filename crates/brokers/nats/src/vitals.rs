@@ -1,5 +1,7 @@
 //! What is sampled for those who watch.
 
+use std::time::Duration;
+
 use async_nats::jetstream::stream;
 use async_trait::async_trait;
 use relevo_core::failure::Failure;
@@ -10,6 +12,9 @@ use crate::classify::Error;
 use crate::config::Config;
 use crate::link;
 use crate::snapshot::context;
+
+/// Copies answer their leader about once a second. One that was killed counts as offline only after more than a minute.
+const SILENT_AFTER: Duration = Duration::from_secs(10);
 
 /// Asks over a connection of its own, which it keeps.
 pub struct NatsSampler {
@@ -50,12 +55,17 @@ impl NatsSampler {
     }
 }
 
-/// The nodes that have a copy of the stream; `None` for a server without a cluster.
+/// The nodes that have a copy of the stream; a server alone is one, or does not tell.
 fn nodes(info: &stream::Info) -> Option<Nodes> {
     let cluster = info.cluster.as_ref()?;
     let leader = u64::from(cluster.leader.is_some());
-    let online = cluster.replicas.iter().filter(|peer| !peer.offline).count() as u64;
+    let online = cluster.replicas.iter().filter(|peer| runs(peer)).count() as u64;
     Some(Nodes { running: leader + online, known: (1 + cluster.replicas.len()) as u64 })
+}
+
+/// A leader that is new has not heard of a dead copy at all, and says zero.
+fn runs(peer: &stream::PeerInfo) -> bool {
+    !peer.offline && (peer.current || !peer.active.is_zero()) && peer.active < SILENT_AFTER
 }
 
 /// Of several streams the one that has lost most of its nodes counts, and among equals the one with fewest.
@@ -73,6 +83,16 @@ impl SampleBroker for NatsSampler {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_copy_that_is_silent_or_was_never_heard_does_not_run() {
+        let of = |current, active, offline| {
+            let active = Duration::from_secs(active);
+            runs(&stream::PeerInfo { current, active, offline, ..stream::PeerInfo::default() })
+        };
+        assert!(of(true, 0, false) && of(true, 1, false) && of(false, 1, false), "one that catches up runs");
+        assert!(!of(false, 0, false) && !of(true, 11, false) && !of(true, 1, true));
+    }
 
     #[test]
     fn the_stream_that_has_lost_most_counts() {

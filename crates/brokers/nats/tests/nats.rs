@@ -38,3 +38,5 @@ mod stage;
 mod tls;
 #[path = "nats/topology.rs"]
 mod topology;
+#[path = "nats/vitals.rs"]
+mod vitals;

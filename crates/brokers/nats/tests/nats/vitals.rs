@@ -1,0 +1,65 @@
+//! What is sampled for those who watch.
+
+use std::time::{Duration, Instant};
+
+use relevo_broker_nats::{Config, Group, NatsAdmin, NatsSampler, Stream, Topology};
+use relevo_core::administer::Administer as _;
+use relevo_core::sample::{Nodes, SampleBroker as _};
+use relevo_testkit::NatsVersion;
+use relevo_testkit::nats::{Cluster, Server, unique};
+
+const DEADLINE: Duration = Duration::from_secs(30);
+
+fn topology(name: &str, replicas: usize) -> Topology {
+    let stream = Stream { replicas, ..Stream::new(name, [format!("{name}.>")]) };
+    let group = Group::new(format!("{name}-billing"), name, [format!("{name}.orders")]);
+    Topology { streams: vec![stream], groups: vec![group] }
+}
+
+async fn made(url: &str, topology: Topology) -> NatsSampler {
+    let config = Config { topology, ..Config::new(url) };
+    NatsAdmin::new(config.clone()).expect("a topology that can be").apply().await.expect("made");
+    NatsSampler::new(config).expect("the same")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn dead_letters_are_counted_and_a_server_alone_is_one_node() {
+    for version in NatsVersion::ALL {
+        let server = Server::shared(version);
+        let name = unique("s");
+        let sampler = made(server.url(), topology(&name, 1)).await;
+        let vitals = sampler.vitals().await.expect("an answer");
+        let dead = format!("{name}-billing-dead");
+        assert!(vitals.nodes.is_none_or(|nodes| nodes == Nodes { running: 1, known: 1 }), "{vitals:?}");
+        assert_eq!(vitals.dead, [(dead.clone(), 0)]);
+        let client = async_nats::connect(server.url()).await.expect("a connection");
+        let context = async_nats::jetstream::new(client);
+        let letter = context.publish(format!("relevo.dead.{name}-billing"), "gone".into()).await.expect("sent");
+        letter.await.expect("stored");
+        assert_eq!(sampler.vitals().await.expect("an answer").dead, [(dead, 1)]);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_dies_is_missed_and_found_again() {
+    let cluster = Cluster::of_three().await;
+    let sampler = made(&cluster.urls()[0], topology(&unique("s"), 3)).await;
+    let until = async |running| {
+        let end = Instant::now() + DEADLINE;
+        loop {
+            // While a leader is chosen nobody answers.
+            let vitals = sampler.vitals().await;
+            if vitals.as_ref().is_ok_and(|it| it.nodes == Some(Nodes { running, known: 3 })) {
+                return;
+            }
+            assert!(Instant::now() < end, "{running} of 3 nodes are to run, and still: {vitals:?}");
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    };
+    until(3).await;
+    let [_, _, last] = cluster.nodes();
+    last.kill9().await;
+    until(2).await;
+    last.start_again().await;
+    until(3).await;
+}
