@@ -221,9 +221,9 @@ fn serve(
     spans: Arc<Counts>,
     stop: CancellationToken,
 ) -> impl Future<Output = Result<()>> + use<> {
-    let observed = relays.iter().map(|seen| Arc::clone(seen) as Arc<dyn Observed>).collect();
+    let shown = relays.iter().map(|seen| Arc::clone(seen) as Arc<dyn Observed>).collect();
     let metrics = Exposition::new(&config.service, env!("CARGO_PKG_VERSION"))
-        .relays(observed)
+        .relays(shown)
         .collector(Itself(Arc::clone(reloads)))
         .collector(Spans(spans));
     let observer = Arc::new(Observer {
