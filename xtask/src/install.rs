@@ -20,9 +20,15 @@ const NATS_2_9: Package = Package { name: "nats-server", program: DEBIAN_NATS };
 /// With `promtool`, which tests the alert rules.
 const PROMETHEUS: Package = Package { name: "prometheus", program: DEBIAN_PROMETHEUS };
 const ALERTMANAGER: Package = Package { name: "prometheus-alertmanager", program: DEBIAN_ALERTMANAGER };
+/// A browser for the pages, and what drives it.
+const CHROMIUM: Package = Package { name: "chromium", program: DEBIAN_CHROMIUM };
+const CHROMEDRIVER: Package = Package { name: "chromium-driver", program: DEBIAN_CHROMEDRIVER };
 /// The client that the examples in Python use, for Debian's own Python.
 const PSYCOPG: Package =
     Package { name: "python3-psycopg", program: "/usr/lib/python3/dist-packages/psycopg/__init__.py" };
+/// The mail server of the tests, for the same Python.
+pub(crate) const AIOSMTPD: Package =
+    Package { name: "python3-aiosmtpd", program: "/usr/lib/python3/dist-packages/aiosmtpd/__init__.py" };
 const PIP: Package = Package { name: "python3-pip", program: "/usr/lib/python3/dist-packages/pip" };
 const MAVEN: Package = Package { name: "maven", program: "mvn" };
 const UNZIP: Package = Package { name: "unzip", program: "unzip" };
@@ -39,6 +45,9 @@ const DEBIAN_PROMETHEUS: &str = "/usr/bin/prometheus";
 const DEBIAN_PROMTOOL: &str = "/usr/bin/promtool";
 const DEBIAN_ALERTMANAGER: &str = "/usr/bin/prometheus-alertmanager";
 
+const DEBIAN_CHROMIUM: &str = "/usr/bin/chromium";
+const DEBIAN_CHROMEDRIVER: &str = "/usr/bin/chromedriver";
+
 /// A Debian package, and a program by which to know that it is there.
 pub(crate) struct Package {
     name: &'static str,
@@ -51,8 +60,8 @@ pub(crate) struct Installed {
     pub(crate) bins: [(u32, PathBuf); 3],
     /// The programs of NATS.
     pub(crate) nats: [(nats::Version, PathBuf); 2],
-    /// What watches, by the variable that names each.
-    pub(crate) watchers: [(&'static str, PathBuf); 3],
+    /// What watches and what browses, by the variable that names each.
+    pub(crate) tools: [(&'static str, PathBuf); 5],
 }
 
 impl Installed {
@@ -66,10 +75,12 @@ impl Installed {
                 (nats::Version::V2_9, DEBIAN_NATS.into()),
                 (nats::Version::V2_15, nats_home(&cache).join("nats-server")),
             ],
-            watchers: [
+            tools: [
                 ("RELEVO_TEST_PROMETHEUS_BIN", DEBIAN_PROMETHEUS.into()),
                 ("RELEVO_TEST_PROMTOOL_BIN", DEBIAN_PROMTOOL.into()),
                 ("RELEVO_TEST_ALERTMANAGER_BIN", DEBIAN_ALERTMANAGER.into()),
+                ("RELEVO_TEST_CHROMIUM_BIN", DEBIAN_CHROMIUM.into()),
+                ("RELEVO_TEST_CHROMEDRIVER_BIN", DEBIAN_CHROMEDRIVER.into()),
             ],
         })
     }
@@ -77,7 +88,21 @@ impl Installed {
 
 /// Installs what is missing; quick when nothing is.
 pub(crate) fn all(runner: &Runner) -> Result<Installed> {
-    debian(runner, &[POSTGRES_15, PGBOUNCER, RABBITMQ, NATS_2_9, PSYCOPG, PROMETHEUS, ALERTMANAGER])?;
+    debian(
+        runner,
+        &[
+            POSTGRES_15,
+            PGBOUNCER,
+            RABBITMQ,
+            NATS_2_9,
+            PSYCOPG,
+            AIOSMTPD,
+            PROMETHEUS,
+            ALERTMANAGER,
+            CHROMIUM,
+            CHROMEDRIVER,
+        ],
+    )?;
     for (release, home) in [(RELEASE_13, home(&cache()?, RELEASE_13)), (RELEASE_18, home(&cache()?, RELEASE_18))] {
         debian_unless(&home, runner, &[MAVEN, UNZIP, XZ])?;
         once(&home, |beside| unpack(runner, release, beside))

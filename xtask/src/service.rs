@@ -67,8 +67,8 @@ impl Installed {
         let shown = |path: &PathBuf| path.display().to_string();
         let postgres = self.bins.iter().map(|(major, bin)| (format!("RELEVO_TEST_POSTGRES_{major}_BIN"), shown(bin)));
         let nats = self.nats.iter().map(|(version, program)| (version.bin_variable().to_owned(), shown(program)));
-        let watchers = self.watchers.iter().map(|(variable, program)| ((*variable).to_owned(), shown(program)));
-        postgres.chain(nats).chain(watchers).collect()
+        let tools = self.tools.iter().map(|(variable, program)| ((*variable).to_owned(), shown(program)));
+        postgres.chain(nats).chain(tools).collect()
     }
 }
 

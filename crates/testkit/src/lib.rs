@@ -4,8 +4,10 @@
 //! Everything here may panic: its callers are tests.
 
 mod account;
+pub mod browser;
 pub mod certs;
 mod http;
+mod installed;
 mod marked;
 pub mod nats;
 pub mod pgbouncer;
@@ -15,6 +17,7 @@ pub mod prometheus;
 pub mod proxy;
 pub mod rabbitmq;
 mod scratch;
+pub mod smtp;
 mod tls;
 mod unblocked;
 

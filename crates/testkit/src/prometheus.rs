@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::installed::program;
 use crate::scratch::Scratch;
 use crate::{http, marked, port};
 
@@ -142,17 +143,6 @@ impl Drop for Watcher {
         self.process.kill().ok();
         self.process.wait().ok();
     }
-}
-
-fn program(variable: &str, debian: &str) -> PathBuf {
-    if let Some(program) = std::env::var_os(variable) {
-        return program.into();
-    }
-    assert!(
-        Path::new(debian).exists(),
-        "no `{debian}`: run `cargo xtask test`, or `cargo xtask services up` and export what it prints, or set `{variable}`"
-    );
-    debian.into()
 }
 
 /// For a query in a URL: everything but letters and digits is escaped.

@@ -1,0 +1,199 @@
+//! A Chromium of one test's own, driven as a person would: through `WebDriver`, by what is on the page.
+
+use std::os::unix::process::CommandExt as _;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::installed::program;
+use crate::scratch::Scratch;
+use crate::{http, marked};
+
+/// The only version that the driver understands.
+const VERSION: &str = "HTTP/1.1";
+/// Under this name the protocol speaks of an element's id.
+const ELEMENT: &str = "element-6066-11e4-a52e-4f735466cecf";
+const READY_DEADLINE: Duration = Duration::from_mins(1);
+/// The driver answers when the browser runs: on a busy machine a large program is read from a slow disk before.
+const START_DEADLINE: Duration = Duration::from_mins(2);
+const SEE_DEADLINE: Duration = Duration::from_secs(30);
+const POLL: Duration = Duration::from_millis(20);
+
+/// Nothing that reaches for the network, and no sandbox, which a test that runs as root cannot have.
+const FLAGS: [&str; 9] = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-dev-shm-usage",
+];
+
+/// A browser with one window; it ends, and its files go, when the value is dropped, and also when the test panics or is
+/// killed. What a page does not show in time panics, with what was waited for.
+pub struct Browser {
+    scratch: Scratch,
+    driver: Child,
+    driver_url: String,
+    session: String,
+}
+
+impl Browser {
+    /// Starts one that asks pages for this language.
+    pub fn start(language: &str) -> Self {
+        let (chromium, driver) = (
+            program("RELEVO_TEST_CHROMIUM_BIN", "/usr/bin/chromium"),
+            program("RELEVO_TEST_CHROMEDRIVER_BIN", "/usr/bin/chromedriver"),
+        );
+        let scratch = Scratch::for_marked();
+        let log = std::fs::File::create(scratch.path().join("log")).expect("the directory can be written");
+        let mut command = Command::new(driver);
+        // Its files and its home are the test's own: it sees no profile of whoever runs the test.
+        command.arg("--port=0").env(marked::VARIABLE, scratch.path()).env("HOME", scratch.path());
+        command.env("TMPDIR", scratch.path()).current_dir(scratch.path());
+        command.stdout(log.try_clone().expect("a file has another handle")).stderr(log).stdin(Stdio::null());
+        let driver = command.process_group(0).spawn().expect("`chromedriver` runs");
+        let mut browser = Self { scratch, driver, driver_url: String::new(), session: String::new() };
+        browser.driver_url = format!("http://127.0.0.1:{}", browser.port());
+        let mut flags: Vec<String> = FLAGS.map(str::to_owned).to_vec();
+        flags.push(format!("--user-data-dir={}", browser.scratch.path().join("profile").display()));
+        flags.push("--window-size=1500,1000".to_owned());
+        flags.push(format!("--accept-lang={language}"));
+        let options = json!({ "binary": chromium, "args": flags });
+        let wanted = json!({ "goog:chromeOptions": options, "goog:loggingPrefs": { "browser": "ALL" } });
+        let wanted = json!({ "capabilities": { "alwaysMatch": wanted } });
+        let made = browser.post(START_DEADLINE, "/session", &wanted);
+        browser.session = format!("/session/{}", made["sessionId"].as_str().expect("a session has an id"));
+        browser
+    }
+
+    /// Goes to an address and waits until the page is loaded.
+    pub fn open(&self, url: &str) {
+        self.act("/url", &json!({ "url": url }));
+    }
+
+    /// Clicks what a CSS selector names, once it can be seen.
+    pub fn click(&self, selector: &str) {
+        let element = self.element(selector);
+        self.act(&format!("/element/{element}/click"), &json!({}));
+    }
+
+    /// Types into a field, after what stands there.
+    pub fn write(&self, selector: &str, text: &str) {
+        let element = self.element(selector);
+        self.act(&format!("/element/{element}/value"), &json!({ "text": text }));
+    }
+
+    /// What the script, the body of a function, returns; it sees `arguments`.
+    pub fn run(&self, script: &str, arguments: &[&str]) -> Value {
+        self.act("/execute/sync", &json!({ "script": script, "args": arguments }))
+    }
+
+    /// The text that a person reads there now.
+    pub fn text(&self, selector: &str) -> String {
+        let script = "const found = document.querySelector(arguments[0]); \
+            return found?.checkVisibility({ visibilityProperty: true }) ? found.innerText : ''";
+        self.run(script, &[selector]).as_str().unwrap_or_default().to_owned()
+    }
+
+    /// Waits until a text can be read there.
+    pub fn see(&self, selector: &str, text: &str) {
+        let deadline = Instant::now() + SEE_DEADLINE;
+        loop {
+            let seen = self.text(selector);
+            if seen.contains(text) {
+                return;
+            }
+            assert!(
+                Instant::now() < deadline,
+                "no `{text}` in `{selector}`, which says `{seen}`\n{:#?}",
+                self.console()
+            );
+            std::thread::sleep(POLL);
+        }
+    }
+
+    /// Has everything that follows happen inside a frame, until [`leave_frame`](Self::leave_frame).
+    pub fn enter_frame(&self, selector: &str) {
+        let element = self.element(selector);
+        self.act("/frame", &json!({ "id": { ELEMENT: element } }));
+    }
+
+    /// Back to the page around the frame.
+    pub fn leave_frame(&self) {
+        self.act("/frame/parent", &json!({}));
+    }
+
+    /// Another size of the window; narrower than 500 it does not get.
+    pub fn resize(&self, width: u32, height: u32) {
+        self.act("/window/rect", &json!({ "width": width, "height": height }));
+    }
+
+    /// What the page wrote to its console since the last call, and what the browser did: errors, broken policies.
+    pub fn console(&self) -> Vec<String> {
+        let lines = self.act("/se/log", &json!({ "type": "browser" }));
+        let text = |line: &Value| format!("{}: {}", line["level"], line["message"].as_str().unwrap_or_default());
+        lines.as_array().map(|lines| lines.iter().map(text).collect()).unwrap_or_default()
+    }
+
+    /// The id of an element that can be seen.
+    fn element(&self, selector: &str) -> String {
+        let deadline = Instant::now() + SEE_DEADLINE;
+        loop {
+            let script = "const found = document.querySelector(arguments[0]); \
+                return found?.checkVisibility({ visibilityProperty: true }) ? found : null";
+            let found = self.run(script, &[selector]);
+            if let Some(id) = found[ELEMENT].as_str() {
+                return id.to_owned();
+            }
+            assert!(Instant::now() < deadline, "no `{selector}` to be seen\n{:#?}", self.console());
+            std::thread::sleep(POLL);
+        }
+    }
+
+    fn act(&self, command: &str, body: &Value) -> Value {
+        self.post(http::DEADLINE, &format!("{}{command}", self.session), body)
+    }
+
+    fn post(&self, deadline: Duration, path: &str, body: &Value) -> Value {
+        let (status, text) = http::request_in(VERSION, deadline, &self.driver_url, "POST", path, &body.to_string())
+            .unwrap_or_else(|error| panic!("`{path}` is not answered: {error}\n{}", self.log()));
+        assert_eq!(status, 200, "{path} {body}: {text}");
+        let mut answer: Value = serde_json::from_str(&text).expect("the driver speaks JSON");
+        answer["value"].take()
+    }
+
+    /// The driver takes a free port and says which.
+    fn port(&mut self) -> u16 {
+        const SAID: &str = "was started successfully on port ";
+        let deadline = Instant::now() + READY_DEADLINE;
+        loop {
+            let log = self.log();
+            if let Some((port, _)) = log.split_once(SAID).and_then(|(_, rest)| rest.split_once('.')) {
+                return port.parse().expect("a port");
+            }
+            let ended = self.driver.try_wait().expect("the process is ours");
+            assert!(ended.is_none() && Instant::now() < deadline, "it does not start:\n{log}");
+            std::thread::sleep(POLL);
+        }
+    }
+
+    fn log(&self) -> String {
+        std::fs::read_to_string(self.scratch.path().join("log")).unwrap_or_default()
+    }
+}
+
+impl Drop for Browser {
+    fn drop(&mut self) {
+        // The browser ends by itself when it is asked; where it does not, the watchdog ends what is marked.
+        if !self.session.is_empty() {
+            http::request_in(VERSION, http::DEADLINE, &self.driver_url, "DELETE", &self.session, "").ok();
+        }
+        self.driver.kill().ok();
+        self.driver.wait().ok();
+    }
+}

@@ -1,0 +1,122 @@
+"""A mail server for tests, on aiosmtpd: speaks real SMTP, keeps what it takes, and treats some recipients badly.
+
+Arguments: the port, and the directory. There, `mail/` holds one file a message, with the bytes as they came behind the dot
+stuffing; while `hold` exists, the answer to a message that was kept waits; while `deaf` exists, no sender has an answer; while
+`unwelcome` exists, every sender has its content for an answer; while `barred` exists, every recipient has its first line, but
+for those of the domain in its second. Each line on stdout is an event.
+
+The recipient's local part says what happens:
+  refused…     550, for ever
+  policy…      the same, by a policy
+  grey<N>…     450 the first N times that a sender asks for this recipient
+  later…       451, for ever
+  login<N>…    530 the first N times
+  closing<N>…  421 the first N times
+  spam…        554, for ever, once the message has come
+  lost…        the message is kept, and the connection ends without an answer, the first time
+  cut…         the same, every time
+  mute…        the message is kept, and there is no answer
+"""
+
+import asyncio
+import os
+import re
+import signal
+import sys
+import time
+
+from aiosmtpd.smtp import SMTP
+
+PORT, DIRECTORY = int(sys.argv[1]), sys.argv[2]
+MAIL = os.path.join(DIRECTORY, "mail")
+UNWELCOME = os.path.join(DIRECTORY, "unwelcome")
+HOLD = os.path.join(DIRECTORY, "hold")
+BARRED = os.path.join(DIRECTORY, "barred")
+DEAF = os.path.join(DIRECTORY, "deaf")
+
+
+def tell(*words):
+    print(*words, flush=True)
+
+
+class Handler:
+    def __init__(self):
+        self.asked = {}
+        self.lost = set()
+        self.kept = 0
+
+    async def handle_MAIL(self, server, session, envelope, address, options):
+        while os.path.exists(DEAF):
+            await asyncio.sleep(0.01)
+        if os.path.exists(UNWELCOME):
+            tell("unwelcome", address)
+            with open(UNWELCOME) as file:
+                return file.read()
+        envelope.mail_from = address
+        envelope.mail_options.extend(options)
+        return "250 OK"
+
+    async def handle_RCPT(self, server, session, envelope, address, options):
+        local = address.split("@")[0]
+        self.asked[address] = asked = self.asked.get(address, 0) + 1
+        tell("asked", address, asked, time.monotonic_ns() // 1_000_000)
+        if os.path.exists(BARRED):
+            with open(BARRED) as file:
+                answer, domain = file.read().split("\n")
+            if address.split("@")[1] != domain:
+                return answer
+        if local.startswith("policy"):
+            return "550 5.7.1 not from you"
+        if local.startswith("refused"):
+            return "550 5.1.1 no such mailbox"
+        grey = re.match(r"grey(\d+)", local)
+        if grey and asked <= int(grey.group(1)):
+            return "450 4.2.0 greylisted, come again"
+        if local.startswith("later"):
+            return "451 4.3.0 not now"
+        login = re.match(r"login(\d+)", local)
+        if login and asked <= int(login.group(1)):
+            return "530 5.7.0 who are you"
+        closing = re.match(r"closing(\d+)", local)
+        if closing and asked <= int(closing.group(1)):
+            return "421 4.3.2 closing"
+        envelope.rcpt_tos.append(address)
+        return "250 OK"
+
+    async def handle_DATA(self, server, session, envelope):
+        if envelope.rcpt_tos[0].startswith("spam"):
+            return "554 5.6.0 not this content"
+        self.kept += 1
+        name = f"{self.kept:06}"
+        # Written beside and moved, so that nobody reads half of it.
+        unfinished = os.path.join(DIRECTORY, name)
+        with open(unfinished, "wb") as file:
+            file.write(envelope.original_content)
+        os.rename(unfinished, os.path.join(MAIL, f"{name}.eml"))
+        to = envelope.rcpt_tos[0]
+        tell("kept", to, name)
+        while os.path.exists(HOLD):
+            await asyncio.sleep(0.01)
+        if to.startswith("mute"):
+            await asyncio.sleep(3600)
+        if to.startswith("cut") or to.startswith("lost") and to not in self.lost:
+            self.lost.add(to)
+            server.transport.abort()
+            await asyncio.sleep(3600)
+        return f"250 kept as {name}"
+
+
+async def main():
+    os.makedirs(MAIL, exist_ok=True)
+    handler = Handler()
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: SMTP(handler, hostname="mail.test", enable_SMTPUTF8=True), "127.0.0.1", PORT)
+    tell("ready")
+    ended = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, ended.set)
+    await ended.wait()
+    server.close()
+
+
+asyncio.run(main())

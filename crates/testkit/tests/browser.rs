@@ -1,0 +1,40 @@
+//! The browser that tests of pages drive.
+
+use relevo_testkit::browser::Browser;
+
+const PAGE: &str = "data:text/html,<input id=name><button id=greet>Greet</button><p id=said></p><p id=hidden hidden>dark</p>\
+    <script>greet.onclick = () => setTimeout(() => { said.textContent = `Hello ${name.value}`; console.error('greeted') }, 50)</script>";
+
+#[test]
+fn a_browser_is_driven_by_what_is_on_the_page_and_leaves_nothing_behind() {
+    let browser = Browser::start("es");
+    browser.open(&PAGE.replace("name.value", "document.querySelector('input').value"));
+    browser.write("#name", "Ana");
+    browser.click("#greet");
+    browser.see("#said", "Hello Ana");
+    assert_eq!(browser.text("#hidden"), "", "what nobody can see is not read");
+    assert_eq!(browser.run("return navigator.language + arguments[0]", &["!"]), "es!");
+    let console = browser.console();
+    assert_eq!(console.len(), 1, "{console:?}");
+    assert!(console[0].contains("greeted"), "{console:?}");
+
+    let driven = processes(std::process::id());
+    assert!(driven.len() > 1, "a driver and a browser, not {driven:?}");
+    drop(browser);
+    for process in driven {
+        // What has ended and was not collected has no command line.
+        let line = std::fs::read(format!("/proc/{process}/cmdline")).unwrap_or_default();
+        assert!(line.is_empty(), "still there: {}", String::from_utf8_lossy(&line));
+    }
+}
+
+/// Those below a process, and those below them.
+fn processes(parent: u32) -> Vec<u32> {
+    let Ok(threads) = std::fs::read_dir(format!("/proc/{parent}/task")) else { return Vec::new() };
+    let children = threads.filter_map(|thread| std::fs::read_to_string(thread.ok()?.path().join("children")).ok());
+    let children: Vec<u32> = children
+        .flat_map(|line| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>())
+        .filter_map(|child| child.parse().ok())
+        .collect();
+    children.into_iter().flat_map(|child| processes(child).into_iter().chain([child])).collect()
+}
