@@ -42,8 +42,8 @@ fn may_know(package: &str, dependency: &str) -> bool {
         return true;
     };
     let Some(from) = package.strip_prefix("relevo-") else {
-        // The library and the systems on it know adapters; nothing that ships knows what only tests are made of.
-        return package != "xtask" && !FOR_TESTS.contains(&to);
+        // The library knows adapters, the systems on it know the library alone, as any user's would.
+        return package == "relevo" && !FOR_TESTS.contains(&to) && to != "cli";
     };
     match from {
         "core" => false,
@@ -94,6 +94,14 @@ mod tests {
         assert!(may_know("relevo-cli", "relevo-store-postgres"));
         assert!(!may_know("relevo-cli", "relevo-testkit"));
         assert!(!may_know("xtask", "relevo-core"));
+    }
+
+    #[test]
+    fn systems_know_the_library_alone() {
+        assert!(may_know("ticketflow", "relevo"));
+        assert!(!may_know("ticketflow", "relevo-relay"));
+        assert!(may_know("relevo", "relevo-relay"));
+        assert!(!may_know("relevo", "relevo-cli"));
     }
 
     #[test]

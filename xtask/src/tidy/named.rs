@@ -1,9 +1,12 @@
-//! Pages name tests and settings: each of them must still be there.
+//! Pages name tests and settings: each of them must still be there. A table whose last column is [`RUN_BY`] names a test in
+//! every row, or several.
 
 use std::collections::BTreeSet;
 use std::path::Path;
 
 use super::Finding;
+
+const RUN_BY: &str = "Run by";
 
 /// A name of fewer words may be a word of another world.
 const WORDS_MIN: usize = 5;
@@ -21,14 +24,47 @@ pub(super) fn check(file: &Path, text: &str, known: &BTreeSet<String>) -> Vec<Fi
         };
         unknown.map(told).collect::<Vec<_>>()
     };
-    text.lines().enumerate().flat_map(missing).collect()
+    text.lines().enumerate().flat_map(missing).chain(not_run(file, text, known)).collect()
 }
 
-/// The long names of a source.
+/// Rows that say by which test they are run, and name none.
+fn not_run(file: &Path, text: &str, known: &BTreeSet<String>) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let mut promised = false;
+    for (line, text) in text.lines().enumerate() {
+        let last = text.strip_prefix('|').and_then(|row| row.trim_end().strip_suffix('|')?.rsplit('|').next());
+        let Some(cell) = last.map(str::trim) else {
+            promised = false;
+            continue;
+        };
+        let is_rule = !cell.is_empty() && cell.bytes().all(|byte| byte == b'-');
+        if cell == RUN_BY || is_rule || !promised {
+            promised |= cell == RUN_BY;
+            continue;
+        }
+        let names = cell.split(", ").map(|name| name.trim_matches('`'));
+        findings.extend(names.filter(|name| !known.contains(&test(name))).map(|name| Finding {
+            file: file.to_owned(),
+            line: line + 1,
+            problem: format!("says that it is run by `{name}`, which is no test"),
+        }));
+    }
+    findings
+}
+
+/// How a test is known, beside its name.
+fn test(name: &str) -> String {
+    format!("test {name}")
+}
+
+/// The long names of a source, and its tests.
 pub(super) fn names(text: &str) -> impl Iterator<Item = String> {
+    let after = text.lines().skip(1).zip(text.lines());
+    let tests = after.filter(|(_, before)| ["#[test]", "#[tokio::test"].iter().any(|it| before.trim().starts_with(it)));
+    let tests = tests.filter_map(|(line, _)| line.split_once("fn ")?.1.split('(').next().map(test));
     let words = text.split(|char: char| !char.is_ascii_alphanumeric() && char != '_');
     // One less, because of the ends that are added.
-    words.filter(|word| has_words(word, WORDS_MIN - 1)).map(str::to_owned)
+    words.filter(|word| has_words(word, WORDS_MIN - 1)).map(str::to_owned).chain(tests)
 }
 
 fn has_words(word: &str, least: usize) -> bool {
@@ -49,5 +85,18 @@ mod tests {
         let found = check(Path::new("page.md"), page, &known);
         let told: Vec<_> = found.iter().map(|finding| (finding.line, finding.problem.as_str())).collect();
         assert_eq!(told, [(2, "names `a_relay_that_was_once_there`, which no source has")]);
+    }
+
+    #[test]
+    fn a_row_that_no_test_runs_is_found() {
+        let source = "#[tokio::test(flavor = \"multi_thread\")]\nasync fn a_test_of_ours_that_runs_it() {}\n\
+                      fn a_function_that_is_no_test() {}\n";
+        let known: BTreeSet<String> = names(source).collect();
+        let page = "| What | Run by |\n|---|---|\n| one | `a_test_of_ours_that_runs_it` |\n| two | nobody |\n\
+                    | three | `a_test_of_ours_that_runs_it`, `a_function_that_is_no_test` |\n\n| What | Else |\n|---|---|\n| four | nobody |\n";
+        let found = check(Path::new("page.md"), page, &known);
+        let told: Vec<_> = found.iter().map(|finding| (finding.line, finding.problem.as_str())).collect();
+        let no_test = "says that it is run by `a_function_that_is_no_test`, which is no test";
+        assert_eq!(told, [(4, "says that it is run by `nobody`, which is no test"), (5, no_test)]);
     }
 }
