@@ -79,6 +79,13 @@ impl Runner {
         Ok(status?.success())
     }
 
+    /// Ends the program that runs now, with all that it started; whoever runs it is told that it failed.
+    pub(crate) fn end_what_runs(&self) {
+        if let Some(group) = lock(&self.state).group {
+            end_group(group, "KILL");
+        }
+    }
+
     fn attach(&self, group: u32) {
         let mut state = lock(&self.state);
         state.group = Some(group);

@@ -1,7 +1,9 @@
 //! `cargo xtask test`.
 
 use std::io::{BufRead as _, BufReader, Write as _};
-use std::process::{ExitCode, Stdio};
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use clap::{Args, ValueEnum};
@@ -11,17 +13,21 @@ use crate::tally::Tally;
 use crate::{cargo, install, services};
 
 /// The packages whose tests need no server.
-const QUICK: [&str; 9] = [
+const QUICK: [&str; 10] = [
     "relevo-core",
     "relevo-store-memory",
     "relevo-store-sqlite",
     "relevo-broker-memory",
     "relevo-broker-embedded",
     "relevo-relay",
+    "relevo-inbox",
     "relevo-admin",
     "relevo-sim",
     "xtask",
 ];
+
+/// No test is silent for as long: what is has stopped for ever, and is ended, so that the others' results are told.
+const SILENCE_MAX: Duration = Duration::from_mins(10);
 
 #[derive(Args)]
 pub(crate) struct Ask {
@@ -51,28 +57,58 @@ impl Ask {
 
 /// Prints, as its last line, how many passed, failed and were skipped.
 pub(crate) fn run(runner: &Runner, ask: &Ask) -> Result<ExitCode> {
-    let environment = match ask.profile {
-        Profile::Full => Some(services::for_one_run(runner, &install::all(runner)?)?),
+    let installed = match ask.profile {
+        Profile::Full => Some(install::all(runner)?),
         Profile::Quick => None,
     };
-    let variables = environment.iter().flat_map(|environment| environment.variables.clone());
-    let mut command = cargo::command(&["test", "--no-fail-fast"])?;
-    command.args(packages(ask)).args(&ask.arguments).envs(variables).stdout(Stdio::piped());
-
     let mut tally = Tally::default();
-    let succeeded = runner.with(&mut command, |child| {
-        let mut output = BufReader::new(child.stdout.take().context("the output was piped")?);
+    // By itself, because a compiler may be silent for as long as it likes. Examples in documents cannot be built alone.
+    let only_documents = ask.arguments.iter().any(|argument| argument == "--doc");
+    let mut succeeded = only_documents || runner.succeeds(&mut tests(ask, &["--no-run"])?)?;
+    if succeeded {
+        let servers = installed.map(|installed| services::for_one_run(runner, &installed)).transpose()?;
+        let mut command = tests(ask, &[])?;
+        command.envs(servers.iter().flat_map(|servers| servers.variables.clone())).stdout(Stdio::piped());
+        succeeded = runner.with(&mut command, |child| follow(runner, child, SILENCE_MAX, &mut tally))?;
+    }
+    Ok(conclude(ask.profile, succeeded, tally))
+}
+
+fn tests(ask: &Ask, flags: &[&str]) -> Result<Command> {
+    let mut command = cargo::command(&["test", "--no-fail-fast"])?;
+    // Before what was handed over: that may go on to the test programs.
+    command.args(flags).args(packages(ask)).args(&ask.arguments);
+    Ok(command)
+}
+
+/// Passes on what the tests print, and counts their results; ends them when they are silent for too long.
+fn follow(runner: &Runner, child: &mut Child, silence_max: Duration, tally: &mut Tally) -> Result<()> {
+    let mut output = BufReader::new(child.stdout.take().context("the output was piped")?);
+    let (heard, silence) = mpsc::channel();
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            loop {
+                match silence.recv_timeout(silence_max) {
+                    Ok(()) => {}
+                    Err(RecvTimeoutError::Timeout) => {
+                        eprintln!("error: no test has said anything for {silence_max:?}; those that run are ended");
+                        runner.end_what_runs();
+                    }
+                    Err(RecvTimeoutError::Disconnected) => return,
+                }
+            }
+        });
         let mut line = Vec::new();
         // Not `lines()`: a test may print what is no UTF-8.
         while output.read_until(b'\n', &mut line)? > 0 {
             std::io::stdout().write_all(&line)?;
             tally.read(&String::from_utf8_lossy(&line));
             line.clear();
+            heard.send(()).context("the watch ends with its sender")?;
         }
+        drop(heard);
         Ok(())
-    })?;
-    drop(environment);
-    Ok(conclude(ask.profile, succeeded, tally))
+    })
 }
 
 fn packages(ask: &Ask) -> Vec<&str> {
@@ -99,4 +135,26 @@ fn conclude(profile: Profile, succeeded: bool, mut tally: Tally) -> ExitCode {
     }
     println!("{tally}");
     if succeeded && tally.failed == 0 && !nothing && !skipped { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Command, Stdio};
+    use std::time::Duration;
+
+    use super::follow;
+    use crate::runner::Runner;
+    use crate::tally::Tally;
+
+    #[test]
+    fn tests_that_stop_for_ever_are_ended_and_what_came_before_counts() {
+        let runner = Runner::new().unwrap();
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo 'test result: ok. 3 passed; 0 failed; 0 ignored'; sleep 1000"]).stdout(Stdio::piped());
+        let mut tally = Tally::default();
+        let succeeded =
+            runner.with(&mut command, |child| follow(&runner, child, Duration::from_millis(200), &mut tally)).unwrap();
+        assert!(!succeeded);
+        assert_eq!(tally.passed, 3);
+    }
 }
