@@ -15,6 +15,7 @@ use sha2::{Digest as _, Sha256};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
+use crate::connections::{Limited, Limits};
 use crate::report::Report;
 
 /// The content type of `/metrics`.
@@ -114,7 +115,8 @@ impl Server {
             .route("/startupz", get(startupz))
             .route("/metrics", get(metrics))
             .with_state(shared);
-        let serving = axum::serve(self.listener, app).with_graceful_shutdown(stop.clone().cancelled_owned());
+        let listener = Limited::new(self.listener, Limits::default());
+        let serving = axum::serve(listener, app).with_graceful_shutdown(stop.clone().cancelled_owned());
         let late = async {
             stop.cancelled().await;
             tokio::time::sleep(GRACE).await;

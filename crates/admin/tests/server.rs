@@ -3,10 +3,11 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
-use relevo_admin::{Check, Error, Observe, Part, Report, Server, Token};
+use relevo_admin::{Check, Error, Limited, Limits, Observe, Part, Report, Server, Token};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::TcpStream;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
@@ -117,4 +118,36 @@ async fn it_ends_though_a_client_keeps_its_connection_open() {
     server.stop.cancel();
     server.tasks.join_next().await.unwrap().unwrap().unwrap();
     drop(idle);
+}
+
+#[tokio::test]
+async fn connections_have_a_limit_and_whoever_comes_later_is_answered_when_one_ends() {
+    let server = Running::start(None).await;
+    let mut idle = Vec::new();
+    for _ in 0..64 {
+        idle.push(TcpStream::connect(server.address).await.expect("it listens"));
+    }
+    let mut asked = Box::pin(server.get("/livez", ""));
+    let early = tokio::time::timeout(Duration::from_millis(200), &mut asked).await;
+    assert!(early.is_err(), "there is no room for it");
+    drop(idle.pop());
+    assert_eq!(asked.await.0, 200);
+}
+
+#[tokio::test]
+async fn a_services_own_port_gives_up_whoever_says_nothing() {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let limits = Limits { connections_max: 2, patience: Duration::from_millis(500) };
+    let mut tasks = JoinSet::new();
+    tasks.spawn(axum::serve(Limited::new(listener, limits), axum::Router::new()).into_future());
+    let mut silent = Vec::new();
+    for _ in 0..6 {
+        silent.push(TcpStream::connect(address).await.expect("it listens"));
+    }
+    // Two at a time.
+    for mut silent in silent {
+        let given_up = tokio::time::timeout(20 * limits.patience, silent.read(&mut [0])).await;
+        assert_eq!(given_up.expect("nobody waits for ever").expect("it is closed"), 0);
+    }
 }

@@ -1,0 +1,183 @@
+//! Who may connect, and for how long: the port must answer probes though somebody opens connections without end.
+
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::serve::Listener;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::{Instant, Sleep, sleep};
+
+/// What a port holds and how long it waits. The default is for a few scrapers and probes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// So many connections at once, and at least one; whoever comes later waits for one to end. Well below the descriptors that the
+    /// process may have.
+    pub connections_max: usize,
+    /// A request has come whole, and its answer goes on, within this time; an idle connection is given up after it. Longer than any
+    /// answer takes to begin.
+    pub patience: Duration,
+}
+
+impl Default for Limits {
+    /// 64 connections and 30 seconds.
+    fn default() -> Self {
+        Self { connections_max: 64, patience: Duration::from_secs(30) }
+    }
+}
+
+/// A port that takes no more connections than it can hold, and keeps none that nothing comes of: for [`axum::serve()`], which by
+/// itself waits for every connection for ever.
+///
+/// ```no_run
+/// # async fn serve(listener: tokio::net::TcpListener, app: axum::Router) -> std::io::Result<()> {
+/// use relevo_admin::{Limited, Limits};
+///
+/// let limits = Limits { connections_max: 512, ..Limits::default() };
+/// axum::serve(Limited::new(listener, limits), app).await
+/// # }
+/// ```
+pub struct Limited {
+    listener: TcpListener,
+    room: Arc<Semaphore>,
+    patience: Duration,
+}
+
+impl Limited {
+    /// Limits this port.
+    pub fn new(listener: TcpListener, limits: Limits) -> Self {
+        let room = Semaphore::new(limits.connections_max.clamp(1, Semaphore::MAX_PERMITS));
+        Self { listener, room: Arc::new(room), patience: limits.patience }
+    }
+}
+
+impl Listener for Limited {
+    type Io = Connection<TcpStream>;
+    type Addr = SocketAddr;
+
+    async fn accept(&mut self) -> (Self::Io, SocketAddr) {
+        let room = Arc::clone(&self.room).acquire_owned().await.expect("nobody closes it");
+        let (stream, address) = Listener::accept(&mut self.listener).await;
+        (Connection::new(stream, self.patience, Some(room)), address)
+    }
+
+    fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.listener.local_addr()
+    }
+}
+
+/// A connection that ends by itself when nothing was written to it for long. Only an answer is ever written, so that whoever sends a
+/// request letter by letter gains nothing.
+pub struct Connection<S> {
+    stream: S,
+    patience: Duration,
+    end: Pin<Box<Sleep>>,
+    _room: Option<OwnedSemaphorePermit>,
+}
+
+impl<S> Connection<S> {
+    fn new(stream: S, patience: Duration, room: Option<OwnedSemaphorePermit>) -> Self {
+        Self { stream, patience, end: Box::pin(sleep(patience)), _room: room }
+    }
+
+    /// What came of an attempt; one that waits does so no longer than patience lasts.
+    fn patiently<T>(&mut self, context: &mut Context<'_>, attempt: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+        if attempt.is_ready() {
+            return attempt;
+        }
+        self.end.as_mut().poll(context).map(|()| Err(io::ErrorKind::TimedOut.into()))
+    }
+
+    /// Something was written: the client has its answer, or takes it.
+    fn wrote(&mut self, context: &mut Context<'_>, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
+        if matches!(written, Poll::Ready(Ok(_))) {
+            let end = Instant::now() + self.patience;
+            self.end.as_mut().reset(end);
+        }
+        self.patiently(context, written)
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Connection<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let read = Pin::new(&mut self.stream).poll_read(context, buffer);
+        self.patiently(context, read)
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Connection<S> {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.stream).poll_write(context, bytes);
+        self.wrote(context, written)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.stream).poll_write_vectored(context, slices);
+        self.wrote(context, written)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let flushed = Pin::new(&mut self.stream).poll_flush(context);
+        self.patiently(context, flushed)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let shut = Pin::new(&mut self.stream).poll_shutdown(context);
+        self.patiently(context, shut)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, duplex};
+    use tokio::time::advance;
+
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(30);
+
+    #[tokio::test(start_paused = true)]
+    async fn a_request_that_comes_letter_by_letter_is_given_up() {
+        let (mut client, server) = duplex(64);
+        let mut server = Connection::new(server, PATIENCE, None);
+        let began = Instant::now();
+        while began.elapsed() <= PATIENCE {
+            client.write_all(b"G").await.expect("there is room");
+            advance(PATIENCE / 4).await;
+            server.read_u8().await.expect("a letter");
+        }
+        let error = server.read_u8().await.expect_err("the next one is not waited for");
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        assert!(began.elapsed() < 2 * PATIENCE, "{:?}", began.elapsed());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn whoever_is_answered_may_ask_again_and_whoever_takes_no_answer_is_given_up() {
+        let (mut client, server) = duplex(4);
+        let mut server = Connection::new(server, PATIENCE, None);
+        for _ in 0..5 {
+            advance(PATIENCE / 2).await;
+            server.write_all(b"fine").await.expect("it is taken");
+            client.read_exact(&mut [0; 4]).await.expect("an answer");
+        }
+        let error = server.write_all(b"more than there is room for").await.expect_err("nobody reads");
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+    }
+}
