@@ -71,7 +71,7 @@ impl Running {
 #[test]
 fn the_demo_ends_by_itself_and_keeps_its_promises() {
     let data = Data::new("ends");
-    let output = data.demo(&["--seconds", "6"]).output().unwrap();
+    let output = data.demo(&["--seconds", "12"]).output().unwrap();
     let stdout = String::from_utf8(output.stdout).unwrap();
     assert_eq!(output.status.code(), Some(0), "{stdout}\n{}", String::from_utf8_lossy(&output.stderr));
     assert!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));

@@ -1,5 +1,7 @@
 //! Held addresses: one message probes, the others wait uncounted.
 
+use std::time::Duration;
+
 use relevo_core::store::{Advanced, Hold, Settled, Stop, Stopped};
 
 use crate::harness::StoreHarness;
@@ -59,6 +61,21 @@ pub async fn a_message_for_a_held_address_does_not_put_its_probe_off(h: &mut imp
     let first = parked(h, &mut relay, &["a"], hold("x")).await;
     h.let_pass(PAUSE * 3 / 4).await;
     parked(h, &mut relay, &["b"], hold("x")).await;
+    h.let_pass(PAUSE / 2).await;
+    let probes = relay.due().await;
+    assert_eq!(probes.len(), 1);
+    assert_eq!(run_ids(&probes[0]), ids(&first));
+}
+
+/// Nor do keys that were to be tried again and meet the hold: they were no probe.
+pub async fn a_key_that_meets_a_held_address_does_not_put_its_probe_off(h: &mut impl StoreHarness) {
+    let mut relay = Relay::start(h.store().await, 1).await;
+    let first = parked(h, &mut relay, &["a"], hold("x")).await;
+    parked(h, &mut relay, &["b"], stopped(Stop::Retry { after: Duration::ZERO }, 1)).await;
+    h.let_pass(PAUSE * 3 / 4).await;
+    let again = relay.due().await;
+    assert_eq!(run_keys(&again), ["b"]);
+    assert_eq!(relay.advance(&again[0], 0, Some(hold("x"))).await, Advanced::Waits);
     h.let_pass(PAUSE / 2).await;
     let probes = relay.due().await;
     assert_eq!(probes.len(), 1);

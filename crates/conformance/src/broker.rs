@@ -91,6 +91,7 @@ macro_rules! consumer_suite {
             answers::acknowledgements_need_no_order,
             answers::an_answer_given_twice_is_lost_the_second_time,
             answers::a_retried_message_comes_after_its_pause_and_not_before,
+            answers::only_an_answer_is_a_retry,
             answers::a_retried_message_holds_back_what_is_out_of_its_key,
             answers::a_retried_message_holds_back_what_comes_after_it,
             answers::a_retried_message_leaves_other_keys_alone,

@@ -58,7 +58,7 @@ pub trait StoreHarness: Send + Sync {
     async fn crash(&mut self);
 
     /// Lets time pass for leases, retries, holds and schedules: by waiting, by moving a clock, or by making every stored
-    /// time of that kind earlier. Cases ask for a few seconds at most.
+    /// time of that kind earlier. Cases ask for minutes; for a few seconds at most while a writer is open.
     async fn let_pass(&self, time: Duration);
 
     /// Makes everything that retention looks at (messages, progress, ticks) older. Leases and retries stay as they are.

@@ -18,10 +18,10 @@ use crate::harness::{Draft, StoreHarness, Writer};
 pub(crate) const ANY_BYTES: usize = 1 << 40;
 /// A lease that no case outlives.
 pub(crate) const LONG: Duration = Duration::from_mins(10);
-/// A lease that a case lets expire.
-pub(crate) const LEASE: Duration = Duration::from_secs(3);
-/// A pause that a case lets pass.
-pub(crate) const PAUSE: Duration = Duration::from_secs(2);
+/// A lease that a case lets expire, and that no machine is slow enough to.
+pub(crate) const LEASE: Duration = Duration::from_mins(1);
+/// A pause that a case lets pass, and that does not pass by itself.
+pub(crate) const PAUSE: Duration = Duration::from_mins(1);
 
 /// What the store answered; a case goes on only if it did.
 pub(crate) fn ok<T>(answer: Result<T, StoreError>) -> T {

@@ -2,8 +2,13 @@
 
 use std::time::Duration;
 
+use relevo_core::store::Entry;
+
 use crate::harness::{Draft, StoreHarness, Writer};
 use crate::relay::{PAUSE, Relay, emit, emit_draft, ids};
+
+/// A pause that is really waited for, where nobody can change a stored time while a writer is open.
+const WAITED: Duration = Duration::from_secs(2);
 
 fn after(key: &str, wait: Duration) -> Draft {
     Draft { deliver_after: Some(wait), ..Draft::of(key) }
@@ -37,6 +42,20 @@ pub async fn a_scheduled_message_takes_its_place_when_it_enters(h: &mut impl Sto
     assert_eq!(ids(&relay.drain(10).await), [behind]);
 }
 
+/// Its age counts from when it enters the log, not from when it was emitted: an inbox forgets by that, and a message that waited
+/// for longer than the inbox remembers is not too old (rule E6).
+pub async fn a_scheduled_message_is_as_old_as_its_place_in_the_log(h: &mut impl StoreHarness) {
+    let mut relay = Relay::start(h.store().await, 1).await;
+    emit_draft(h, after("a", PAUSE)).await;
+    h.let_pass(PAUSE / 4).await;
+    emit(h, "a").await;
+    let before = relay.drain(10).await;
+    h.let_pass(PAUSE * 2).await;
+    let entered = relay.drain(10).await;
+    let age = |entries: &[Entry]| entries[0].message.created_at;
+    assert!(age(&entered) >= age(&before), "{} is before {}", age(&entered), age(&before));
+}
+
 /// Cancelling is a delete: once, before its time, and only if the canceller commits.
 pub async fn a_cancelled_message_is_never_read(h: &mut impl StoreHarness) {
     let mut relay = Relay::start(h.store().await, 1).await;
@@ -60,22 +79,22 @@ pub async fn a_cancelled_message_is_never_read(h: &mut impl StoreHarness) {
 pub async fn a_scheduled_message_that_rolled_back_is_never_read(h: &mut impl StoreHarness) {
     let mut relay = Relay::start(h.store().await, 1).await;
     let mut gone = h.begin().await;
-    gone.emit(after("a", PAUSE)).await.expect("a new id");
+    gone.emit(after("a", WAITED)).await.expect("a new id");
     let open = h.begin_beside().await;
     assert_eq!(open.is_none(), h.capabilities().one_writer);
     let (open, late) = if let Some(mut open) = open {
-        let late = open.emit(after("a", PAUSE)).await.expect("a new id");
+        let late = open.emit(after("a", WAITED)).await.expect("a new id");
         gone.rollback().await;
         (open, late)
     } else {
         gone.rollback().await;
         let mut open = h.begin().await;
-        let late = open.emit(after("a", PAUSE)).await.expect("a new id");
+        let late = open.emit(after("a", WAITED)).await.expect("a new id");
         (open, late)
     };
-    h.let_pass(PAUSE * 2).await;
+    h.let_pass(WAITED * 2).await;
     assert_eq!(ids(&relay.drain_beside(h, 10).await), []);
     open.commit().await;
-    h.let_pass(PAUSE * 2).await; // again, for a store that moves stored times: this one was not stored yet
+    h.let_pass(WAITED * 2).await; // again, for a store that moves stored times: this one was not stored yet
     assert_eq!(ids(&relay.drain(10).await), [late]);
 }

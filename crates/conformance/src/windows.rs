@@ -30,6 +30,8 @@ pub async fn what_rolled_back_is_never_read(h: &mut impl StoreHarness) {
     assert_eq!(ids(&relay.drain(10).await), []);
     let dropped = h.begin().await;
     drop(dropped);
+    // Whoever writes next waits for its end.
+    h.begin().await.rollback().await;
     assert_eq!(ids(&relay.drain(10).await), []);
 }
 

@@ -119,8 +119,12 @@ pub struct Delivery {
     pub lane: Lane,
     /// Its number at the broker, where a repeat of the delivery has the same one: an offset, a stream sequence.
     pub place: Option<u64>,
-    /// How often it has been handed to a consumer of this group, this time included.
+    /// How often it has been handed to a consumer of this group, this time included, whatever became of it there.
     pub count: u32,
+    /// How often it has been answered with [`Answer::RetryLater`] in this group. Exact with every broker, and kept over
+    /// restarts of everything: a delivery that ended without an answer raises only the count, because nobody tried it for
+    /// certain.
+    pub retries: u32,
 }
 
 /// What a consumer says to a delivery.
@@ -133,7 +137,7 @@ pub enum Answer {
         /// Why, for people.
         reason: String,
     },
-    /// Again, not before this pause is over. The count rises. Where [`Consuming::holds_key`] is promised, the later
+    /// Again, not before this pause is over. Its retries rise. Where [`Consuming::holds_key`] is promised, the later
     /// messages of its key wait behind it: those that are out are taken back, and their tags are lost.
     RetryLater {
         /// From now.

@@ -169,6 +169,11 @@ pub enum Stop {
         /// From now, on the database's clock.
         after: Duration,
     },
+    /// It was not tried: it waits in its queue as it did, and how often its handling was begun before counts on.
+    Wait {
+        /// From now, on the database's clock.
+        after: Duration,
+    },
     /// Given up, and its queue waits for a person.
     DeadHold,
     /// Given up, and its queue goes on.
@@ -199,7 +204,7 @@ pub enum Kept {
     Repeat(State),
     /// The lane, or the claim, is another's now. Nothing was changed.
     Lost,
-    /// Another worker has it in an open transaction. Nothing was changed.
+    /// Another worker has it in an open transaction, or its call may still run. Nothing was changed.
     Busy,
 }
 
@@ -210,15 +215,23 @@ pub struct Due {
     pub queue: ByteString,
     /// The claim. Every call about the queue says it; once it has expired another member may have the queue.
     pub token: Uuid,
-    /// Counted attempts of the first message.
+    /// The first messages in order. None is left of a queue that only has to be released.
+    pub messages: Vec<Waiting>,
+}
+
+/// A message of a claimed queue, with what is counted of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Waiting {
+    /// Its number in the queue.
+    pub number: i64,
+    /// The message.
+    pub arrival: Arrival,
+    /// Counted attempts.
     pub attempts: u32,
-    /// How often the handling of the first message was begun, this time included.
+    /// How often its handling was begun and did not end; of the first message, this time included.
     pub started: u32,
-    /// Whether a person took the first message out of the dead letters: its age counts no more.
+    /// Whether a person took it out of the dead letters: its age counts no more.
     pub reopened: bool,
-    /// The first messages in order, each with its number in the queue. None is left of a queue that only has to be
-    /// released.
-    pub messages: Vec<(i64, Arrival)>,
 }
 
 /// What a member says of itself.
@@ -323,7 +336,8 @@ pub trait Inbox: Send + Sync {
     /// claim is another's by now.
     async fn ended(&self, entry: Entry, claim: Option<Claim>) -> Result<(), StoreError>;
 
-    /// Keeps a message that was not handled, in the retry table or as a dead letter. `claim` is the one that its call had.
+    /// Keeps a message that was not handled, in the retry table or as a dead letter. `claim` is the one that its call had;
+    /// without one, a call of somebody else whose time is over counts as a handling that was only begun.
     async fn set_back(
         &self,
         arrival: &Arrival,
@@ -339,8 +353,8 @@ pub trait Inbox: Send + Sync {
     /// transaction commits, it is done and has left the queue.
     async fn begin_due(&self, due: &Due, number: i64) -> Result<Begun<Self::Transaction>, StoreError>;
 
-    /// Keeps a message of a claimed queue that was not handled again. With [`Stop::Retry`] and [`Stop::DeadHold`] the claim
-    /// ends, with [`Stop::DeadContinue`] the next message may be handled.
+    /// Keeps a message of a claimed queue that was not handled again. With [`Stop::DeadContinue`] the next message may be
+    /// handled, with any other the claim ends.
     async fn set_back_due(&self, due: &Due, number: i64, setback: &Setback) -> Result<Kept, StoreError>;
 
     /// Ends a claim; a queue that is empty is gone, and its messages take the live path again. A claim that is lost is

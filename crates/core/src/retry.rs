@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::failure::{Class, Outcome};
 
 /// How the pause grows from one attempt to the next.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Backoff {
     /// `base × factor^(n-1)`.
     Exponential {
@@ -14,6 +14,8 @@ pub enum Backoff {
     },
     /// `base × n`.
     Linear,
+    /// The n-th of these, and the last of them from there on; none is shorter than `base`.
+    Listed(Vec<Duration>),
 }
 
 /// A part of a pause that differs from message to message, so that they do not all come back at once.
@@ -33,7 +35,7 @@ impl Jitter {
 /// When a route's messages are retried and given up.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Policy {
-    /// The first pause.
+    /// The first pause; no pause is shorter, unless the ceiling is.
     pub base: Duration,
     /// How pauses grow.
     pub backoff: Backoff,
@@ -75,6 +77,17 @@ pub enum Next {
 }
 
 impl Policy {
+    /// Exactly these pauses, one after the other and without jitter, and one attempt more than there are pauses.
+    pub fn listed(pauses: Vec<Duration>) -> Self {
+        Self {
+            base: pauses.iter().min().copied().unwrap_or_default(),
+            ceiling: pauses.iter().max().copied().unwrap_or_default(),
+            jitter_percent: 0,
+            attempts_max: u32::try_from(pauses.len()).unwrap_or(u32::MAX).saturating_add(1),
+            backoff: Backoff::Listed(pauses),
+        }
+    }
+
     /// Decides after the `attempt`-th counted attempt (1 for the first).
     pub fn next(&self, attempt: u32, outcome: &Outcome, jitter: Jitter) -> Next {
         let Err(failure) = outcome else { return Next::Delivered };
@@ -90,11 +103,16 @@ impl Policy {
 
     /// The pause after the `attempt`-th attempt (1 for the first).
     pub fn pause(&self, attempt: u32, jitter: Jitter) -> Duration {
-        let plain = match self.backoff {
+        let plain = match &self.backoff {
             Backoff::Exponential { factor } => {
                 factor.checked_pow(attempt.saturating_sub(1)).and_then(|times| self.base.checked_mul(times))
             }
             Backoff::Linear => self.base.checked_mul(attempt.max(1)),
+            Backoff::Listed(pauses) => {
+                let place = usize::try_from(attempt.saturating_sub(1)).unwrap_or(usize::MAX);
+                let pause = pauses.get(place).or_else(|| pauses.last()).copied();
+                Some(pause.unwrap_or(self.base).max(self.base))
+            }
         };
         let plain = plain.unwrap_or(self.ceiling).min(self.ceiling);
         let share = f64::from(self.jitter_percent) / 100.0 * jitter.0;
@@ -104,9 +122,14 @@ impl Policy {
     /// The longest that all pauses take together, until the last attempt.
     pub fn longest(&self) -> Duration {
         let (mut sum, mut last) = (Duration::ZERO, Duration::ZERO);
+        // A list may have a long pause behind a short one.
+        let listed = match &self.backoff {
+            Backoff::Listed(pauses) => u32::try_from(pauses.len()).unwrap_or(u32::MAX),
+            Backoff::Exponential { .. } | Backoff::Linear => 0,
+        };
         for attempt in 1..self.attempts_max {
             let pause = self.pause(attempt, Jitter::from_random(u32::MAX));
-            if pause <= last {
+            if attempt > listed && pause <= last {
                 // It grows no more.
                 return sum.saturating_add(pause.saturating_mul(self.attempts_max - attempt));
             }
@@ -132,12 +155,31 @@ mod tests {
         assert_eq!(flat.longest(), Duration::from_secs(u64::from(u32::MAX) - 1));
     }
 
+    #[test]
+    fn listed_pauses_are_taken_as_they_are_and_the_last_stands_for_the_rest() {
+        let ms = Duration::from_millis;
+        let policy = Policy::listed([1_000, 5_000, 60_000, 2_000].map(ms).to_vec());
+        let all = Jitter::from_random(u32::MAX);
+        let pauses: Vec<Duration> = (1..=6).map(|attempt| policy.pause(attempt, all)).collect();
+        assert_eq!(pauses, [1_000, 5_000, 60_000, 2_000, 2_000, 2_000].map(ms));
+        assert_eq!((policy.attempts_max, policy.longest()), (5, ms(68_000)));
+        assert_eq!(Policy { attempts_max: 8, ..policy }.longest(), ms(74_000));
+        assert_eq!(Policy::listed(Vec::new()).next(1, &failed(Class::Transient), Jitter::NONE), Next::Bury);
+    }
+
     fn failed(class: Class) -> Outcome {
         Err(Failure::new(class, "x"))
     }
 
     fn policies() -> impl Strategy<Value = Policy> {
-        let backoff = prop_oneof![(1u32..5).prop_map(|factor| Backoff::Exponential { factor }), Just(Backoff::Linear)];
+        let listed = proptest::collection::vec(0u64..100_000, 0..5);
+        // A list is followed even where it shrinks; what grows is looked at here.
+        let sorted = listed.prop_map(|mut pauses| {
+            pauses.sort_unstable();
+            Backoff::Listed(pauses.into_iter().map(Duration::from_millis).collect())
+        });
+        let growing = (1u32..5).prop_map(|factor| Backoff::Exponential { factor });
+        let backoff = prop_oneof![growing, Just(Backoff::Linear), sorted];
         (1u64..10_000, backoff, 1u64..1_000_000, 0u32..100, 1u32..50).prop_map(
             |(base, backoff, ceiling, jitter_percent, attempts_max)| Policy {
                 base: Duration::from_millis(base),

@@ -8,6 +8,7 @@ use relevo_core::inbox::Inbox;
 use relevo_core::inbox::retries::Retries;
 use tokio::time::{Instant, timeout};
 
+use crate::config::Durable;
 use crate::handler::{AnyCall, Form, Registered};
 use crate::incoming::Incoming;
 use crate::panics::caught;
@@ -36,6 +37,14 @@ where
 
     pub(crate) fn retries<'a>(&'a self, registered: Option<&'a Registered<I::Transaction>>) -> &'a Retries {
         registered.and_then(|registered| registered.options.retries.as_ref()).unwrap_or(&self.config.retries)
+    }
+
+    /// The attempts behind a message that waited so often at the broker, by the policy that decides what follows the next.
+    pub(crate) fn attempts_before(&self, registered: Option<&Registered<I::Transaction>>, retries: u32) -> u32 {
+        match self.config.durable {
+            Durable::Broker => self.retries(registered).attempts_before(retries),
+            Durable::Table => 0,
+        }
     }
 
     pub(crate) fn after_dead(&self, registered: Option<&Registered<I::Transaction>>) -> AfterDead {

@@ -46,8 +46,8 @@ pub enum Durable {
     /// In the retry table. Works with every broker, and the key's later messages wait behind it.
     #[default]
     Table,
-    /// At the broker: RabbitMQ's ladder, a delayed negative acknowledgement of NATS. Only without order, and only where the
-    /// broker counts deliveries: attempts are counted by it.
+    /// At the broker: RabbitMQ's ladder, a delayed negative acknowledgement of NATS. Only without order. The broker keeps how
+    /// often it waited, which tells the attempts; what it delivers again for other reasons is no attempt.
     Broker,
 }
 
@@ -149,7 +149,7 @@ pub struct Config {
     pub lane_idle: Duration,
     /// How often the retry table is looked at.
     pub due_every: Duration,
-    /// Queues of the retry table that are worked on at once.
+    /// Queues of the retry table that are worked on at once, among the handlers that [`order`](Self::order) allows.
     pub due_queues: usize,
     /// Messages of one queue that are taken at once.
     pub due_messages: usize,
@@ -242,7 +242,7 @@ impl Config {
     }
 
     /// What contradicts itself, in words.
-    pub(crate) fn check(&self, broker_counts: bool) -> Result<(), String> {
+    pub(crate) fn check(&self) -> Result<(), String> {
         let at_least_one = [
             ("order.concurrency", self.order.concurrency()),
             ("batch_max", self.batch_max),
@@ -263,9 +263,6 @@ impl Config {
             Durable::Broker if self.order.is_by_key() => {
                 Err("`durable` is the broker, which does not keep the order that was asked for".to_owned())
             }
-            Durable::Broker if !broker_counts => {
-                Err("`durable` is the broker, which does not count deliveries: attempts would never end".to_owned())
-            }
             Durable::Broker | Durable::Table => Ok(()),
         }
     }
@@ -277,20 +274,19 @@ mod tests {
 
     #[test]
     fn the_defaults_contradict_nothing() {
-        assert_eq!(Config::new("billing").check(false), Ok(()));
+        assert_eq!(Config::new("billing").check(), Ok(()));
     }
 
     #[test]
     fn what_contradicts_itself_is_named() {
         let unordered = Order::None { concurrency: 4 };
         let by_broker = Config { durable: Durable::Broker, ..Config::new("billing") };
-        assert!(by_broker.check(true).unwrap_err().contains("order"));
+        assert!(by_broker.check().unwrap_err().contains("order"));
         let by_broker = Config { order: unordered, ..by_broker };
-        assert!(by_broker.check(false).unwrap_err().contains("count"));
-        assert_eq!(by_broker.check(true), Ok(()));
-        assert_eq!(Config { batch_max: 0, ..Config::new("billing") }.check(true), Err("`batch_max` is 0".to_owned()));
+        assert_eq!(by_broker.check(), Ok(()));
+        assert_eq!(Config { batch_max: 0, ..Config::new("billing") }.check(), Err("`batch_max` is 0".to_owned()));
         let late = Config { beat_every: Duration::from_secs(6), ..Config::new("billing") };
-        assert!(late.check(true).unwrap_err().contains("beat_every"));
+        assert!(late.check().unwrap_err().contains("beat_every"));
     }
 
     #[test]

@@ -9,7 +9,7 @@ use relevo_core::trace::Operation;
 use relevo_core::wire::{CONTENT_TYPE, WireError};
 use relevo_core::{Delivery, Lane, Message, MessageId, Raw};
 
-use crate::config::{Config, Durable, Foreign};
+use crate::config::{Config, Foreign};
 use crate::incoming::Incoming;
 use crate::item::Item;
 
@@ -33,7 +33,7 @@ impl Decoder {
 
     /// A delivery, with what names it and what it waits in should it fail.
     pub(crate) fn item(&self, config: &Config, delivery: Delivery) -> Item {
-        let Delivery { tag, raw, address, lane, place, count } = delivery;
+        let Delivery { tag, raw, address, lane, place, count, .. } = delivery;
         let incoming = self.read(config, &raw, &Origin { address: &address, lane: &lane, place });
         // One that cannot be read is known by its bytes: its headers may claim to be another.
         let id = incoming.as_ref().map_or_else(|_| made(&address, &lane, place, &raw), Incoming::id);
@@ -45,13 +45,21 @@ impl Decoder {
         let correlation = incoming.as_ref().ok().map(Incoming::correlation_id);
         let entry = Entry { id, replay: 0 };
         let arrival = Arrival { entry, queue, raw, address, lane, place, correlation };
-        let attempts = match config.durable {
-            Durable::Broker => config.retries.attempts_before(count),
-            Durable::Table => 0,
-        };
         let told = |incoming: &Incoming| config.traces.begin(Operation::Receive, &incoming.message, &incoming.address);
         let span = incoming.as_ref().ok().and_then(told);
-        Item { tag, count, arrival, incoming, attempts, shares: false, noted: false, refused: 0, decided: None, span }
+        Item {
+            tag,
+            count,
+            arrival,
+            incoming,
+            attempts: 0,
+            shares: false,
+            noted: None,
+            inverted: false,
+            refused: 0,
+            decided: None,
+            span,
+        }
     }
 
     /// What waited in the retry table.
@@ -140,6 +148,7 @@ mod tests {
             lane: Lane::new("0"),
             place,
             count: 1,
+            retries: 0,
         }
     }
 
@@ -202,12 +211,5 @@ mod tests {
         assert_ne!(made.arrival.entry, item(&config, delivery(&[], b"{}", Some(4))).arrival.entry);
         let waited = Decoder::new(&config).waited(&config, &made.arrival).expect("it is wanted");
         assert_eq!(waited.id(), made.arrival.entry.id);
-    }
-
-    #[test]
-    fn where_the_broker_keeps_retries_its_count_is_the_attempts() {
-        let config = Config { durable: Durable::Broker, ..Config::new("billing") };
-        let again = Delivery { count: 3, ..delivery(&OURS, b"{}", None) };
-        assert_eq!(item(&config, again).attempts, 5);
     }
 }

@@ -6,9 +6,9 @@ use std::time::Duration;
 use relevo_core::inbox::retries::Step;
 use relevo_core::inbox::{Arrival, Begun, Due, Inbox, Kept, Setback, Stop};
 use relevo_core::store::StoreError;
-use tokio::sync::watch;
+use tokio::sync::{SemaphorePermit, watch};
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout_at};
 use tokio_util::sync::CancellationToken;
 use tracing::field::display;
 use tracing::{debug, warn};
@@ -20,7 +20,7 @@ use crate::incoming::Incoming;
 use crate::runtime::RuntimeError;
 use crate::stats::add;
 use crate::verdict::{Handled, Kind, Trouble};
-use crate::work::Work;
+use crate::work::{Company, Work};
 
 /// Works on due queues until it is told to stop; then those under way end with the message that they have in hand.
 pub(crate) async fn run<I: Inbox + 'static>(
@@ -67,7 +67,9 @@ async fn claim<I: Inbox + 'static>(
 where
     I::Transaction: 'static,
 {
-    let room = work.config.due_queues - running.len();
+    // More than handlers may run would only be kept from other members.
+    let most = work.config.due_queues.min(work.config.order.concurrency());
+    let room = most - running.len();
     let allowed = {
         let pulse = pulse.borrow();
         pulse.beats > 0 && !pulse.orders.paused
@@ -80,8 +82,17 @@ where
     let found = work.ask(work.inbox.due(room, work.config.due_messages, lasts)).await?;
     for due in found {
         let (work, pulse, stop) = (Arc::clone(work), pulse.clone(), stop.clone());
-        let until = claimed + lasts;
-        running.spawn(async move { Run { work: &work, pulse: &pulse, stop: &stop, due, until }.all().await });
+        let (until, token) = (claimed + lasts, due.token);
+        work.unended.claimed(&due);
+        running.spawn(async move {
+            let run = Run { work: &work, pulse: &pulse, stop: &stop, due, until };
+            let ended = run.all().await;
+            // What could not be given back because of a stop is given back at its end.
+            if ended.is_ok() || !stop.is_cancelled() {
+                work.unended.worked(token);
+            }
+            ended
+        });
     }
     Ok(())
 }
@@ -120,8 +131,11 @@ struct Run<'a, I: Inbox> {
 /// Whether the next message of the queue may be handled.
 enum Onward {
     Next,
-    /// The claim has ended, or is another's.
+    /// The claim has ended.
     End,
+    /// The claim is another's, or another message is the first: somebody redrove it, or took this one out. Or whoever is in the
+    /// way has been waited for long enough.
+    Lost,
 }
 
 /// What became of one try.
@@ -136,32 +150,68 @@ impl<I: Inbox + 'static> Run<'_, I>
 where
     I::Transaction: 'static,
 {
-    async fn all(mut self) -> Result<(), StoreError> {
-        let messages = std::mem::take(&mut self.due.messages);
-        for (index, (number, arrival)) in messages.iter().enumerate() {
-            let (attempts, started) = if index == 0 { (self.due.attempts, self.due.started) } else { (0, 1) };
+    /// Works on the queue, and gives it back if its claim lasts: others would wait for that, and its next start would seem to
+    /// follow a crash.
+    async fn all(&self) -> Result<(), StoreError> {
+        match self.through().await {
+            Ok(Onward::End) => Ok(()),
+            Ok(Onward::Next | Onward::Lost) => self.give_back().await,
+            Err(error) if error.is_passing() => {
+                warn!(error = &error as &dyn std::error::Error, queue = %self.due.queue, "a queue of the retry table was left");
+                self.give_back().await
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Its messages one after the other, as far as there is time for them.
+    async fn through(&self) -> Result<Onward, StoreError> {
+        for (index, waiting) in self.due.messages.iter().enumerate() {
             if index > 0 && (self.stop.is_cancelled() || !self.has_time()) {
                 break;
             }
-            match self.one(*number, arrival, attempts, started).await? {
+            // The store has counted the start of the first.
+            let started = waiting.started + u32::from(index > 0);
+            match self.one(waiting.number, &waiting.arrival, waiting.attempts, started).await? {
                 Onward::Next => {}
-                Onward::End => return Ok(()),
+                ended @ (Onward::End | Onward::Lost) => return Ok(ended),
             }
         }
-        self.work.ask(self.work.inbox.release(&self.due)).await
+        Ok(Onward::Next)
+    }
+
+    /// Whoever is in the way for a moment is waited for, and so is a database that is away, as long as the claim lasts.
+    async fn give_back(&self) -> Result<(), StoreError> {
+        let mut failures = 0;
+        loop {
+            let pause = self.work.config.outage(failures);
+            let error = match self.work.ask(self.work.inbox.release(&self.due)).await {
+                Err(error) if error.is_passing() && Instant::now() + pause < self.until => error,
+                given => return given,
+            };
+            tokio::select! {
+                biased;
+                () = self.stop.cancelled() => return Err(error),
+                () = sleep(pause) => failures += 1,
+            }
+        }
     }
 
     /// Whether the claim outlasts one more handler.
     fn has_time(&self) -> bool {
-        let longest = self.work.handlers.deadline_max(self.work.config.deadline);
-        Instant::now() + longest * 2 < self.until
+        Instant::now() < self.latest()
+    }
+
+    /// Until then a handler may be begun, because the claim outlasts it.
+    fn latest(&self) -> Instant {
+        self.until - self.work.handlers.deadline_max(self.work.config.deadline) * 2
     }
 
     async fn one(&self, number: i64, arrival: &Arrival, attempts: u32, started: u32) -> Result<Onward, StoreError> {
         let now = Instant::now();
         let lane = &arrival.lane;
         if self.stop.is_cancelled() {
-            return self.put_off(number, attempts, Duration::ZERO, "stopped", "the process was stopped").await;
+            return self.stopped(number, attempts).await;
         }
         if !self.pulse.borrow().allows(lane) {
             return self.put_off(number, attempts, self.work.config.beat_every, "paused", "its lane is paused").await;
@@ -194,7 +244,14 @@ where
         if started > self.work.config.starts_max {
             return self.bury(number, arrival, Some(&incoming), attempts, Work::<I>::crashed(started)).await;
         }
-        let _company = self.work.company(started).await;
+        let Some(_turn) = self.turn(started).await else {
+            if self.stop.is_cancelled() {
+                return self.stopped(number, attempts).await;
+            }
+            add(&self.work.stats.busy, 1);
+            let (pause, why) = (self.work.config.busy_pause, "others were waited for");
+            return self.put_off(number, attempts, pause, "busy", why).await;
+        };
         loop {
             match self.attempt(number, &incoming).await? {
                 Tried::Done => {
@@ -206,15 +263,27 @@ where
                 }
                 Tried::Lost => {
                     add(&self.work.stats.lost, 1);
-                    return Ok(Onward::End);
+                    return Ok(Onward::Lost);
                 }
                 Tried::Busy if self.has_time() => {
                     add(&self.work.stats.busy, 1);
                     sleep(self.work.config.busy_pause).await;
                 }
-                Tried::Busy => return Ok(Onward::End),
+                Tried::Busy => return Ok(Onward::Lost),
             }
         }
+    }
+
+    /// A seat among the handlers, with the company that it may have. Whoever waits for it gives up while the claim is still ours:
+    /// soon another may have the queue, and call too.
+    async fn turn(&self, started: u32) -> Option<(SemaphorePermit<'_>, Company<'_>)> {
+        let turn = async { Some((self.work.seat().await?, self.work.company(started).await)) };
+        let turn = tokio::select! {
+            biased;
+            () = self.stop.cancelled() => None,
+            turn = timeout_at(self.latest(), turn) => turn.ok().flatten(),
+        };
+        turn.filter(|_| self.has_time())
     }
 
     /// The claim of the queue keeps others from calling at the same time.
@@ -318,15 +387,18 @@ where
         incoming: Option<&Incoming>,
         setback: Setback,
     ) -> Result<Onward, StoreError> {
-        let kept = self.set_back(number, &setback).await?;
-        if !kept {
-            return Ok(Onward::End);
+        if !self.set_back(number, &setback).await? {
+            return Ok(Onward::Lost);
         }
         self.work.kept(arrival, incoming, &setback).await;
         Ok(if setback.stop == Stop::DeadContinue { Onward::Next } else { Onward::End })
     }
 
-    /// It was not tried: nothing is counted.
+    async fn stopped(&self, number: i64, attempts: u32) -> Result<Onward, StoreError> {
+        self.put_off(number, attempts, Duration::ZERO, "stopped", "the process was stopped").await
+    }
+
+    /// It was not tried: nothing is counted, and what was counted stays.
     async fn put_off(
         &self,
         number: i64,
@@ -336,13 +408,12 @@ where
         why: &str,
     ) -> Result<Onward, StoreError> {
         debug!(queue = %self.due.queue, why, ?after, "a queue of the retry table is put off");
-        let stop = Stop::Retry { after };
+        let stop = Stop::Wait { after };
         let setback = Setback { stop, attempts, class, error: why.to_owned(), backtrace: None };
-        self.set_back(number, &setback).await?;
-        Ok(Onward::End)
+        Ok(if self.set_back(number, &setback).await? { Onward::End } else { Onward::Lost })
     }
 
-    /// `false` if the claim is another's by now.
+    /// `false` if the claim is another's by now, or another message is the first.
     async fn set_back(&self, number: i64, setback: &Setback) -> Result<bool, StoreError> {
         loop {
             match self.work.ask(self.work.inbox.set_back_due(&self.due, number, setback)).await? {

@@ -24,14 +24,25 @@ pub(crate) struct Item {
     pub(crate) attempts: u32,
     /// Whether it may share a transaction with others.
     pub(crate) shares: bool,
-    /// Its handling was noted in the store, and is to be noted as ended if it fails.
-    pub(crate) noted: bool,
+    /// Its handling was noted in the store, and is to be noted as ended before it is begun again.
+    pub(crate) noted: Option<Noted>,
+    /// It came after a later one of its key, maybe because it comes again: the inbox knows.
+    pub(crate) inverted: bool,
     /// How often the database refused a call about it.
     pub(crate) refused: u32,
     /// What was decided of it and is not written down yet: it is not handled again.
     pub(crate) decided: Option<Decided>,
     /// Tells that it waits for a worker.
     pub(crate) span: Option<Open>,
+}
+
+/// What the store knows of a handling that was begun.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Noted {
+    /// That it was begun.
+    Started,
+    /// That the far side is called for it.
+    Called(Claim),
 }
 
 /// A decision that the store is to keep.
@@ -45,6 +56,14 @@ pub(crate) struct Decided {
 impl Item {
     pub(crate) const fn queue(&self) -> &ByteString {
         &self.arrival.queue
+    }
+
+    /// The claim of its call.
+    pub(crate) const fn claim(&self) -> Option<Claim> {
+        match self.noted {
+            Some(Noted::Called(claim)) => Some(claim),
+            Some(Noted::Started) | None => None,
+        }
     }
 }
 

@@ -216,7 +216,11 @@ impl Lanes {
         for lane in self.map.values_mut() {
             for queue in lane.queues.values_mut() {
                 // Only the first of a queue can have been begun; those behind it go back to the broker as they came.
-                if queue.items.front().is_some_and(|item| item.attempts > 0 || item.decided.is_some() || item.noted) {
+                if queue
+                    .items
+                    .front()
+                    .is_some_and(|item| item.attempts > 0 || item.decided.is_some() || item.noted.is_some())
+                {
                     begun.extend(queue.items.pop_front().map(|item| (lane.held.clone(), item)));
                 }
             }
@@ -252,7 +256,8 @@ mod tests {
             incoming,
             attempts: 0,
             shares,
-            noted: false,
+            noted: None,
+            inverted: false,
             refused: 0,
             decided: None,
             span: None,

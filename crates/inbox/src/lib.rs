@@ -50,6 +50,7 @@ mod shutdown;
 mod spans;
 mod stats;
 mod turns;
+mod unended;
 mod validate;
 mod verdict;
 mod work;

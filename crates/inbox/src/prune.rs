@@ -15,12 +15,8 @@ pub(crate) async fn run<I: Inbox + 'static>(work: Arc<Work<I>>, stop: Cancellati
 where
     I::Transaction: 'static,
 {
+    // At once for the first time: how long the inbox remembers is known by that.
     loop {
-        tokio::select! {
-            biased;
-            () = stop.cancelled() => return Ok(()),
-            () = sleep(work.config.prune_every) => {}
-        }
         loop {
             match work.ask(work.inbox.prune(work.config.prune_limit)).await {
                 Ok(true) if !stop.is_cancelled() => tokio::task::yield_now().await,
@@ -31,6 +27,11 @@ where
                 }
                 Err(error) => return Err(RuntimeError::Store(error)),
             }
+        }
+        tokio::select! {
+            biased;
+            () = stop.cancelled() => return Ok(()),
+            () = sleep(work.config.prune_every) => {}
         }
     }
 }

@@ -108,7 +108,7 @@ impl FeedError {
 /// A message of a log as this consumer's inbox takes it: named, and with what it waits in.
 pub fn arrival(consumer: &Config, logged: Logged) -> Arrival {
     let Logged { raw, address, lane, place, .. } = logged;
-    let delivery = Delivery { tag: Tag::new(0), raw, address, lane, place, count: 1 };
+    let delivery = Delivery { tag: Tag::new(0), raw, address, lane, place, count: 1, retries: 0 };
     Decoder::new(consumer).item(consumer, delivery).arrival
 }
 

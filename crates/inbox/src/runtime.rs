@@ -163,7 +163,7 @@ where
     /// Takes messages until `stop` is cancelled, then finishes what runs within the grace period and gives the rest back to
     /// the broker at once.
     pub async fn run(mut self, stop: CancellationToken) -> Result<(), RuntimeError> {
-        self.work.config.check(self.consumer.capabilities().counts).map_err(RuntimeError::Config)?;
+        self.work.config.check().map_err(RuntimeError::Config)?;
         let life = Life::begin(self.stats());
         self.start_parts();
         let result = loop {
@@ -287,16 +287,19 @@ where
 
     fn came(&mut self, delivery: Delivery, now: Instant) {
         let config = &self.work.config;
+        let retries = delivery.retries;
         let mut item = self.work.decoder.item(config, delivery);
         if let Ok(incoming) = &item.incoming {
             let expired = is_expired(incoming.message.created_at, config.clock.now(), config.keeping.done);
-            let inside = self.work.handler(incoming).is_none_or(crate::handler::Registered::is_inside);
+            let registered = self.work.handler(incoming);
+            item.attempts = self.work.attempts_before(registered, retries);
+            let inside = registered.is_none_or(crate::handler::Registered::is_inside);
             item.shares = item.count == 1 && inside && !expired;
             if let (Some(source), Some(seq)) = (&incoming.source, incoming.seq) {
                 match self.sequences.see(source, &incoming.message.key, seq, item.count) {
                     Seen::Onward => {}
                     Seen::Repeat => add(&self.work.stats.repeats, 1),
-                    Seen::Inverted => add(&self.work.stats.inversions, 1),
+                    Seen::Inverted => item.inverted = true,
                 }
             }
         }
@@ -354,6 +357,9 @@ where
             let queue = item.queue().clone();
             let until = match ended {
                 Ended::Answer(answer) => {
+                    if item.inverted {
+                        add(&self.work.stats.inversions, 1);
+                    }
                     self.settling.push(item, answer, &self.work.config.traces);
                     queues.entry(queue).or_default();
                     continue;

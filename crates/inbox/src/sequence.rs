@@ -11,7 +11,8 @@ pub(crate) enum Seen {
     Onward,
     /// It came before, or is delivered again.
     Repeat,
-    /// It comes for the first time, after a later one of its key.
+    /// It is delivered for the first time, after a later one of its key. A relay that sends again what it sent before looks like
+    /// this, too: whether the message is known decides.
     Inverted,
 }
 

@@ -19,10 +19,13 @@ where
         // whatever became of it.
         self.chore = None;
         self.winding_down.cancel();
+        self.work.close_seats();
         let end = Instant::now() + self.work.config.grace;
         let finished = self.wait(end).await;
-        // Whatever still runs is dropped, and its transaction with it: that costs no attempt.
+        // Whatever still runs is dropped, and its transaction with it: that costs no attempt, and no start.
         self.workers.shutdown().await;
+        // Before anything of it goes back to the broker: whoever gets it would wait for the claims.
+        self.work.end_handlings().await;
         self.keep_begun().await;
         self.settle_rest().await;
         let deadline = self.work.config.broker_deadline;
@@ -33,6 +36,7 @@ where
         }
         self.resting.cancel();
         self.parts.shutdown().await;
+        self.work.release_queues().await;
         if let Err(error) = self.work.ask(self.work.inbox.leave(self.owner)).await {
             warn!(
                 error = &error as &dyn std::error::Error,
@@ -73,7 +77,7 @@ where
                     error: "the process was stopped between two tries".to_owned(),
                     backtrace: None,
                 };
-                item.decided = Some(Decided { setback, claim: None });
+                item.decided = Some(Decided { setback, claim: item.claim() });
             }
             match timeout_at(end, self.work.keep(&mut item, held.as_ref())).await {
                 Ok(Ok(Ended::Answer(answer))) => self.settling.push(item, answer, &self.work.config.traces),

@@ -88,7 +88,7 @@ where
             }
             Err(trouble) => {
                 self.give_up(transaction, &trouble).await;
-                Err(self.troubled(item, held, None, trouble).await.unwrap_or_else(Ended::Store))
+                Err(self.troubled(item, held, trouble).await.unwrap_or_else(Ended::Store))
             }
         }
     }
@@ -108,14 +108,14 @@ where
                 Ended::DONE
             }
             (Ok(()), Taken::Known(entered)) => {
-                self.not_new(*entered);
+                self.not_new(item, *entered);
                 Ended::DONE
             }
             (Err(error), taken) => {
                 item.shares = false;
                 match (Self::refused(error), taken) {
                     (Ok(trouble), Taken::Handled(_)) => {
-                        self.troubled(item, held, None, trouble).await.unwrap_or_else(Ended::Store)
+                        self.troubled(item, held, trouble).await.unwrap_or_else(Ended::Store)
                     }
                     (Ok(trouble), Taken::Known(_)) => Ended::Store(StoreError::Broken(trouble.error.into())),
                     (Err(error), _) => Ended::Store(error),

@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use relevo_core::inbox::{Arrival, Entered, Entry, Inbox, Setback, Stop};
 use relevo_core::store::StoreError;
 use relevo_core::{AfterDead, Jitter};
-use tokio::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
-use tokio::time::{Instant, timeout};
+use tokio::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard, Semaphore, SemaphorePermit};
+use tokio::time::{Instant, timeout_at};
 use tracing::field::display;
 use tracing::warn;
 use uuid::Uuid;
@@ -21,6 +21,7 @@ use crate::incoming::Incoming;
 use crate::item::Item;
 use crate::random::Random;
 use crate::stats::{Stats, add};
+use crate::unended::Unended;
 use crate::verdict::{Trouble, Verdict};
 
 /// What all workers share.
@@ -31,7 +32,10 @@ pub(crate) struct Work<I: Inbox> {
     pub(crate) stats: Arc<Stats>,
     pub(crate) decoder: Decoder,
     pub(crate) breakers: Breakers,
+    pub(crate) unended: Unended,
     random: Mutex<Random>,
+    /// As many as handlers may run at once, for live messages and for the retry table together.
+    seats: Semaphore,
     /// Read by every handler that runs, written by one that must be the only one.
     alone: RwLock<()>,
 }
@@ -58,6 +62,8 @@ where
             decoder: Decoder::new(&config),
             breakers: Breakers::new(config.breaker.clone(), Arc::clone(&stats)),
             stats,
+            unended: Unended::default(),
+            seats: Semaphore::new(config.order.concurrency()),
             config,
             random: Mutex::new(random),
             alone: RwLock::new(()),
@@ -66,8 +72,27 @@ where
 
     /// A call to the database, within its deadline.
     pub(crate) async fn ask<T>(&self, call: impl Future<Output = Result<T, StoreError>>) -> Result<T, StoreError> {
+        self.ask_until(Instant::now() + self.config.store_deadline, call).await
+    }
+
+    pub(crate) async fn ask_until<T>(
+        &self,
+        end: Instant,
+        call: impl Future<Output = Result<T, StoreError>>,
+    ) -> Result<T, StoreError> {
         let late = |_| Err(StoreError::Away("it did not answer in time".into()));
-        timeout(self.config.store_deadline, call).await.unwrap_or_else(late)
+        timeout_at(end, call).await.unwrap_or_else(late)
+    }
+
+    /// The right to run a handler; whoever waited longest has it next, and nobody when the consumer ends. It is asked for before
+    /// [`company`](Self::company), never after: whoever is to be alone waits for those that have a seat.
+    pub(crate) async fn seat(&self) -> Option<SemaphorePermit<'_>> {
+        self.seats.acquire().await.ok()
+    }
+
+    /// Those that wait for a seat get none.
+    pub(crate) fn close_seats(&self) {
+        self.seats.close();
     }
 
     /// One that may have taken the process down before runs while nothing else does.
@@ -134,7 +159,7 @@ where
     /// A setback is in the store: counts it, and copies a dead letter to where copies are wanted.
     pub(crate) async fn kept(&self, arrival: &Arrival, incoming: Option<&Incoming>, setback: &Setback) {
         let (message_id, trace_id) = (arrival.entry.id, self.trace_of(incoming).map(display));
-        if let Stop::Retry { after } = setback.stop {
+        if let Stop::Retry { after } | Stop::Wait { after } = setback.stop {
             warn!(%message_id, trace_id, attempts = setback.attempts, error = setback.error, ?after, "a message waits to be tried again");
             return;
         }
@@ -180,10 +205,15 @@ where
     }
 
     /// A message that was entered but not as a new one.
-    pub(crate) fn not_new(&self, entered: Entered) {
+    pub(crate) fn not_new(&self, item: &mut Item, entered: Entered) {
         match entered {
             Entered::New => {}
-            Entered::Repeat(_) => add(&self.stats.duplicates, 1),
+            Entered::Repeat(_) => {
+                add(&self.stats.duplicates, 1);
+                if std::mem::take(&mut item.inverted) {
+                    add(&self.stats.repeats, 1);
+                }
+            }
             Entered::Behind => add(&self.stats.behind, 1),
         }
     }

@@ -13,7 +13,7 @@ use tracing::{debug, warn};
 
 use crate::config::Durable;
 use crate::handler::{AnyCall, Form, Registered};
-use crate::item::{Decided, Ended, Item};
+use crate::item::{Decided, Ended, Item, Noted};
 use crate::stats::add;
 use crate::verdict::{Handled, Kind, Trouble, Verdict};
 use crate::work::Work;
@@ -23,9 +23,20 @@ where
     I::Transaction: 'static,
 {
     /// Handles live messages of one lane: one alone, several in turn, or several that share a transaction. One end for each,
-    /// in order.
+    /// in order. Those that have no seat when the consumer ends go back as they came.
     pub(crate) async fn live(&self, items: &mut [Item], held: Option<&Held>) -> Vec<Ended> {
+        let Some(_seat) = self.seat().await else {
+            return items.iter().map(|_| Ended::Alone).collect();
+        };
         items.iter_mut().filter_map(|item| item.span.take()).for_each(Open::end);
+        let ended = self.seated(items, held).await;
+        for item in items.iter() {
+            self.unended.handled(item.arrival.entry);
+        }
+        ended
+    }
+
+    async fn seated(&self, items: &mut [Item], held: Option<&Held>) -> Vec<Ended> {
         if let [item] = items {
             return vec![self.one(item, held).await.unwrap_or_else(Ended::Store)];
         }
@@ -47,12 +58,14 @@ where
         if item.decided.is_some() {
             return self.keep(item, held).await;
         }
+        // The last try may have left its note behind: the database was away.
+        self.put_down(item).await?;
         let incoming = match &mut item.incoming {
             Ok(incoming) => incoming,
             Err(why) => {
                 let trouble = Trouble::undecodable(why.as_str());
                 // Nobody knows its key: it holds nothing back.
-                return self.bury(item, held, None, trouble, AfterDead::Continue).await;
+                return self.bury(item, held, trouble, AfterDead::Continue).await;
             }
         };
         incoming.attempt = item.attempts + 1;
@@ -64,7 +77,7 @@ where
         if is_ours && is_expired(incoming.message.created_at, self.config.clock.now(), kept) {
             let error =
                 format!("it entered the log at {}, longer ago than the inbox remembers", incoming.message.created_at);
-            return self.bury(item, held, None, Trouble::poison(error).with_class(Trouble::EXPIRED), after_dead).await;
+            return self.bury(item, held, Trouble::poison(error).with_class(Trouble::EXPIRED), after_dead).await;
         }
         if let Some(registered) = registered
             && let Form::Call(handler) = &registered.form
@@ -72,7 +85,8 @@ where
             return self.call_then_commit(item, held, registered, &**handler).await;
         }
         let started = if item.count > 1 {
-            item.noted = true;
+            item.noted = Some(Noted::Started);
+            self.unended.handling(item.arrival.entry, None);
             self.ask(self.inbox.start(&item.arrival)).await?
         } else {
             0
@@ -103,35 +117,36 @@ where
                 return Ok(Ended::Busy(self.config.busy_pause));
             }
             Claimed::Repeat(state) => {
-                self.not_new(Entered::Repeat(state));
+                self.not_new(item, Entered::Repeat(state));
                 return Ok(Ended::DONE);
             }
             Claimed::Behind => {
-                self.not_new(Entered::Behind);
+                self.not_new(item, Entered::Behind);
                 return Ok(Ended::DONE);
             }
             Claimed::Busy(rest) => return Ok(Ended::Busy(rest.max(self.config.busy_pause))),
             Claimed::Lost => return Ok(Ended::Lost),
         };
-        item.noted = true;
+        item.noted = Some(Noted::Called(claim));
+        self.unended.handling(item.arrival.entry, Some(claim));
         if claim.started > self.config.starts_max {
             let after_dead = self.after_dead(Some(registered));
-            return self.bury(item, held, Some(claim), Self::crashed(claim.started), after_dead).await;
+            return self.bury(item, held, Self::crashed(claim.started), after_dead).await;
         }
         let _company = self.company(claim.started).await;
         if begun.elapsed() + deadline > lasts {
             // Waiting to be alone took what the call would need.
-            self.put_down(item, Some(claim)).await?;
+            self.put_down(item).await?;
             return Ok(Ended::Busy(self.config.busy_pause));
         }
         let answer = match self.process_call(registered, handler, &incoming).await {
             Ok(answer) => answer,
-            Err(trouble) => return self.troubled(item, held, Some(claim), trouble).await,
+            Err(trouble) => return self.troubled(item, held, trouble).await,
         };
         match self.begin_claimed(item, held, claim, begun + lasts).await? {
             Some(mut transaction) => {
                 let verdict = self.process_commit(registered, handler, &mut transaction, &incoming, answer).await;
-                self.conclude(item, held, Some(claim), transaction, verdict).await
+                self.conclude(item, held, transaction, verdict).await
             }
             None if held.is_some() => Ok(Ended::Lost),
             None => {
@@ -205,8 +220,8 @@ where
         for verdict in verdicts {
             self.counted(verdict);
         }
-        for entered in entered {
-            self.not_new(entered);
+        for (item, entered) in items.iter_mut().zip(entered) {
+            self.not_new(item, entered);
         }
         Ok(items.iter().map(|_| Ended::DONE).collect())
     }
@@ -216,7 +231,6 @@ where
         &self,
         item: &mut Item,
         held: Option<&Held>,
-        claim: Option<Claim>,
         transaction: I::Transaction,
         handled: Handled,
     ) -> Result<Ended, StoreError> {
@@ -224,11 +238,11 @@ where
             Ok(verdict) => verdict,
             Err(trouble) => {
                 self.give_up(transaction, &trouble).await;
-                return self.troubled(item, held, claim, trouble).await;
+                return self.troubled(item, held, trouble).await;
             }
         };
         if let Err(trouble) = self.commit(transaction, item.arrival.entry, verdict).await? {
-            return self.troubled(item, held, claim, trouble).await;
+            return self.troubled(item, held, trouble).await;
         }
         self.breakers.passed(&item.arrival.lane);
         Ok(Ended::DONE)
@@ -239,7 +253,6 @@ where
         &self,
         item: &mut Item,
         held: Option<&Held>,
-        claim: Option<Claim>,
         trouble: Trouble,
     ) -> Result<Ended, StoreError> {
         let Ok(incoming) = &item.incoming else { unreachable!("only what was read is handled") };
@@ -248,13 +261,13 @@ where
         match trouble.kind {
             Kind::Away => {
                 let pause = self.is_away(&item.arrival, &trouble);
-                self.put_down(item, claim).await?;
+                self.put_down(item).await?;
                 Ok(Ended::Away(pause))
             }
             Kind::Poison => {
                 item.attempts += 1;
                 self.failed(item, &trouble);
-                self.bury(item, held, claim, trouble, after_dead).await
+                self.bury(item, held, trouble, after_dead).await
             }
             Kind::Retry => {
                 item.attempts += 1;
@@ -262,20 +275,20 @@ where
                 match self.retries(registered).after(item.attempts, self.jitter()) {
                     Step::Again(pause) => {
                         add(&self.stats.retried_in_memory, 1);
-                        self.put_down(item, claim).await?;
+                        self.put_down(item).await?;
                         Ok(Ended::Again(pause))
                     }
                     Step::Later(after) if self.config.durable == Durable::Broker => {
                         add(&self.stats.retried_later, 1);
-                        self.put_down(item, claim).await?;
+                        self.put_down(item).await?;
                         Ok(Ended::Answer(Answer::RetryLater { after }))
                     }
                     Step::Later(after) => {
                         add(&self.stats.retried_later, 1);
-                        Self::decide(item, claim, Stop::Retry { after }, trouble);
+                        Self::decide(item, Stop::Retry { after }, trouble);
                         self.keep(item, held).await
                     }
-                    Step::Bury => self.bury(item, held, claim, trouble, after_dead).await,
+                    Step::Bury => self.bury(item, held, trouble, after_dead).await,
                 }
             }
         }
@@ -298,29 +311,28 @@ where
         };
         if entered == Entered::Behind {
             self.ask(self.inbox.commit(transaction)).await?;
-            self.not_new(entered);
+            self.not_new(item, entered);
             return Ok(Ended::DONE);
         }
         self.ask(self.inbox.roll_back(transaction)).await?;
-        self.bury(item, held, None, trouble, after_dead).await
+        self.bury(item, held, trouble, after_dead).await
     }
 
     async fn bury(
         &self,
         item: &mut Item,
         held: Option<&Held>,
-        claim: Option<Claim>,
         trouble: Trouble,
         after_dead: AfterDead,
     ) -> Result<Ended, StoreError> {
         let stop = self.dead_stop(after_dead);
-        Self::decide(item, claim, stop, trouble);
+        Self::decide(item, stop, trouble);
         self.keep(item, held).await
     }
 
-    fn decide(item: &mut Item, claim: Option<Claim>, stop: Stop, trouble: Trouble) {
+    fn decide(item: &mut Item, stop: Stop, trouble: Trouble) {
         let setback = trouble.setback(stop, item.attempts);
-        item.decided = Some(Decided { setback, claim });
+        item.decided = Some(Decided { setback, claim: item.claim() });
     }
 
     /// Writes down what was decided.
@@ -334,15 +346,16 @@ where
             }
             Kept::Repeat(state) if is_under_way(Entered::Repeat(state)) => Ok(Ended::Busy(self.config.busy_pause)),
             Kept::Repeat(state) => {
-                self.not_new(Entered::Repeat(state));
+                self.not_new(item, Entered::Repeat(state));
                 Ok(Ended::DONE)
             }
             Kept::Busy => Ok(Ended::Busy(self.config.busy_pause)),
             Kept::Lost => {
                 if decided.claim.is_some() {
                     // Another worker may have claimed the message meanwhile: what it decides counts, and should it have
-                    // died, this decision would be refused for ever.
+                    // died, this decision would be refused for ever. Nobody will know of the try that it followed.
                     item.decided = None;
+                    item.attempts = item.attempts.saturating_sub(1);
                 }
                 if held.is_some() {
                     return Ok(Ended::Lost);
@@ -354,11 +367,12 @@ where
     }
 
     /// Notes that a try ended while the process lives.
-    async fn put_down(&self, item: &mut Item, claim: Option<Claim>) -> Result<(), StoreError> {
-        if !std::mem::take(&mut item.noted) {
-            return Ok(());
+    async fn put_down(&self, item: &mut Item) -> Result<(), StoreError> {
+        if item.noted.is_some() {
+            self.ask(self.inbox.ended(item.arrival.entry, item.claim())).await?;
+            item.noted = None;
         }
-        self.ask(self.inbox.ended(item.arrival.entry, claim)).await
+        Ok(())
     }
 }
 

@@ -21,12 +21,15 @@ use crate::pages::Covered;
 use crate::relay::{Held, Pending, Relay, RelayError};
 use crate::stats::add;
 
+/// The keys of which the store was told what came of their runs, each with the address that it proved to pass.
+type Told = Vec<(bytestring::ByteString, Option<Arc<str>>)>;
+
 /// The answer of a chore.
 pub(crate) enum Done {
     Leased { asked_at: Instant, gave_back: Vec<Lease>, result: Result<(Leased, Vec<Standing>), StoreError> },
     Settled { covered: Covered, result: Result<Settled, StoreError> },
     Runs(Result<Vec<Run>, StoreError>),
-    Advanced { keys: Vec<bytestring::ByteString>, spans: Vec<Open>, result: Result<Vec<Advanced>, StoreError> },
+    Advanced { told: Told, spans: Vec<Open>, result: Result<Vec<Advanced>, StoreError> },
     Maintained(Result<Maintained, StoreError>),
     Left,
 }
@@ -140,10 +143,10 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
             return None;
         }
         let advances: Vec<Advance> = self.runs.take_ended();
-        let keys = advances.iter().map(|advance| advance.key.clone()).collect();
+        let told = advances.iter().map(|advance| (advance.key.clone(), advance.released.clone())).collect();
         let spans = self.runs.take_spans();
         let store = Arc::clone(&self.store);
-        Some(Box::pin(async move { Done::Advanced { keys, spans, result: store.advance(advances).await } }))
+        Some(Box::pin(async move { Done::Advanced { told, spans, result: store.advance(advances).await } }))
     }
 
     pub(crate) fn leave_chore(&self) -> Pending<Done> {
@@ -168,11 +171,11 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
                 Err(error) => return self.store_failed(error),
             },
             Done::Runs(Ok(runs)) => self.take_runs(runs),
-            Done::Advanced { keys, spans, result: Ok(answers) } => {
+            Done::Advanced { told, spans, result: Ok(answers) } => {
                 if !answers.contains(&Advanced::Lost) {
                     spans.into_iter().for_each(Open::end);
                 }
-                self.has_advanced(&keys, &answers);
+                self.has_advanced(&told, &answers);
             }
             Done::Maintained(Ok(maintained)) => {
                 for warning in maintained.warnings {
@@ -211,7 +214,7 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
         }
         self.valid_until = asked_at + leased.lasts.saturating_sub(self.config.lease_margin);
         self.ceiling = leased.ceiling;
-        self.holds.learn(leased.holds, self.config.hold_probe);
+        self.holds.learn(leased.holds);
         if leased.ceiling != Ceiling::Open {
             // Regrouping waits for every relay: look again soon, and let empty windows be settled.
             self.due_at.lease = self.due_at.lease.min(asked_at + self.config.due_every);
@@ -325,13 +328,16 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
         }
     }
 
-    fn has_advanced(&mut self, keys: &[bytestring::ByteString], answers: &[Advanced]) {
+    fn has_advanced(&mut self, told: &[(bytestring::ByteString, Option<Arc<str>>)], answers: &[Advanced]) {
         if answers.contains(&Advanced::Lost) {
             self.has_lost(1);
             self.forget();
             return;
         }
-        for (key, answer) in keys.iter().zip(answers) {
+        for ((key, released), answer) in told.iter().zip(answers) {
+            if let Some(address) = released {
+                self.holds.told(address);
+            }
             // A head of the log that stopped meanwhile, and is not settled yet, holds the key in the store's place.
             if *answer == Advanced::Unparked && !self.pages.holds_stopped(key) {
                 self.unpark(key);

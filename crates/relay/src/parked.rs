@@ -1,6 +1,6 @@
 //! The keys and addresses that wait, as far as the relay must know them.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, HashSet};
 use std::hash::{BuildHasherDefault, DefaultHasher};
 use std::time::Duration;
 
@@ -42,7 +42,8 @@ fn fingerprint(key: &str) -> [u8; 16] {
 pub(crate) struct Held {
     pub(crate) class: &'static str,
     pub(crate) error: String,
-    /// From its finding to its first probe.
+    /// From its finding to its first probe. None where the store knows it: should the hold be gone there by now, the next to come
+    /// finds out at once.
     pub(crate) after: Duration,
 }
 
@@ -53,15 +54,16 @@ pub(crate) struct Holds {
     known: BTreeMap<String, Held>,
     /// Found here and not yet settled, so that the store cannot know them.
     fresh: BTreeMap<String, Held>,
-    /// Proven here to pass, though the store's last word was older.
-    released: BTreeSet<String>,
+    /// Proven here to pass, and whether the store was told: until then its word is older.
+    released: BTreeMap<String, bool>,
 }
 
 impl Holds {
-    pub(crate) fn learn(&mut self, holds: Vec<Hold>, probe: Duration) {
-        let held = |error| Held { class: Class::Blocked.word(), error, after: probe };
+    /// What the store says now.
+    pub(crate) fn learn(&mut self, holds: Vec<Hold>) {
+        let held = |error| Held { class: Class::Blocked.word(), error, after: Duration::ZERO };
         self.known = holds.into_iter().map(|hold| (hold.address, held(hold.error))).collect();
-        self.released.clear();
+        self.released.retain(|_, told| !*told);
     }
 
     pub(crate) fn add(&mut self, address: &str, held: Held) {
@@ -71,13 +73,21 @@ impl Holds {
 
     /// Everything found here is settled.
     pub(crate) fn settled(&mut self) {
-        self.known.append(&mut self.fresh);
+        let fresh = std::mem::take(&mut self.fresh).into_iter();
+        self.known.extend(fresh.map(|(address, held)| (address, Held { after: Duration::ZERO, ..held })));
     }
 
     pub(crate) fn release(&mut self, address: &str) {
         self.known.remove(address);
         self.fresh.remove(address);
-        self.released.insert(address.to_owned());
+        self.released.insert(address.to_owned(), false);
+    }
+
+    /// The store knows that this address was released: what it says from now on counts.
+    pub(crate) fn told(&mut self, address: &str) {
+        if let Some(told) = self.released.get_mut(address) {
+            *told = true;
+        }
     }
 
     /// Why an address is held, if it is.
@@ -85,6 +95,48 @@ impl Holds {
         if self.known.is_empty() && self.fresh.is_empty() {
             return None;
         }
-        self.fresh.get(address).or_else(|| if self.released.contains(address) { None } else { self.known.get(address) })
+        self.fresh
+            .get(address)
+            .or_else(|| if self.released.contains_key(address) { None } else { self.known.get(address) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn said() -> Vec<Hold> {
+        vec![Hold { address: "x".to_owned(), error: "it was refused".to_owned() }]
+    }
+
+    fn found() -> Held {
+        Held { class: Class::Blocked.word(), error: "it was refused".to_owned(), after: Duration::from_secs(30) }
+    }
+
+    #[test]
+    fn an_address_that_passed_is_free_until_the_store_was_told_and_says_otherwise() {
+        let mut holds = Holds::default();
+        holds.learn(said());
+        assert!(holds.get("x").is_some());
+        holds.release("x");
+        // The store was asked before it was told.
+        holds.learn(said());
+        assert!(holds.get("x").is_none());
+        holds.told("x");
+        assert!(holds.get("x").is_none());
+        // By now another relay has found it held.
+        holds.learn(said());
+        assert!(holds.get("x").is_some());
+    }
+
+    #[test]
+    fn only_what_is_found_here_says_when_it_is_probed() {
+        let mut holds = Holds::default();
+        holds.add("x", found());
+        assert_eq!(holds.get("x").map(|held| held.after), Some(Duration::from_secs(30)));
+        holds.settled();
+        assert_eq!(holds.get("x").map(|held| held.after), Some(Duration::ZERO));
+        holds.learn(said());
+        assert_eq!(holds.get("x").map(|held| held.after), Some(Duration::ZERO));
     }
 }

@@ -5,8 +5,9 @@ use relevo_sim::inbox::{Mutant, run};
 /// Runs of the real consumers; `cargo xtask sim` does many more.
 const SEEDS: u64 = 24;
 
-/// Runs that once broke a promise: a member that was counted as dead forgot a lane that was still its own.
-const BROKE: [u64; 1] = [1650];
+/// Runs that once broke a promise: a member that was counted as dead forgot a lane that was still its own; one that had lost its lane
+/// counted a try that nobody had written down; one that had waited to be alone called while another had claimed the queue.
+const BROKE: [u64; 3] = [1650, 727, 8855];
 
 /// Within so many runs each mutant is caught.
 const CAUGHT_WITHIN: u64 = 60;
@@ -97,6 +98,11 @@ fn overtaking_a_queue_that_waits_is_caught() {
 #[test]
 fn counting_what_is_away_as_an_attempt_is_caught() {
     is_caught(Mutant::CountAway);
+}
+
+#[test]
+fn counting_deliveries_as_attempts_is_caught() {
+    is_caught(Mutant::CountDeliveries);
 }
 
 #[test]

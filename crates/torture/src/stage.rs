@@ -105,6 +105,10 @@ const AHEAD_MAX: [u64; 2] = [500, 5000];
 /// Changes of one transaction at most, where many messages are asked for: commits are what takes time.
 const BURST: u32 = 100;
 
+/// So many are committed at least, whatever is asked for: a process that was stopped while it had the lock of a SQLite file lets nobody
+/// write, and less than this would prove little.
+const COMMITTED_MIN: u64 = 101;
+
 /// Everything that is on stage.
 pub(crate) struct Stage {
     pub(crate) server: Option<Server>,
@@ -222,10 +226,11 @@ impl Stage {
     /// Harms, until everything that was asked for is done.
     async fn torment(&mut self, plan: &Plan, done: &Done) -> Result<()> {
         let end = Instant::now() + plan.write_for;
+        let enough = plan.messages.max(COMMITTED_MIN);
         let mut round = 0;
         loop {
             let (committed, deeds) = (done.committed.load(Ordering::Relaxed), self.deeds.all());
-            if Instant::now() >= end && committed >= plan.messages && deeds >= plan.faults {
+            if Instant::now() >= end && committed >= enough && deeds >= plan.faults {
                 return Ok(());
             }
             sleep(Duration::from_millis(u64::from(200 + self.random.below(700)))).await;

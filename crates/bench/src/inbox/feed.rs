@@ -129,5 +129,6 @@ fn delivery(number: u32, lanes: u16) -> Delivery {
         lane: Lane::new(format!("orders.{lane}")),
         place: Some(number.into()),
         count: 1,
+        retries: 0,
     }
 }

@@ -63,8 +63,8 @@ impl EmbeddedBroker {
         rows.iter().map(letter).collect()
     }
 
-    /// Delivers dead letters to their group again, their counts going on; how many. In an ordered group they come after
-    /// what has been delivered meanwhile.
+    /// Delivers dead letters to their group again, their counts going on and their retries from zero; how many. In an ordered
+    /// group they come after what has been delivered meanwhile.
     pub async fn requeue(&self, group: &str, which: &Which) -> Result<u64, Error> {
         self.bury_or_raise(group, which, Some(REQUEUE)).await
     }

@@ -34,10 +34,26 @@ struct Found {
     seq: i64,
     lane: u16,
     key: ByteString,
-    count: u32,
-    head: bool,
+    past: Past,
     address: Arc<str>,
     raw: Raw,
+}
+
+/// What a delivery says of those before it.
+struct Past {
+    /// This delivery is counted in it.
+    count: u32,
+    retries: u32,
+    /// It holds back the others of its key.
+    head: bool,
+}
+
+impl Past {
+    const NONE: Self = Self { count: 1, retries: 0, head: false };
+
+    fn of(row: &SqliteRow) -> Self {
+        Self { count: row.get::<u32, _>("count") + 1, retries: row.get("retries"), head: row.get("head") }
+    }
 }
 
 /// What a look found, before it is written down.
@@ -111,7 +127,7 @@ impl Shared {
         for row in &rows {
             let lane: u16 = row.get("lane");
             if look.enter(lane) {
-                look.again.push(found(row, lane, row.get::<u32, _>("count") + 1, row.get("head"))?);
+                look.again.push(found(row, lane, Past::of(row))?);
             }
         }
         if rows.len() >= look.limit {
@@ -164,7 +180,7 @@ impl Shared {
             if row.get("held") {
                 look.behind.push((seq, lane, row.get("key")));
             } else if look.enter(lane) {
-                look.fresh.push(found(row, lane, 1, false)?);
+                look.fresh.push(found(row, lane, Past::NONE)?);
             } else {
                 look.cursors.insert(lane, seq - 1);
             }
@@ -250,10 +266,11 @@ impl Shared {
     }
 
     fn deliver(&self, state: &mut State, found: Found) -> Delivery {
-        let Found { seq, lane, key, count, head, address, raw } = found;
+        let Found { seq, lane, key, past, address, raw } = found;
+        let Past { count, retries, head } = past;
         let tag = state.hand_out(Out { seq, lane, key, head });
         let lane = self.lanes[usize::from(lane)].clone();
-        Delivery { tag, raw, address, lane, place: Some(seq.cast_unsigned()), count }
+        Delivery { tag, raw, address, lane, place: Some(seq.cast_unsigned()), count, retries }
     }
 
     /// How long until the next retry of these lanes.
@@ -273,22 +290,22 @@ impl Shared {
     }
 }
 
-fn found(row: &SqliteRow, lane: u16, count: u32, head: bool) -> Result<Found, Error> {
+fn found(row: &SqliteRow, lane: u16, past: Past) -> Result<Found, Error> {
     let seq = row.get("seq");
     let headers: Headers = serde_json::from_str(row.get("headers"))
         .map_err(|_| Error::Schema { what: format!("the headers of message {seq} cannot be read") })?;
     let payload = Bytes::from(row.get::<Vec<u8>, _>("payload"));
     let key = ByteString::from(row.get::<String, _>("key"));
     let address = row.get::<&str, _>("address").into();
-    Ok(Found { seq, lane, key, count, head, address, raw: Raw::new(headers, payload) })
+    Ok(Found { seq, lane, key, past, address, raw: Raw::new(headers, payload) })
 }
 
 const AGAIN: &str = "
-SELECT p.seq, p.lane, p.count, p.due_ms IS NOT NULL AS head, m.address, m.key, m.headers, m.payload FROM (
-    SELECT seq, lane, count, due_ms FROM broker_pending
+SELECT p.seq, p.lane, p.count, p.retries, p.due_ms IS NOT NULL AS head, m.address, m.key, m.headers, m.payload FROM (
+    SELECT seq, lane, count, retries, due_ms FROM broker_pending
      WHERE grp = ?1 AND state = 0 AND lane IN (SELECT value FROM json_each(?2))
     UNION ALL
-    SELECT seq, lane, count, due_ms FROM broker_pending
+    SELECT seq, lane, count, retries, due_ms FROM broker_pending
      WHERE grp = ?1 AND state = 2 AND due_ms <= unixepoch('subsec') * 1000
        AND lane IN (SELECT value FROM json_each(?2))
     ORDER BY seq LIMIT ?3) p

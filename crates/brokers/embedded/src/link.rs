@@ -8,9 +8,13 @@ use sqlx::pool::PoolConnection;
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteSynchronous};
 use sqlx::{ConnectOptions as _, Sqlite, SqliteConnection};
 use tokio::sync::{Mutex, OwnedMutexGuard};
+use tokio::time::{Instant, sleep};
 
 use crate::classify::Error;
 use crate::config::Config;
+
+/// Between two tries to use the write-ahead log while others use a new file.
+const JOURNAL_PAUSE: Duration = Duration::from_millis(20);
 
 /// The connections of one broker handle.
 ///
@@ -56,7 +60,14 @@ impl Link {
                 .max_lifetime(None::<Duration>)
                 .idle_timeout(None::<Duration>)
         };
-        let durable = pool(1).connect_with(options.clone()).await?;
+        let deadline = Instant::now() + config.lock_wait;
+        let durable = loop {
+            match pool(1).connect_with(options.clone()).await.map_err(Error::from) {
+                // SQLite makes a file a write-ahead log at once or not at all: it does not wait for others that do.
+                Err(Error::Locked(_)) if Instant::now() < deadline => sleep(JOURNAL_PAUSE).await,
+                tried => break tried?,
+            }
+        };
         // Losing what these wrote in a power failure means a repeat, never a loss; a kill loses nothing.
         let relaxed = pool(1).connect_lazy_with(options.clone().synchronous(SqliteSynchronous::Normal));
         let options = options.pragma("query_only", "on");

@@ -145,7 +145,7 @@ impl Shared {
     /// The message waits, and in an ordered group those of its key that came back wait behind it.
     async fn put_off(&self, write: &mut Write, out: &Out, after_ms: i64) -> Result<(), Error> {
         sqlx::query(
-            "UPDATE broker_pending SET state = 2, key = ?3,
+            "UPDATE broker_pending SET state = 2, retries = retries + 1, key = ?3,
                     due_ms = CAST(unixepoch('subsec') * 1000 AS INTEGER) + ?4
              WHERE grp = ?1 AND seq = ?2",
         )

@@ -13,7 +13,7 @@ pub(crate) const BUCKET: &str = "relevo-lanes";
 /// A lane's record lists what is out of it; so many fit into a message of a server with the usual `max_payload`.
 const ACK_PENDING_MAX: usize = 10_000;
 /// The most that one of them takes in the record, without its reason.
-const OPEN_BYTES_MAX: usize = 80;
+const OPEN_BYTES_MAX: usize = 95;
 /// The most that the rest of a record takes, with its headers.
 const RECORD_BYTES_MAX: usize = 1_000;
 /// Longer than any name that the server takes as part of a file's name.

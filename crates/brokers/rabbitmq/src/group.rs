@@ -17,8 +17,8 @@ pub struct Group {
     pub ordered: bool,
     /// How long the rungs of the retry ladder are; without any, nothing can be retried later.
     pub retry: Vec<Duration>,
-    /// Whether there is a queue `name.dead` for what is rejected.
-    pub dead_letters: bool,
+    /// The queue for what is rejected: `name.dead`, unless another name is chosen; `None` for none.
+    pub dead_letters: Option<String>,
     /// The queues are quorum queues, which count deliveries.
     pub quorum: bool,
 }
@@ -26,12 +26,13 @@ pub struct Group {
 impl Group {
     /// A group of a quorum queue without lanes, with the default ladder and dead letters.
     pub fn new(name: impl Into<String>) -> Self {
+        let name = name.into();
         Self {
-            name: name.into(),
+            dead_letters: Some(dead_queue(&name)),
+            name,
             lanes: None,
             ordered: false,
             retry: DEFAULT_RUNGS.to_vec(),
-            dead_letters: true,
             quorum: true,
         }
     }
@@ -41,6 +42,7 @@ impl Group {
         let wrong = |what: &str| Err(Error::Config(format!("the group `{}` {what}", self.name)));
         match self {
             Self { name, .. } if name.is_empty() => wrong("has no name"),
+            Self { dead_letters: Some(dead), .. } if dead.is_empty() => wrong("has dead letters without a name"),
             Self { lanes: Some(lanes), .. } if !(1..=LANES_MAX).contains(lanes) => wrong("needs 1 to 256 lanes"),
             Self { retry, .. } if retry.iter().any(|rung| rung.as_millis() == 0) => wrong("has a rung of no time"),
             _ if self.longest_name() > NAME_BYTES_MAX => wrong("has a name that is too long"),
@@ -56,7 +58,8 @@ impl Group {
         };
         let rungs = self.retry.iter().map(|rung| retry_queue(&queue, *rung).len());
         rungs
-            .chain([queue.len(), dead_queue(&self.name).len(), members_key(&self.name).len()])
+            .chain(self.dead_letters.as_ref().map(String::len))
+            .chain([queue.len(), members_key(&self.name).len()])
             .max()
             .unwrap_or_default()
     }
@@ -71,11 +74,8 @@ impl Group {
 
     /// Where its rejected messages go.
     pub(crate) fn dead_queue(&self) -> Result<String, Error> {
-        if self.dead_letters {
-            Ok(dead_queue(&self.name))
-        } else {
-            Err(Error::Missing(format!("the queue `{}` has no dead letters to reject to", self.name)))
-        }
+        let none = || Error::Missing(format!("the queue `{}` has no dead letters to reject to", self.name));
+        self.dead_letters.clone().ok_or_else(none)
     }
 }
 
@@ -95,7 +95,7 @@ impl Queue {
             lanes: self.lanes,
             ordered: self.is_ordered(),
             retry: self.retry.clone(),
-            dead_letters: self.dead_letters,
+            dead_letters: self.dead_letters.clone(),
             quorum: self.kind == QueueKind::Quorum,
         }
     }
@@ -124,7 +124,9 @@ mod tests {
             Group { retry: vec![Duration::ZERO], ..Group::new("a") },
             Group::new("a".repeat(250)),
             Group { retry: vec![], lanes: Some(2), ..Group::new("a".repeat(249)) },
-            Group { retry: vec![], dead_letters: false, ..Group::new("a".repeat(256)) },
+            Group { retry: vec![], dead_letters: None, ..Group::new("a".repeat(256)) },
+            Group { dead_letters: Some("a".repeat(256)), ..Group::new("a") },
+            Group { dead_letters: Some(String::new()), ..Group::new("a") },
         ] {
             assert!(group.check().is_err(), "{group:?}");
         }
@@ -132,7 +134,7 @@ mod tests {
 
     #[test]
     fn without_dead_letters_nothing_can_be_rejected() {
-        let group = Group { dead_letters: false, ..Group::new("a") };
+        let group = Group { dead_letters: None, ..Group::new("a") };
         assert_eq!(group.dead_queue().map_err(|error| error.class()), Err(relevo_core::Class::Blocked));
     }
 }

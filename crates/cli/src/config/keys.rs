@@ -263,11 +263,12 @@ const ADMIN: &[Key] = &[
          without it, but do not say why.",
     ),
     Key::unset("token_env", Kind::Text, "\"ADMIN_TOKEN\"", "The name of a variable that holds the token."),
-    Key::number(
+    Key::new(
         "backlog_every_ms",
-        100,
+        Kind::Integer { min: 100, max: 30_000 },
         "5000",
-        "How often databases and brokers are asked for what the metrics tell of them: backlog, ages, consumers, nodes.",
+        "How often databases and brokers are asked for what the metrics tell of them: backlog, ages, consumers, nodes. \
+         Half a minute at most: after a whole one a sample counts as missing.",
     ),
     Key::new(
         "ready_needs_broker",

@@ -194,6 +194,15 @@ fn a_level_that_nothing_would_be_logged_with_is_refused() {
     );
 }
 
+/// `RelevoSamplingStopped` looks for samples that are older than a minute, and an answer may take its time.
+#[test]
+fn a_pace_at_which_every_sample_would_seem_old_is_refused() {
+    let told = |every: u32| problems(&format!("{SMALL}[admin]\nbacklog_every_ms = {every}\n"));
+    assert_eq!(told(30_000), [""; 0]);
+    let wrong = "`backlog_every_ms` is a whole number from 100 to 30000, not 30001 at relevo.toml:6";
+    assert_eq!(told(30_001), [wrong]);
+}
+
 #[test]
 fn a_destination_that_is_carried_twice_is_told_without_its_url() {
     let other = SMALL.replace("shop]", "copy]").replace("shop.", "copy.");

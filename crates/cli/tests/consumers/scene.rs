@@ -101,7 +101,7 @@ pub(crate) async fn fail_again(inbox: &impl Inbox) {
         error: "still no such street".to_owned(),
         backtrace: None,
     };
-    let kept = inbox.set_back_due(&due, due.messages[0].0, &setback).await.expect("it is kept");
+    let kept = inbox.set_back_due(&due, due.messages[0].number, &setback).await.expect("it is kept");
     assert_eq!(kept, Kept::Kept);
 }
 

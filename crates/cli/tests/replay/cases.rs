@@ -4,7 +4,7 @@ use std::process::{Child, Output};
 use std::time::{Duration, Instant};
 
 use relevo_core::inbox::operate::{Operate, Replay};
-use relevo_core::inbox::{Arrival, Begun, Inbox, Setback, Stop};
+use relevo_core::inbox::{Arrival, Begun, Inbox, Setback, Stop, Waiting};
 use serde_json::{Value, json};
 
 use super::cases::Run;
@@ -62,7 +62,7 @@ impl Handled {
 /// Handles whatever is due, once.
 pub(crate) async fn work(inbox: &impl Inbox, handled: &mut Handled) {
     for due in inbox.due(50, 50, SOON).await.expect("the store answers") {
-        for (number, arrival) in &due.messages {
+        for Waiting { number, arrival, .. } in &due.messages {
             let Begun::Open(transaction, _) = inbox.begin_due(&due, *number).await.expect("the store answers") else {
                 break;
             };
@@ -83,8 +83,8 @@ pub(crate) async fn bury(inbox: &impl Inbox) {
             error: "it was told so".to_owned(),
             backtrace: None,
         };
-        for (number, _) in &due.messages {
-            inbox.set_back_due(&due, *number, &setback).await.expect("the store answers");
+        for waiting in &due.messages {
+            inbox.set_back_due(&due, waiting.number, &setback).await.expect("the store answers");
         }
         inbox.release(&due).await.expect("the store answers");
     }

@@ -112,6 +112,27 @@ pub async fn a_retried_message_comes_after_its_pause_and_not_before(harness: &mu
     nothing(&consumer).await;
 }
 
+/// Neither the death nor the orderly end of a consumer that had it is one, however often it is handed over because of that.
+pub async fn only_an_answer_is_a_retry(harness: &mut impl ConsumerHarness) {
+    harness.group("billing", ADDRESS).await;
+    publish_all(&harness.broker().await, &of_key("a", 1..=1)).await;
+    let short = Answer::RetryLater { after: Duration::from_millis(50) };
+    for retries in 0..=2 {
+        let consumer = harness.consumer("billing", 100).await;
+        assert_eq!(receive(&consumer, 1).await[0].retries, retries);
+        harness.kill(consumer).await;
+        let consumer = harness.consumer("billing", 100).await;
+        assert_eq!(receive(&consumer, 1).await[0].retries, retries, "its consumer died");
+        soon(consumer.close()).await.expect("closed");
+        let consumer = harness.consumer("billing", 100).await;
+        let held = receive(&consumer, 1).await;
+        assert_eq!(held[0].retries, retries, "its consumer ended");
+        assert!(held[0].count > retries, "{held:?}");
+        assert_eq!(settle(&consumer, &[(&held[0], short.clone())]).await, []);
+        soon(consumer.close()).await.expect("closed");
+    }
+}
+
 /// What is out of the key behind it is taken back and comes again behind it; without that promise it stays out.
 pub async fn a_retried_message_holds_back_what_is_out_of_its_key(harness: &mut impl ConsumerHarness) {
     harness.group("billing", ADDRESS).await;

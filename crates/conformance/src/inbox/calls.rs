@@ -142,12 +142,29 @@ pub async fn only_the_caller_sets_its_call_back(h: &mut impl Harness) {
     let mine = claim(&quick, &message, LONG).await;
     let failed = setback(Stop::Retry { after: Duration::ZERO }, 1);
     assert_eq!(ok(slow.set_back(&message, None, Some(late), &failed).await), Kept::Lost);
-    assert_eq!(ok(slow.set_back(&message, None, None, &failed).await), Kept::Lost);
+    assert_eq!(ok(slow.set_back(&message, None, None, &failed).await), Kept::Busy, "its call may still run");
     assert_eq!(ok(quick.set_back(&message, None, Some(mine), &failed).await), Kept::Kept);
     // It waits now, and the claim has ended.
     lost(quick.begin_claimed(&message, None, mine).await);
     assert_eq!(ok(slow.claim(&message, None, LONG).await), Claimed::Repeat(State::Waiting));
     assert_eq!(numbers(&due_one(&quick).await), [1]);
+}
+
+/// Whoever called died, and by now no call may be made for the message: it can be given up all the same.
+pub async fn a_call_whose_time_is_over_can_be_set_back(h: &mut impl Harness) {
+    let (gone, inbox) = (h.inbox(BILLING).await, h.inbox(BILLING).await);
+    let [dead, waiting] = [1, 2].map(|number| arrival(number, &number.to_string()));
+    let late = claim(&gone, &dead, SHORT).await;
+    claim(&gone, &waiting, SHORT).await;
+    let stopped = setback(Stop::DeadContinue, 0);
+    assert_eq!(ok(inbox.set_back(&dead, None, None, &stopped).await), Kept::Busy);
+    h.pass(SHORT).await;
+    assert_eq!(ok(inbox.set_back(&dead, None, None, &stopped).await), Kept::Kept);
+    keep(&inbox, &waiting, &retry(Duration::ZERO, 1)).await;
+    lost(gone.begin_claimed(&dead, None, late).await);
+    assert_eq!(ok(gone.set_back(&dead, None, Some(late), &stopped).await), Kept::Repeat(State::Dead));
+    assert_eq!(handle(h, &inbox, &[dead]).await, [Entered::Repeat(State::Dead)]);
+    assert_eq!(numbers(&due_one(&inbox).await), [2]);
 }
 
 /// One that takes the process down each time is found by its count, which survives the process.

@@ -7,8 +7,8 @@ use relevo_core::inbox::{Begun, Enter, Entered, Inbox, Kept};
 
 use super::harness::Harness;
 use super::stage::{
-    BILLING, LONG, SHORT, arrival, begin, beside, due, due_one, finish, handle, handle_patiently, keep, lines, lost,
-    numbers, ok, open, retry, work, work_on,
+    BILLING, LONG, SHORT, WAITED, arrival, begin, beside, due, due_one, finish, handle, handle_patiently, keep, lines,
+    lost, numbers, ok, open, retry, work, work_on,
 };
 
 /// So long a call is left waiting, to see that it waits. Less than any store waits for others.
@@ -24,8 +24,8 @@ pub async fn an_expired_claim_is_anothers(h: &mut impl Harness) {
     h.pass(SHORT).await;
     let mine = due_one(&quick).await;
     assert_ne!(mine.token, late.token);
-    assert_eq!((mine.attempts, mine.started), (1, 2));
-    let number = late.messages[0].0;
+    assert_eq!((mine.messages[0].attempts, mine.messages[0].started), (1, 2));
+    let number = late.messages[0].number;
     lost(slow.begin_due(&late, number).await);
     assert_eq!(ok(slow.set_back_due(&late, number, &retry(LONG, 9)).await), Kept::Lost);
     ok(slow.release(&late).await);
@@ -40,7 +40,7 @@ pub async fn an_expired_claim_begins_nothing(h: &mut impl Harness) {
     keep(&inbox, &arrival(1, "a"), &retry(Duration::ZERO, 1)).await;
     let claimed = ok(inbox.due(1, 10, SHORT).await).remove(0);
     h.pass(SHORT).await;
-    lost(inbox.begin_due(&claimed, claimed.messages[0].0).await);
+    lost(inbox.begin_due(&claimed, claimed.messages[0].number).await);
     let claimed = due_one(&inbox).await;
     work(h, &inbox, &claimed).await;
     assert_eq!(h.effects().await, lines(&[1]));
@@ -51,10 +51,10 @@ pub async fn a_claim_does_not_move_under_an_open_transaction(h: &mut impl Harnes
     let (slow, quick) = (h.inbox(BILLING).await, h.inbox(BILLING).await);
     keep(&slow, &arrival(1, "a"), &retry(Duration::ZERO, 1)).await;
     handle(h, &slow, &[arrival(2, "a")]).await;
-    let late = ok(slow.due(1, 10, SHORT).await).remove(0);
-    let (mut transaction, _) = open(slow.begin_due(&late, late.messages[0].0).await);
+    let late = ok(slow.due(1, 10, WAITED).await).remove(0);
+    let (mut transaction, _) = open(slow.begin_due(&late, late.messages[0].number).await);
     h.effect(&mut transaction, "1").await;
-    h.pass(SHORT).await;
+    h.pass(WAITED).await;
     let claimed = beside(h, quick.due(10, 10, LONG).await);
     assert!(claimed.is_none_or(|claimed| claimed.is_empty()), "the old claim may still commit");
     ok(slow.commit(transaction).await);
@@ -85,7 +85,7 @@ pub async fn messages_are_appended_beside_a_handler(h: &mut impl Harness) {
     let (worker, live) = (h.inbox(BILLING).await, h.inbox(BILLING).await);
     keep(&live, &arrival(1, "a"), &retry(Duration::ZERO, 1)).await;
     let claimed = due_one(&worker).await;
-    let (mut transaction, _) = open(worker.begin_due(&claimed, claimed.messages[0].0).await);
+    let (mut transaction, _) = open(worker.begin_due(&claimed, claimed.messages[0].number).await);
     h.effect(&mut transaction, "1").await;
     let second = [arrival(2, "a")];
     let begun = ok(live.begin(Enter { held: None, arrivals: &second }).await);
@@ -135,13 +135,13 @@ pub async fn a_setback_waits_for_an_append_that_is_open(h: &mut impl Harness) {
     keep(&live, &arrival(1, "a"), &retry(Duration::ZERO, 1)).await;
     let claimed = due_one(&worker).await;
     let (transaction, _) = begin(&live, &[arrival(2, "a")]).await;
-    let number = claimed.messages[0].0;
+    let number = claimed.messages[0].number;
     let kept = ok(worker.set_back_due(&claimed, number, &retry(Duration::ZERO, 2)).await);
     assert_eq!(kept, Kept::Busy);
     ok(live.commit(transaction).await);
     assert_eq!(ok(worker.set_back_due(&claimed, number, &retry(Duration::ZERO, 2)).await), Kept::Kept);
     let claimed = due_one(&worker).await;
-    assert_eq!((numbers(&claimed), claimed.attempts), (vec![1, 2], 2));
+    assert_eq!((numbers(&claimed), claimed.messages[0].attempts), (vec![1, 2], 2));
 }
 
 /// Workers empty a queue while messages of its key arrive: each is handled once, in order, whatever the interleaving.

@@ -63,14 +63,14 @@ pub async fn bytes_survive_the_retry_table_and_a_redrive(h: &mut impl Harness) {
     keep(&inbox, &strange(1), &retry(Duration::ZERO, 1)).await;
     assert_eq!(handle(h, &inbox, &[strange(2)]).await, [Entered::Behind]);
     let claimed = due_one(&inbox).await;
-    let messages: Vec<&Arrival> = claimed.messages.iter().map(|(_, arrival)| arrival).collect();
+    let messages: Vec<&Arrival> = claimed.messages.iter().map(|waiting| &waiting.arrival).collect();
     assert_eq!(messages, [&strange(1), &strange(2)]);
-    let kept = inbox.set_back_due(&claimed, claimed.messages[0].0, &setback(Stop::DeadHold, 2)).await;
+    let kept = inbox.set_back_due(&claimed, claimed.messages[0].number, &setback(Stop::DeadHold, 2)).await;
     assert_eq!(ok(kept), Kept::Kept);
     assert_eq!(letters(h).await[0].arrival, strange(1));
     ok(h.operator().await.redrive(&mark(of(&[1]))).await);
     let claimed = due_one(&inbox).await;
-    assert_eq!(claimed.messages[0].1, strange(1));
+    assert_eq!(claimed.messages[0].arrival, strange(1));
 }
 
 /// Its queue goes on, and a repeat of it is known.
@@ -101,7 +101,7 @@ pub async fn a_waiting_message_is_given_up_and_its_queue_goes_on(h: &mut impl Ha
     keep(&inbox, &arrival(1, "a"), &retry(Duration::ZERO, 4)).await;
     handle(h, &inbox, &[arrival(2, "a")]).await;
     let claimed = due_one(&inbox).await;
-    let kept = inbox.set_back_due(&claimed, claimed.messages[0].0, &setback(Stop::DeadContinue, 5)).await;
+    let kept = inbox.set_back_due(&claimed, claimed.messages[0].number, &setback(Stop::DeadContinue, 5)).await;
     assert_eq!(ok(kept), Kept::Kept);
     assert_eq!((letters(h).await.len(), letters(h).await[0].attempts), (1, 5));
     // The claim lasts: the next message may be handled, or fail with a count of its own.
@@ -117,10 +117,10 @@ pub async fn what_follows_a_dead_message_counts_from_zero(h: &mut impl Harness) 
     keep(&inbox, &arrival(1, "a"), &retry(Duration::ZERO, 4)).await;
     handle(h, &inbox, &[arrival(2, "a")]).await;
     let claimed = due_one(&inbox).await;
-    ok(inbox.set_back_due(&claimed, claimed.messages[0].0, &setback(Stop::DeadContinue, 5)).await);
+    ok(inbox.set_back_due(&claimed, claimed.messages[0].number, &setback(Stop::DeadContinue, 5)).await);
     ok(inbox.release(&claimed).await);
     let claimed = due_one(&inbox).await;
-    assert_eq!((numbers(&claimed), claimed.attempts, claimed.started), (vec![2], 0, 1));
+    assert_eq!((numbers(&claimed), claimed.messages[0].attempts, claimed.messages[0].started), (vec![2], 0, 1));
 }
 
 /// The same with `hold`: the claim ends, and nothing of the queue is handled.
@@ -129,9 +129,9 @@ pub async fn a_waiting_message_is_given_up_and_its_queue_waits(h: &mut impl Harn
     keep(&inbox, &arrival(1, "a"), &retry(Duration::ZERO, 4)).await;
     handle(h, &inbox, &[arrival(2, "a")]).await;
     let claimed = due_one(&inbox).await;
-    let kept = inbox.set_back_due(&claimed, claimed.messages[0].0, &setback(Stop::DeadHold, 5)).await;
+    let kept = inbox.set_back_due(&claimed, claimed.messages[0].number, &setback(Stop::DeadHold, 5)).await;
     assert_eq!(ok(kept), Kept::Kept);
-    lost(inbox.begin_due(&claimed, claimed.messages[1].0).await);
+    lost(inbox.begin_due(&claimed, claimed.messages[1].number).await);
     ok(inbox.release(&claimed).await);
     assert!(due(&inbox).await.is_empty(), "a release of a claim that ended frees nothing");
     assert_eq!(handle(h, &inbox, &[arrival(3, "a")]).await, [Entered::Behind]);

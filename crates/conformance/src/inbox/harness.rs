@@ -48,7 +48,7 @@ pub trait Harness: Send + Sync {
     async fn emitted(&self) -> Vec<MessageId>;
 
     /// Lets time pass for claims, retries and heartbeats: by waiting, by moving a clock, or by making every stored time of
-    /// that kind earlier. Cases ask for a few seconds at most, also while a handler's transaction is open and holds rows.
+    /// that kind earlier. Cases ask for minutes; for a few seconds at most while a handler's transaction is open and holds rows.
     async fn pass(&self, time: Duration);
 
     /// Makes everything that pruning looks at older: what was handled, dead letters, traces, and when members were last

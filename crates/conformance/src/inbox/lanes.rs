@@ -6,7 +6,8 @@ use relevo_core::inbox::{Begun, Claimed, Enter, Entered, Held, Inbox, Kept, Stat
 
 use super::harness::Harness;
 use super::stage::{
-    BILLING, LONG, SHORT, arrival, beat, beside, finish, lane, lines, lost, member, ok, open, retry, setback, take,
+    BILLING, LONG, SHORT, WAITED, arrival, beat, beside, finish, lane, lines, lost, member, ok, open, retry, setback,
+    take,
 };
 
 /// Living members leave each other's lanes alone.
@@ -98,11 +99,11 @@ pub async fn a_lane_is_held_by_owner_and_epoch(h: &mut impl Harness) {
 /// A paused worker cannot commit after its lane moved, for the lane does not move while its transaction is open.
 pub async fn a_lane_does_not_move_under_an_open_transaction(h: &mut impl Harness) {
     let (old, new) = (h.inbox(BILLING).await, h.inbox(BILLING).await);
-    let before = take(&old, 1, SHORT).await;
+    let before = take(&old, 1, WAITED).await;
     ok(new.beat(&beat(2, LONG)).await);
     let message = [arrival(1, "a")];
     let (transaction, entered) = open(old.begin(Enter { held: Some(&before), arrivals: &message }).await);
-    h.pass(SHORT).await;
+    h.pass(WAITED).await;
     let taken = beside(h, new.take(member(2), &[lane()]).await);
     assert!(taken.is_none_or(|held| held.is_empty()), "the old owner may still commit");
     finish(h, &old, transaction, &message, &entered).await;
@@ -117,12 +118,12 @@ pub async fn a_lane_does_not_move_under_an_open_transaction(h: &mut impl Harness
 /// The same for the result of a call.
 pub async fn a_lane_does_not_move_under_a_result(h: &mut impl Harness) {
     let (old, new) = (h.inbox(BILLING).await, h.inbox(BILLING).await);
-    let before = take(&old, 1, SHORT).await;
+    let before = take(&old, 1, WAITED).await;
     ok(new.beat(&beat(2, LONG)).await);
     let message = arrival(1, "a");
     let Claimed::Mine(claim) = ok(old.claim(&message, Some(&before), LONG).await) else { panic!("it is free") };
     let (transaction, _) = open(old.begin_claimed(&message, Some(&before), claim).await);
-    h.pass(SHORT).await;
+    h.pass(WAITED).await;
     let taken = beside(h, new.take(member(2), &[lane()]).await);
     assert!(taken.is_none_or(|held| held.is_empty()), "the old owner may still commit");
     ok(old.commit(transaction).await);

@@ -8,8 +8,8 @@ use relevo_core::inbox::{Begun, Entered, Inbox, Kept, State, Stop};
 
 use super::harness::Harness;
 use super::stage::{
-    BILLING, LONG, SHORT, arrival, begin, bury, due, due_one, handle, keep, lines, mark, numbers, of, ok, retry,
-    setback, work, work_on,
+    BILLING, LONG, SHORT, arrival, begin, bury, due, due_one, handle, id, keep, lines, mark, numbers, of, ok, retry,
+    setback, work,
 };
 
 /// So long a call is left waiting, to see that it waits.
@@ -31,7 +31,10 @@ pub async fn a_redriven_message_goes_before_its_successors(h: &mut impl Harness)
     assert_eq!(ok(h.operator().await.redrive(&mark(all())).await), 1);
     assert_eq!(letter(h, 1).await.fate, Fate::Replayed);
     let claimed = due_one(&inbox).await;
-    assert_eq!((numbers(&claimed), claimed.attempts, claimed.started, claimed.reopened), (vec![1, 2], 0, 1, true));
+    assert_eq!(
+        (numbers(&claimed), claimed.messages[0].attempts, claimed.messages[0].started, claimed.messages[0].reopened),
+        (vec![1, 2], 0, 1, true)
+    );
     work(h, &inbox, &claimed).await;
     assert_eq!(handle(h, &inbox, &[arrival(3, "a")]).await, [Entered::New]);
     assert_eq!(h.effects().await, lines(&[1, 2, 3]));
@@ -106,17 +109,20 @@ pub async fn several_redriven_messages_keep_their_order(h: &mut impl Harness) {
     let operator = h.operator().await;
     ok(operator.redrive(&mark(of(&[1]))).await);
     let claimed = due_one(&inbox).await;
-    ok(inbox.set_back_due(&claimed, claimed.messages[0].0, &setback(Stop::DeadContinue, 9)).await);
+    ok(inbox.set_back_due(&claimed, claimed.messages[0].number, &setback(Stop::DeadContinue, 9)).await);
     ok(inbox.release(&claimed).await);
     keep(&inbox, &arrival(4, "a"), &retry(LONG, 1)).await;
     assert_eq!(ok(operator.redrive(&mark(all())).await), 3);
     let claimed = due_one(&inbox).await;
-    assert_eq!(numbers(&claimed), [1, 2, 3, 4]);
+    assert_eq!(numbers(&claimed), [1, 2, 3]);
+    work(h, &inbox, &claimed).await;
+    h.pass(LONG).await;
+    let claimed = due_one(&inbox).await;
     work(h, &inbox, &claimed).await;
     assert_eq!(h.effects().await, lines(&[1, 2, 3, 4]));
 }
 
-/// What waits for its next attempt waits behind; nobody waits for its pause.
+/// What waits for its next attempt waits behind, for as long as it was to: nobody waits for its pause, and it is not cut short.
 pub async fn a_redriven_message_goes_before_what_is_retried(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     bury(&inbox, &arrival(1, "a"), Stop::DeadContinue).await;
@@ -124,11 +130,14 @@ pub async fn a_redriven_message_goes_before_what_is_retried(h: &mut impl Harness
     assert!(due(&inbox).await.is_empty());
     ok(h.operator().await.redrive(&mark(all())).await);
     let claimed = due_one(&inbox).await;
-    assert_eq!((numbers(&claimed), claimed.attempts, claimed.reopened), (vec![1, 2], 0, true));
-    work_on(h, &inbox, &claimed, 0).await;
-    ok(inbox.release(&claimed).await);
+    let head = &claimed.messages[0];
+    assert_eq!((numbers(&claimed), head.attempts, head.reopened), (vec![1], 0, true));
+    work(h, &inbox, &claimed).await;
+    assert!(due(&inbox).await.is_empty(), "its own pause counts");
+    h.pass(LONG).await;
     let claimed = due_one(&inbox).await;
-    assert_eq!((numbers(&claimed), claimed.reopened), (vec![2], false));
+    let head = &claimed.messages[0];
+    assert_eq!((numbers(&claimed), head.attempts, head.reopened), (vec![2], 6, false));
 }
 
 /// Somebody works on the queue while a message is put before it: what was claimed is not handled out of its turn.
@@ -139,12 +148,30 @@ pub async fn a_message_redriven_before_a_claimed_queue_is_not_overtaken(h: &mut 
     let claimed = ok(inbox.due(1, 10, SHORT).await).remove(0);
     assert_eq!(numbers(&claimed), [2]);
     ok(h.operator().await.redrive(&mark(all())).await);
-    let begun = ok(inbox.begin_due(&claimed, claimed.messages[0].0).await);
+    let begun = ok(inbox.begin_due(&claimed, claimed.messages[0].number).await);
     assert!(!matches!(begun, Begun::Open(..)), "another is before it now");
+    let kept = inbox.set_back_due(&claimed, claimed.messages[0].number, &retry(LONG, 2)).await;
+    assert_eq!(ok(kept), Kept::Lost, "what failed meanwhile does not hold back the other");
     h.pass(SHORT).await;
     let claimed = due_one(&inbox).await;
     assert_eq!(numbers(&claimed), [1, 2]);
     work(h, &inbox, &claimed).await;
+    assert_eq!(h.effects().await, lines(&[1, 2]));
+}
+
+/// Whoever works on the queue may be calling the far side for its first message: until it gives the queue back, or its time is
+/// over, nobody else does.
+pub async fn a_redrive_takes_no_queue_from_its_worker(h: &mut impl Harness) {
+    let (inbox, other) = (h.inbox(BILLING).await, h.inbox(BILLING).await);
+    bury(&inbox, &arrival(1, "a"), Stop::DeadContinue).await;
+    keep(&inbox, &arrival(2, "a"), &retry(Duration::ZERO, 1)).await;
+    let claimed = due_one(&inbox).await;
+    ok(h.operator().await.redrive(&mark(all())).await);
+    assert!(due(&other).await.is_empty(), "a worker has it");
+    ok(inbox.release(&claimed).await);
+    let claimed = due_one(&other).await;
+    assert_eq!(numbers(&claimed), [1, 2]);
+    work(h, &other, &claimed).await;
     assert_eq!(h.effects().await, lines(&[1, 2]));
 }
 
@@ -173,7 +200,7 @@ pub async fn a_redriven_message_that_dies_again_reopens_its_letter(h: &mut impl 
     for redriven in 1..=2 {
         assert_eq!(ok(operator.redrive(&mark(all())).await), 1);
         let claimed = due_one(&inbox).await;
-        let kept = inbox.set_back_due(&claimed, claimed.messages[0].0, &setback(Stop::DeadHold, 7)).await;
+        let kept = inbox.set_back_due(&claimed, claimed.messages[0].number, &setback(Stop::DeadHold, 7)).await;
         assert_eq!(ok(kept), Kept::Kept);
         let letters = ok(operator.dead(&all(), 10).await);
         assert_eq!(letters.len(), 1);
@@ -190,10 +217,29 @@ pub async fn a_redriven_message_that_fails_waits_again(h: &mut impl Harness) {
     bury(&inbox, &arrival(1, "a"), Stop::DeadHold).await;
     ok(h.operator().await.redrive(&mark(all())).await);
     let claimed = due_one(&inbox).await;
-    let kept = inbox.set_back_due(&claimed, claimed.messages[0].0, &retry(Duration::ZERO, 1)).await;
+    let kept = inbox.set_back_due(&claimed, claimed.messages[0].number, &retry(Duration::ZERO, 1)).await;
     assert_eq!(ok(kept), Kept::Kept);
     let claimed = due_one(&inbox).await;
-    assert_eq!((numbers(&claimed), claimed.attempts, claimed.reopened), (vec![1], 1, true));
+    assert_eq!((numbers(&claimed), claimed.messages[0].attempts, claimed.messages[0].reopened), (vec![1], 1, true));
+}
+
+/// One that was redriven and waits for its next try is not passed by a letter that died after it.
+pub async fn a_redriven_message_that_waits_keeps_its_place(h: &mut impl Harness) {
+    let inbox = h.inbox(BILLING).await;
+    for number in [1, 2] {
+        bury(&inbox, &arrival(number, "a"), Stop::DeadContinue).await;
+    }
+    let operator = h.operator().await;
+    ok(operator.redrive(&mark(of(&[1]))).await);
+    let claimed = due_one(&inbox).await;
+    ok(inbox.set_back_due(&claimed, claimed.messages[0].number, &retry(SHORT, 1)).await);
+    ok(operator.redrive(&mark(of(&[2]))).await);
+    assert!(due(&inbox).await.is_empty(), "the first one's pause counts");
+    h.pass(SHORT).await;
+    let claimed = due_one(&inbox).await;
+    assert_eq!(numbers(&claimed), [1, 2]);
+    work(h, &inbox, &claimed).await;
+    assert_eq!(h.effects().await, lines(&[1, 2]));
 }
 
 /// Only what was meant.
@@ -225,6 +271,51 @@ pub async fn a_rate_spreads_what_is_redriven(h: &mut impl Harness) {
     let times: Vec<_> = queues.iter().filter_map(|queue| queue.next_attempt_at).collect();
     let pauses: Vec<i64> = times.windows(2).map(|pair| pair[1].as_microsecond() - pair[0].as_microsecond()).collect();
     assert_eq!(pauses, [500_000; 3]);
+}
+
+/// Also those of one key: they follow one another as the rate says, not as fast as their worker can.
+pub async fn a_rate_spreads_what_is_redriven_of_one_key(h: &mut impl Harness) {
+    let inbox = h.inbox(BILLING).await;
+    for number in 0..30 {
+        bury(&inbox, &arrival(number, "a"), Stop::DeadContinue).await;
+    }
+    let operator = h.operator().await;
+    assert_eq!(ok(operator.redrive(&Mark { rate: Some(1), ..mark(all()) }).await), 30);
+    assert_eq!(handle(h, &inbox, &[arrival(30, "a")]).await, [Entered::Behind]);
+    // The first now, and one more for every second that the case takes.
+    let mut claimed = vec![due_one(&inbox).await];
+    while let Some(due_now) = claimed.pop() {
+        work(h, &inbox, &due_now).await;
+        claimed = due(&inbox).await;
+    }
+    let handled = h.effects().await.len() as u64;
+    assert!((1..30).contains(&handled), "{handled} were handled");
+    let queues = ok(operator.consumer(BILLING, 10).await).expect("a consumer").queues;
+    assert_eq!((queues[0].head.id, queues[0].length), (id(handled), 31 - handled));
+    h.pass(Duration::from_secs(30)).await;
+    let claimed = due_one(&inbox).await;
+    assert_eq!(numbers(&claimed), (handled..31).collect::<Vec<_>>());
+    work(h, &inbox, &claimed).await;
+    assert_eq!(h.effects().await, lines(&(0..31).collect::<Vec<_>>()));
+}
+
+/// The first of them is tried now, whichever was the last to hold their key.
+pub async fn a_rate_goes_on_with_the_first_of_several_that_held_a_key(h: &mut impl Harness) {
+    let inbox = h.inbox(BILLING).await;
+    for number in [1, 2] {
+        bury(&inbox, &arrival(number, "a"), Stop::DeadHold).await;
+    }
+    handle(h, &inbox, &[arrival(3, "a")]).await;
+    // Others come between them.
+    for number in 10..90 {
+        bury(&inbox, &arrival(number, &number.to_string()), Stop::DeadContinue).await;
+    }
+    bury(&inbox, &arrival(4, "a"), Stop::DeadHold).await;
+    let slow = Mark { rate: Some(1), ..mark(all()) };
+    assert_eq!(ok(h.operator().await.redrive(&slow).await), 83);
+    let claimed = due(&inbox).await;
+    let mine = claimed.iter().find(|due| &*due.queue == "a").expect("its first letter is due");
+    assert_eq!(numbers(mine)[0], 1);
 }
 
 /// A message is appended in an open transaction while another is put in front: both are there.

@@ -64,7 +64,7 @@ pub async fn fed_messages_are_handled_once_more(h: &mut impl Harness) {
         let claimed = due(&inbox).await;
         assert_eq!(claimed.len(), 2);
         for claimed in &claimed {
-            let entry = claimed.messages[0].1.entry;
+            let entry = claimed.messages[0].arrival.entry;
             assert_eq!(entry.replay, number, "whatever number it was read under");
             work(h, &inbox, claimed).await;
         }
@@ -105,7 +105,7 @@ pub async fn fed_messages_go_behind_what_waits(h: &mut impl Harness) {
     assert_eq!(feed(h, number, &[arrival(2, "a"), arrival(1, "a")], None).await, Fed::Kept);
     assert_eq!(handle(h, &inbox, &[arrival(3, "a")]).await, [Entered::Behind]);
     let claimed = due_one(&inbox).await;
-    assert_eq!((numbers(&claimed), claimed.attempts), (vec![9, 2, 1, 3], 1));
+    assert_eq!((numbers(&claimed), claimed.messages[0].attempts), (vec![9, 2, 1, 3], 1));
 }
 
 /// Everything was fed; nothing more can be.
@@ -162,7 +162,7 @@ pub async fn a_replay_stops_by_itself_after_too_many_dead_letters(h: &mut impl H
         let fed = [arrival(message, &message.to_string())];
         assert_eq!(feed(h, number, &fed, Some("more")).await, Fed::Kept, "{message}");
         let claimed = due_one(&inbox).await;
-        ok(inbox.set_back_due(&claimed, claimed.messages[0].0, &setback(Stop::DeadContinue, 1)).await);
+        ok(inbox.set_back_due(&claimed, claimed.messages[0].number, &setback(Stop::DeadContinue, 1)).await);
         ok(inbox.release(&claimed).await);
     }
     assert_eq!(feed(h, number, &[arrival(3, "3")], Some("more")).await, Fed::Ended);
@@ -232,7 +232,7 @@ pub async fn what_could_be_handled_now_is_counted(h: &mut impl Harness) {
     let replay = newest(h).await;
     assert_eq!((replay.ready, replay.waiting()), (5, 5));
     for claimed in due(&inbox).await {
-        let first = claimed.messages[0].0;
+        let first = claimed.messages[0].number;
         match &*claimed.queue {
             "a" => ok(inbox.set_back_due(&claimed, first, &setback(Stop::DeadHold, 1)).await),
             "b" => ok(inbox.set_back_due(&claimed, first, &retry(Duration::from_mins(1), 1)).await),

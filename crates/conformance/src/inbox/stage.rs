@@ -16,8 +16,10 @@ use super::harness::{Handling, Harness};
 pub(crate) const BILLING: &str = "billing";
 /// A claim or a heartbeat that no case outlives.
 pub(crate) const LONG: Duration = Duration::from_mins(10);
-/// A claim, a heartbeat or a pause that a case lets pass.
-pub(crate) const SHORT: Duration = Duration::from_secs(3);
+/// A claim, a heartbeat or a pause that a case lets pass, and that does not pass by itself.
+pub(crate) const SHORT: Duration = Duration::from_mins(1);
+/// The same where it is really waited for: nobody can change what an open transaction holds.
+pub(crate) const WAITED: Duration = Duration::from_secs(4);
 /// How often a worker that was told to wait asks again, before a case fails.
 const TRIES: usize = 100;
 
@@ -159,15 +161,15 @@ pub(crate) async fn due_one(inbox: &impl Inbox) -> Due {
 
 /// The messages of a claimed queue.
 pub(crate) fn numbers(due: &Due) -> Vec<u64> {
-    due.messages.iter().filter_map(|(_, arrival)| arrival.place).collect()
+    due.messages.iter().filter_map(|waiting| waiting.arrival.place).collect()
 }
 
 /// Handles the message at this place of a claimed queue.
 pub(crate) async fn work_on<H: Harness>(harness: &H, inbox: &H::Inbox, due: &Due, index: usize) {
-    let (number, arrival) = &due.messages[index];
-    let (mut transaction, entered) = open(inbox.begin_due(due, *number).await);
+    let waiting = &due.messages[index];
+    let (mut transaction, entered) = open(inbox.begin_due(due, waiting.number).await);
     assert_eq!(entered, [Entered::New]);
-    harness.effect(&mut transaction, &line(arrival)).await;
+    harness.effect(&mut transaction, &line(&waiting.arrival)).await;
     ok(inbox.commit(transaction).await);
 }
 

@@ -67,9 +67,9 @@ pub async fn a_trace_follows_its_message(h: &mut impl Harness) {
     handle(h, &inbox, &[arrival(2, "a")]).await;
     assert_eq!((states(h, 1).await, states(h, 2).await), (vec![(State::Waiting, 0)], vec![(State::Waiting, 0)]));
     let claimed = due_one(&inbox).await;
-    ok(inbox.set_back_due(&claimed, claimed.messages[0].0, &setback(Stop::DeadContinue, 2)).await);
+    ok(inbox.set_back_due(&claimed, claimed.messages[0].number, &setback(Stop::DeadContinue, 2)).await);
     assert_eq!(states(h, 1).await, [(State::Dead, 0)]);
-    let (mut transaction, _) = open(inbox.begin_due(&claimed, claimed.messages[1].0).await);
+    let (mut transaction, _) = open(inbox.begin_due(&claimed, claimed.messages[1].number).await);
     ok(inbox.skip(&mut transaction, arrival(2, "a").entry).await);
     ok(inbox.commit(transaction).await);
     ok(inbox.release(&claimed).await);

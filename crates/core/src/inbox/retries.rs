@@ -73,12 +73,13 @@ impl Retries {
         }
     }
 
-    /// The attempts that lie behind a message which the broker delivers for the `count`-th time, where it is the broker that
-    /// keeps it between durable tries: all those in memory were made at the first delivery, and one at each later one.
-    pub fn attempts_before(&self, count: u32) -> u32 {
-        match count {
-            0 | 1 => 0,
-            more => u32::try_from(self.memory.len()).unwrap_or(u32::MAX).saturating_add(more - 1),
+    /// The attempts that lie behind a message which waited so often at the broker, where it is the broker that keeps it between
+    /// durable tries: all those in memory were made before it waited first, and one before each later time. How often it was
+    /// delivered says nothing: what was fetched ahead and went back was not tried.
+    pub fn attempts_before(&self, retries: u32) -> u32 {
+        match retries {
+            0 => 0,
+            some => u32::try_from(self.memory.len()).unwrap_or(u32::MAX).saturating_add(some),
         }
     }
 }
@@ -120,11 +121,11 @@ mod tests {
     }
 
     #[test]
-    fn the_brokers_count_goes_on_where_the_tries_in_memory_ended() {
+    fn waits_at_the_broker_go_on_where_the_tries_in_memory_ended() {
         let retries = Retries::default();
-        let behind: Vec<u32> = (1..=4).map(|count| retries.attempts_before(count)).collect();
+        let behind: Vec<u32> = (0..=3).map(|waits| retries.attempts_before(waits)).collect();
         assert_eq!(behind, [0, 4, 5, 6]);
-        assert_eq!(retries.durable_only().attempts_before(2), 1);
+        assert_eq!(retries.durable_only().attempts_before(1), 1);
     }
 
     #[test]

@@ -6,7 +6,7 @@ use relevo_core::inbox::operate::{DeadFilter, Mark, Operate as _};
 use relevo_core::message::Headers;
 use relevo_inbox::{Clock, Config};
 
-use crate::stage::{BEGUN, Stage, acknowledged, fails, inside, ordered, until};
+use crate::stage::{BEGUN, Do, Stage, acknowledged, call, fails, inside, ordered, told, until};
 
 const DAY: Duration = Duration::from_hours(24);
 
@@ -55,4 +55,19 @@ async fn what_was_handled_and_is_old_is_a_repeat_while_it_is_remembered() {
     let second = stage.start_with(stage.wire.hand(1), at(31 * DAY), inside(&fails(0)));
     acknowledged(&stage, 2).await;
     assert_eq!((second.stats.duplicates(), stage.dead().await.len()), (1, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_that_was_being_called_for_when_its_process_died_and_is_too_old_now_is_a_dead_letter() {
+    let stage = Stage::new();
+    let (hangs, quick) = (told(|_| Do::Hang), told(|_| Do::Done));
+    stage.send("0", "k", "1");
+    let first = stage.start(at(DAY), call(&hangs));
+    until("it is called for", async || !hangs.tried().is_empty()).await;
+    first.kill().await;
+    stage.wire.redeliver();
+    let second = stage.start_with(stage.wire.hand(1), at(31 * DAY), call(&quick));
+    acknowledged(&stage, 1).await;
+    assert_eq!((stage.dead().await[0].class.as_str(), second.stats.expired()), ("expired", 1));
+    assert_eq!(quick.tried().len(), 0);
 }

@@ -7,7 +7,9 @@ use relevo_core::inbox::retries::Retries;
 use relevo_core::inbox::{Arrival, Entry, Inbox as _, Keeping, Setback, Stop};
 use relevo_core::message::Headers;
 use relevo_core::{Consumer as _, Lane, Raw};
-use relevo_inbox::Config;
+use relevo_inbox::{Config, Order};
+use relevo_store_memory::Inbox;
+use tokio::time::Instant;
 
 use crate::stage::{
     CONSUMER, Do, Stage, Told, acknowledged, call, fails, inside, ordered, text, told, unordered, until,
@@ -129,11 +131,9 @@ async fn a_message_of_the_retry_table_that_takes_the_process_down_is_buried_too(
     assert_eq!((dead.class.as_str(), dead.attempts, crashes), ("crash", 1, 6));
 }
 
-#[tokio::test(start_paused = true)]
-async fn one_that_is_given_up_does_not_pass_those_of_its_key_that_wait() {
-    let stage = Stage::new();
-    let inbox = stage.outbox.inbox(CONSUMER, Keeping::default());
-    let arrival = |raw: &Raw, place| Arrival {
+/// A message of the key `k`, as the inbox knows it.
+fn arrival(raw: &Raw, place: u64) -> Arrival {
+    Arrival {
         entry: Entry { id: raw.decode().expect("it is ours").message.id, replay: 0 },
         queue: "k".into(),
         raw: raw.clone(),
@@ -141,16 +141,56 @@ async fn one_that_is_given_up_does_not_pass_those_of_its_key_that_wait() {
         lane: Lane::new("0"),
         place: Some(place),
         correlation: None,
-    };
-    let [first, second] = ["1", "2"].map(|payload| stage.raw("OrderPlaced", "k", payload, Headers::new()));
+    }
+}
+
+/// It failed once, and waits.
+async fn waits(inbox: &Inbox, arrival: &Arrival, after: Duration) {
     let setback = Setback {
-        stop: Stop::Retry { after: Duration::from_mins(1) },
+        stop: Stop::Retry { after },
         attempts: 1,
         class: "transient",
         error: "not now".to_owned(),
         backtrace: None,
     };
-    inbox.set_back(&arrival(&first, 1), None, None, &setback).await.expect("the store answers");
+    inbox.set_back(arrival, None, None, &setback).await.expect("the store answers");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_suspect_that_finds_a_process_busy_is_left_to_another_one() {
+    let stage = Stage::new();
+    let inbox = stage.outbox.inbox(CONSUMER, Keeping::default());
+    let suspect = stage.raw("OrderPlaced", "k", "suspect", Headers::new());
+    waits(&inbox, &arrival(&suspect, 1), Duration::ZERO).await;
+    // A process began it and was never heard of again.
+    inbox.due(1, 1, Duration::from_secs(30)).await.expect("the store answers");
+    // One transaction of eight slow handlers outlasts the claim of a queue.
+    let slow = told(|_| Do::DoneAfter(Duration::from_secs(50)));
+    for number in 0..8 {
+        stage.send("0", &format!("slow {number}"), "slow");
+    }
+    let config = Config { deadline: Duration::from_mins(1), batch_max: 8, ..ordered() };
+    // It looks for work less often than the other one.
+    let one = Config { order: Order::ByKey { concurrency: 1 }, due_every: Duration::from_secs(5), ..config.clone() };
+    let busy = stage.start(one, inside(&slow));
+    // The claim of the process that is gone has ended, and the busy one has the queue.
+    tokio::time::sleep(Duration::from_secs(40)).await;
+    let began = Instant::now();
+    let quick = told(|_| Do::Done);
+    let idle = stage.start_with(stage.wire.hand(2), config, inside(&quick));
+    until("the other process handled it", async || quick.tried() == ["suspect"]).await;
+    // The claim would have lasted for more than four minutes.
+    assert!(began.elapsed() < Duration::from_secs(140), "{:?}", began.elapsed());
+    assert_eq!((busy.stats.busy(), busy.stats.lost(), idle.stats.lost()), (1, 0, 0));
+    assert!(!slow.tried().contains(&"suspect".to_owned()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_that_is_given_up_does_not_pass_those_of_its_key_that_wait() {
+    let stage = Stage::new();
+    let inbox = stage.outbox.inbox(CONSUMER, Keeping::default());
+    let [first, second] = ["1", "2"].map(|payload| stage.raw("OrderPlaced", "k", payload, Headers::new()));
+    waits(&inbox, &arrival(&first, 1), Duration::from_mins(1)).await;
     for _ in 0..6 {
         inbox.start(&arrival(&second, 2)).await.expect("the store answers");
     }

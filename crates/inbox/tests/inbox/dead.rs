@@ -2,14 +2,16 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use bytes::Bytes;
 use relevo_broker_memory::{MemoryBroker, Settings};
 use relevo_core::inbox::operate::{DeadFilter, Mark, Operate as _};
-use relevo_core::{AfterDead, Broker, Raw};
+use relevo_core::inbox::retries::Retries;
+use relevo_core::{AfterDead, Broker, Policy, Raw};
 use relevo_inbox::{Config, DeadLetterTo, Foreign, Handlers, JsonSchemas, Options};
 
-use crate::stage::{Do, Stage, acknowledged, fails, inside, ordered, text, told, unordered, until};
+use crate::stage::{Do, Stage, acknowledged, call, fails, inside, ordered, text, told, unordered, until};
 
 fn all() -> Mark {
     Mark { filter: DeadFilter::default(), dry_run: false, rate: None, by: "ana".to_owned(), note: "again".to_owned() }
@@ -169,4 +171,51 @@ async fn a_broker_for_copies_that_is_away_holds_nothing_back_for_ever() {
     let process = stage.start(Config { dead_letter_to: Some(to), ..ordered() }, inside(&told(|_| Do::Poison)));
     acknowledged(&stage, 1).await;
     assert_eq!((stage.dead().await.len(), process.stats.copies_failed()), (1, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_redriven_message_waits_for_the_call_that_runs_and_then_goes_first() {
+    let stage = Stage::new();
+    let (bad, slow) = (AtomicBool::new(true), AtomicBool::new(true));
+    let handler = told(move |incoming| match text(incoming).as_str() {
+        "bad" if bad.swap(false, Ordering::Relaxed) => Do::Poison,
+        "slow" if slow.swap(false, Ordering::Relaxed) => Do::Fail,
+        "slow" => Do::DoneAfter(Duration::from_secs(10)),
+        _ => Do::Done,
+    });
+    let retries = Retries::default().durable_only();
+    stage.send("0", "k", "bad");
+    stage.send("0", "k", "slow");
+    let config = Config { after_dead: AfterDead::Continue, retries, ..ordered() };
+    let process = stage.start(config, call(&handler));
+    until("it is called for from the retry table", async || handler.tried() == ["bad", "slow", "slow"]).await;
+    let began = tokio::time::Instant::now();
+    assert_eq!(stage.outbox.operator().redrive(&all()).await.unwrap(), 1);
+    until("both are handled", async || stage.ledger() == ["k:bad", "k:slow"]).await;
+    assert_eq!(handler.tried(), ["bad", "slow", "slow", "bad", "slow"]);
+    assert_eq!(handler.most.load(Ordering::SeqCst), 1, "calls follow one another");
+    assert_eq!(process.stats.lost(), 1);
+    assert!(began.elapsed() < Duration::from_secs(25), "{:?}", began.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn attempts_of_what_waits_survive_a_redrive_in_front_of_it() {
+    let stage = Stage::new();
+    let bad = AtomicBool::new(true);
+    let handler = told(move |incoming| match text(incoming).as_str() {
+        "bad" if bad.swap(false, Ordering::Relaxed) => Do::Poison,
+        "bad" => Do::Done,
+        _ => Do::Fail,
+    });
+    let durable = Policy { attempts_max: 6, ..Retries::default().durable };
+    let retries = Retries { durable, ..Retries::default() }.durable_only();
+    stage.send("0", "k", "bad");
+    stage.send("0", "k", "fails");
+    let config = Config { after_dead: AfterDead::Continue, retries, ..ordered() };
+    let _process = stage.start(config, inside(&handler));
+    until("it failed three times", async || handler.tried().len() == 4).await;
+    assert_eq!(stage.outbox.operator().redrive(&all()).await.unwrap(), 1);
+    until("it is given up", async || stage.dead().await.iter().any(|letter| letter.attempts == 6)).await;
+    let tries = handler.tried().iter().filter(|text| *text == "fails").count();
+    assert_eq!((tries, stage.ledger()), (6, vec!["k:bad".to_owned()]));
 }

@@ -1,7 +1,7 @@
 //! The memory store's inbox behind a line that can be cut.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -18,6 +18,10 @@ pub(crate) struct Line {
     pub(crate) cut: AtomicBool,
     /// Commits are refused, as by a constraint that is checked at the end.
     pub(crate) refuses: AtomicBool,
+    /// Commits fail, and did not happen.
+    pub(crate) drops: AtomicBool,
+    /// Something is in the way of whoever ends the handling of this message.
+    pub(crate) stuck: Mutex<Option<Entry>>,
     /// Commits happen, and their answer is lost.
     pub(crate) deaf: AtomicBool,
     /// Calls that begin a transaction.
@@ -59,6 +63,9 @@ impl Inbox for Faulty {
 
     async fn commit(&self, transaction: Transaction) -> Result<(), StoreError> {
         self.check()?;
+        if self.line.drops.load(Ordering::Relaxed) {
+            return Err(StoreError::Away("the connection is lost".into()));
+        }
         if self.line.refuses.load(Ordering::Relaxed) {
             return Err(StoreError::Broken("a constraint is broken".into()));
         }
@@ -96,6 +103,9 @@ impl Inbox for Faulty {
 
     async fn ended(&self, entry: Entry, claim: Option<Claim>) -> Result<(), StoreError> {
         self.check()?;
+        if *self.line.stuck.lock().expect("no test panics with it") == Some(entry) {
+            return Err(StoreError::Away("somebody has it".into()));
+        }
         self.inner.ended(entry, claim).await
     }
 

@@ -1,6 +1,6 @@
 //! Order: one of a key at a time, one process on a lane.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use relevo_core::inbox::retries::Retries;
@@ -42,6 +42,47 @@ async fn no_more_handlers_run_than_allowed() {
     let _process = stage.start(config, inside(&slow));
     acknowledged(&stage, 20).await;
     assert_eq!(slow.most.load(Ordering::SeqCst), 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_more_handlers_run_than_allowed_with_those_of_the_retry_table() {
+    for concurrency in [1, 3] {
+        let stage = Stage::new();
+        // Half of them fail once, and wait in the retry table while more come live.
+        let slow = told(|incoming| match text(incoming).as_str() {
+            "fails" if incoming.attempt() == 1 => Do::Fail,
+            _ => Do::DoneAfter(Duration::from_secs(1)),
+        });
+        let retries = Retries::default().durable_only();
+        let config = Config { order: Order::None { concurrency }, retries, ..unordered() };
+        let _process = stage.start(config, inside(&slow));
+        for round in 0..40 {
+            stage.send("0", &round.to_string(), if round % 2 == 0 { "fails" } else { "flows" });
+            tokio::time::sleep(Duration::from_millis(500)).await;
+        }
+        until("all are handled", async || stage.ledger().len() == 40).await;
+        assert_eq!(slow.most.load(Ordering::SeqCst), concurrency);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_retry_table_has_its_turn_while_live_messages_never_end() {
+    let stage = Stage::new();
+    let first = AtomicBool::new(true);
+    let handler = told(move |incoming| match text(incoming).as_str() {
+        "waits" if first.swap(false, Ordering::SeqCst) => Do::Fail,
+        _ => Do::DoneAfter(Duration::from_secs(1)),
+    });
+    let retries = Retries::default().durable_only();
+    let config = Config { order: Order::None { concurrency: 1 }, retries, ..unordered() };
+    stage.send("0", "k", "waits");
+    for number in 0..200 {
+        stage.send("0", &number.to_string(), "x");
+    }
+    let _process = stage.start(config, inside(&handler));
+    until("it is handled", async || stage.ledger().contains(&"k:waits".to_owned())).await;
+    // It failed at once and was due after 15 seconds; whatever jitter says, live messages were left.
+    assert!(stage.ledger().len() < 60, "{}", stage.ledger().len());
 }
 
 #[tokio::test(start_paused = true)]

@@ -7,6 +7,7 @@ use async_trait::async_trait;
 use relevo_core::inbox::State;
 use relevo_core::inbox::operate::Operate as _;
 use relevo_core::message::Headers;
+use relevo_core::wire;
 use relevo_inbox::{Config, Handled, Handlers, Incoming, Inside, Stats, Verdict};
 use relevo_store_memory::{Draft, Transaction};
 
@@ -36,6 +37,25 @@ async fn a_message_that_comes_again_is_acknowledged_counted_and_not_handled() {
     let process = stage.start(ordered(), inside(&told(|_| Do::Done)));
     acknowledged(&stage, 3).await;
     assert_eq!((stage.ledger(), process.stats.duplicates(), process.stats.repeats()), (vec!["k:1".to_owned()], 2, 2));
+}
+
+/// Rule E5: the epoch of the relay's lease says who sent it, not what it is.
+#[tokio::test(start_paused = true)]
+async fn a_message_that_a_relay_sends_again_under_another_lease_is_a_repeat() {
+    for handlers in [inside, call] {
+        let stage = Stage::new();
+        let raw = stage.raw("OrderPlaced", "k", "1", Headers::new());
+        for epoch in ["1", "2", "41"] {
+            let mut again = raw.clone();
+            let header =
+                again.headers.iter_mut().find(|(name, _)| name == wire::EPOCH).expect("a relay says its epoch");
+            header.1 = epoch.into();
+            stage.wire.put("0", again);
+        }
+        let process = stage.start(ordered(), handlers(&told(|_| Do::Done)));
+        acknowledged(&stage, 3).await;
+        assert_eq!((stage.ledger(), process.stats.duplicates()), (vec!["k:1".to_owned()], 2));
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -116,6 +136,22 @@ async fn messages_out_of_order_and_repeats_are_counted_by_their_sequence() {
     acknowledged(&stage, 4).await;
     assert_eq!((process.stats.inversions(), process.stats.repeats()), (1, 1));
     assert_eq!(stage.ledger().len(), 3, "an inversion is counted, never dropped");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_relay_sends_again_is_a_repeat_and_no_inversion() {
+    for (config, handlers) in [(ordered(), inside as fn(&_) -> _), (ordered(), call), (unordered(), inside)] {
+        let stage = Stage::new();
+        let raws: Vec<_> =
+            (0..3).map(|number| stage.raw("OrderPlaced", "k", &number.to_string(), Headers::new())).collect();
+        // A relay that died before it could write down that all three were sent: another one sends them again.
+        for index in [0, 1, 2, 0, 1, 2] {
+            stage.wire.put("0", raws[index].clone());
+        }
+        let process = stage.start(config, handlers(&told(|_| Do::Done)));
+        acknowledged(&stage, 6).await;
+        assert_eq!((process.stats.inversions(), process.stats.repeats(), process.stats.duplicates()), (0, 3, 3));
+    }
 }
 
 /// Emits a message for each that it gets, the first time in a transaction that fails.

@@ -94,6 +94,14 @@ async fn the_heart_beats_while_a_handler_hangs() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn how_long_it_remembers_is_known_at_once() {
+    let stage = Stage::new();
+    let process = stage.start(Config { keeping: KEEPING, ..ordered() }, inside(&fails(0)));
+    until("it lives", async || process.stats.beats() > 0).await;
+    assert_eq!(stage.shown().await.consumer.remembers, Some(KEEPING.done));
+}
+
+#[tokio::test(start_paused = true)]
 async fn what_is_done_is_pruned_when_its_time_has_come() {
     let stage = Stage::new();
     let raw = stage.raw("OrderPlaced", "k", "1", Headers::new());

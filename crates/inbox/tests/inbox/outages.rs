@@ -69,3 +69,52 @@ async fn a_broker_that_is_away_is_asked_again() {
     stage.wire.fail(false);
     acknowledged(&stage, 1).await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn what_was_not_committed_is_handled_again_soon_however_often() {
+    for handlers in [inside, call] {
+        let stage = Stage::new();
+        // It was delivered before, so that its starts are counted.
+        stage.send("0", "k", "1");
+        let gone = stage.start(ordered(), handlers(&told(|_| Do::Hang)));
+        until("it was received", async || gone.stats.received() == 1).await;
+        gone.stop().await.unwrap();
+        stage.wire.move_lane("0", 2);
+        let handler = told(|_| Do::DoneAfter(Duration::from_secs(1)));
+        let process = stage.start_with(stage.wire.hand(2), ordered(), handlers(&handler));
+        until("it runs", async || handler.tried().len() == 1).await;
+        // More often than a message may take processes down.
+        stage.line.drops.store(true, Ordering::Relaxed);
+        until("it was tried often", async || handler.tried().len() == 8).await;
+        stage.line.drops.store(false, Ordering::Relaxed);
+        let back = tokio::time::Instant::now();
+        acknowledged(&stage, 1).await;
+        assert!(back.elapsed() < Duration::from_secs(30), "{:?}", back.elapsed());
+        assert_eq!((stage.ledger(), stage.dead().await.len()), (vec!["k:1".to_owned()], 0));
+        assert_eq!(process.stats.failed(), 0);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_queue_of_the_retry_table_that_was_left_is_taken_up_when_the_database_is_back() {
+    for handlers in [inside, call] {
+        let stage = Stage::new();
+        let mut config = ordered();
+        config.retries.memory.clear();
+        let handler =
+            told(|incoming| if incoming.attempt() == 1 { Do::Fail } else { Do::DoneAfter(Duration::from_secs(1)) });
+        stage.send("0", "k", "1");
+        let process = stage.start(config, handlers(&handler));
+        // More often than a message may take processes down.
+        for tries in 2..=8 {
+            let back = tokio::time::Instant::now();
+            until("it is tried from the retry table", async || handler.tried().len() == tries).await;
+            assert!(tries == 2 || back.elapsed() < Duration::from_secs(10), "{:?}", back.elapsed());
+            stage.line.cut.store(true, Ordering::Relaxed);
+            tokio::time::sleep(Duration::from_secs(3)).await;
+            stage.line.cut.store(false, Ordering::Relaxed);
+        }
+        until("it is handled", async || stage.ledger() == ["k:1"]).await;
+        assert_eq!((stage.dead().await.len(), process.stats.failed()), (0, 1));
+    }
+}

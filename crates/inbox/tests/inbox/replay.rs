@@ -11,7 +11,7 @@ use relevo_store_memory::{Draft, Operator, OutboxLog};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::stage::{CONSUMER, Do, Stage, inside, ordered, told, unordered, until};
+use crate::stage::{CONSUMER, Do, Stage, call, inside, ordered, told, unordered, until};
 
 /// A consumer whose outbox has a log, and a replay of all of it.
 struct Scene {
@@ -289,4 +289,20 @@ async fn a_message_that_waits_live_is_handled_live_and_replayed() {
     assert_eq!(stage.ledger(), ["k:1", "k:1"]);
     let id: MessageId = desk.known(MessageId::v7(1, [7; 10])).await.expect("the store answers")[0].entry.id;
     assert_eq!(desk.known(id).await.expect("the store answers").len(), 2, "two entries, one for each");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_replay_that_is_stopped_under_a_worker_holds_back_nothing() {
+    let scene = Scene::new(9);
+    let number = scene.begin(1000, 1).await;
+    scene.feeder(ordered(), number, 1000).step(6).await.expect("nothing fails");
+    let slow = told(|_| Do::DoneAfter(Duration::from_secs(5)));
+    let _process = scene.stage.start(ordered(), call(&slow));
+    until("the first of each key is called for", async || slow.tried().len() == 3).await;
+    let began = Instant::now();
+    assert!(scene.desk.stop_replay(CONSUMER, number).await.expect("the store answers"));
+    scene.stage.send("0", "k0", "live");
+    until("what is live is handled", async || scene.stage.ledger().contains(&"k0:live".to_owned())).await;
+    assert!(began.elapsed() < Duration::from_secs(30), "{:?}", began.elapsed());
+    assert!(!scene.stage.ledger().contains(&"k0:3".to_owned()), "it was taken out");
 }

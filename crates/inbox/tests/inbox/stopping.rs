@@ -3,10 +3,11 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use relevo_core::Consumer as _;
+use relevo_core::inbox::Entry;
+use relevo_core::{Consumer as _, Policy};
 use relevo_inbox::{Config, RuntimeError};
 
-use crate::stage::{Do, Stage, acknowledged, call, fails, inside, ordered, told, unordered, until};
+use crate::stage::{Do, Stage, acknowledged, call, fails, inside, ordered, text, told, unordered, until};
 
 #[tokio::test(start_paused = true)]
 async fn what_runs_is_finished_and_the_rest_goes_back_at_once() {
@@ -47,6 +48,53 @@ async fn what_does_not_end_in_time_is_dropped_and_costs_nothing() {
         let took = stopped.elapsed();
         assert!(took >= Duration::from_secs(10) && took < Duration::from_secs(12), "{took:?}");
         assert_eq!((stage.ledger().len(), stage.wire.waiting()), (0, 1));
+        // The next process need not wait until the call's claim ends.
+        stage.wire.move_lane("0", 2);
+        let stopped = tokio::time::Instant::now();
+        let _next = stage.start_with(stage.wire.hand(2), ordered(), handlers(&fails(0)));
+        acknowledged(&stage, 1).await;
+        assert!(stopped.elapsed() < Duration::from_secs(1), "{:?}", stopped.elapsed());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn starts_that_were_cut_off_by_a_stop_never_bury_a_message() {
+    for handlers in [inside, call] {
+        let stage = Stage::new();
+        stage.send("0", "k", "1");
+        for round in 1..=10 {
+            let handler = told(|_| Do::Hang);
+            let config = Config { deadline: Duration::from_mins(10), ..ordered() };
+            stage.wire.move_lane("0", round);
+            let process = stage.start_with(stage.wire.hand(round), config, handlers(&handler));
+            until("it runs", async || handler.tried().len() == 1).await;
+            process.stop().await.unwrap();
+        }
+        assert_eq!((stage.dead().await.len(), stage.wire.waiting()), (0, 1));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_queue_of_the_retry_table_whose_handler_does_not_end_in_time_is_given_back() {
+    for handlers in [inside, call] {
+        let stage = Stage::new();
+        let mut config = Config { deadline: Duration::from_mins(10), ..ordered() };
+        config.retries.memory.clear();
+        stage.send("0", "k", "1");
+        let handler = told(|incoming| if incoming.attempt() == 1 { Do::Fail } else { Do::Hang });
+        // More often than a message may take processes down.
+        for round in 1..=8 {
+            stage.wire.move_lane("0", round);
+            let process = stage.start_with(stage.wire.hand(round), config.clone(), handlers(&handler));
+            let tries = handler.tried().len() + if round == 1 { 2 } else { 1 };
+            let started = tokio::time::Instant::now();
+            until("it is tried from the retry table", async || handler.tried().len() == tries).await;
+            assert!(round == 1 || started.elapsed() < Duration::from_secs(1), "{:?}", started.elapsed());
+            process.stop().await.unwrap();
+        }
+        let _last = stage.start_with(stage.wire.hand(9), config, handlers(&fails(0)));
+        until("it is handled", async || stage.ledger() == ["k:1"]).await;
+        assert_eq!(stage.dead().await.len(), 0);
     }
 }
 
@@ -115,4 +163,51 @@ async fn a_consumer_that_somebody_else_closed_ends_the_process() {
     until("it lives", async || process.stats.beats() > 0).await;
     stage.wire.hand(1).close().await.unwrap();
     assert!(matches!(process.ended().await, Err(RuntimeError::Closed)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_waits_for_a_seat_begins_nothing_and_keeps_its_attempts() {
+    let stage = Stage::new();
+    let mut config = Config { order: relevo_inbox::Order::ByKey { concurrency: 1 }, ..ordered() };
+    config.retries.memory = vec![Duration::from_secs(1)];
+    config.retries.durable = Policy::listed(vec![Duration::from_millis(1_500); 5]);
+    let handler = told(|incoming| match (text(incoming).as_str(), incoming.attempt()) {
+        ("slow", 3) => Do::DoneAfter(Duration::from_secs(5)),
+        ("quick", 2) => Do::Done,
+        _ => Do::Fail,
+    });
+    let tries = |of: &str| handler.tried().iter().filter(|payload| *payload == of).count();
+    stage.send("0", "a", "slow");
+    let process = stage.start(config, inside(&handler));
+    until("it waits in the retry table", async || process.stats.failed() == 2).await;
+    // The other fails before the first runs again, and comes again while it does.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    stage.send("0", "b", "quick");
+    until("the first runs again", async || tries("slow") == 3).await;
+    assert_eq!(tries("quick"), 1);
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    process.stop().await.unwrap();
+    assert_eq!(stage.ledger(), ["a:slow"]);
+    assert_eq!(tries("quick"), 1, "it had no seat");
+    assert_eq!(stage.shown().await.queues[0].attempts, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_claim_that_cannot_be_given_back_keeps_no_other() {
+    let stage = Stage::new();
+    let handler = told(|_| Do::Hang);
+    let config = Config { deadline: Duration::from_mins(10), ..ordered() };
+    let stuck = stage.raw("OrderPlaced", "a", "1", relevo_core::message::Headers::new());
+    stage.wire.put("0", stuck);
+    stage.send("0", "b", "2");
+    let process = stage.start(config, call(&handler));
+    until("both are called for", async || handler.tried().len() == 2).await;
+    *stage.line.stuck.lock().unwrap() = Some(Entry { id: relevo_core::MessageId::v7(1, [7; 10]), replay: 0 });
+    process.stop().await.unwrap();
+    stage.wire.move_lane("0", 2);
+    let stopped = tokio::time::Instant::now();
+    let _next = stage.start_with(stage.wire.hand(2), ordered(), call(&fails(0)));
+    acknowledged(&stage, 1).await;
+    assert!(stopped.elapsed() < Duration::from_secs(1), "{:?}", stopped.elapsed());
+    assert_eq!(stage.ledger(), ["b:2"]);
 }

@@ -43,6 +43,7 @@ struct Kept {
     raw: Raw,
     place: u64,
     count: u32,
+    retries: u32,
     due: Instant,
 }
 
@@ -51,13 +52,12 @@ pub(crate) struct Hand {
     wire: Wire,
     number: u64,
     prefetch: usize,
-    counts: bool,
 }
 
 impl Wire {
     /// A consumer that gets what is in its lanes.
     pub(crate) fn hand(&self, number: u64) -> Hand {
-        Hand { wire: self.clone(), number, prefetch: 100, counts: true }
+        Hand { wire: self.clone(), number, prefetch: 100 }
     }
 
     /// Puts a message into a lane; says its place.
@@ -66,7 +66,7 @@ impl Wire {
         state.next += 1;
         let place = state.next;
         let lane = Lane::new(lane);
-        let kept = Kept { lane: lane.clone(), raw, place, count: 0, due: Instant::now() };
+        let kept = Kept { lane: lane.clone(), raw, place, count: 0, retries: 0, due: Instant::now() };
         state.lanes.entry(lane).or_default().push_back(kept);
         drop(state);
         self.0.changed.notify_waiters();
@@ -141,10 +141,6 @@ impl Wire {
 }
 
 impl Hand {
-    pub(crate) fn without_counts(self) -> Self {
-        Self { counts: false, ..self }
-    }
-
     pub(crate) fn with_prefetch(self, prefetch: usize) -> Self {
         Self { prefetch, ..self }
     }
@@ -181,6 +177,7 @@ impl Hand {
                     lane: lane.clone(),
                     place: Some(kept.place),
                     count: kept.count,
+                    retries: kept.retries,
                 });
                 state.out.insert(tag, (self.number, kept));
                 state.received += 1;
@@ -194,7 +191,7 @@ impl Hand {
 #[async_trait]
 impl Consumer for Hand {
     fn capabilities(&self) -> Consuming {
-        Consuming { holds_key: false, counts: self.counts, keeps_answers: true }
+        Consuming { holds_key: false, counts: true, keeps_answers: true }
     }
 
     async fn receive(&self, limit: usize) -> Result<Vec<Delivery>, Failure> {
@@ -228,6 +225,7 @@ impl Consumer for Hand {
             state.settled.push((kept.place, answer.clone()));
             if let Answer::RetryLater { after } = answer {
                 kept.due = Instant::now() + *after;
+                kept.retries += 1;
                 state.lanes.entry(kept.lane.clone()).or_default().push_back(kept);
             }
         }

@@ -47,7 +47,7 @@ impl Group {
     /// The broker has a message more.
     pub fn put(&self, lane: usize, place: u64, name: Name, entry: Entry, raw: Raw) {
         self.directory.enter(self.number, entry.id, name.clone());
-        let kept = Kept { place, name, id: entry, raw, count: 0, due: Instant::now() };
+        let kept = Kept { place, name, id: entry, raw, count: 0, retries: 0, due: Instant::now() };
         lock(&self.state).lanes[lane].waiting.insert(place, kept);
         self.changed.notify_waiters();
     }
@@ -216,6 +216,7 @@ impl Group {
                     lane: Self::lane(number),
                     place: Some(place),
                     count: kept.count,
+                    retries: kept.retries,
                 });
                 state.out.insert(tag, Out { to: connection, lane: number, kept });
             }
@@ -254,6 +255,7 @@ impl Group {
             Answer::RetryLater { after } => {
                 self.history.record(Event::PutOff(case));
                 kept.due = Instant::now() + *after;
+                kept.retries += 1;
                 if !state.settled.contains(&kept.place) {
                     state.lanes[lane].waiting.insert(kept.place, kept);
                 }

@@ -8,6 +8,7 @@ use async_trait::async_trait;
 use bytestring::ByteString;
 use relevo_core::inbox::{
     Arrival, Beat, Begun, Claim, Claimed, Due, Enter, Entered, Entry, Held, Inbox, Kept, Orders, Setback, State, Stop,
+    Waiting,
 };
 use relevo_core::store::StoreError;
 use relevo_core::{Answer, Consumer, Consuming, Delivery, Failure, Lane, Tag};
@@ -40,6 +41,8 @@ pub enum Mutant {
     Overtake,
     /// Counts as an attempt that what the handler needs is away.
     CountAway,
+    /// Counts as attempts how often the broker handed a message over.
+    CountDeliveries,
     /// Gives a message up in one transaction and keeps its dead letter in another.
     BuryApart,
     /// Keeps the beginning of a dead letter's bytes.
@@ -54,7 +57,7 @@ pub enum Mutant {
 
 impl Mutant {
     /// All of them.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::AcknowledgeFirst,
         Self::ForgetHandled,
         Self::IgnoreCalls,
@@ -64,6 +67,7 @@ impl Mutant {
         Self::RedriveAgain,
         Self::Overtake,
         Self::CountAway,
+        Self::CountDeliveries,
         Self::BuryApart,
         Self::CutBytes,
         Self::TrustCallers,
@@ -83,6 +87,7 @@ impl Mutant {
             Self::RedriveAgain => "redrive-again",
             Self::Overtake => "overtake",
             Self::CountAway => "count-away",
+            Self::CountDeliveries => "count-deliveries",
             Self::BuryApart => "bury-apart",
             Self::CutBytes => "cut-bytes",
             Self::TrustCallers => "trust-callers",
@@ -105,7 +110,7 @@ impl Mutant {
             | Self::FreshIds => "P6",
             Self::IgnoreLanes | Self::IgnoreClaims => "P8",
             Self::RedriveAgain | Self::CutBytes => "P7",
-            Self::CountAway => "P5",
+            Self::CountAway | Self::CountDeliveries => "P5",
         }
     }
 }
@@ -171,10 +176,10 @@ impl MutantInbox {
 
     /// Loses what was put into a queue while it was emptied.
     async fn strand(&self, due: &mut Due) -> Result<(), StoreError> {
-        while let Some((number, arrival)) = due.messages.first()
-            && lock(&self.state).stranded.contains(&arrival.entry)
+        while let Some(first) = due.messages.first()
+            && lock(&self.state).stranded.contains(&first.arrival.entry)
         {
-            if let Begun::Open(transaction, _) = self.inner.begin_due(due, *number).await? {
+            if let Begun::Open(transaction, _) = self.inner.begin_due(due, first.number).await? {
                 self.inner.commit(transaction).await?;
             }
             due.messages.remove(0);
@@ -253,7 +258,7 @@ impl Inbox for MutantInbox {
         claim: Option<Claim>,
         setback: &Setback,
     ) -> Result<Kept, StoreError> {
-        let is_dead = !matches!(setback.stop, Stop::Retry { .. });
+        let is_dead = !matches!(setback.stop, Stop::Retry { .. } | Stop::Wait { .. });
         if is_dead && self.is(Mutant::BuryApart) {
             let buried = &mut lock(&self.state).buried;
             *buried += 1;
@@ -282,8 +287,8 @@ impl Inbox for MutantInbox {
         for arrival in std::mem::take(&mut state.again) {
             let queue = arrival.queue.clone();
             state.running.insert(queue.clone(), arrival.clone());
-            let messages = vec![(0, arrival)];
-            due.push(Due { queue, token: Uuid::nil(), attempts: 0, started: 1, reopened: true, messages });
+            let messages = vec![Waiting { number: 0, arrival, attempts: 0, started: 1, reopened: true }];
+            due.push(Due { queue, token: Uuid::nil(), messages });
         }
         Ok(due)
     }
@@ -354,7 +359,12 @@ impl<C: Consumer> Consumer for Port<C> {
     }
 
     async fn receive(&self, limit: usize) -> Result<Vec<Delivery>, Failure> {
-        let deliveries = self.inner.receive(limit).await?;
+        let mut deliveries = self.inner.receive(limit).await?;
+        if self.mutant == Some(Mutant::CountDeliveries) {
+            for delivery in &mut deliveries {
+                delivery.retries = delivery.count - 1;
+            }
+        }
         if self.mutant == Some(Mutant::AcknowledgeFirst) {
             let answers: Vec<_> = deliveries.iter().map(|delivery| (delivery.tag, Answer::Acknowledge)).collect();
             // If it fails, they come again.

@@ -49,6 +49,7 @@ pub async fn work(
             arrivals: &arrivals,
             size,
             stops_at,
+            persists: false,
         };
         let (first, second) = (feeder(stops_at), feeder(None));
         tokio::join!(first.work(), second.work());
@@ -84,6 +85,8 @@ struct Feeder<'a> {
     size: usize,
     /// Stops it here, and may let it go on.
     stops_at: Option<usize>,
+    /// Lets it go on, until it is seen to: the answer of a call that comes through late is lost.
+    persists: bool,
 }
 
 impl Feeder<'_> {
@@ -92,13 +95,16 @@ impl Feeder<'_> {
             sleep(self.random.millis(0, 300)).await;
             let Some(replay) = self.office.replay(self.consumer, self.number).await else { return };
             match replay.state {
-                ReplayState::Stopped if self.stops_at.take().is_some() && self.random.permille(600) => {
-                    self.resume().await;
-                }
+                ReplayState::Stopped if self.lets_it_go_on() => self.resume().await,
                 ReplayState::Stopped | ReplayState::Finished => return,
                 ReplayState::Running => self.feed(replay.cursor).await,
             }
         }
+    }
+
+    fn lets_it_go_on(&mut self) -> bool {
+        self.persists |= self.stops_at.take().is_some() && self.random.permille(600);
+        self.persists
     }
 
     /// Feeds the next ones. If the answer is lost, the replay tells how far it has come.

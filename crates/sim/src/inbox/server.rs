@@ -222,7 +222,8 @@ impl Server {
         let due = self.inner.due(queues, messages, lasts).await?;
         for due in &due {
             self.history.record(Event::Claimed(self.claim_of(due)));
-            let messages = due.messages.iter().map(|(number, arrival)| ((due.queue.clone(), *number), arrival.entry));
+            let messages =
+                due.messages.iter().map(|waiting| ((due.queue.clone(), waiting.number), waiting.arrival.entry));
             lock(&self.sessions).queued.extend(messages);
         }
         Ok(due)
@@ -282,7 +283,7 @@ impl Server {
 
     fn stopped(&self, entry: Entry, setback: &Setback) {
         let dead = match setback.stop {
-            Stop::Retry { .. } => None,
+            Stop::Retry { .. } | Stop::Wait { .. } => None,
             Stop::DeadHold => Some(Dead::Hold),
             Stop::DeadContinue => Some(Dead::Continue),
         };

@@ -202,6 +202,10 @@ impl<B: Broker> Broker for Port<B> {
         Capabilities { fences_order: honest.fences_order || self.mutant == Some(Mutant::ReorderKey), ..honest }
     }
 
+    fn is_away(&self) -> bool {
+        self.inner.is_away()
+    }
+
     async fn publish(&self, batch: &[Publication], confirms: &Confirms) {
         match self.mutant {
             Some(Mutant::SettleBeforeConfirm) => {

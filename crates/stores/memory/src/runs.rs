@@ -61,7 +61,10 @@ impl Destination {
     }
 
     fn stop(&mut self, header: &mut Header, number: i64, stopped: &Stopped, now: Micros) {
-        if let Stop::Address { address, after } = &stopped.stop {
+        // One that came before the probe's time was none: it was not even tried, and does not put the probe off.
+        if let Stop::Address { address, after } = &stopped.stop
+            && self.holds.get(&**address).is_none_or(|hold| hold.until <= now)
+        {
             self.hold(address, &stopped.error, now.saturating_add(micros(*after)));
         }
         let is_head = header.queue.keys().next() == Some(&number);

@@ -338,10 +338,12 @@ impl State {
         if due.is_empty() {
             return;
         }
-        let xid = self.log.assign();
+        let (xid, created_at) = (self.log.assign(), timestamp(self.settings.started_at, now));
         for place in due {
             if let Some(scheduled) = self.scheduled.remove(&place) {
-                self.log.insert(xid, scheduled.message, now);
+                // Its age counts from here.
+                let message = Message { created_at, ..(*scheduled.message).clone() };
+                self.log.insert(xid, Arc::new(message), now);
             }
         }
         self.log.end(xid);

@@ -27,7 +27,7 @@ impl Migration {
     }
 }
 
-const MIGRATIONS: [Migration; 15] = [
+const MIGRATIONS: [Migration; 17] = [
     Migration::new(1, "log", include_str!("../migrations/0001_log.sql")),
     Migration::new(2, "ticks", include_str!("../migrations/0002_ticks.sql")),
     Migration::new(3, "leases", include_str!("../migrations/0003_leases.sql")),
@@ -43,6 +43,8 @@ const MIGRATIONS: [Migration; 15] = [
     Migration::new(13, "replays", include_str!("../migrations/0013_replays.sql")).serving_from(6),
     Migration::new(14, "one", include_str!("../migrations/0014_one.sql")).serving_from(6),
     Migration::new(15, "sampling", include_str!("../migrations/0015_sampling.sql")).serving_from(6),
+    Migration::new(16, "turns", include_str!("../migrations/0016_turns.sql")).serving_from(6),
+    Migration::new(17, "probes", include_str!("../migrations/0017_probes.sql")).serving_from(6),
 ];
 
 /// The version that this program comes with.

@@ -19,7 +19,7 @@ struct Migration {
     sql: &'static str,
 }
 
-const MIGRATIONS: [Migration; 7] = [
+const MIGRATIONS: [Migration; 8] = [
     Migration { version: 1, name: "log", sql: include_str!("../migrations/0001_log.sql") },
     Migration { version: 2, name: "leases", sql: include_str!("../migrations/0002_leases.sql") },
     Migration { version: 3, name: "parking", sql: include_str!("../migrations/0003_parking.sql") },
@@ -27,6 +27,7 @@ const MIGRATIONS: [Migration; 7] = [
     Migration { version: 5, name: "memory", sql: include_str!("../migrations/0005_memory.sql") },
     Migration { version: 6, name: "replays", sql: include_str!("../migrations/0006_replays.sql") },
     Migration { version: 7, name: "sampling", sql: include_str!("../migrations/0007_sampling.sql") },
+    Migration { version: 8, name: "pace", sql: include_str!("../migrations/0008_pace.sql") },
 ];
 
 /// The version that this program needs.

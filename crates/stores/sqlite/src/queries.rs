@@ -164,7 +164,8 @@ pub(crate) async fn hold(
     let Stop::Address { address, after } = &stopped.stop else { return Ok(()) };
     let sql = "INSERT INTO relevo_hold AS h (destination, address, class, error, since_ms, next_at_ms) \
                VALUES (?1, ?2, ?3, ?4, ?5, ?6) ON CONFLICT (destination, address) DO UPDATE \
-               SET class = excluded.class, error = excluded.error, next_at_ms = excluded.next_at_ms WHERE ?7";
+               SET class = excluded.class, error = excluded.error, next_at_ms = excluded.next_at_ms \
+               WHERE ?7 AND h.next_at_ms <= ?5";
     let insert = sqlx::query(sql).bind(destination).bind(&**address).bind(stopped.class).bind(&stopped.error);
     insert.bind(now).bind(now + millis(*after)).bind(probed).execute(connection).await?;
     Ok(())

@@ -65,7 +65,8 @@ pub(crate) async fn attempts_of_the_retry_table_survive_their_process(on: On) {
     stage.send(12, 4).await;
     let one = Member { conduct: failing(&attempts, 3), ..stage.member("one") };
     let one = start(retried(one, Durable::Table)).await;
-    until("two tries failed", async || one.stats().failed() == 2).await;
+    // The third hangs, until its time is over and it has failed too.
+    until("two tries failed", async || attempts.len() >= 2 && one.stats().failed() >= 2).await;
     // Without a word, as a process that is killed.
     drop(one);
     let two = Member { conduct: failing(&attempts, u32::MAX), ..stage.member("two") };
@@ -86,4 +87,23 @@ pub(crate) async fn attempts_of_the_broker_survive_their_process(on: On) {
     let two = start(retried(two, Durable::Broker)).await;
     buried_after_all_attempts(&stage, &attempts).await;
     stage.finish([two], &[ILL]).await;
+}
+
+/// While what it needs is away, members come and go that have it, as in an outage of the mail server: it still has all its tries.
+pub(crate) async fn attempts_of_the_broker_are_no_deliveries(on: On) {
+    let stage = Stage::set(on, Shape::Unordered).await;
+    let attempts = Log::new();
+    stage.send(12, 4).await;
+    for name in ["one", "two", "three", "four"] {
+        let conduct = does(|moment| async move {
+            if moment.change == ILL { Err(Trouble::away("the mail server is away")) } else { DONE }
+        });
+        let member = start(retried(Member { conduct, ..stage.member(name) }, Durable::Broker)).await;
+        until("it was delivered", async || member.stats().away() > 0).await;
+        member.stop().await.expect("it stops in good order");
+    }
+    let last = Member { conduct: failing(&attempts, u32::MAX), ..stage.member("last") };
+    let last = start(retried(last, Durable::Broker)).await;
+    buried_after_all_attempts(&stage, &attempts).await;
+    stage.finish([last], &[ILL]).await;
 }

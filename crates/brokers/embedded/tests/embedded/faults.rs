@@ -13,11 +13,18 @@ use sqlx::{ConnectOptions as _, Connection as _, SqliteConnection};
 use crate::directory::Directory;
 
 fn config(directory: &Path) -> Config {
-    Config { lock_wait: Duration::from_millis(200), ..Config::new(directory.join("broker.db")) }
+    Config::new(directory.join("broker.db"))
 }
 
 async fn open(directory: &Path) -> EmbeddedBroker {
     EmbeddedBroker::open(config(directory)).await.expect("the file can be opened")
+}
+
+/// A broker that soon tells of a file that somebody else has locked. The file is there by then: making it takes its time.
+async fn open_hasty(directory: &Path) -> EmbeddedBroker {
+    open(directory).await.close().await;
+    let config = Config { lock_wait: Duration::from_secs(2), ..config(directory) };
+    EmbeddedBroker::open(config).await.expect("the file can be opened")
 }
 
 async fn kept(broker: &EmbeddedBroker) -> Vec<i64> {
@@ -72,6 +79,20 @@ async fn fill(broker: &EmbeddedBroker) -> (u32, Class) {
 }
 
 #[tokio::test]
+async fn a_new_file_that_another_writes_is_waited_for() {
+    let directory = Directory::new();
+    let file = directory.path().join("broker.db");
+    let options = sqlx::sqlite::SqliteConnectOptions::new().filename(&file).create_if_missing(true);
+    let mut other = options.connect().await.expect("the file can be made");
+    // Not a write-ahead log yet: of this writer SQLite only says that it is there, however long others would wait.
+    sqlx::raw_sql("BEGIN IMMEDIATE; CREATE TABLE theirs (what)").execute(&mut other).await.expect("a writer");
+    let mut opening = std::pin::pin!(EmbeddedBroker::open(Config::new(&file)));
+    assert!(tokio::time::timeout(Duration::from_millis(100), &mut opening).await.is_err(), "it waits");
+    sqlx::raw_sql("COMMIT").execute(&mut other).await.expect("the writer ends");
+    publish_all(&opening.await.expect("the file can be opened"), &[publication(1, "k")]).await;
+}
+
+#[tokio::test]
 async fn a_full_disk_is_an_outage_and_loses_nothing() {
     let disk = SmallDisk::new("4m");
     let broker = open(disk.0.path()).await;
@@ -112,7 +133,7 @@ async fn a_consumer_survives_a_full_disk() {
 #[tokio::test]
 async fn a_locked_file_is_an_outage_until_it_is_unlocked() {
     let directory = Directory::new();
-    let broker = open(directory.path()).await;
+    let broker = open_hasty(directory.path()).await;
     let mut other = other_connection(directory.path()).await;
     let lock = other.begin_with("BEGIN EXCLUSIVE").await.expect("the lock");
     assert_eq!(publish(&broker, &[publication(1, "a")]).await, [Some(Class::Outage)]);
@@ -126,7 +147,7 @@ async fn a_locked_file_is_an_outage_until_it_is_unlocked() {
 #[tokio::test]
 async fn consumers_wait_out_a_locked_file() {
     let directory = Directory::new();
-    let broker = open(directory.path()).await;
+    let broker = open_hasty(directory.path()).await;
     broker.declare(&Group::new("g", ["**"])).await.expect("a group");
     let consumer = broker.consumer("g", Membership::default()).await.expect("a consumer");
     publish_all(&broker, &[publication(1, "a"), publication(2, "b")]).await;
@@ -214,8 +235,30 @@ async fn tables_of_a_later_version_are_refused() {
     assert_eq!(error.class(), Class::Blocked);
     assert_eq!(
         error.to_string(),
-        "the broker's tables do not fit this program: they are of version 99, this program's is 1"
+        "the broker's tables do not fit this program: they are of version 99, this program's is 2"
     );
+}
+
+#[tokio::test]
+async fn tables_of_an_earlier_version_are_brought_up_and_keep_what_they_know() {
+    let directory = Directory::new();
+    let options = sqlx::sqlite::SqliteConnectOptions::new().filename(directory.path().join("broker.db"));
+    let mut earlier = options.create_if_missing(true).connect().await.expect("a file");
+    let first = include_str!("../../migrations/0001_broker.sql");
+    // One message was retried twice and waits for its time; one was out twice and came back.
+    let rest = "INSERT INTO broker_group VALUES (1, 'billing', '[\"orders\"]', 1, 0, 0);
+        INSERT INTO broker_lane (grp, lane, cursor) VALUES (1, 0, 2);
+        INSERT INTO broker_message VALUES (1, 'orders', 0, 'a', NULL, 0, '{}', x'00'), (2, 'orders', 0, 'b', NULL, 0, '{}', x'00');
+        INSERT INTO broker_pending VALUES (1, 1, 0, 2, 2, 1, 'a'), (2, 1, 0, 0, 2, NULL, 'b');
+        UPDATE broker_meta SET messages = 2, bytes = 6";
+    for sql in [first, rest] {
+        sqlx::raw_sql(sql).execute(&mut earlier).await.expect("tables of the first version");
+    }
+    earlier.close().await.expect("closed");
+    let broker = open(directory.path()).await;
+    let consumer = broker.consumer("billing", Membership::default()).await.expect("a consumer");
+    let held = receive(&consumer, 2).await;
+    assert_eq!(held.iter().map(|one| (one.count, one.retries)).collect::<Vec<_>>(), [(3, 2), (3, 0)]);
 }
 
 #[tokio::test]

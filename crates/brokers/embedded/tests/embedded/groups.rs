@@ -161,12 +161,14 @@ async fn a_consumer_keeps_its_lanes_while_it_works() {
     let broker = open(&directory).await;
     broker.declare(&Group::new("g", ["**"])).await.expect("a group");
     publish_all(&broker, &[publication(1, "k")]).await;
-    let membership = Membership { lease: Duration::from_millis(300), ..Membership::default() };
+    // Three signs of life a lease: a machine that stands still for more than half of it does not end it.
+    let lease = Duration::from_secs(5);
+    let membership = Membership { lease, ..Membership::default() };
     let consumer = broker.consumer("g", membership.clone()).await.expect("a consumer");
     let held = receive(&consumer, 1).await;
     let other = broker.consumer("g", membership).await.expect("a consumer");
     // Several leases pass while nobody calls the first one; the other gets what is free and nothing else.
-    assert!(tokio::time::timeout(Duration::from_millis(1_200), other.receive(1)).await.is_err());
+    assert!(tokio::time::timeout(2 * lease + lease / 5, other.receive(1)).await.is_err());
     assert_eq!(consumer.settle(&[(held[0].tag, Answer::Acknowledge)]).await.expect("settled"), []);
 }
 

@@ -130,7 +130,7 @@ impl Shared {
             // The lane in the low bits, so that an answer finds it.
             let number = self.tags.fetch_add(1, Ordering::Relaxed);
             let tag = Tag::new(number << 16 | u64::from(cell.number));
-            if let Some((content, count)) = held.window.hand_out(seq, tag) {
+            if let Some((content, count, retries)) = held.window.hand_out(seq, tag) {
                 deliveries.push(Delivery {
                     tag,
                     raw: content.raw.clone(),
@@ -138,6 +138,7 @@ impl Shared {
                     lane: cell.lane.clone(),
                     place: Some(seq),
                     count,
+                    retries,
                 });
             }
         }

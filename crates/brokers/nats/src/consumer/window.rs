@@ -29,6 +29,7 @@ pub(super) struct Entry {
     /// Not there until it was read again, after the lane was taken from somebody else.
     pub(super) content: Option<Arc<Content>>,
     pub(super) count: u32,
+    pub(super) retries: u32,
     /// It was to be retried: not before this time, and nothing of its key passes it until it is done.
     due_ms: Option<i64>,
     state: State,
@@ -110,6 +111,7 @@ impl Window {
         let entry = |open: &Open| Entry {
             content: None,
             count: open.count,
+            retries: open.retries,
             due_ms: open.due_ms,
             state: open.reason.clone().map_or(State::Here, State::Dead),
             reply: None,
@@ -153,7 +155,7 @@ impl Window {
         }
         self.seen = seq;
         let content = Some(Arc::new(content));
-        let entry = Entry { content, count: 0, due_ms: None, state: State::Here, reply, returning: false };
+        let entry = Entry { content, count: 0, retries: 0, due_ms: None, state: State::Here, reply, returning: false };
         self.entries.insert(seq, entry);
         Arrival::New
     }
@@ -235,6 +237,7 @@ impl Window {
             (!plan.done.contains(seq)).then(|| Open {
                 seq: *seq,
                 count: entry.count + u32::from(handed.contains(seq)),
+                retries: entry.retries + u32::from(plan.later.contains_key(seq)),
                 due_ms: plan.later.get(seq).copied().or(entry.due_ms),
                 reason: plan.dead.get(seq).cloned().or(own).map(|reason| {
                     let (cut, bytes) = settle::cut(&reason, reason_bytes);
@@ -266,6 +269,9 @@ impl Window {
             self.set_state(seq, State::Dead(reason));
         }
         for (seq, due_ms) in plan.later {
+            if let Some(entry) = self.entries.get_mut(&seq) {
+                entry.retries += 1;
+            }
             let reply = self.retry_later(seq, due_ms);
             words.push(Word { seq, reply, kind: Kind::Later { due_ms } });
         }
@@ -307,12 +313,12 @@ impl Window {
         }
     }
 
-    /// Marks a message as out; what it is, and how often it has been.
-    pub(super) fn hand_out(&mut self, seq: u64, tag: Tag) -> Option<(Arc<Content>, u32)> {
+    /// Marks a message as out; what it is, how often it has been, and how often it was to be retried.
+    pub(super) fn hand_out(&mut self, seq: u64, tag: Tag) -> Option<(Arc<Content>, u32, u32)> {
         let entry = self.entries.get_mut(&seq)?;
         entry.state = State::Out(tag);
         self.tags.insert(tag, seq);
-        Some((Arc::clone(entry.content.as_ref()?), entry.count))
+        Some((Arc::clone(entry.content.as_ref()?), entry.count, entry.retries))
     }
 
     /// Believes the record, after it was not known whether a plan was kept; what the server is to be told.
@@ -324,7 +330,7 @@ impl Window {
         self.high = record.high;
         for (seq, open) in open {
             let Some(entry) = self.entries.get_mut(&seq) else { continue };
-            entry.count = open.count;
+            (entry.count, entry.retries) = (open.count, open.retries);
             let is_dead = matches!(entry.state, State::Dead(_));
             match (&open.reason, open.due_ms) {
                 (Some(reason), _) if !is_dead => self.set_state(seq, State::Dead(reason.clone())),

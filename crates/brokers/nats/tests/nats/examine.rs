@@ -256,7 +256,7 @@ async fn a_server_without_jetstream_or_without_rights_is_told_in_a_sentence() {
          [ { user: \"b\", password: \"p\", permissions: { publish: { deny: [ \"$JS.API.STREAM.LIST\" ] } } } ] } }";
     let private = Private::start(NatsVersion::V2_15, Settings::new().config(users)).await;
     let auth = |user: &str| Auth::UserPassword { user: user.to_owned(), password: "p".to_owned() };
-    let ack_deadline = Duration::from_millis(500);
+    let ack_deadline = Duration::from_secs(3);
     let config = |user| Config { auth: auth(user), ack_deadline, ..Config::new(private.url()) };
     let expectations = Expectations { addresses: Vec::new(), repeat_horizon: Duration::from_mins(5) };
     let without = NatsAdmin::new(config("a")).expect("a configuration that can be").examine(&expectations).await;

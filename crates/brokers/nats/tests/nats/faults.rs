@@ -14,14 +14,26 @@ use relevo_testkit::proxy::{CutProxy, Direction};
 
 use crate::harness::{STREAM, everything, make_stream, open, server, stored, told, told_of, until};
 
-/// Shorter than the deadline of an acknowledgement: what is told within it was not waited for.
-const AT_ONCE: Duration = Duration::from_secs(2);
+/// The deadline of an acknowledgement that does not come.
+const SHORT: Duration = Duration::from_secs(2);
+/// The same where nobody is to wait for one.
+const LONG: Duration = Duration::from_secs(15);
+/// Shorter than that: what is told within it was not waited for.
+const AT_ONCE: Duration = Duration::from_secs(10);
 
 async fn through_a_proxy(version: NatsVersion) -> (Private, CutProxy, NatsBroker) {
+    through_a_proxy_with(version, |_| {}).await
+}
+
+async fn through_a_proxy_with(
+    version: NatsVersion,
+    change: impl FnOnce(&mut Config),
+) -> (Private, CutProxy, NatsBroker) {
     let (server, _) = server(version).await;
     let proxy = CutProxy::start(([127, 0, 0, 1], server.port()).into()).await;
-    let broker = open(Config::new(format!("nats://{}", proxy.addr()))).await;
-    (server, proxy, broker)
+    let mut config = Config::new(format!("nats://{}", proxy.addr()));
+    change(&mut config);
+    (server, proxy, open(config).await)
 }
 
 fn batch(numbers: std::ops::RangeInclusive<u32>) -> Vec<Publication> {
@@ -67,7 +79,8 @@ async fn assert_whole(server: &Private, count: usize) {
 #[tokio::test]
 async fn a_server_that_is_away_is_an_outage_at_once_and_comes_back() {
     for version in NatsVersion::ALL {
-        let (server, broker) = server(version).await;
+        let (server, _) = server(version).await;
+        let broker = open(Config { ack_deadline: LONG, ..Config::new(server.url()) }).await;
         publish_all(&broker, &batch(1..=100)).await;
         server.kill9().await;
         until(&broker, &publication(101, "k"), Some(Class::Outage)).await;
@@ -104,7 +117,7 @@ async fn another_server_of_the_list_is_tried() {
 #[tokio::test]
 async fn what_waits_when_the_connection_is_cut_is_unknown_at_once() {
     for version in NatsVersion::ALL {
-        let (server, proxy, broker) = through_a_proxy(version).await;
+        let (server, proxy, broker) = through_a_proxy_with(version, |config| config.ack_deadline = LONG).await;
         proxy.stall(Direction::ToServer);
         let began = Instant::now();
         let batch = batch(1..=50);
@@ -150,10 +163,11 @@ async fn a_connection_cut_within_a_batch_loses_and_doubles_nothing() {
 #[tokio::test]
 async fn a_stopped_server_is_unknown_after_the_deadline_and_goes_on_when_it_goes_on() {
     for version in NatsVersion::ALL {
-        let (server, _) = server(version).await;
-        let ack_deadline = Duration::from_millis(500);
-        let broker = open(Config { ack_deadline, ..Config::new(server.url()) }).await;
-        publish_all(&broker, &batch(1..=10)).await;
+        let (server, patient) = server(version).await;
+        let broker = open(Config { ack_deadline: SHORT, ..Config::new(server.url()) }).await;
+        publish_all(&patient, &batch(1..=10)).await;
+        // The same once more, for what it has to learn before its server stands still.
+        until(&broker, &batch(1..=1)[0], None).await;
         server.pause().await;
         let told = told(&broker, &batch(11..=30)).await;
         assert!(classes(&told).iter().all(|class| *class == Some(Class::Unknown)), "{told:?}");
@@ -168,7 +182,8 @@ async fn a_silent_connection_is_noticed_without_anything_to_send() {
     let (server, proxy, _) = through_a_proxy(NatsVersion::V2_15).await;
     let ping_every = Duration::from_millis(100);
     let broker = open(Config { ping_every, ..Config::new(format!("nats://{}", proxy.addr())) }).await;
-    publish_all(&broker, &batch(1..=1)).await;
+    // A machine that stands still is as silent.
+    until(&broker, &batch(1..=1)[0], None).await;
     proxy.freeze();
     until(&broker, &publication(2, "k"), Some(Class::Outage)).await;
     proxy.thaw();
@@ -228,9 +243,9 @@ async fn a_cluster_without_a_majority_stores_nothing_and_loses_nothing() {
     let cluster = Cluster::of_three().await;
     let [first, second, third] = cluster.nodes();
     make_stream(first, stream::Config { num_replicas: 3, ..everything() }).await;
-    let ack_deadline = Duration::from_millis(500);
-    let broker = open(Config { ack_deadline, ..Config::new(first.url()) }).await;
-    publish_all(&broker, &batch(1..=100)).await;
+    let broker = open(Config { ack_deadline: SHORT, ..Config::new(first.url()) }).await;
+    publish_all(&open(Config::new(first.url())).await, &batch(1..=100)).await;
+    until(&broker, &batch(1..=1)[0], None).await;
     second.kill9().await;
     third.kill9().await;
     let told = told(&broker, &batch(101..=200)).await;

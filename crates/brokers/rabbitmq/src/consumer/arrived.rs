@@ -10,7 +10,7 @@ use lapin::types::{AMQPValue, FieldTable, ShortString};
 use relevo_core::Raw;
 use serde_json::Value;
 
-use crate::ladder::{ADDRESS, PAUSE_LEFT, RETRIES};
+use crate::ladder::{ADDRESS, COUNT, PAUSE_LEFT, Past, RETRIES};
 
 /// A message that arrived, as it has to be kept until it is answered.
 pub(crate) struct Arrived {
@@ -20,8 +20,8 @@ pub(crate) struct Arrived {
     pub(crate) payload: Bytes,
     /// Where it was published to, without the lane's word.
     pub(crate) address: Arc<str>,
-    /// How often it has been delivered, this time included.
-    pub(crate) count: u32,
+    /// This delivery is counted in it.
+    pub(crate) past: Past,
     /// What is left of a pause; not zero if it must climb again.
     pub(crate) pause_left: Duration,
 }
@@ -35,7 +35,10 @@ impl Arrived {
         let number = |name: &str| value(name).and_then(whole).unwrap_or_default();
         // A quorum queue counts how often it took the message back; any queue says whether it did.
         let returned = number("x-delivery-count").max(delivery.redelivered.into());
-        let count = number(RETRIES).saturating_add(returned).saturating_add(1);
+        // Only an answer sends it up the ladder. What a queue took back may have been fetched ahead and seen by nobody.
+        let retries = number(RETRIES);
+        let count = number(COUNT).max(retries).saturating_add(returned).saturating_add(1);
+        let most = |number: u64| number.try_into().unwrap_or(u32::MAX);
         let pause_left = Duration::from_millis(number(PAUSE_LEFT));
         let noted = match value(ADDRESS) {
             Some(AMQPValue::LongString(address)) => std::str::from_utf8(address.as_bytes()).ok().map(Arc::from),
@@ -45,7 +48,7 @@ impl Arrived {
         Self {
             number: delivery.delivery_tag,
             address: noted.unwrap_or_else(published),
-            count: count.try_into().unwrap_or(u32::MAX),
+            past: Past { count: most(count), retries: most(retries) },
             pause_left,
             payload: delivery.data.into(),
             properties: delivery.properties,

@@ -19,7 +19,7 @@ use super::shared::Shared;
 use super::side::Copy;
 use super::state::Phase;
 use crate::classify::Error;
-use crate::ladder;
+use crate::ladder::{self, Past};
 use crate::topology::retry_queue;
 
 impl Shared {
@@ -126,14 +126,18 @@ impl Shared {
     }
 
     fn copy(&self, lane: usize, arrived: &Arrived, moved: &Move) -> Result<Copy, Error> {
-        let Arrived { properties, address, count, .. } = arrived;
+        let Arrived { properties, address, past: Past { count, retries }, .. } = arrived;
         let (queue, properties) = match moved {
             Move::Later { after, counted } => {
                 let Some((rung, left)) = ladder::step(&self.group.retry, *after) else {
                     return Err(Error::Missing(format!("the queue `{}` has no retry ladder", self.group.name)));
                 };
-                let count = if *counted { *count } else { count.saturating_sub(1) };
-                (retry_queue(&self.queues[lane], rung), ladder::climbing(properties, count, left, address))
+                let past = if *counted {
+                    Past { count: *count, retries: retries.saturating_add(1) }
+                } else {
+                    Past { count: count.saturating_sub(1), retries: *retries }
+                };
+                (retry_queue(&self.queues[lane], rung), ladder::climbing(properties, past, left, address))
             }
             Move::Dead { reason } => (self.group.dead_queue()?, ladder::buried(properties, *count, reason, address)),
         };

@@ -101,7 +101,8 @@ impl State {
                     address: held.arrived.address.clone(),
                     lane: names[index].clone(),
                     place: None,
-                    count: held.arrived.count,
+                    count: held.arrived.past.count,
+                    retries: held.arrived.past.retries,
                 });
             }
         }
@@ -168,6 +169,7 @@ mod tests {
     use bytes::Bytes;
 
     use super::*;
+    use crate::ladder::Past;
 
     fn arrived(number: u64) -> Arrived {
         Arrived {
@@ -175,7 +177,7 @@ mod tests {
             properties: lapin::BasicProperties::default(),
             payload: Bytes::new(),
             address: "a".into(),
-            count: 1,
+            past: Past { count: 1, retries: 0 },
             pause_left: Duration::ZERO,
         }
     }

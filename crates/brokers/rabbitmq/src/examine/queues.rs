@@ -12,6 +12,8 @@ use super::{Role, routing, server};
 use crate::management::{SeenQueue, Snapshot};
 use crate::topology::AT_LEAST_ONCE_FLAG;
 
+mod limit;
+
 /// Looks at the queues of these names, and at those that they dead-letter to; the exchanges through which they do.
 pub(super) fn examine(seen: &Snapshot, mut roles: BTreeMap<String, Role>, report: &mut Report) -> BTreeSet<String> {
     let mut exchanges = BTreeSet::new();
@@ -211,30 +213,6 @@ impl Look<'_> {
             _ => self.good("message-ttl", report),
         }
     }
-
-    /// After how many deliveries the broker gives a message up; 4.0 and later have a limit by themselves.
-    fn delivery_limit_set(&self) -> Option<i64> {
-        if self.queue.kind != "quorum" {
-            return None;
-        }
-        let own = (server::version(&self.seen.version) >= (4, 0)).then_some(20);
-        self.setting("delivery-limit").and_then(Value::as_i64).or(own).filter(|limit| *limit >= 0)
-    }
-
-    fn delivery_limit(&self, role: Role, report: &mut Report) {
-        // Nobody consumes from it, so that nothing is returned; what a person does there is limited only if it says so.
-        if role == Role::Side && self.setting("delivery-limit").is_none() {
-            return self.good("delivery-limit-drops", report);
-        }
-        match (self.delivery_limit_set(), self.seen.text(self.queue, "dead-letter-exchange")) {
-            (Some(limit), None) => {
-                let what = format!("drops a message that was returned more than {limit} times");
-                let fix = "give it dead letters, or remove the delivery limit";
-                self.told(Severity::Danger, "delivery-limit-drops", &what, fix, report);
-            }
-            _ => self.good("delivery-limit-drops", report),
-        }
-    }
 }
 
 #[cfg(test)]
@@ -244,7 +222,7 @@ mod tests {
 
     use super::*;
 
-    fn quorum(arguments: &Value, members: usize) -> SeenQueue {
+    pub(super) fn quorum(arguments: &Value, members: usize) -> SeenQueue {
         let arguments = serde_json::from_value(arguments.clone()).expect("a map");
         SeenQueue {
             name: "q".to_owned(),
@@ -256,18 +234,18 @@ mod tests {
         }
     }
 
-    fn bad(seen: &Snapshot) -> Vec<(Severity, String)> {
+    pub(super) fn bad(seen: &Snapshot) -> Vec<(Severity, String)> {
         bad_as(seen, Role::Work)
     }
 
-    fn bad_as(seen: &Snapshot, role: Role) -> Vec<(Severity, String)> {
+    pub(super) fn bad_as(seen: &Snapshot, role: Role) -> Vec<(Severity, String)> {
         let mut report = Report::default();
         examine(seen, BTreeMap::from([("q".to_owned(), role)]), &mut report);
         let is_bad = |finding: &Finding| finding.severity > Severity::Good;
         report.findings().into_iter().filter(is_bad).map(|finding| (finding.severity, finding.subject)).collect()
     }
 
-    fn snapshot(queue: SeenQueue, nodes: usize) -> Snapshot {
+    pub(super) fn snapshot(queue: SeenQueue, nodes: usize) -> Snapshot {
         Snapshot {
             queues: BTreeMap::from([("q".to_owned(), queue)]),
             nodes: Some((0..nodes).map(|node| (format!("node{node}"), true)).collect()),
@@ -277,7 +255,7 @@ mod tests {
         }
     }
 
-    fn safe() -> Value {
+    pub(super) fn safe() -> Value {
         json!({
             "x-dead-letter-exchange": "",
             "x-dead-letter-routing-key": "q",
@@ -300,19 +278,5 @@ mod tests {
         let mut seen = snapshot(quorum(&safe(), 1), 1);
         seen.flags = Some(BTreeSet::new());
         assert_eq!(bad(&seen), [(Severity::Warning, "dead-letter-at-most-once".to_owned())]);
-    }
-
-    #[test]
-    fn from_4_0_on_every_quorum_queue_has_a_delivery_limit() {
-        let mut seen = snapshot(quorum(&json!({}), 1), 1);
-        let missing = (Severity::Warning, "dead-letter-missing".to_owned());
-        assert_eq!(bad(&seen), std::slice::from_ref(&missing));
-        seen.version = "4.1.0".to_owned();
-        let drops = (Severity::Danger, "delivery-limit-drops".to_owned());
-        assert_eq!(bad(&seen), [drops.clone(), missing]);
-        // The queue of the dead letters has none of its own, and nobody who would return anything to it.
-        assert_eq!(bad_as(&seen, Role::Side), []);
-        let limited = snapshot(quorum(&json!({ "x-delivery-limit": 3 }), 1), 1);
-        assert_eq!(bad_as(&limited, Role::Side), [drops]);
     }
 }

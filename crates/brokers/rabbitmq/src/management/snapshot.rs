@@ -48,10 +48,7 @@ impl Snapshot {
     ///
     /// Of two limits the smaller counts, as at the broker; of two texts the argument.
     pub(crate) fn setting<'a>(&'a self, queue: &'a SeenQueue, name: &str) -> Option<&'a Value> {
-        let argument = queue.arguments.get(&format!("x-{name}"));
-        let policy = queue.policy.as_ref().and_then(|policy| self.policies.get(policy));
-        let policy = policy.and_then(|policy| policy.definition.get(name));
-        match (argument, policy) {
+        match self.both(queue, name) {
             (Some(argument), Some(policy)) => match (argument.as_i64(), policy.as_i64()) {
                 (Some(a), Some(b)) if b < a => Some(policy),
                 _ => Some(argument),
@@ -60,7 +57,14 @@ impl Snapshot {
         }
     }
 
-    /// The same, as text.
+    /// A queue's argument, and what its policy says of the same.
+    pub(crate) fn both<'a>(&'a self, queue: &'a SeenQueue, name: &str) -> (Option<&'a Value>, Option<&'a Value>) {
+        let argument = queue.arguments.get(&format!("x-{name}"));
+        let policy = queue.policy.as_ref().and_then(|policy| self.policies.get(policy));
+        (argument, policy.and_then(|policy| policy.definition.get(name)))
+    }
+
+    /// What counts, as text.
     pub(crate) fn text<'a>(&'a self, queue: &'a SeenQueue, name: &str) -> Option<&'a str> {
         self.setting(queue, name).and_then(Value::as_str)
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::{Binding, Exchange, Policy, Queue, QueueKind, Target, Topology};
-use super::{dead_queue, lane_key, lane_queue, retry_queue};
+use super::{lane_key, lane_queue, retry_queue};
 
 /// The arguments of a declaration, by the broker's names.
 pub(crate) type Arguments = BTreeMap<String, Value>;
@@ -82,9 +82,9 @@ impl Queue {
     /// The queues that this one is made of.
     pub fn declared(&self) -> Vec<DeclaredQueue> {
         let mut queues = Vec::new();
-        if self.dead_letters {
+        if let Some(name) = self.dead_letters.clone() {
             let arguments = Arguments::from([("x-queue-type".to_owned(), json!("quorum"))]);
-            queues.push(DeclaredQueue { name: dead_queue(&self.name), arguments: self.sized(arguments), work: false });
+            queues.push(DeclaredQueue { name, arguments: self.sized(arguments), work: false });
         }
         for work in self.work_queues() {
             queues.push(DeclaredQueue { name: work.clone(), arguments: self.work_arguments(), work: true });
@@ -99,12 +99,12 @@ impl Queue {
         if self.is_ordered() {
             arguments.insert("x-single-active-consumer".to_owned(), json!(true));
         }
-        if self.dead_letters {
+        if let Some(dead) = &self.dead_letters {
             arguments.insert("x-dead-letter-exchange".to_owned(), json!(""));
-            arguments.insert("x-dead-letter-routing-key".to_owned(), json!(dead_queue(&self.name)));
+            arguments.insert("x-dead-letter-routing-key".to_owned(), json!(dead));
         }
         // At-least-once dead-lettering works with `reject-publish` only; without it the broker quietly does it at most once.
-        if self.dead_letters && self.kind == QueueKind::Quorum {
+        if self.dead_letters.is_some() && self.kind == QueueKind::Quorum {
             arguments.insert("x-dead-letter-strategy".to_owned(), json!("at-least-once"));
             arguments.insert("x-overflow".to_owned(), json!("reject-publish"));
         }
@@ -202,6 +202,14 @@ mod tests {
     }
 
     #[test]
+    fn dead_letters_go_where_they_are_chosen_to_go() {
+        let queue = Queue { dead_letters: Some("billing.dlq".to_owned()), retry: Vec::new(), ..Queue::new("billing") };
+        let queues = queue.declared();
+        assert_eq!(names(&queues), ["billing.dlq", "billing"]);
+        assert_eq!(queues[1].arguments["x-dead-letter-routing-key"], json!("billing.dlq"));
+    }
+
+    #[test]
     fn each_lane_has_a_ladder_and_all_share_the_dead_letters() {
         let queue = Queue { lanes: Some(2), retry: vec![Duration::from_secs(2)], ..Queue::new("billing") };
         let queues = queue.declared();
@@ -250,7 +258,7 @@ mod tests {
             max_bytes: Some(1_000),
             delivery_limit: Some(5),
             initial_group_size: Some(3),
-            dead_letters: false,
+            dead_letters: None,
             retry: Vec::new(),
             ..Queue::new("billing")
         };

@@ -17,7 +17,7 @@ pub fn retry_queue(queue: &str, rung: Duration) -> String {
     format!("{queue}.retry.{}", rung.as_millis())
 }
 
-/// The queue of what was given up; the lanes of a queue share one.
+/// The queue of what was given up, if no other name is chosen; the lanes of a queue share one.
 pub fn dead_queue(queue: &str) -> String {
     format!("{queue}.dead")
 }

@@ -19,13 +19,13 @@ pub struct Queue {
     pub ordered: bool,
     /// How long messages wait before they are tried again: one queue a rung. Empty: no ladder.
     pub retry: Vec<Duration>,
-    /// Whether what is given up goes to `name.dead`.
-    pub dead_letters: bool,
+    /// The queue of what is given up: `name.dead`, unless another name is chosen; `None` for none.
+    pub dead_letters: Option<String>,
     /// More messages than that are refused.
     pub max_length: Option<u64>,
     /// More bytes than that are refused.
     pub max_bytes: Option<u64>,
-    /// What was returned unacknowledged more often than that is given up: to `name.dead`, or it is lost.
+    /// What was returned unacknowledged more often than that is given up: to the dead letters, or it is lost.
     pub delivery_limit: Option<u32>,
     /// On how many nodes of a cluster a quorum queue begins.
     pub initial_group_size: Option<u32>,
@@ -54,13 +54,14 @@ impl QueueKind {
 impl Queue {
     /// A quorum queue with the default ladder and dead letters, without lanes.
     pub fn new(name: impl Into<String>) -> Self {
+        let name = name.into();
         Self {
-            name: name.into(),
+            dead_letters: Some(super::dead_queue(&name)),
+            name,
             kind: QueueKind::Quorum,
             lanes: None,
             ordered: false,
             retry: DEFAULT_RUNGS.to_vec(),
-            dead_letters: true,
             max_length: None,
             max_bytes: None,
             delivery_limit: None,

@@ -57,8 +57,8 @@ impl Groups {
     }
 
     async fn on(vhost: Vhost, private: Option<Private>) -> Self {
-        // A server takes its time to come back, and no pause may pass meanwhile.
-        let longest = if private.is_some() { Duration::from_secs(40) } else { Duration::from_secs(1) };
+        // A server takes its time to come back, and a busy machine to look; no pause may pass meanwhile.
+        let longest = if private.is_some() { Duration::from_secs(40) } else { Duration::from_secs(6) };
         let groups = Self { vhost, private, rungs: vec![Duration::from_millis(100), longest] };
         let side = groups.side().await;
         let options = ExchangeDeclareOptions { durable: true, ..ExchangeDeclareOptions::default() };

@@ -19,15 +19,19 @@ const KEYS: u32 = 20;
 const ROUNDS: u32 = 100;
 const PATIENCE: Duration = Duration::from_mins(1);
 
-/// Quick to notice, so that a test is short.
-fn config(url: String) -> Config {
-    Config {
-        heartbeat: Duration::from_secs(1),
-        connect_deadline: Duration::from_secs(1),
-        confirm_deadline: Duration::from_secs(1),
-        ..Config::new(url)
-    }
+/// Quick to notice, so that a test is short: for what goes again until it is confirmed.
+fn quick(url: String) -> Config {
+    let second = Duration::from_secs(1);
+    Config { heartbeat: second, connect_deadline: second, confirm_deadline: second, ..Config::new(url) }
 }
+
+/// For what must have one outcome and no other, also on a machine that stands still for a while.
+fn patient(url: String) -> Config {
+    let deadline = Duration::from_secs(4);
+    Config { heartbeat: HEARTBEAT, connect_deadline: deadline, confirm_deadline: deadline, ..Config::new(url) }
+}
+
+const HEARTBEAT: Duration = Duration::from_secs(2);
 
 async fn open(config: Config) -> RabbitBroker {
     RabbitBroker::open(config).await.expect("a configuration that works")
@@ -97,11 +101,12 @@ async fn through(server: &Private, broker: &RabbitBroker, fault: impl Future<Out
 async fn a_server_that_fails_loses_nothing() {
     let server = Private::start_with(Settings::new().config("max_message_size = 100000")).await;
     Side::of(&server.amqp_url()).await.quorum_queue("orders", &[]).await;
-    let broker = open(config(server.amqp_url())).await;
+    let broker = open(patient(server.amqp_url())).await;
     the_servers_own_size_limit_is_poison(&server, &broker).await;
     a_queue_that_stands_still_holds_only_its_own_address(&server, &broker).await;
     an_alarm_is_an_outage_and_loses_nothing(&server, &broker, true).await;
     an_alarm_is_an_outage_and_loses_nothing(&server, &broker, false).await;
+    let broker = open(quick(server.amqp_url())).await;
     a_frozen_server_is_noticed_and_loses_nothing(&server, &broker).await;
     a_killed_server_loses_nothing(&server, &broker).await;
     a_stopped_server_loses_nothing(&server, &broker).await;
@@ -139,7 +144,7 @@ async fn an_alarm_is_an_outage_and_loses_nothing(server: &Private, broker: &Rabb
     until(broker, &probe, Some(Class::Outage)).await;
     // It lasts longer than heartbeats would allow for a silent server.
     let since = Instant::now();
-    while since.elapsed() < Duration::from_secs(4) {
+    while since.elapsed() < 2 * HEARTBEAT + Duration::from_secs(1) {
         let outcome = publish(broker, std::slice::from_ref(&probe)).await;
         assert_eq!(outcome, [Some(Class::Outage)], "after {:?}", since.elapsed());
         tokio::time::sleep(Duration::from_millis(50)).await;
@@ -192,8 +197,8 @@ async fn a_connection_that_is_cut_anywhere_loses_nothing() {
     side.quorum_queue("orders", &[]).await;
     let server = Server::shared().amqp_url().rsplit_once('@').and_then(|(_, host)| host.parse::<SocketAddr>().ok());
     let proxy = CutProxy::start(server.expect("an address")).await;
-    let broker = open(config(format!("amqp://guest:guest@{}/{}", proxy.addr(), vhost.name()))).await;
-    publish_all(&broker, &[to("orders", 1_000_000, "probe")]).await;
+    let broker = open(quick(format!("amqp://guest:guest@{}/{}", proxy.addr(), vhost.name()))).await;
+    until(&broker, &to("orders", 1_000_000, "probe"), None).await;
     side.take_all("orders").await;
     let mut seen = BTreeSet::new();
     for cut in 0..10_u32 {

@@ -33,6 +33,19 @@ async fn plain() -> (Groups, Queue) {
     (groups, queue)
 }
 
+#[tokio::test]
+async fn what_is_on_the_ladder_from_before_the_two_were_told_apart_goes_on() {
+    let (groups, queue) = plain().await;
+    let headers = table([("relevo-retries", AMQPValue::LongLongInt(2))]);
+    publish_plain(&groups, BasicProperties::default().with_headers(headers), b"x").await;
+    let consumer = consumer(&groups.config(), &queue.group(), Membership::default()).await.expect("a consumer");
+    let held = receive(&consumer, 1).await.remove(0);
+    assert_eq!((held.count, held.retries), (3, 2));
+    settle(&consumer, &held, later(Duration::ZERO)).await;
+    let again = receive(&consumer, 1).await.remove(0);
+    assert_eq!((again.count, again.retries), (4, 3));
+}
+
 /// Without a lane's word.
 async fn publish_plain(groups: &Groups, properties: BasicProperties, payload: &[u8]) {
     groups.side().await.publish(EXCHANGE, ADDRESS, properties, payload).await;
@@ -57,7 +70,7 @@ async fn a_pause_longer_than_every_rung_takes_several() {
     let second = receive(&consumer, 1).await.remove(0);
     // Two of a second and two of 200 ms; climbing on is no delivery.
     assert!(began.elapsed() >= Duration::from_millis(2_300), "{:?}", began.elapsed());
-    assert_eq!((second.count, &*second.raw.payload), (2, &b"x"[..]));
+    assert_eq!((second.count, second.retries, &*second.raw.payload), (2, 1, &b"x"[..]));
     settle(&consumer, &second, Answer::Acknowledge).await;
     nothing(&consumer).await;
 }
@@ -206,7 +219,7 @@ async fn what_was_on_its_way_up_is_handed_out_when_the_ladder_is_gone() {
 #[tokio::test]
 async fn without_a_ladder_nothing_is_retried_and_nothing_is_lost() {
     let groups = Groups::shared().await;
-    let queue = Queue { lanes: None, retry: vec![], dead_letters: false, ..groups.queue(QUEUE) };
+    let queue = Queue { lanes: None, retry: vec![], dead_letters: None, ..groups.queue(QUEUE) };
     groups.declare(&queue, ADDRESS).await;
     publish_plain(&groups, BasicProperties::default(), b"x").await;
     let consumer = consumer(&groups.config(), &queue.group(), Membership::default()).await.expect("a consumer");
@@ -216,6 +229,18 @@ async fn without_a_ladder_nothing_is_retried_and_nothing_is_lost() {
         assert_eq!(failure.class(), Class::Blocked);
     }
     settle(&consumer, &held, Answer::Acknowledge).await;
+}
+
+#[tokio::test]
+async fn dead_letters_go_to_the_queue_that_was_chosen() {
+    let groups = Groups::shared().await;
+    let queue = Queue { dead_letters: Some("graves".to_owned()), ..groups.queue(QUEUE) };
+    groups.declare(&queue, ADDRESS).await;
+    publish_all(&groups.broker().await, &[publication(1, "a")]).await;
+    let consumer = consumer(&groups.config(), &queue.group(), Membership::default()).await.expect("a consumer");
+    let held = receive(&consumer, 1).await.remove(0);
+    settle(&consumer, &held, Answer::Reject { reason: "no".to_owned() }).await;
+    assert_eq!(groups.side().await.ready("graves").await, 1);
 }
 
 #[tokio::test]
@@ -239,16 +264,21 @@ async fn a_dead_letter_says_why_and_from_where() {
 /// What the publisher asked of its own message is not asked again of the copies.
 #[tokio::test]
 async fn a_message_that_would_expire_or_spread_does_neither_when_it_moves() {
+    /// Longer than a busy machine needs to receive it, once it receives at all.
+    const EXPIRES: Duration = Duration::from_secs(6);
     let (groups, queue) = plain().await;
     let side = groups.side().await;
     side.quorum_queue("elsewhere", &[]).await;
     let mut copied = FieldArray::default();
     copied.push(AMQPValue::LongString("elsewhere".into()));
     let properties = BasicProperties::default()
-        .with_expiration("2000".into())
+        .with_expiration(EXPIRES.as_millis().to_string().into())
         .with_user_id("guest".into())
         .with_headers(table([("CC", AMQPValue::FieldArray(copied))]));
     let consumer = consumer(&groups.config(), &queue.group(), Membership::default()).await.expect("a consumer");
+    publish_plain(&groups, BasicProperties::default(), b"first").await;
+    let subscribed = receive(&consumer, 1).await.remove(0);
+    settle(&consumer, &subscribed, Answer::Acknowledge).await;
     publish_plain(&groups, properties.clone(), b"rejected").await;
     let rejected = receive(&consumer, 1).await.remove(0);
     settle(&consumer, &rejected, Answer::Reject { reason: "no".to_owned() }).await;
@@ -257,12 +287,12 @@ async fn a_message_that_would_expire_or_spread_does_neither_when_it_moves() {
     settle(&consumer, &first, later(Duration::ZERO)).await;
     let second = receive(&consumer, 1).await.remove(0);
     let header = |name: &str| second.raw.headers.iter().find(|(header, _)| header == name).map(|(_, value)| value);
-    assert_eq!(header("expiration").map(|value| &**value), Some(&b"2000"[..]));
+    assert_eq!(header("expiration").map(|value| &**value), Some(EXPIRES.as_millis().to_string().as_bytes()));
     assert_eq!(header("user-id").map(|value| &**value), Some(&b"guest"[..]));
     // The copies went through the default exchange, where `elsewhere` names that queue.
     assert_eq!(side.ready("elsewhere").await, 0);
     // Longer than the time after which it would have gone.
-    tokio::time::sleep(Duration::from_secs(3)).await;
+    tokio::time::sleep(EXPIRES + Duration::from_secs(1)).await;
     assert_eq!(side.kept(&dead_queue(QUEUE)).await.len(), 1);
 }
 
@@ -274,28 +304,30 @@ async fn a_consumer_that_dies_between_copy_and_acknowledgement_leaves_two_and_ne
     let batch: Vec<_> = (1..=40).map(|number| publication(number, &format!("k-{}", number % 7))).collect();
     publish_all(&groups.broker().await, &batch).await;
     let (mut seen, mut acknowledged) = (Vec::new(), std::collections::BTreeSet::new());
-    for round in 0..12_u64 {
+    let retried = |one: &Delivery| one.raw.headers.iter().any(|(name, _)| name == "relevo-retries");
+    let (mut climbed, mut enough) = (false, Duration::from_millis(1));
+    for round in 0..14 {
         let member = groups.member(&queue.group(), Membership::default()).await;
-        let some = tokio::time::timeout(Duration::from_secs(1), member.receive(100)).await;
-        let Ok(some) = some else { continue };
-        let some = some.expect("deliveries");
+        let some = soon(member.receive(100)).await.expect("deliveries");
         seen.extend(some.iter().map(number));
+        climbed |= some.iter().any(retried);
         let answers: Vec<_> = some.iter().map(|one| (one.tag, later(Duration::ZERO))).collect();
-        // Given up at another moment each time, the connections cut with it.
-        tokio::time::timeout(Duration::from_millis(round * 3), member.settle(&answers)).await.ok();
+        // Given up at another moment each time, the connections cut with it: twice as late until copies were made, and then
+        // at any moment up to that.
+        let given = if climbed { enough * (round % 5) / 4 } else { enough };
+        tokio::time::timeout(given, member.settle(&answers)).await.ok();
         groups.cut_off(&member).await;
+        enough = if climbed { enough } else { enough * 2 };
     }
     let last = groups.member(&queue.group(), Membership::default()).await;
-    let mut climbed = 0;
     while acknowledged.len() < 40 {
         let some = soon(last.receive(100)).await.expect("deliveries");
-        let retried = |one: &&Delivery| one.raw.headers.iter().any(|(name, _)| name == "relevo-retries");
-        climbed += some.iter().filter(retried).count();
+        climbed |= some.iter().any(retried);
         for delivery in &some {
             settle(&last, delivery, Answer::Acknowledge).await;
         }
         acknowledged.extend(some.iter().map(number));
     }
     assert!(seen.len() > 40, "nothing came twice");
-    assert!(climbed > 0, "no copy was ever made");
+    assert!(climbed, "no copy was ever made");
 }

@@ -88,7 +88,7 @@ async fn one_copy_in_a_cluster_is_a_danger() {
         stage.queue(name, quorum(size)).await;
     }
     stage.queue("classic", json!({})).await;
-    let old = Queue { kind: QueueKind::Classic, retry: Vec::new(), dead_letters: false, ..Queue::new("old") };
+    let old = Queue { kind: QueueKind::Classic, retry: Vec::new(), dead_letters: None, ..Queue::new("old") };
     let on_three = Config { urls: vec![at_node(&cluster.nodes()[2], &stage)], ..stage.config() };
     let topology = Topology { queues: vec![old.clone()], ..Topology::default() };
     RabbitAdmin::new(Config { topology, ..on_three }).expect("a configuration").apply().await.expect("made");

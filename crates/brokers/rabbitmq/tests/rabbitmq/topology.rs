@@ -37,7 +37,7 @@ fn topology() -> Topology {
         queues: vec![
             Queue { lanes: Some(2), retry: vec![Duration::from_secs(5)], ..Queue::new("billing") },
             Queue { max_length: Some(1_000), delivery_limit: Some(20), ordered: true, ..Queue::new("audit") },
-            Queue { kind: QueueKind::Classic, retry: Vec::new(), dead_letters: false, ..Queue::new("old") },
+            Queue { kind: QueueKind::Classic, retry: Vec::new(), dead_letters: None, ..Queue::new("old") },
         ],
         bindings: vec![
             Binding::to_queue("orders", "order.*", "billing"),
@@ -210,7 +210,7 @@ async fn what_is_declared_again_is_compared_by_the_broker_setting_by_setting() {
         ("x-max-length", |topology| topology.queues[1].max_length = Some(5)),
         ("x-delivery-limit", |topology| topology.queues[1].delivery_limit = Some(5)),
         ("x-single-active-consumer", |topology| topology.queues[1].ordered = false),
-        ("x-dead-letter-exchange", |topology| topology.queues[1].dead_letters = false),
+        ("x-dead-letter-exchange", |topology| topology.queues[1].dead_letters = None),
         ("x-quorum-initial-group-size", |topology| topology.queues[1].initial_group_size = Some(1)),
         ("alternate-exchange", |topology| topology.exchanges[1].alternate = None),
         ("type", |topology| topology.exchanges[3].kind = ExchangeKind::Topic),

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use relevo_broker_rabbitmq::{
     Binding, Config, Exchange, ExchangeKind, Identity, Policy, Queue, QueueKind, RabbitAdmin, Target, Tls, Topology,
+    dead_queue,
 };
 
 use super::super::keys::{Key, Kind};
@@ -169,7 +170,13 @@ pub(crate) const QUEUE: &[Key] = &[
         "[60000, 300000, 900000]",
         "How long messages wait that a consumer puts off: one queue `name.retry.MS` a number; empty for none.",
     ),
-    Key::new("dead_letters", Kind::Boolean, "true", "Whether what is given up goes to a queue `name.dead`."),
+    Key::new(
+        "dead_letters",
+        Kind::Boolean,
+        "true",
+        "Whether what is given up goes to a queue, `name.dead` or `dead_queue`.",
+    ),
+    Key::unset("dead_queue", Kind::Text, "\"billing.dlq\"", "Another name for the queue of what is given up."),
     Key::unset("max_length", Kind::from(1), "1000000", "More messages are refused, and wait in the outbox."),
     Key::unset("max_bytes", Kind::from(1), "1073741824", "More bytes are refused, and wait in the outbox."),
     Key::unset(
@@ -281,19 +288,31 @@ fn exchange(reader: &Reader<'_>, at: &Path, name: &str) -> Exchange {
     }
 }
 
-fn queue(reader: &Reader<'_>, at: &Path, name: &str) -> Queue {
+fn queue(reader: &mut Reader<'_>, at: &Path, name: &str) -> Queue {
+    let name = named(reader, at, name);
     Queue {
-        name: named(reader, at, name),
         kind: if reader.text(&at.name("kind")) == "classic" { QueueKind::Classic } else { QueueKind::Quorum },
         lanes: reader.find_number(&at.name("lanes")),
         ordered: reader.boolean(&at.name("ordered")),
         retry: reader.integers(&at.name("retry_ms")).into_iter().map(Duration::from_millis).collect(),
-        dead_letters: reader.boolean(&at.name("dead_letters")),
+        dead_letters: dead_letters(reader, at, &name),
         max_length: reader.find_number(&at.name("max_length")),
         max_bytes: reader.find_number(&at.name("max_bytes")),
         delivery_limit: reader.find_number(&at.name("delivery_limit")),
         initial_group_size: reader.find_number(&at.name("initial_group_size")),
+        name,
     }
+}
+
+fn dead_letters(reader: &mut Reader<'_>, at: &Path, queue: &str) -> Option<String> {
+    let chosen = reader.find_text(&at.name("dead_queue"));
+    if reader.boolean(&at.name("dead_letters")) {
+        return Some(chosen.unwrap_or_else(|| dead_queue(queue)));
+    }
+    if chosen.is_some() {
+        reader.problem(&at.name("dead_queue"), Problem::new("`dead_queue` says nothing without `dead_letters`"));
+    }
+    None
 }
 
 fn bindings(reader: &mut Reader<'_>, at: &Path, to: &Target) -> Vec<Binding> {

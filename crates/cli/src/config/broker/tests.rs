@@ -103,7 +103,7 @@ priority = 2
         kind: rabbitmq::QueueKind::Classic,
         ordered: true,
         retry: vec![Duration::from_secs(1)],
-        dead_letters: false,
+        dead_letters: None,
         max_length: Some(5),
         max_bytes: Some(6),
         initial_group_size: Some(3),
@@ -128,6 +128,18 @@ priority = 2
         priority: 2,
     };
     assert_eq!(topology.policies, [policy]);
+}
+
+#[test]
+fn dead_letters_of_a_queue_have_a_name_of_their_own_or_the_usual_one() {
+    let behind = "\
+[BROKER.queues.billing]
+dead_queue = \"billing.dlq\"
+[BROKER.queues.shop]
+";
+    let Broker::Rabbitmq(config) = broker(RABBIT, behind).0 else { panic!("of another kind") };
+    let dead: Vec<_> = config.topology.queues.iter().map(|queue| queue.dead_letters.as_deref()).collect();
+    assert_eq!(dead, [Some("billing.dlq"), Some("shop.dead")]);
 }
 
 #[test]
@@ -245,6 +257,11 @@ fn what_is_wrong_with_a_broker_is_told_without_its_secrets() {
             RABBIT,
             "[BROKER.queues.q]\nkind = \"classic\"\ndelivery_limit = 2",
             "only quorum queues have a delivery limit",
+        ),
+        (
+            RABBIT,
+            "[BROKER.queues.q]\ndead_letters = false\ndead_queue = \"q.dlq\"",
+            "`dead_queue` says nothing without `dead_letters`",
         ),
         (RABBIT, "[BROKER.policies.p]\n", "has no `pattern` at relevo.toml:6"),
         (RABBIT, "[BROKER.queues.q]\nretry_ms = [0]", "`retry_ms` is a list of whole numbers, each at least 1, not 0"),

@@ -53,6 +53,7 @@ pub(super) struct Kept {
     pub(super) id: Entry,
     pub(super) raw: Raw,
     pub(super) count: u32,
+    pub(super) retries: u32,
     pub(super) due: Instant,
 }
 

@@ -1,7 +1,6 @@
 //! P6: a handler's effect happens once, and the broker forgets nothing before.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
 
 use uuid::Uuid;
 
@@ -89,30 +88,20 @@ pub(super) fn calls_keep_their_ids(events: Events<'_>) -> Option<Violation> {
     None
 }
 
-/// How long a worker may go on that a redrive has taken its queue from.
-const INTERRUPTED_FOR: Duration = Duration::from_secs(30);
-
-/// The far side is called by one worker at a time for a message, unless a person redrove another of its key shortly before:
-/// that takes the queue from whoever works on it.
+/// The far side is called by one worker at a time for a message.
 pub(super) fn one_call_at_a_time(events: Events<'_>) -> Option<Violation> {
     let mut open: BTreeMap<&Case, u32> = BTreeMap::new();
-    let mut redriven: BTreeMap<(usize, &str), Duration> = BTreeMap::new();
-    for (at, event) in events {
+    for (_, event) in events {
         match event {
             Event::Called { case, .. } => {
                 let calls = open.entry(case).or_default();
                 *calls += 1;
-                let taken = redriven.get(&(case.consumer, &*case.name.key));
-                let interrupted = taken.is_some_and(|taken| at.saturating_sub(*taken) < INTERRUPTED_FOR);
-                if *calls > 1 && !interrupted {
+                if *calls > 1 {
                     return Some(broke("P6", case, format!("two workers called for {case} at the same time")));
                 }
             }
             Event::CallEnded(case) => {
                 open.entry(case).and_modify(|calls| *calls = calls.saturating_sub(1));
-            }
-            Event::Redriven(case) => {
-                redriven.insert((case.consumer, &*case.name.key), *at);
             }
             _ => {}
         }

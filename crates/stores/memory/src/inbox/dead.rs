@@ -7,14 +7,14 @@ use jiff::Timestamp;
 use relevo_core::inbox::operate::{DeadFilter, DeadLetter, Fate, Mark};
 use relevo_core::inbox::{Entry, State as Known};
 
-use super::desk::{Desk, Letter, Waiting};
+use super::desk::{Desk, Letter, Queue, Waiting};
 use crate::state::{Micros, State, timestamp};
 
 /// A letter's consumer and message.
 type Name = (String, Entry);
 
 impl State {
-    /// Letters that the filter means, by when they first arrived.
+    /// Letters that the filter means, by their places in their queues.
     fn find_letters(&self, filter: &DeadFilter) -> Vec<(&str, &Letter)> {
         let told = |time| timestamp(self.settings.started_at, time);
         let mut found: Vec<(&str, &Letter)> = self
@@ -24,7 +24,7 @@ impl State {
             .flat_map(|(consumer, desk)| desk.letters.values().map(move |letter| (consumer.as_str(), letter)))
             .filter(|(_, letter)| letter.matches(filter, told(letter.dead)))
             .collect();
-        found.sort_by_key(|(consumer, letter)| (letter.arrived, *consumer, letter.number));
+        found.sort_by_key(|(consumer, letter)| (letter.number, *consumer));
         found
     }
 
@@ -43,8 +43,7 @@ impl State {
         if mark.dry_run {
             return Some(count);
         }
-        // The last first: each goes to the front of its queue, so that the first ends up before the others.
-        for (position, (consumer, entry)) in names.into_iter().enumerate().rev() {
+        for (position, (consumer, entry)) in names.into_iter().enumerate() {
             let wait = mark.rate.map_or(0, |rate| pace(position, rate));
             if let Some(desk) = self.desks.get_mut(&consumer) {
                 desk.reopen(entry, mark, now, now.saturating_add(wait));
@@ -83,21 +82,24 @@ impl State {
 }
 
 impl Desk {
+    /// Puts a dead letter back where it was in its queue: in front of everything that came after it.
     fn reopen(&mut self, entry: Entry, mark: &Mark, now: Micros, next: Micros) {
         let Some(letter) = self.letters.get_mut(&entry) else { return };
         letter.mark(Fate::Replayed, mark, now);
         letter.redriven += 1;
-        let arrival = letter.arrival.clone();
+        let (number, arrival) = (letter.number, letter.arrival.clone());
         self.know(entry, Known::Reopened, now);
         if let Some(trace) = self.traces.get_mut(&entry) {
             trace.state = Known::Reopened;
             trace.at = now;
         }
-        let queue = self.put_in_front(Waiting::fresh(arrival), next);
-        queue.held.remove(&entry);
-        queue.next = next;
-        // Whoever worked on it finds that another message is the first now.
-        queue.claim = None;
+        let queue = self.queues.entry(arrival.queue.clone()).or_insert_with(|| Queue::new(next));
+        queue.messages.insert(number, Waiting { not_before: next, ..Waiting::fresh(arrival) });
+        let freed = queue.held.remove(&entry) && queue.held.is_empty();
+        if freed || queue.first() == Some(number) {
+            // Whoever works on it finds that another message is the first now, and gives it back.
+            queue.next = now.max(queue.not_before());
+        }
     }
 
     fn put_aside(&mut self, entry: Entry, mark: &Mark, now: Micros) {
@@ -108,7 +110,7 @@ impl Desk {
         if !queue.held.remove(&entry) || !queue.held.is_empty() {
             return;
         }
-        queue.next = now;
+        queue.next = now.max(queue.not_before());
         if queue.messages.is_empty() && !queue.is_claimed(now) {
             self.queues.remove(&name);
         }

@@ -25,18 +25,14 @@ pub(crate) struct Desk {
     pub(crate) members: BTreeMap<Uuid, Member>,
     pub(crate) lanes: BTreeMap<Lane, LaneRow>,
     pub(crate) replays: BTreeMap<u32, Replay>,
-    /// The last number given to a row, to a message at the end of a queue, and, negative, to one at the front.
-    arrived: u64,
-    back: i64,
-    front: i64,
+    /// The last number given to a message of a queue. Numbers rise, and a message keeps its own for good.
+    last: i64,
 }
 
 /// What is known of one message.
 #[derive(Clone, Debug)]
 pub(crate) struct Row {
     pub(crate) state: Known,
-    /// Orders messages by when they first arrived, also within one moment.
-    pub(crate) number: u64,
     pub(crate) arrived: Micros,
     pub(crate) changed: Micros,
     pub(crate) started: u32,
@@ -61,13 +57,16 @@ pub(crate) struct Waiting {
     pub(crate) attempts: u32,
     pub(crate) started: u32,
     pub(crate) error: String,
+    /// Before then it is not tried: it failed, or was redriven at a rate.
+    pub(crate) not_before: Micros,
 }
 
 /// A message that was given up.
 #[derive(Clone, Debug)]
 pub(crate) struct Letter {
     pub(crate) arrival: Arrival,
-    pub(crate) number: u64,
+    /// Its place among the messages of its queue, which it goes back to.
+    pub(crate) number: i64,
     pub(crate) class: &'static str,
     pub(crate) error: String,
     pub(crate) backtrace: Option<String>,
@@ -127,6 +126,12 @@ impl Row {
     pub(crate) fn is_claimed_by(&self, claim: Claim) -> bool {
         self.state == Known::Calling && self.claim.is_some_and(|(token, _)| token == claim.token)
     }
+
+    /// What it counts as: a call whose time is over is one that was only begun.
+    pub(crate) fn state(&self, now: Micros) -> Known {
+        let over = self.claim.is_none_or(|(_, until)| until <= now);
+        if self.state == Known::Calling && over { Known::Open } else { self.state }
+    }
 }
 
 impl Queue {
@@ -145,6 +150,11 @@ impl Queue {
         self.claim.is_some_and(|(_, until)| until > now)
     }
 
+    /// Since when its first message may be tried, whatever its queue waited for.
+    pub(crate) fn not_before(&self) -> Micros {
+        self.messages.values().next().map_or(0, |first| first.not_before)
+    }
+
     /// The number of the first message that is left.
     pub(crate) fn first(&self) -> Option<i64> {
         self.messages.first_key_value().map(|(number, _)| *number)
@@ -154,7 +164,7 @@ impl Queue {
 impl Waiting {
     /// A message of which nothing is counted yet.
     pub(crate) const fn fresh(arrival: Arrival) -> Self {
-        Self { arrival, attempts: 0, started: 0, error: String::new() }
+        Self { arrival, attempts: 0, started: 0, error: String::new(), not_before: 0 }
     }
 }
 
@@ -168,11 +178,8 @@ impl Desk {
 
     /// Changes what is known of a message; its row is made if there is none. Whatever claim it had has ended.
     pub(crate) fn know(&mut self, entry: Entry, state: Known, now: Micros) -> &mut Row {
-        let arrived = &mut self.arrived;
-        let row = self.rows.entry(entry).or_insert_with(|| {
-            *arrived += 1;
-            Row { state, number: *arrived, arrived: now, changed: now, started: 0, claim: None }
-        });
+        let fresh = || Row { state, arrived: now, changed: now, started: 0, claim: None };
+        let row = self.rows.entry(entry).or_insert_with(fresh);
         row.state = state;
         row.changed = now;
         row.claim = None;
@@ -198,31 +205,30 @@ impl Desk {
 
     /// Puts a message at the end of its queue, which is made if there is none.
     pub(crate) fn append(&mut self, waiting: Waiting, next: Micros) {
-        self.back += 1;
+        let number = self.number();
         let queue = self.queues.entry(waiting.arrival.queue.clone()).or_insert_with(|| Queue::new(next));
-        queue.messages.insert(self.back, waiting);
+        queue.messages.insert(number, waiting);
     }
 
-    /// Puts a message before all others of its queue, which is made if there is none.
-    pub(crate) fn put_in_front(&mut self, waiting: Waiting, next: Micros) -> &mut Queue {
-        self.front -= 1;
-        let queue = self.queues.entry(waiting.arrival.queue.clone()).or_insert_with(|| Queue::new(next));
-        queue.messages.insert(self.front, waiting);
-        queue
+    /// A number behind all others.
+    pub(crate) const fn number(&mut self) -> i64 {
+        self.last += 1;
+        self.last
     }
 
-    /// Makes a dead letter; a message that was redriven and failed again has one, which is pending again.
-    pub(crate) fn bury(&mut self, arrival: &Arrival, setback: &Setback, now: Micros) {
-        let row = self.know(arrival.entry, Known::Dead, now).clone();
+    /// Makes a dead letter of the message that has this number; one that was redriven and failed again has a letter, which is
+    /// pending again.
+    pub(crate) fn bury(&mut self, number: i64, arrival: &Arrival, setback: &Setback, now: Micros) {
+        let arrived = self.know(arrival.entry, Known::Dead, now).arrived;
         let before = self.letters.remove(&arrival.entry);
         let letter = Letter {
             arrival: arrival.clone(),
-            number: row.number,
+            number,
             class: setback.class,
             error: setback.error.clone(),
             backtrace: setback.backtrace.clone(),
             attempts: setback.attempts,
-            arrived: row.arrived,
+            arrived,
             dead: now,
             redriven: before.as_ref().map_or(0, |letter| letter.redriven),
             fate: Fate::Pending,

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use relevo_core::inbox::{Arrival, Claim, Claimed, Enter, Entered, Entry, Held, State as Known};
 
-use super::desk::{Desk, Row, Waiting};
+use super::desk::{Desk, Waiting};
 use super::pending::{Deed, Kind, Pending};
 use super::{Asking, Opened};
 use crate::state::{Micros, State, micros};
@@ -134,10 +134,7 @@ impl State {
 impl Desk {
     /// What becomes of a message, and what is known of it from then on.
     fn meet(&self, arrival: &Arrival, met: &mut BTreeMap<Entry, Known>, now: Micros) -> Entered {
-        // A call whose time is over counts as one that was only begun.
-        let begun = |row: &Row| row.state == Known::Calling && row.claim.is_none_or(|(_, until)| until <= now);
-        let state = |row: &Row| if begun(row) { Known::Open } else { row.state };
-        let (entered, state) = match self.rows.get(&arrival.entry).map(state) {
+        let (entered, state) = match self.rows.get(&arrival.entry).map(|row| row.state(now)) {
             None | Some(Known::Open) if self.queues.contains_key(&arrival.queue) => (Entered::Behind, Known::Waiting),
             None | Some(Known::Open) => (Entered::New, Known::Done),
             Some(state) => (Entered::Repeat(state), state),

@@ -4,8 +4,9 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use bytestring::ByteString;
-use relevo_core::inbox::{Due, Entered, State as Known};
+use relevo_core::inbox::{self, Due, Entered, Entry, State as Known};
 
+use super::desk::Waiting;
 use super::enter::pending;
 use super::pending::{Deed, Kind, Pending};
 use super::{Asking, Opened};
@@ -24,17 +25,21 @@ impl State {
                 let desk = self.desk(asking);
                 let queue = desk.queues.get_mut(&name)?;
                 queue.claim = Some((token, until));
-                let (attempts, started, reopened) = match queue.messages.values_mut().next() {
-                    None => (0, 0, false),
-                    Some(first) => {
-                        first.started += 1;
-                        let row = desk.rows.get(&first.arrival.entry);
-                        (first.attempts, first.started, row.is_some_and(|row| row.state == Known::Reopened))
-                    }
+                if let Some(first) = queue.messages.values_mut().next().filter(|first| first.not_before <= now) {
+                    first.started += 1;
+                }
+                let reopened = |entry: Entry| desk.rows.get(&entry).is_some_and(|row| row.state == Known::Reopened);
+                let waiting = |(number, waiting): (&i64, &Waiting)| inbox::Waiting {
+                    number: *number,
+                    arrival: waiting.arrival.clone(),
+                    attempts: waiting.attempts,
+                    started: waiting.started,
+                    reopened: reopened(waiting.arrival.entry),
                 };
-                let first = queue.messages.iter().take(messages);
-                let messages = first.map(|(number, waiting)| (*number, waiting.arrival.clone())).collect();
-                Some(Due { queue: name, token, attempts, started, reopened, messages })
+                // They end before the first that is not to be tried yet.
+                let ready = queue.messages.iter().take_while(|(_, waiting)| waiting.not_before <= now);
+                let messages = ready.take(messages).map(waiting).collect();
+                Some(Due { queue: name, token, messages })
             })
             .collect()
     }
@@ -78,7 +83,7 @@ impl State {
             return Some(());
         };
         queue.claim = None;
-        queue.next = now;
+        queue.next = now.max(queue.not_before());
         if let Some(first) = queue.messages.values_mut().next() {
             // It was given back in peace, whatever was begun.
             first.started = 0;

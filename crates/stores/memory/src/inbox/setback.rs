@@ -28,7 +28,8 @@ impl State {
         let desk = self.desk(asking);
         match desk.rows.get(&arrival.entry) {
             None if claim.is_none() => {}
-            Some(row) if row.state == Known::Open && claim.is_none() => {}
+            Some(row) if row.state(now) == Known::Open && claim.is_none() => {}
+            Some(row) if row.state == Known::Calling && claim.is_none() => return Some(Kept::Busy),
             Some(row) if claim.is_some_and(|claim| row.is_claimed_by(claim)) => {}
             None => return Some(Kept::Lost),
             Some(row) if matches!(row.state, Known::Open | Known::Calling) => return Some(Kept::Lost),
@@ -54,8 +55,8 @@ impl State {
         let Some(queue) = queue.filter(|queue| queue.first() == Some(number)) else { return Some(Kept::Lost) };
         let Some(arrival) = queue.set_back(number, setback, now) else { return Some(Kept::Lost) };
         match setback.stop {
-            Stop::Retry { .. } => {}
-            Stop::DeadHold | Stop::DeadContinue => desk.bury(&arrival, setback, now),
+            Stop::Retry { .. } | Stop::Wait { .. } => {}
+            Stop::DeadHold | Stop::DeadContinue => desk.bury(number, &arrival, setback, now),
         }
         desk.trace(asking.traced(), &arrival, state_after(setback.stop), now);
         Some(Kept::Kept)
@@ -66,12 +67,16 @@ impl Queue {
     /// What a failure of its first message makes of it; gives the message.
     fn set_back(&mut self, number: i64, setback: &Setback, now: Micros) -> Option<Arrival> {
         match setback.stop {
-            Stop::Retry { after } => {
+            Stop::Retry { after } | Stop::Wait { after } => {
                 let first = self.messages.get_mut(&number)?;
                 first.attempts = setback.attempts;
-                first.started = 0;
+                let untried = matches!(setback.stop, Stop::Wait { .. });
+                first.started = if untried { first.started.saturating_sub(1) } else { 0 };
                 first.error.clone_from(&setback.error);
                 self.next = now.saturating_add(micros(after));
+                if !untried {
+                    first.not_before = self.next;
+                }
                 self.claim = None;
                 Some(first.arrival.clone())
             }
@@ -89,29 +94,37 @@ impl Queue {
 impl Desk {
     fn keep(&mut self, arrival: &Arrival, setback: &Setback, now: Micros) {
         match setback.stop {
-            Stop::Retry { after } => {
+            Stop::Retry { after } | Stop::Wait { after } => {
                 self.know(arrival.entry, Known::Waiting, now);
+                let again = now.saturating_add(micros(after));
                 let waiting = Waiting {
                     arrival: arrival.clone(),
                     attempts: setback.attempts,
                     started: 0,
                     error: setback.error.clone(),
+                    not_before: again,
                 };
-                self.append(waiting, now.saturating_add(micros(after)));
+                self.append(waiting, again);
             }
             Stop::DeadHold => {
-                self.bury(arrival, setback, now);
+                self.give_up(arrival, setback, now);
                 let queue = self.queues.entry(arrival.queue.clone()).or_insert_with(|| Queue::new(now));
                 queue.held.insert(arrival.entry);
             }
-            Stop::DeadContinue => self.bury(arrival, setback, now),
+            Stop::DeadContinue => self.give_up(arrival, setback, now),
         }
+    }
+
+    /// One that never waited has its place behind what does.
+    fn give_up(&mut self, arrival: &Arrival, setback: &Setback, now: Micros) {
+        let number = self.number();
+        self.bury(number, arrival, setback, now);
     }
 }
 
 const fn state_after(stop: Stop) -> Known {
     match stop {
-        Stop::Retry { .. } => Known::Waiting,
+        Stop::Retry { .. } | Stop::Wait { .. } => Known::Waiting,
         Stop::DeadHold | Stop::DeadContinue => Known::Dead,
     }
 }

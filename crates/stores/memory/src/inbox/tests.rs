@@ -83,7 +83,7 @@ async fn a_replay_that_stops_by_itself_takes_no_queue_from_whoever_appends_to_it
     assert_eq!(&*due.queue, "b");
     let setback =
         Setback { stop: Stop::DeadContinue, attempts: 1, class: "poison", error: "no".to_owned(), backtrace: None };
-    inbox.set_back_due(&due, due.messages[0].0, &setback).await.unwrap();
+    inbox.set_back_due(&due, due.messages[0].number, &setback).await.unwrap();
     let (transaction, entered) = begin(&inbox).await;
     assert_eq!(entered, [Entered::Behind]);
     let fed = operator.feed("billing", number, portion(&[], Some("2"), None)).await;

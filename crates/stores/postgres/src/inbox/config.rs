@@ -16,7 +16,8 @@ pub struct Config {
     pub connect: PgConnectOptions,
     /// Where the inbox is.
     pub schema: Schema,
-    /// Handlers' transactions that may be open at once, each on a connection of its own.
+    /// Handlers' transactions that may be open at once, each on a connection of its own. Somewhat more than the consumer's
+    /// concurrency: the connection of a handler that was ended is used until its transaction is rolled back.
     pub handlers_max: u32,
     /// Connections for everything else: claims, setbacks, due queues.
     pub calls_max: u32,
@@ -32,13 +33,13 @@ pub struct Config {
 }
 
 impl Config {
-    /// The defaults: schema `relevo`, ten handlers at once, waits of 100 ms, transactions that stand still for five minutes at
+    /// The defaults: schema `relevo`, twenty handlers at once, waits of 100 ms, transactions that stand still for five minutes at
     /// most, calls of at most five seconds.
     pub fn new(connect: PgConnectOptions) -> Self {
         Self {
             connect,
             schema: Schema::default(),
-            handlers_max: 10,
+            handlers_max: 20,
             calls_max: 4,
             lock_timeout: Duration::from_millis(100),
             stall_deadline: Duration::from_mins(5),

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use jiff::Timestamp;
 use relevo_core::MessageId;
 use relevo_core::consume::{Lane, Raw};
-use relevo_core::inbox::{Arrival, Due, Entered, Entry, Orders, State};
+use relevo_core::inbox::{Arrival, Due, Entered, Entry, Orders, State, Waiting};
 use serde_json::Value;
 use sqlx::Row as _;
 use sqlx::postgres::PgRow;
@@ -79,18 +79,17 @@ pub(super) fn dues(rows: &[PgRow]) -> Result<Vec<Due>, Error> {
     for row in rows {
         let token: Uuid = column(row, 1)?;
         if dues.last().is_none_or(|due| due.token != token) {
-            dues.push(Due {
-                queue: column::<String>(row, 0)?.into(),
-                token,
-                attempts: count(column(row, 2)?)?,
-                started: count(column(row, 3)?)?,
-                reopened: column::<Option<bool>>(row, 4)?.unwrap_or(false),
-                messages: Vec::new(),
-            });
+            dues.push(Due { queue: column::<String>(row, 0)?.into(), token, messages: Vec::new() });
         }
         let number: Option<i64> = column(row, 5)?;
         if let (Some(number), Some(due)) = (number, dues.last_mut()) {
-            due.messages.push((number, arrival(row, 6, due.queue.clone())?));
+            due.messages.push(Waiting {
+                number,
+                arrival: arrival(row, 6, due.queue.clone())?,
+                attempts: count(column(row, 2)?)?,
+                started: count(column(row, 3)?)?,
+                reopened: column::<Option<bool>>(row, 4)?.unwrap_or(false),
+            });
         }
     }
     Ok(dues)

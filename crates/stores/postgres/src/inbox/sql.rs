@@ -13,6 +13,8 @@ use crate::queries::{json_literal, literal, millis};
 
 /// The version of the schema that has `inbox_enter_one`.
 const ENTERS_ONE_SINCE: i32 = 14;
+/// The version of the schema that knows a message that was put off without a try.
+const WAITS_SINCE: i32 = 16;
 
 /// What every statement of one consumer says.
 #[derive(Clone)]
@@ -26,6 +28,8 @@ pub(super) struct Says {
     keeping: Keeping,
     /// Whether the schema can enter one message by itself.
     enters_one: bool,
+    /// Whether the schema tells a message that was not tried from one that failed.
+    waits: bool,
 }
 
 impl Says {
@@ -39,12 +43,13 @@ impl Says {
             stall_ms: millis(config.stall_deadline).min(i32::MAX.unsigned_abs().into()),
             keeping,
             enters_one: false,
+            waits: false,
         }
     }
 
     /// For a schema of this version.
     pub(super) fn at_version(self, version: i32) -> Self {
-        Self { enters_one: version >= ENTERS_ONE_SINCE, ..self }
+        Self { enters_one: version >= ENTERS_ONE_SINCE, waits: version >= WAITS_SINCE, ..self }
     }
 
     pub(super) fn of(&self, consumer: &str, keeping: Keeping) -> Self {
@@ -134,7 +139,7 @@ impl Says {
             row(schema, arrival, Body::Whole),
             lane(held),
             token(claim),
-            why(setback),
+            why(setback, "retry"),
             self.traces()
         )
     }
@@ -163,7 +168,8 @@ impl Says {
 
     pub(super) fn set_back_due(&self, due: &Due, number: i64, setback: &Setback) -> String {
         let Self { schema, consumer, wait_ms, .. } = self;
-        let (queue, token, why) = (literal(&due.queue), due.token, why(setback));
+        let untried = if self.waits { "wait" } else { "retry" };
+        let (queue, token, why) = (literal(&due.queue), due.token, why(setback, untried));
         format!(
             "SELECT {schema}.inbox_set_back_due({consumer}, {queue}, '{token}', {number}, {why}, {wait_ms}, {})",
             self.traces()
@@ -274,9 +280,11 @@ fn token(claim: Option<Claim>) -> String {
     claim.map_or_else(|| "NULL".to_owned(), |claim| format!("'{}'", claim.token))
 }
 
-fn why(setback: &Setback) -> String {
+/// `untried` is the word for a message that was put off.
+fn why(setback: &Setback, untried: &str) -> String {
     let (stop, after) = match setback.stop {
         Stop::Retry { after } => ("retry", millis(after)),
+        Stop::Wait { after } => (untried, millis(after)),
         Stop::DeadHold => ("dead_hold", 0),
         Stop::DeadContinue => ("dead_continue", 0),
     };

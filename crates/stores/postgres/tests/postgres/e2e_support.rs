@@ -71,7 +71,11 @@ impl World {
 
     /// On a server of its own, which may be killed.
     pub(crate) async fn alone() -> Self {
-        let server = Private::start(PgVersion::V15).await;
+        Self::alone_on(PgVersion::V15).await
+    }
+
+    pub(crate) async fn alone_on(version: PgVersion) -> Self {
+        let server = Private::start(version).await;
         let world = Self { database: server.database().await, server: Some(server) };
         world.prepare(8).await;
         world
@@ -318,7 +322,8 @@ impl Running {
     }
 }
 
-/// Writers that emit until they are told to stop, each with keys of its own, and fail if an emit waits for a lock.
+/// Writers that emit until they are told to stop, each with keys of its own, and fail if an emit waits for a lock that somebody
+/// keeps.
 pub(crate) struct Traffic {
     stop: CancellationToken,
     tasks: JoinSet<Ledger>,
@@ -353,7 +358,7 @@ impl Traffic {
 
 async fn write(options: PgConnectOptions, writer: usize, stop: CancellationToken) -> Ledger {
     let mut connection = options.connect().await.expect("a server");
-    execute(&mut connection, "SET lock_timeout = '150ms'").await.expect("a setting");
+    execute(&mut connection, "SET lock_timeout = '10s'").await.expect("a setting");
     let mut ledger = Ledger::default();
     let mut n = 0;
     while !stop.is_cancelled() {

@@ -64,12 +64,12 @@ pub(crate) async fn everything(inbox: &relevo_store_postgres::inbox::Inbox) {
     };
     inbox.commit(tx).await.expect("commit");
     let due = inbox.due(1, 10, LASTS).await.expect("due").remove(0);
-    let Begun::Open(tx, _) = inbox.begin_due(&due, due.messages[0].0).await.expect("begin_due") else {
+    let Begun::Open(tx, _) = inbox.begin_due(&due, due.messages[0].number).await.expect("begin_due") else {
         panic!("it is claimed")
     };
     inbox.commit(tx).await.expect("commit");
     let gone = setback(Stop::DeadContinue);
-    assert_eq!(inbox.set_back_due(&due, due.messages[1].0, &gone).await.expect("set_back_due"), Kept::Kept);
+    assert_eq!(inbox.set_back_due(&due, due.messages[1].number, &gone).await.expect("set_back_due"), Kept::Kept);
     inbox.release(&due).await.expect("release");
     assert_eq!(inbox.set_back(&buried, None, None, &gone).await.expect("set_back"), Kept::Kept);
     inbox.prune(10).await.expect("prune");

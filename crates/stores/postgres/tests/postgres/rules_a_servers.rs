@@ -138,13 +138,16 @@ async fn a8_a_late_transaction_is_looked_up_without_walking_the_history() {
     bed.run("ALTER TABLE relevo.message_1 SET (autovacuum_enabled = off)").await;
     let mut long = bed.session().await;
     long.run(&format!("BEGIN; {}", emit("k", "long"))).await;
-    bed.run(
-        "INSERT INTO relevo.message (seq, xid, slot, id, created_at, topic, key, type, content_type, payload)
-        SELECT nextval('relevo.message_seq'), pg_current_xact_id(), 0, relevo.new_id(), clock_timestamp(), 't', 'k',
-            'old', 'application/json', '{}' FROM generate_series(1, 200000)",
-    )
-    .await;
-    bed.run("VACUUM ANALYZE relevo.message").await;
+    let mut loading = bed.session().await;
+    loading
+        .slowly(
+            "INSERT INTO relevo.message (seq, xid, slot, id, created_at, topic, key, type, content_type, payload)
+            SELECT nextval('relevo.message_seq'), pg_current_xact_id(), 0, relevo.new_id(), clock_timestamp(), 't',
+                'k', 'old', 'application/json', '{}' FROM generate_series(1, 200000)",
+        )
+        .await;
+    loading.slowly("VACUUM ANALYZE relevo.message").await;
+    drop(loading);
     let mut reader = Reader::start(&bed).await;
     let tick: i64 = bed.session().await.one("SELECT tick FROM relevo.make_tick()").await;
     reader.settle(Position::at(tick)).await;
@@ -180,7 +183,7 @@ async fn a8_a_page_of_some_shards_costs_a_page_and_not_the_window() {
     bed.run("ALTER TABLE relevo.message_1 SET (autovacuum_enabled = off)").await;
     let mut large = bed.session().await;
     large
-        .run(
+        .slowly(
             "BEGIN; INSERT INTO relevo.message (seq, xid, slot, id, created_at, topic, key, type, content_type, payload)
             SELECT nextval('relevo.message_seq'), pg_current_xact_id(), n % 256, relevo.new_id(),
                 clock_timestamp(), 't', 'k', 'm', 'application/json', '{}' FROM generate_series(1, 200000) AS n",
@@ -188,7 +191,7 @@ async fn a8_a_page_of_some_shards_costs_a_page_and_not_the_window() {
         .await;
     let open: i64 = bed.session().await.one("SELECT tick FROM relevo.make_tick()").await;
     for statement in ["COMMIT", "VACUUM ANALYZE relevo.message", "SELECT relevo.make_tick()"] {
-        large.run(statement).await;
+        large.slowly(statement).await;
     }
     drop(large);
     let leases = Reader::start(&bed).await.leases;

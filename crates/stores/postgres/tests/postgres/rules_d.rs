@@ -216,7 +216,7 @@ async fn an_open_writer_in_the_overflow_costs_other_emits_a_moment_at_most() {
         }
     });
     let mut other = world.connect().await;
-    execute(&mut other, "SET lock_timeout = '1s'").await.expect("a setting");
+    execute(&mut other, "SET lock_timeout = '10s'").await.expect("a setting");
     let mut emitted = 0;
     while upkeep.try_join_next().is_none() {
         execute(&mut other, "SELECT relevo.emit('orders', 'd', 'OrderPlaced', '{}')").await.expect("it waits a moment");

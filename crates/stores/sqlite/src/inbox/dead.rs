@@ -4,7 +4,7 @@ use relevo_core::inbox::operate::{DeadFilter, DeadLetter, Fate, Mark};
 use sqlx::query::Query;
 use sqlx::sqlite::{Sqlite, SqliteArguments, SqliteConnection, SqliteRow};
 
-use super::queues::{drop_if_empty, ensure};
+use super::queues::{drop_if_empty, ensure, first_at};
 use super::rows::{arrival, clock, hex_ids};
 use crate::classify::Error;
 use crate::queries::{column, now, number, time};
@@ -100,7 +100,7 @@ pub(super) async fn mark(connection: &mut SqliteConnection, fate: Fate, mark: &M
         let update = sqlx::query(sql).bind(letter.row).bind(fate.word()).bind(&mark.note).bind(&mark.by);
         update.bind(now).execute(&mut *connection).await?;
         if fate == Fate::Replayed {
-            reopen(connection, &letter, now + mark.rate.map_or(0, |rate| pace(place, rate))).await?;
+            reopen(connection, &letter, now, now + mark.rate.map_or(0, |rate| pace(place, rate))).await?;
         } else if letter.holds && free(connection, &letter, now).await? {
             drop_if_empty(connection, &letter.consumer, &letter.queue).await?;
         }
@@ -114,17 +114,17 @@ fn pace(position: i64, rate: u32) -> i64 {
 }
 
 /// Puts a dead letter back where it was in its queue: in front of everything that came after it.
-async fn reopen(connection: &mut SqliteConnection, letter: &Pending, at: i64) -> Result<(), Error> {
+async fn reopen(connection: &mut SqliteConnection, letter: &Pending, now: i64, at: i64) -> Result<(), Error> {
     ensure(connection, &letter.consumer, &letter.queue, at).await?;
     for sql in [
         "INSERT INTO relevo_inbox_waiting (no, consumer, queue, id, replay, headers, payload, address, lane, place, \
-             correlation, reopened, class, error, arrived_at_ms) \
+             correlation, reopened, class, error, arrived_at_ms, not_before_ms) \
          SELECT no, consumer, queue, id, replay, headers, payload, address, lane, place, correlation, 1, class, error, \
-             arrived_at_ms FROM relevo_inbox_dead WHERE rowid = ?1",
+             arrived_at_ms, ?2 FROM relevo_inbox_dead WHERE rowid = ?1",
         "UPDATE relevo_inbox SET state = 'reopened', started = 0 WHERE state = 'dead' AND (consumer, id, replay) IN ( \
          SELECT consumer, id, replay FROM relevo_inbox_dead WHERE rowid = ?1)",
     ] {
-        sqlx::query(sql).bind(letter.row).execute(&mut *connection).await?;
+        sqlx::query(sql).bind(letter.row).bind(at).execute(&mut *connection).await?;
     }
     let sql = concat!(
         "UPDATE relevo_inbox_trace SET state = 'reopened', at_ms = ",
@@ -132,10 +132,10 @@ async fn reopen(connection: &mut SqliteConnection, letter: &Pending, at: i64) ->
         " WHERE (id, consumer, replay) IN (SELECT id, consumer, replay FROM relevo_inbox_dead WHERE rowid = ?1)"
     );
     sqlx::query(sql).bind(letter.row).execute(&mut *connection).await?;
-    if free(connection, letter, at).await? {
-        // A claim ends, so that nobody goes on behind the new head; where it is not the head, everything stays as it is.
-        let sql = "UPDATE relevo_inbox_queue SET next_at_ms = ?4, token = NULL, claim_until_ms = NULL \
-                   WHERE consumer = ?1 AND queue = ?2 AND NOT EXISTS (SELECT 1 FROM relevo_inbox_waiting \
+    if free(connection, letter, now).await? {
+        // Whoever works on it finds the new head, and gives it back: until then nobody else calls for what that one calls
+        // for. Where it is not the head, everything stays as it is.
+        let sql = "UPDATE relevo_inbox_queue SET next_at_ms = ?4 WHERE consumer = ?1 AND queue = ?2 AND NOT EXISTS (SELECT 1 FROM relevo_inbox_waiting \
                    WHERE consumer = ?1 AND queue = ?2 AND no < ?3)";
         let update = sqlx::query(sql).bind(&letter.consumer).bind(&letter.queue).bind(letter.no);
         update.bind(at).execute(connection).await?;
@@ -143,14 +143,15 @@ async fn reopen(connection: &mut SqliteConnection, letter: &Pending, at: i64) ->
     Ok(())
 }
 
-/// A queue that waited for this letter goes on; true unless another one holds it.
-async fn free(connection: &mut SqliteConnection, letter: &Pending, at: i64) -> Result<bool, Error> {
+/// A queue that waited for this letter goes on when its first message may be tried; true unless another one holds it.
+async fn free(connection: &mut SqliteConnection, letter: &Pending, now: i64) -> Result<bool, Error> {
     let sql = "SELECT 1 FROM relevo_inbox_dead WHERE consumer = ?1 AND queue = ?2 AND holds";
     let holder = sqlx::query(sql).bind(&letter.consumer).bind(&letter.queue).fetch_optional(&mut *connection).await?;
     if holder.is_some() {
         return Ok(false);
     }
+    let next = first_at(connection, &letter.consumer, &letter.queue, now).await?;
     let sql = "UPDATE relevo_inbox_queue SET next_at_ms = ?3, held = 0 WHERE consumer = ?1 AND queue = ?2 AND held";
-    sqlx::query(sql).bind(&letter.consumer).bind(&letter.queue).bind(at).execute(connection).await?;
+    sqlx::query(sql).bind(&letter.consumer).bind(&letter.queue).bind(next).execute(connection).await?;
     Ok(true)
 }

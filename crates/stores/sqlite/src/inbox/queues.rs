@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use relevo_core::inbox::{Due, State};
-use sqlx::sqlite::SqliteConnection;
+use relevo_core::inbox::{Due, State, Waiting};
+use sqlx::sqlite::{SqliteConnection, SqliteRow};
 use uuid::Uuid;
 
 use super::rows::{Asking, arrival, clock, note, of_entry};
@@ -48,34 +48,50 @@ pub(super) async fn due(
     let rows = sqlx::query(sql).bind(consumer).bind(now).bind(limit).fetch_all(&mut *connection).await?;
     let mut dues = Vec::with_capacity(rows.len());
     for row in &rows {
-        dues.push(claim(connection, consumer, column(row, 0)?, messages, now + millis(lasts)).await?);
+        dues.push(claim(connection, consumer, column(row, 0)?, messages, now, now + millis(lasts)).await?);
     }
     Ok(dues)
 }
 
+/// Claims one queue. Its messages end before the first that is not to be tried yet.
 async fn claim(
     connection: &mut SqliteConnection,
     consumer: &str,
     queue: &str,
     messages: usize,
+    now: i64,
     until: i64,
 ) -> Result<Due, Error> {
     let token = Uuid::new_v4();
     let sql = "UPDATE relevo_inbox_queue SET token = ?3, claim_until_ms = ?4 WHERE consumer = ?1 AND queue = ?2";
     sqlx::query(sql).bind(consumer).bind(queue).bind(token).bind(until).execute(&mut *connection).await?;
     let sql = "UPDATE relevo_inbox_waiting SET started = started + 1 WHERE no = ( \
-               SELECT min(no) FROM relevo_inbox_waiting WHERE consumer = ?1 AND queue = ?2)";
-    sqlx::query(sql).bind(consumer).bind(queue).execute(&mut *connection).await?;
-    let sql = "SELECT no, attempts, started, reopened, id, replay, headers, payload, address, lane, place, correlation, queue \
-               FROM relevo_inbox_waiting WHERE consumer = ?1 AND queue = ?2 ORDER BY no LIMIT ?3";
+               SELECT min(no) FROM relevo_inbox_waiting WHERE consumer = ?1 AND queue = ?2) \
+               AND coalesce(not_before_ms, 0) <= ?3";
+    sqlx::query(sql).bind(consumer).bind(queue).bind(now).execute(&mut *connection).await?;
+    let sql = "SELECT no, attempts, started, reopened, id, replay, headers, payload, address, lane, place, correlation, queue, \
+               not_before_ms FROM relevo_inbox_waiting WHERE consumer = ?1 AND queue = ?2 ORDER BY no LIMIT ?3";
     let limit = i64::try_from(messages.max(1)).unwrap_or(i64::MAX);
     let rows = sqlx::query(sql).bind(consumer).bind(queue).bind(limit).fetch_all(connection).await?;
-    let (attempts, started, reopened) = match rows.first() {
-        None => (0, 0, false),
-        Some(row) => (number(row, 1)?, number(row, 2)?, column(row, 3)?),
-    };
-    let messages = rows.iter().map(|row| Ok((column(row, 0)?, arrival(row, 4)?))).collect::<Result<_, Error>>()?;
-    Ok(Due { queue: queue.to_owned().into(), token, attempts, started, reopened, messages })
+    let mut messages = Vec::with_capacity(rows.len());
+    for row in &rows {
+        let not_before: Option<i64> = column(row, 13)?;
+        if not_before.is_some_and(|time| time > now) {
+            break;
+        }
+        messages.push(waiting(row)?);
+    }
+    Ok(Due { queue: queue.to_owned().into(), token, messages })
+}
+
+fn waiting(row: &SqliteRow) -> Result<Waiting, Error> {
+    Ok(Waiting {
+        number: column(row, 0)?,
+        attempts: number(row, 1)?,
+        started: number(row, 2)?,
+        reopened: column(row, 3)?,
+        arrival: arrival(row, 4)?,
+    })
 }
 
 /// Whether the claim is still this one; `at` asks too that it has not expired by then.
@@ -129,15 +145,29 @@ pub(super) async fn enter_first(
     Ok(true)
 }
 
-/// Ends a claim. An empty queue is gone, the others are due.
+/// When a queue is tried that nobody works on and nobody holds: as soon as its first message may be.
+pub(super) async fn first_at(
+    connection: &mut SqliteConnection,
+    consumer: &str,
+    queue: &str,
+    now: i64,
+) -> Result<i64, Error> {
+    let sql = "SELECT not_before_ms FROM relevo_inbox_waiting WHERE consumer = ?1 AND queue = ?2 ORDER BY no LIMIT 1";
+    let first = sqlx::query(sql).bind(consumer).bind(queue).fetch_optional(connection).await?;
+    let not_before: Option<i64> = first.as_ref().map_or(Ok(None), |row| column(row, 0))?;
+    Ok(not_before.map_or(now, |not_before| not_before.max(now)))
+}
+
+/// Ends a claim. An empty queue is gone, the others are due as soon as their first message is.
 pub(super) async fn release(connection: &mut SqliteConnection, consumer: &str, due: &Due) -> Result<(), Error> {
     if !is_claimed(connection, consumer, due, None).await? || drop_if_empty(connection, consumer, &due.queue).await? {
         return Ok(());
     }
     let now = clock(connection).await?;
-    let sql = "UPDATE relevo_inbox_queue SET token = NULL, claim_until_ms = NULL, \
-               next_at_ms = CASE WHEN NOT held THEN ?3 END WHERE consumer = ?1 AND queue = ?2";
-    sqlx::query(sql).bind(consumer).bind(&*due.queue).bind(now).execute(&mut *connection).await?;
+    let next = first_at(connection, consumer, &due.queue, now).await?;
+    let sql = "UPDATE relevo_inbox_queue SET token = NULL, claim_until_ms = NULL, next_at_ms = CASE WHEN NOT held THEN ?3 END \
+               WHERE consumer = ?1 AND queue = ?2";
+    sqlx::query(sql).bind(consumer).bind(&*due.queue).bind(next).execute(&mut *connection).await?;
     // It was given back in peace, whatever was begun.
     let sql = "UPDATE relevo_inbox_waiting SET started = 0 WHERE consumer = ?1 AND queue = ?2 AND started > 0";
     sqlx::query(sql).bind(consumer).bind(&*due.queue).execute(connection).await?;

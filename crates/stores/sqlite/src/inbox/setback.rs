@@ -24,15 +24,19 @@ pub(super) async fn set_back(
         return Ok(Kept::Lost);
     }
     let now = clock(connection).await?;
-    let sql = "SELECT state, token, entered_at_ms FROM relevo_inbox WHERE consumer = ?1 AND id = ?2 AND replay = ?3";
+    let sql = "SELECT state, token, entered_at_ms, until_ms FROM relevo_inbox WHERE consumer = ?1 AND id = ?2 AND replay = ?3";
     let row = of_entry(sql, consumer, arrival.entry).fetch_optional(&mut *connection).await?;
     let arrived = match row {
         None if claim.is_none() => now,
         None => return Ok(Kept::Lost),
         Some(row) => {
             let token: Option<Uuid> = column(&row, 1)?;
+            let until: Option<i64> = column(&row, 3)?;
             match (state(&row, 0)?, claim) {
                 (State::Open, None) => column(&row, 2)?,
+                // Whoever called is gone: it was only begun.
+                (State::Calling, None) if until.is_none_or(|until| until <= now) => column(&row, 2)?,
+                (State::Calling, None) => return Ok(Kept::Busy),
                 (State::Calling, Some(claim)) if token == Some(claim.token) => column(&row, 2)?,
                 (State::Open | State::Calling, _) => return Ok(Kept::Lost),
                 (state, _) => {
@@ -47,13 +51,15 @@ pub(super) async fn set_back(
                SET state = 'waiting', started = 0, token = NULL, until_ms = NULL";
     of_entry(sql, consumer, arrival.entry).bind(now).execute(&mut *connection).await?;
     match setback.stop {
-        Stop::Retry { after } => ensure(connection, consumer, &arrival.queue, now + millis(after)).await?,
+        Stop::Retry { after } | Stop::Wait { after } => {
+            ensure(connection, consumer, &arrival.queue, now + millis(after)).await?;
+        }
         Stop::DeadHold => ensure(connection, consumer, &arrival.queue, now).await?,
         Stop::DeadContinue => {}
     }
     let no = append(connection, consumer, arrival, arrived).await?;
-    count(connection, no, setback).await?;
-    if let Stop::Retry { .. } = setback.stop {
+    count(connection, no, setback, now).await?;
+    if let Stop::Retry { .. } | Stop::Wait { .. } = setback.stop {
         note(connection, asking, arrival, State::Waiting).await?;
     } else {
         bury(connection, asking, no, setback, now).await?;
@@ -79,9 +85,9 @@ pub(super) async fn set_back_due(
         return Ok(Kept::Lost);
     }
     let now = clock(connection).await?;
-    count(connection, no, setback).await?;
+    count(connection, no, setback, now).await?;
     let next = match setback.stop {
-        Stop::Retry { after } => {
+        Stop::Retry { after } | Stop::Wait { after } => {
             if asking.traced {
                 let waiting = message(connection, no).await?;
                 note(connection, asking, &waiting, State::Waiting).await?;
@@ -103,10 +109,18 @@ pub(super) async fn set_back_due(
 }
 
 /// What is told of a failure stands with the message.
-async fn count(connection: &mut SqliteConnection, no: i64, setback: &Setback) -> Result<(), Error> {
-    let sql = "UPDATE relevo_inbox_waiting SET attempts = ?2, class = ?3, error = ?4, started = 0 WHERE no = ?1";
+async fn count(connection: &mut SqliteConnection, no: i64, setback: &Setback, now: i64) -> Result<(), Error> {
+    // Of one that was not tried only the start counts no more which its claim has counted, and it is its queue that waits.
+    let sql = "UPDATE relevo_inbox_waiting SET attempts = ?2, class = ?3, error = ?4, \
+               started = CASE WHEN ?5 THEN max(started - 1, 0) ELSE 0 END, not_before_ms = coalesce(?6, not_before_ms) \
+               WHERE no = ?1";
+    let again = match setback.stop {
+        Stop::Retry { after } => Some(now + millis(after)),
+        Stop::Wait { .. } | Stop::DeadHold | Stop::DeadContinue => None,
+    };
     let update = sqlx::query(sql).bind(no).bind(i64::from(setback.attempts)).bind(setback.class);
-    update.bind(&setback.error).execute(connection).await?;
+    let update = update.bind(&setback.error).bind(matches!(setback.stop, Stop::Wait { .. })).bind(again);
+    update.execute(connection).await?;
     Ok(())
 }
 

@@ -9,7 +9,9 @@ use relevo_core::store::{Leases as _, StoreError, Upkeep as _};
 use relevo_store_sqlite::{Draft, begin, emit, migrate};
 use uuid::Uuid;
 
-use crate::scratch::{Reader, Scratch, connect, draft, emit_one, ids, open, outbox, part, run, told, with_mounts};
+use crate::scratch::{
+    Reader, Scratch, closed, connect, draft, emit_one, ids, open, open_hasty, outbox, part, run, told, with_mounts,
+};
 
 fn mount(arguments: &[&str], at: &Path) {
     let status = Command::new("mount").args(arguments).arg(at).status().expect("`mount` runs");
@@ -136,7 +138,7 @@ async fn nothing_is_read_that_could_not_be_flushed() {
 async fn a_locked_file_is_told_after_a_wait_and_reading_goes_on() {
     let scratch = Scratch::new();
     drop(outbox(&scratch.file(), 2).await);
-    let mut reader = Reader::start(open(&scratch.file()).await.unwrap()).await;
+    let mut reader = Reader::start(open_hasty(&scratch.file()).await).await;
     let mut connection = connect(&scratch.file()).await;
     let id = emit_one(&mut connection, draft("k")).await;
     let tx = begin(&mut connection).await.unwrap();
@@ -156,7 +158,7 @@ async fn a_locked_file_is_told_after_a_wait_and_reading_goes_on() {
 async fn a_long_writer_does_not_keep_a_relay_from_asking_for_its_leases() {
     let scratch = Scratch::new();
     drop(outbox(&scratch.file(), 2).await);
-    let store = open(&scratch.file()).await.unwrap();
+    let store = open_hasty(&scratch.file()).await;
     let ask = relevo_core::store::Ask {
         owner: Uuid::new_v4(),
         name: "relay".to_owned(),
@@ -173,6 +175,7 @@ async fn a_long_writer_does_not_keep_a_relay_from_asking_for_its_leases() {
 async fn a_damaged_header_is_told_and_does_not_pass() {
     let scratch = Scratch::new();
     drop(outbox(&scratch.file(), 1).await);
+    closed(&scratch.file()).await;
     overwrite(&scratch.file(), 0, 64);
     refused_for_good(&scratch.file(), "is no SQLite database, or its header is damaged; hint: ").await;
 }
@@ -260,13 +263,6 @@ async fn refused_for_good(file: &Path, text: &str) {
     let error = open(file).await.err().expect("a refusal");
     assert!(matches!(error, StoreError::Refused { .. }) && !error.is_passing(), "{error:?}");
     assert!(told(&error).contains(text), "{}", told(&error));
-}
-
-/// Waits until every connection is closed: the last one takes the log away with it, on a thread of its own.
-pub(crate) async fn closed(file: &Path) {
-    while file.with_extension("db-wal").exists() {
-        tokio::task::yield_now().await;
-    }
 }
 
 fn overwrite(file: &Path, at: u64, length: usize) {

@@ -10,24 +10,30 @@ use relevo_conformance::harness::{Capabilities, RETENTION, Repeated, SHARDS, Sto
 use relevo_core::MessageId;
 use relevo_core::operate::Operate as _;
 use relevo_store_sqlite::{Config, Draft, EmitError, OnRepeat, Start, Store, cancel, connect_options, emit};
-use sqlx::sqlite::{Sqlite, SqlitePoolOptions};
+use sqlx::sqlite::{Sqlite, SqliteConnection, SqlitePoolOptions};
 use sqlx::{AssertSqlSafe, ConnectOptions as _, Row as _, Transaction};
+use tokio::time::Instant;
 
-use crate::scratch::{self, Scratch};
+use crate::scratch::{self, PATIENT, Scratch};
 
 /// How long sessions of the suite wait for an open writer, which in a case never ends meanwhile.
 const BUSY: Duration = Duration::from_millis(250);
+/// The same for writers, of which a case tries many.
+const BUSY_WRITER: Duration = Duration::from_millis(20);
 
 pub(crate) struct File {
     scratch: Scratch,
-    file: PathBuf,
+    path: PathBuf,
+    /// Open as long as the case runs, so that no other connection is ever the last one: that one would have the file for
+    /// itself while it closes, and take the log away.
+    open: SqliteConnection,
 }
 
 pub(crate) async fn start() -> File {
     let scratch = Scratch::new();
     let file = scratch.file();
     scratch::outbox(&file, SHARDS).await;
-    let harness = File { scratch, file };
+    let harness = File { scratch, open: scratch::connect(&file).await, path: file };
     let retention = format!("UPDATE relevo_setting SET retention_ms = {}", RETENTION.as_millis());
     harness.run(&retention).await.expect("a free file");
     harness
@@ -35,22 +41,28 @@ pub(crate) async fn start() -> File {
 
 impl File {
     async fn run(&self, sql: &str) -> Result<(), sqlx::Error> {
-        let mut connection = connect_options(&self.file).busy_timeout(BUSY).connect().await?;
+        self.run_within(PATIENT, sql).await
+    }
+
+    async fn run_within(&self, wait: Duration, sql: &str) -> Result<(), sqlx::Error> {
+        let mut connection = connect_options(&self.path).busy_timeout(wait).connect().await?;
         sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut connection).await.map(|_| ())
     }
 
     async fn begin_within(&self, wait: Duration) -> Result<Session, sqlx::Error> {
-        let options = connect_options(&self.file).busy_timeout(wait);
+        let options = connect_options(&self.path).busy_timeout(PATIENT);
         let pool = SqlitePoolOptions::new().max_connections(1).connect_with(options).await?;
+        let short = format!("PRAGMA busy_timeout = {}", wait.as_millis());
+        sqlx::raw_sql(AssertSqlSafe(short)).execute(&pool).await?;
         Ok(Session(relevo_store_sqlite::begin(&pool).await?))
     }
+}
 
-    async fn move_back(&self, columns: &[(&str, &str)], time: Duration) -> Result<(), sqlx::Error> {
-        for (table, column) in columns {
-            self.run(&format!("UPDATE {table} SET {column} = {column} - {}", time.as_millis())).await?;
-        }
-        Ok(())
-    }
+/// Makes stored times earlier, in one transaction.
+fn earlier(columns: &[(&str, &str)], time: Duration) -> String {
+    let each =
+        columns.iter().map(|(table, column)| format!("UPDATE {table} SET {column} = {column} - {};", time.as_millis()));
+    format!("BEGIN IMMEDIATE; {} COMMIT", each.collect::<String>())
 }
 
 #[async_trait]
@@ -59,16 +71,16 @@ impl StoreHarness for File {
     type Writer = Session;
 
     async fn store_for(&self, name: &str) -> Store {
-        let config = Config { busy_timeout: BUSY, ..Config::new(&self.file, name) };
+        let config = Config { busy_timeout: BUSY, ..Config::new(&self.path, name) };
         Store::open(config).await.expect("a migrated file")
     }
 
     async fn begin(&self) -> Session {
-        self.begin_within(Duration::from_secs(5)).await.expect("nobody writes")
+        self.begin_within(PATIENT).await.expect("nobody writes")
     }
 
     async fn begin_beside(&self) -> Option<Session> {
-        self.begin_within(Duration::from_millis(20)).await.ok()
+        self.begin_within(BUSY_WRITER).await.ok()
     }
 
     async fn add_destination(&self, name: &str, shards: u16, start: suite::Start) {
@@ -96,12 +108,14 @@ impl StoreHarness for File {
         let after = self.scratch.path().join("after-the-crash.db");
         for suffix in ["", "-wal"] {
             let name = |file: &PathBuf| PathBuf::from(format!("{}{suffix}", file.display()));
-            std::fs::copy(name(&self.file), name(&after)).expect("a copy");
+            std::fs::copy(name(&self.path), name(&after)).expect("a copy");
         }
-        self.file = after;
+        self.open = scratch::connect(&after).await;
+        self.path = after;
     }
 
-    /// Stored times become earlier. While the only writer is open nobody can change them: then it is really waited.
+    /// Stored times become earlier. While the only writer is open nobody can change them: then it is really waited, for the
+    /// writer or for the time.
     async fn let_pass(&self, time: Duration) {
         let columns = [
             ("relevo_lease", "until_ms"),
@@ -110,8 +124,9 @@ impl StoreHarness for File {
             ("relevo_hold", "next_at_ms"),
             ("relevo_scheduled", "due_at_ms"),
         ];
-        if self.move_back(&columns, time).await.is_err() {
-            tokio::time::sleep(time).await;
+        let end = Instant::now() + time;
+        if self.run_within(time, &earlier(&columns, time)).await.is_err() {
+            tokio::time::sleep_until(end).await;
         }
     }
 
@@ -121,13 +136,13 @@ impl StoreHarness for File {
             ("relevo_progress", "settled_at_ms"),
             ("relevo_settled", "settled_at_ms"),
         ];
-        self.move_back(&columns, time).await.expect("a free file");
+        self.run(&earlier(&columns, time)).await.expect("a free file");
     }
 
     async fn next_partition(&self) {}
 
     async fn kept(&self) -> usize {
-        let mut connection = scratch::connect(&self.file).await;
+        let mut connection = scratch::connect(&self.path).await;
         let row = sqlx::query("SELECT count(*) FROM relevo_message").fetch_one(&mut connection).await;
         let count: i64 = row.and_then(|row| row.try_get(0)).expect("a count");
         usize::try_from(count).expect("a count")

@@ -8,38 +8,44 @@ use relevo_core::MessageId;
 use relevo_core::inbox::Keeping;
 use relevo_store_sqlite::inbox::{Config, Inbox};
 use relevo_store_sqlite::{Config as StoreConfig, Draft, Outbox, Store, connect_options};
+use sqlx::sqlite::{SqliteConnection, SqliteRow};
 use sqlx::{AssertSqlSafe, ConnectOptions as _, Row as _};
+use tokio::time::Instant;
 use uuid::Uuid;
 
-use crate::scratch::{self, MAIN, Scratch};
+use crate::scratch::{self, MAIN, PATIENT, Scratch};
 
 /// Long enough for any writer of a case that ends, on a busy machine too.
 const WAIT: Duration = Duration::from_secs(2);
 
-pub(crate) struct File(Scratch);
+pub(crate) struct File {
+    scratch: Scratch,
+    /// Open as long as the case runs, so that no other connection is ever the last one: that one would have the file for
+    /// itself while it closes.
+    _open: SqliteConnection,
+}
 
 pub(crate) async fn start() -> File {
     let scratch = Scratch::new();
     drop(scratch::outbox(&scratch.file(), 1).await);
     scratch::run(&scratch.file(), "CREATE TABLE ledger (no INTEGER PRIMARY KEY AUTOINCREMENT, line TEXT NOT NULL)")
         .await;
-    File(scratch)
+    File { _open: scratch::connect(&scratch.file()).await, scratch }
 }
 
 impl File {
-    /// Stored times become earlier, in one transaction; an error if somebody else writes.
-    async fn move_back(&self, columns: &[(&str, &str)], time: Duration) -> Result<(), sqlx::Error> {
+    /// Stored times become earlier, in one transaction; an error if somebody else writes for so long.
+    async fn move_back(&self, columns: &[(&str, &str)], time: Duration, wait: Duration) -> Result<(), sqlx::Error> {
         let earlier =
             |(table, column): &(&str, &str)| format!("UPDATE {table} SET {column} = {column} - {};", time.as_millis());
         let each: String = columns.iter().map(earlier).collect();
-        let options = connect_options(self.0.file()).busy_timeout(Duration::from_millis(50));
-        let mut connection = options.connect().await?;
+        let mut connection = connect_options(self.scratch.file()).busy_timeout(wait).connect().await?;
         let sql = AssertSqlSafe(format!("BEGIN IMMEDIATE; {each} COMMIT"));
         sqlx::raw_sql(sql).execute(&mut connection).await.map(|_| ())
     }
 
-    async fn rows(&self, sql: &'static str) -> Vec<sqlx::sqlite::SqliteRow> {
-        sqlx::query(sql).fetch_all(&mut scratch::connect(&self.0.file()).await).await.expect("a table")
+    async fn rows(&self, sql: &'static str) -> Vec<SqliteRow> {
+        sqlx::query(sql).fetch_all(&mut scratch::connect(&self.scratch.file()).await).await.expect("a table")
     }
 }
 
@@ -49,12 +55,12 @@ impl Harness for File {
     type Operator = Store;
 
     async fn inbox_keeping(&self, consumer: &str, keeping: Keeping) -> Inbox {
-        let config = Config { lock_timeout: WAIT, ..Config::new(self.0.file()) };
+        let config = Config { lock_timeout: WAIT, ..Config::new(self.scratch.file()) };
         Inbox::open(&config, consumer, keeping).await.expect("a migrated file")
     }
 
     async fn operator(&self) -> Store {
-        let config = StoreConfig { busy_timeout: WAIT, ..StoreConfig::new(self.0.file(), MAIN) };
+        let config = StoreConfig { busy_timeout: WAIT, ..StoreConfig::new(self.scratch.file(), MAIN) };
         Store::open(config).await.expect("a migrated file")
     }
 
@@ -77,18 +83,20 @@ impl Harness for File {
     }
 
     /// Stored times become earlier, those of dead letters too: they are told apart by milliseconds. While the only writer is
-    /// open nobody can change them: then it is really waited.
+    /// open nobody can change them: then it is really waited, for the writer or for the time.
     async fn pass(&self, time: Duration) {
         let columns = [
             ("relevo_inbox", "until_ms"),
             ("relevo_inbox_queue", "next_at_ms"),
             ("relevo_inbox_queue", "claim_until_ms"),
+            ("relevo_inbox_waiting", "not_before_ms"),
             ("relevo_inbox_member", "until_ms"),
             ("relevo_inbox_dead", "arrived_at_ms"),
             ("relevo_inbox_dead", "dead_at_ms"),
         ];
-        if self.move_back(&columns, time).await.is_err() {
-            tokio::time::sleep(time).await;
+        let end = Instant::now() + time;
+        if self.move_back(&columns, time, time).await.is_err() {
+            tokio::time::sleep_until(end).await;
         }
     }
 
@@ -101,7 +109,7 @@ impl Harness for File {
             ("relevo_inbox_member", "until_ms"),
             ("relevo_inbox_member", "beat_at_ms"),
         ];
-        self.move_back(&columns, time).await.expect("a free file");
+        self.move_back(&columns, time, PATIENT).await.expect("a free file");
     }
 
     fn capabilities(&self) -> Capabilities {

@@ -13,14 +13,15 @@ use relevo_store_sqlite::migrate;
 use sqlx::{Sqlite, Transaction};
 use uuid::Uuid;
 
-use crate::scratch::{connect, run};
+use crate::scratch::{closed, connect, run};
 
 pub(crate) type Handling = Transaction<'static, Sqlite>;
 
-/// A migrated file with a ledger in which a message can stand twice.
+/// A migrated file with a ledger in which a message can stand twice. Nobody has it open: who opens it next may be in haste.
 pub(crate) async fn prepare(file: &Path) {
     migrate::migrate(file).await.expect("a new file");
     run(file, "CREATE TABLE ledger (id BLOB NOT NULL, weight BLOB NOT NULL)").await;
+    closed(file).await;
 }
 
 /// An inbox that waits this long for other writers, whatever it does.

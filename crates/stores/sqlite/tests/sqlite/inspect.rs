@@ -195,6 +195,8 @@ async fn verifying_counts_and_finds_what_must_not_be() {
         vitals.holdback >= hour && vitals.holdback < 2 * hour,
         "a week is kept, and this is an hour older: {vitals:?}"
     );
+    let all = reader.store.surroundings().await.unwrap().holdbacks;
+    assert!(all.len() == 1 && all[0].1 >= vitals.holdback, "{all:?}");
     assert!(vitals.oldest_pending >= 169 * hour, "{vitals:?}");
     run(&scratch.file(), "DELETE FROM relevo_dead_letter").await;
     run(&scratch.file(), "DELETE FROM relevo_hold").await;
@@ -230,7 +232,8 @@ async fn consumers_of_the_same_file_are_told() {
         "INSERT INTO relevo_inbox_consumer (name) VALUES ('billing')",
         "INSERT INTO relevo_inbox_member (consumer, owner, name, until_ms, beat_at_ms, last_message_at_ms) \
          SELECT 'billing', x'01', 'one', now + 60000, now - 120000, now - 5000 FROM (SELECT unixepoch() * 1000 AS now)",
-        "INSERT INTO relevo_inbox_lane (consumer, lane, epoch, breaker) VALUES ('billing', '0', 1, NULL), ('billing', '1', 1, 'down')",
+        "INSERT INTO relevo_inbox_lane (consumer, lane, epoch, owner, breaker) \
+         VALUES ('billing', '0', 1, x'01', NULL), ('billing', '1', 1, x'01', 'down')",
     ] {
         run(&scratch.file(), sql).await;
     }
@@ -242,4 +245,7 @@ async fn consumers_of_the_same_file_are_told() {
     assert!(billing.heartbeat.unwrap() >= Duration::from_secs(119), "{billing:?}");
     assert!(billing.last_message.unwrap() >= Duration::from_secs(4), "{billing:?}");
     assert_eq!(billing.breakers, [("0".to_owned(), false), ("1".to_owned(), true)]);
+    run(&scratch.file(), "UPDATE relevo_inbox_member SET until_ms = 1").await;
+    let billing = &store.surroundings().await.unwrap().consumers[1];
+    assert_eq!(billing.breakers, [("0".to_owned(), false), ("1".to_owned(), false)], "who said so is dead");
 }

@@ -11,11 +11,15 @@ use relevo_core::store::{
     StoreError,
 };
 use relevo_store_sqlite::{Config, Draft, Start, Store, begin, connect_options, emit, migrate};
-use sqlx::ConnectOptions as _;
 use sqlx::sqlite::SqliteConnection;
+use sqlx::{ConnectOptions as _, Connection as _};
 use uuid::Uuid;
 
 pub(crate) const MAIN: &str = "main";
+/// Longer than anybody has a file for himself: the last connection to close folds the log into it, on a slow disk for seconds.
+pub(crate) const PATIENT: Duration = Duration::from_secs(30);
+/// So long those wait who are to be told that somebody else has the lock.
+const HASTY: Duration = Duration::from_millis(500);
 
 /// Goes when its owner does.
 pub(crate) struct Scratch(PathBuf);
@@ -51,13 +55,30 @@ pub(crate) async fn outbox(file: &Path, shards: u16) -> Store {
     store
 }
 
-/// A store that does not wait for long.
 pub(crate) async fn open(file: &Path) -> Result<Store, StoreError> {
-    Store::open(Config { busy_timeout: Duration::from_millis(500), ..Config::new(file, MAIN) }).await
+    Store::open(Config { busy_timeout: PATIENT, ..Config::new(file, MAIN) }).await
+}
+
+/// A store that does not wait for long, of a file that nobody has open.
+pub(crate) async fn open_hasty(file: &Path) -> Store {
+    closed(file).await;
+    Store::open(Config { busy_timeout: HASTY, ..Config::new(file, MAIN) }).await.expect("a migrated file")
 }
 
 pub(crate) async fn connect(file: &Path) -> SqliteConnection {
-    connect_options(file).connect().await.expect("a database")
+    connect_options(file).busy_timeout(PATIENT).connect().await.expect("a database")
+}
+
+/// Waits until every connection is closed. Each does that on a thread of its own, and the last one takes the log away with it;
+/// where two close at the same moment neither is the last, and the log stays until somebody else comes and goes.
+pub(crate) async fn closed(file: &Path) {
+    loop {
+        connect(file).await.close().await.expect("closed");
+        if !file.with_extension("db-wal").exists() {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
 }
 
 pub(crate) async fn run(file: &Path, sql: &'static str) {

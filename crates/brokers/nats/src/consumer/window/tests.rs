@@ -70,8 +70,8 @@ fn a_retried_message_holds_its_key_at_the_next_owner() {
     answer(&mut first, &[(1, later()), (3, Answer::Acknowledge)], 0);
     let record = record(&first);
     assert_eq!(
-        record.open.iter().map(|open| (open.seq, open.count, open.due_ms)).collect::<Vec<_>>(),
-        [(1, 1, Some(100)), (2, 1, None)]
+        record.open.iter().map(|open| (open.seq, open.count, open.retries, open.due_ms)).collect::<Vec<_>>(),
+        [(1, 1, 1, Some(100)), (2, 1, 0, None)]
     );
     let mut next = Window::new(&record);
     assert_eq!(next.unread(), [1, 2]);
@@ -82,6 +82,12 @@ fn a_retried_message_holds_its_key_at_the_next_owner() {
     next.take(1, content("a"), None);
     assert_eq!(hand_out(&mut next, 99), [0_u64; 0]);
     assert_eq!(hand_out(&mut next, 100), [1]);
+    // The server takes it back, and the one after that hands it out again: nobody asked for that.
+    let mut third = Window::new(&self::record(&next));
+    third.take(1, content("a"), None);
+    third.take(2, content("a"), None);
+    assert_eq!(hand_out(&mut third, 100), [1]);
+    assert_eq!(third.hand_out(1, Tag::new(9)).map(|(_, count, retries)| (count, retries)), Some((3, 1)));
 }
 
 #[test]
@@ -133,6 +139,7 @@ fn after_a_doubt_the_record_is_believed() {
     assert_eq!(answer(&mut doubtful, &[(3, Answer::Acknowledge), (2, Answer::Acknowledge)], 0), [3, 2]);
     assert_eq!(answer(&mut doubtful, &[(4, Answer::Acknowledge)], 0), [0_u64; 0], "that one is still out");
     assert_eq!(hand_out(&mut doubtful, 100), [1]);
+    assert_eq!(doubtful.hand_out(1, Tag::new(9)).map(|(_, _, retries)| retries), Some(1), "it is counted once");
 }
 
 /// One step of a lane's life.
