@@ -6,14 +6,22 @@ mod admin;
 mod both;
 #[path = "run/command.rs"]
 mod command;
+#[path = "run/consumers.rs"]
+mod consumers;
 #[path = "run/daemon.rs"]
 mod daemon;
+#[path = "run/elsewhere.rs"]
+mod elsewhere;
 #[path = "run/failure.rs"]
 mod failure;
 #[path = "run/far.rs"]
 mod far;
 #[path = "run/flow.rs"]
 mod flow;
+#[path = "run/full.rs"]
+mod full;
+#[path = "run/kept.rs"]
+mod kept;
 #[path = "run/metrics.rs"]
 mod metrics;
 #[path = "run/nats.rs"]

@@ -44,6 +44,12 @@ pub trait Broker: Send + Sync {
     /// A message that was not reported when the future ends, or is dropped, may have arrived. The order of one key's
     /// messages within the batch is kept. Nothing is retried here: the relay decides.
     async fn publish(&self, batch: &[Publication], confirms: &Confirms);
+
+    /// Whether nothing could pass at this moment, as far as is known without asking anybody: a connection that it keeps is
+    /// lost, or could not be made. A broker without one to keep, or that has not tried yet, says no.
+    fn is_away(&self) -> bool {
+        false
+    }
 }
 
 /// Where a broker reports outcomes. Cheap to clone; holds at most one outcome a message of its batch.

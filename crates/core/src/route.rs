@@ -59,6 +59,13 @@ impl Route {
         self.filled([("{topic}", &message.topic), ("{type}", &message.kind), ("{key}", &message.key)]).into()
     }
 
+    /// The same without its key, where it holds one: for those who must not know it.
+    pub fn address_without_key(&self, message: &Message) -> Option<Arc<str>> {
+        let holds_key = self.address.contains("{key}");
+        holds_key
+            .then(|| self.filled([("{topic}", &message.topic), ("{type}", &message.kind), ("{key}", "{key}")]).into())
+    }
+
     /// The address before any message is there, with what the patterns say about topic and type already in it:
     /// `{topic}` of topics `invoices.*.eu` is `invoices.{topic}.eu`. What is left of placeholders stands for any text.
     pub fn template(&self) -> String {

@@ -30,6 +30,9 @@ pub struct Surroundings {
     pub horizon: Option<Horizon>,
     /// Consumers whose inbox is in the same database, by name.
     pub consumers: Vec<ConsumerVitals>,
+    /// All destinations of the outbox by name, also those that nobody carries to, and for how long each has kept messages
+    /// beyond their retention.
+    pub holdbacks: Vec<(String, Duration)>,
 }
 
 /// What keeps a database from forgetting old rows.

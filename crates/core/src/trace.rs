@@ -82,7 +82,7 @@ pub struct Span {
     pub origin: Option<SpanContext>,
     /// What was done.
     pub operation: Operation,
-    /// The address; for [`Operation::Create`] the topic.
+    /// The address, with [`Span::KEY`] where it holds the message's key; for [`Operation::Create`] the topic.
     pub destination: Arc<str>,
     /// The message; not known of one that could not be emitted.
     pub message: Option<MessageId>,
@@ -98,6 +98,11 @@ pub struct Span {
     pub fault: Option<Fault>,
     /// What it has in common with others.
     pub about: Arc<About>,
+}
+
+impl Span {
+    /// What stands for the key in an address.
+    pub const KEY: &str = "{key}";
 }
 
 /// Where ended spans go. The engines call it in their hot path: nothing of it waits.

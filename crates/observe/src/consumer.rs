@@ -14,7 +14,7 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use relevo_core::Lane;
-use relevo_inbox::Stats;
+use relevo_inbox::{Phase, Stats};
 
 pub use service::{ServeError, Service};
 
@@ -79,9 +79,10 @@ impl Members<'_> {
         self.0.iter().map(|stats| number(stats)).sum()
     }
 
-    /// Of the member that was heard of least lately.
-    fn beat_age(&self) -> Duration {
-        self.0.iter().map(|stats| stats.beat_age()).max().unwrap_or_default()
+    /// Of the member that was heard of least lately. One that was told to stop owes nobody a sign of life.
+    fn beat_age(&self) -> Option<Duration> {
+        let owing = self.0.iter().filter(|stats| stats.phase() != Phase::Stopped);
+        owing.map(|stats| stats.beat_age()).max()
     }
 
     fn open_lanes(&self) -> usize {
@@ -155,8 +156,8 @@ impl Collector for Consumers {
         let help = "Since the last sign of life of this process that the database took";
         let mut family = encoder.encode_descriptor(metrics::BEAT_AGE, help, None, MetricType::Gauge)?;
         for (consumer, members) in &all {
-            let age = ConstGauge::new(members.beat_age().as_secs_f64());
-            age.encode(family.encode_family(&[("consumer", *consumer)])?)?;
+            let Some(age) = members.beat_age() else { continue };
+            ConstGauge::new(age.as_secs_f64()).encode(family.encode_family(&[("consumer", *consumer)])?)?;
         }
         let help = "Messages that wait at the broker; left out while it does not tell, at least so many above 10 000";
         let mut family = encoder.encode_descriptor(metrics::LAG, help, None, MetricType::Gauge)?;

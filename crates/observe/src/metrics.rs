@@ -57,6 +57,8 @@ pub const HELD_ADDRESSES: &str = "outbox_held_addresses";
 pub const OLDEST_PENDING_AGE: &str = "outbox_oldest_pending_age_seconds";
 /// For how long messages have been kept beyond their retention.
 pub const RETENTION_HOLDBACK: &str = "outbox_retention_holdback_seconds";
+/// Since everything that is sampled of an outbox was.
+pub const SAMPLE_AGE: &str = "outbox_sample_age_seconds";
 /// Transactions that began after the oldest that is still held.
 pub const XMIN_AGE: &str = "outbox_database_xmin_age_transactions";
 /// For how long the oldest snapshot has been held.

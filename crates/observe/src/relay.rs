@@ -5,6 +5,7 @@ mod tables;
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use relevo_core::sample::{BrokerVitals, Sample, Surroundings, Vitals};
@@ -29,6 +30,10 @@ pub trait Observed: fmt::Debug + Send + Sync + 'static {
     /// What kind of broker that is: `rabbitmq`, `nats`, `embedded`, `memory`.
     fn broker(&self) -> &str;
 
+    /// Where that is, by which brokers of one kind are told apart: two relays with the same carry to the same one. It is
+    /// told to nobody.
+    fn broker_place(&self) -> &str;
+
     /// Counters and present state; `None` while there is no relay yet.
     fn relay(&self) -> Option<(&Stats, &Watched)>;
 
@@ -47,7 +52,7 @@ pub trait Observed: fmt::Debug + Send + Sync + 'static {
         self.relay().map(|(_, watched)| watched.destination_away_for().unwrap_or_default())
     }
 
-    /// Whether the broker was there when it was last tried.
+    /// Whether the broker was there when it was last tried, and no connection to it was lost since.
     fn is_broker_up(&self) -> Option<bool> {
         self.relay().map(|(_, watched)| !watched.is_destination_away())
     }
@@ -60,6 +65,10 @@ pub trait Observed: fmt::Debug + Send + Sync + 'static {
 
     /// What was last sampled of the broker.
     fn broker_vitals(&self) -> Option<BrokerVitals>;
+
+    /// How long ago all of [`vitals`](Self::vitals) and [`surroundings`](Self::surroundings) were last sampled; `None` where
+    /// nobody samples.
+    fn sampled_ago(&self) -> Option<Duration>;
 }
 
 /// A relay that somebody runs in a process of their own.
@@ -72,6 +81,8 @@ pub struct Embedded {
     vitals: Slot<Vitals>,
     surroundings: Slot<Surroundings>,
     broker_vitals: Slot<BrokerVitals>,
+    /// Whether anybody ever did.
+    is_sampled: AtomicBool,
 }
 
 impl Embedded {
@@ -85,11 +96,13 @@ impl Embedded {
             vitals: Slot::default(),
             surroundings: Slot::default(),
             broker_vitals: Slot::default(),
+            is_sampled: AtomicBool::new(false),
         }
     }
 
     /// Samples the outbox once. Call it every few seconds, beside the relay: no scrape asks the database.
     pub async fn sample(&self, store: &dyn Sample) {
+        self.is_sampled.store(true, Ordering::Relaxed);
         let vitals = timeout(DEADLINE, store.vitals()).await;
         self.vitals.put(vitals.ok().and_then(Result::ok));
         let surroundings = timeout(DEADLINE, store.surroundings()).await;
@@ -115,6 +128,11 @@ impl Observed for Embedded {
         &self.broker
     }
 
+    /// All of a kind are taken for one: nothing else is known of them here.
+    fn broker_place(&self) -> &str {
+        &self.broker
+    }
+
     fn relay(&self) -> Option<(&Stats, &Watched)> {
         Some((&self.relay.0, &self.relay.1))
     }
@@ -129,5 +147,9 @@ impl Observed for Embedded {
 
     fn broker_vitals(&self) -> Option<BrokerVitals> {
         self.broker_vitals.get()
+    }
+
+    fn sampled_ago(&self) -> Option<Duration> {
+        self.is_sampled.load(Ordering::Relaxed).then(|| self.vitals.age().max(self.surroundings.age()))
     }
 }

@@ -138,6 +138,17 @@ impl Health {
         }
     }
 
+    /// Forgets every item. What is known of the destination stays: that the database went away says nothing about it.
+    pub(crate) fn forget(&mut self, now: Instant) {
+        let state = match self.state {
+            State::Up => State::Up,
+            State::Down(until) => State::Down(until),
+            // The answer to the probe is never heard: the next message is one.
+            State::Probing => State::Down(now),
+        };
+        *self = Self { state, pauses: self.pauses, ..Self::new() };
+    }
+
     /// Whether the destination was there when it was last heard of.
     pub(crate) const fn is_up(&self) -> bool {
         matches!(self.state, State::Up)
@@ -164,5 +175,31 @@ impl Health {
         if self.alone == Some(item) {
             self.alone = None;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_outage_outlasts_what_was_in_memory_and_one_message_ends_it() {
+        let (now, pause) = (Instant::now(), Duration::from_secs(1));
+        let mut health = Health::new();
+        health.suspect(7);
+        assert!(health.away(3, now, pause, pause));
+        health.forget(now);
+        assert!(!health.is_up(), "the database went away, which says nothing about the destination");
+        assert_eq!(health.may_send(now, 0, true), May::Nothing);
+        assert_eq!(health.may_send(now + pause, 0, false), May::One, "nobody is suspected any more");
+        health.probe_sent();
+        health.forget(now + pause);
+        assert_eq!(
+            (health.is_up(), health.may_send(now + pause, 0, true)),
+            (false, May::One),
+            "its answer is not heard"
+        );
+        health.passed(0);
+        assert!(health.is_up());
     }
 }

@@ -218,7 +218,8 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
         tokio::task::consume_budget().await;
         self.take_routes();
         let now = Instant::now();
-        self.watched.step(self.held.len(), self.in_flight, self.health.is_up());
+        // Whoever has nothing to send learns of an outage from the connection alone.
+        self.watched.step(self.held.len(), self.in_flight, self.health.is_up() && !self.broker.is_away());
         self.wake_later(now);
         self.start_chore(now);
         self.start_reading(now);
@@ -274,7 +275,7 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
         let leave = self.leave_chore();
         add(&self.stats.lease_changes, self.held.len());
         self.do_last(Some(leave)).await;
-        self.watched.step(0, 0, self.health.is_up());
+        self.watched.step(0, 0, self.health.is_up() && !self.broker.is_away());
         info!(relay = %self.config.name, "relay stopped");
     }
 
@@ -430,7 +431,7 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
         self.parked = ParkedKeys::default();
         self.behind.clear();
         self.holds = Holds::default();
-        self.health = Health::new();
+        self.health.forget(Instant::now());
         self.later.clear();
         self.held.clear();
         self.settled.clear();

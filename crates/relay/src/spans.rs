@@ -20,6 +20,9 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
             let item = &mut self.keys.items[at];
             item.span = traces.begin(Operation::Send, &item.entry.message, &item.address);
             if let Some(span) = &mut item.span {
+                // The route knows whether its address holds the key; a word of it may be like the key by chance.
+                let without_key = item.route.address_without_key(&item.entry.message);
+                span.destination(without_key.unwrap_or_else(|| Arc::clone(&item.address)));
                 span.attempt(item.attempts + 1);
             }
         }
@@ -44,6 +47,78 @@ impl Item {
                 span.end();
             }
             Err(failure) => span.fail(failure.class().word(), failure.describe()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+    use std::time::Duration;
+
+    use jiff::Timestamp;
+    use relevo_broker_memory::{MemoryBroker, Settings};
+    use relevo_core::trace::{About, Recorder, Span, SpanId, TraceId};
+    use relevo_core::{Route, Routes, Traces};
+    use relevo_store_memory::{self as memory, Draft, MAIN, Outbox};
+    use tokio_util::sync::CancellationToken;
+
+    use super::*;
+    use crate::Config;
+
+    /// Samples everything, and keeps what spans were told to be about.
+    #[derive(Default)]
+    struct Destinations(Mutex<Vec<(Operation, String)>>);
+
+    impl Recorder for Destinations {
+        fn samples(&self, _trace: TraceId) -> bool {
+            true
+        }
+
+        fn span_id(&self) -> SpanId {
+            SpanId::from_bytes([1; 8]).unwrap()
+        }
+
+        fn now(&self) -> Timestamp {
+            Timestamp::UNIX_EPOCH
+        }
+
+        fn record(&self, span: Span) {
+            self.0.lock().unwrap().push((span.operation, span.destination.to_string()));
+        }
+    }
+
+    /// What is told of a message with the topic `sales.eu` and the key `eu` that goes to this address.
+    async fn told_of(address: &str) -> Vec<(Operation, String)> {
+        let outbox = Outbox::new(memory::Settings::default());
+        let mut tx = outbox.begin();
+        tx.emit(Draft::new("sales.eu", "eu", "T", "{}")).expect("a good message");
+        tx.commit().expect("an open transaction");
+        let recorder = Arc::new(Destinations::default());
+        let traces = Traces::new(Arc::clone(&recorder) as Arc<dyn Recorder>, About::default());
+        let routes = Routes::new(vec![Route { address: address.to_owned(), ..Route::everything() }]);
+        let config = Config { routes, traces, ..Config::default() };
+        let broker = Arc::new(MemoryBroker::new(Settings::default()));
+        let relay = Relay::with_seed(Arc::new(outbox.destination(MAIN)), broker, config, 7);
+        let stop = CancellationToken::new();
+        let until_told = async {
+            while recorder.0.lock().unwrap().len() < 2 {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+            stop.cancel();
+        };
+        let (ended, ()) = tokio::join!(relay.run(stop.clone()), until_told);
+        ended.expect("an orderly end");
+        recorder.0.lock().unwrap().clone()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_address_is_a_template_only_where_its_route_puts_the_key() {
+        for (address, told) in
+            [("orders.eu", "orders.eu"), ("{topic}", "sales.eu"), ("{topic}.{key}", "sales.eu.{key}"), ("eu", "eu")]
+        {
+            let both = [Operation::Send, Operation::Settle].map(|operation| (operation, told.to_owned()));
+            assert_eq!(told_of(address).await, both, "{address}");
         }
     }
 }

@@ -46,6 +46,10 @@ impl Broker for Timed {
         self.inner.capabilities()
     }
 
+    fn is_away(&self) -> bool {
+        self.inner.is_away()
+    }
+
     async fn publish(&self, batch: &[Publication], confirms: &Confirms) {
         let began = Instant::now();
         let reports = Reports::default();

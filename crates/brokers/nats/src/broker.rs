@@ -84,6 +84,10 @@ impl Broker for NatsBroker {
         Capabilities { fences_order: false, message_bytes_max }
     }
 
+    fn is_away(&self) -> bool {
+        matches!(&*self.state.borrow(), State::Down(reason) if !matches!(**reason, Error::Connecting))
+    }
+
     async fn publish(&self, batch: &[Publication], confirms: &Confirms) {
         let state = self.state.borrow().clone();
         match state {

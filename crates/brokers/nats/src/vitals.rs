@@ -1,66 +1,122 @@
 //! What is sampled for those who watch.
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use async_nats::jetstream::stream;
+use async_nats::connection::State;
+use async_nats::jetstream::context::GetStreamErrorKind;
+use async_nats::jetstream::{Context, ErrorCode, stream};
 use async_trait::async_trait;
+use futures_util::future::join_all;
 use relevo_core::failure::Failure;
 use relevo_core::sample::{BrokerVitals, Nodes, SampleBroker};
 use tokio::sync::OnceCell;
+use tokio::time::timeout;
 
 use crate::classify::Error;
 use crate::config::Config;
+use crate::group::Group;
 use crate::link;
 use crate::snapshot::context;
 
 /// Copies answer their leader about once a second. One that was killed counts as offline only after more than a minute.
 const SILENT_AFTER: Duration = Duration::from_secs(10);
 
+/// All streams are asked at the same time, and one that has not answered by then has nobody who could. Whoever samples
+/// waits for all of them, and not much longer than this.
+const ANSWER_DEADLINE: Duration = Duration::from_secs(2);
+
 /// Asks over a connection of its own, which it keeps.
 pub struct NatsSampler {
     config: Config,
     client: OnceCell<async_nats::Client>,
+    /// How many nodes have a copy of each stream, as it last said.
+    known: Mutex<BTreeMap<String, u64>>,
 }
+
+/// Nobody answers for a stream.
+struct Silent;
+
+/// What a stream says of itself; `None` if there is no such stream.
+type Answer = Result<Option<stream::Info>, Silent>;
 
 impl NatsSampler {
     /// Nothing is asked of the server yet.
     pub fn new(config: Config) -> Result<Self, Error> {
         link::servers(&config)?;
-        Ok(Self { config, client: OnceCell::new() })
+        Ok(Self { config, client: OnceCell::new(), known: Mutex::default() })
     }
 
     async fn sampled(&self) -> Result<BrokerVitals, Error> {
         // The client comes back to a server that was away by itself.
         let client = self.client.get_or_try_init(|| link::connect(&self.config)).await?;
+        if client.connection_state() != State::Connected {
+            let nodes = self.known().values().map(|&known| Nodes { running: 0, known }).min_by_key(spare);
+            return Ok(BrokerVitals { nodes, dead: Vec::new() });
+        }
         let context = context(client, &self.config);
         let topology = &self.config.topology;
         let groups = topology.groups.iter();
-        let mut names: Vec<String> = groups.clone().map(|group| group.stream.clone()).collect();
-        names.extend(topology.streams.iter().map(|stream| stream.name.clone()));
-        names.sort();
-        names.dedup();
-        let mut vitals = BrokerVitals::default();
-        for name in names {
-            // One that is not there, or that we may not look at, is not told.
-            let Ok(stream) = context.get_stream(name).await else { continue };
-            vitals.nodes = [vitals.nodes, nodes(stream.cached_info())].into_iter().flatten().min_by_key(spare);
+        let mut streams: BTreeSet<String> = groups.clone().map(|group| group.stream.clone()).collect();
+        streams.extend(topology.streams.iter().map(|stream| stream.name.clone()));
+        let dead: BTreeSet<String> = groups.map(Group::dead_stream).collect();
+        let all: Vec<&String> = streams.union(&dead).collect();
+        let answers = join_all(all.iter().map(|name| told(&context, name))).await;
+        let answers: BTreeMap<&String, Answer> = all.into_iter().zip(answers).collect();
+        let nodes = streams.iter().filter_map(|name| self.nodes_of(name, answers.get(name)?)).min_by_key(spare);
+        let counted = dead.iter().filter_map(|name| {
+            let Ok(Some(info)) = answers.get(name)? else { return None };
+            Some((name.clone(), info.state.messages))
+        });
+        Ok(BrokerVitals { nodes, dead: counted.collect() })
+    }
+
+    /// The nodes of a stream. One that several nodes have answers as long as most of them run: of one that is silent, the
+    /// server that we are connected to is all that can be shown to run.
+    fn nodes_of(&self, name: &str, answer: &Answer) -> Option<Nodes> {
+        let mut all = self.known();
+        match answer {
+            Ok(info) => {
+                let cluster = info.as_ref().and_then(|info| info.cluster.as_ref());
+                let nodes = cluster.map(|cluster| nodes(cluster, all.get(name).copied()));
+                match nodes {
+                    Some(nodes) => all.insert(name.to_owned(), nodes.known),
+                    None => all.remove(name),
+                };
+                nodes
+            }
+            Err(Silent) => all.get(name).filter(|known| **known > 1).map(|&known| Nodes { running: 1, known }),
         }
-        for group in groups {
-            let Ok(stream) = context.get_stream(group.dead_stream()).await else { continue };
-            vitals.dead.push((group.dead_stream(), stream.cached_info().state.messages));
-        }
-        vitals.dead.sort();
-        vitals.dead.dedup();
-        Ok(vitals)
+    }
+
+    fn known(&self) -> MutexGuard<'_, BTreeMap<String, u64>> {
+        // Nothing panics while it is held, and the map is whole after each change.
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// The nodes that have a copy of the stream; a server alone is one, or does not tell.
-fn nodes(info: &stream::Info) -> Option<Nodes> {
-    let cluster = info.cluster.as_ref()?;
-    let leader = u64::from(cluster.leader.is_some());
+async fn told(context: &Context, name: &str) -> Answer {
+    match timeout(ANSWER_DEADLINE, context.get_stream(name)).await {
+        Ok(Ok(stream)) => Ok(Some(stream.cached_info().clone())),
+        Ok(Err(error)) => match error.kind() {
+            GetStreamErrorKind::JetStream(error) if error.error_code() == ErrorCode::STREAM_NOT_FOUND => Ok(None),
+            GetStreamErrorKind::EmptyName | GetStreamErrorKind::InvalidStreamName => Ok(None),
+            GetStreamErrorKind::JetStream(_) | GetStreamErrorKind::Request => Err(Silent),
+        },
+        Err(_) => Err(Silent),
+    }
+}
+
+/// The nodes that have a copy of the stream; a server alone is one, or does not tell. A leader lists the others. Without one
+/// any of them answers: it runs, and may list itself or not.
+fn nodes(cluster: &stream::ClusterInfo, known: Option<u64>) -> Nodes {
     let online = cluster.replicas.iter().filter(|peer| runs(peer)).count() as u64;
-    Some(Nodes { running: leader + online, known: (1 + cluster.replicas.len()) as u64 })
+    let listed = cluster.replicas.len() as u64;
+    match cluster.leader {
+        Some(_) => Nodes { running: 1 + online, known: 1 + listed },
+        None => Nodes { running: online.max(1), known: listed.max(known.unwrap_or(1)) },
+    }
 }
 
 /// A leader that is new has not heard of a dead copy at all, and says zero.
@@ -92,6 +148,22 @@ mod tests {
         };
         assert!(of(true, 0, false) && of(true, 1, false) && of(false, 1, false), "one that catches up runs");
         assert!(!of(false, 0, false) && !of(true, 11, false) && !of(true, 1, true));
+    }
+
+    #[test]
+    fn without_a_leader_no_node_is_counted_twice_and_none_is_forgotten() {
+        let of = |leader: Option<&str>, replicas: &[bool], known| {
+            let peer = |runs: &bool| stream::PeerInfo { current: *runs, offline: !runs, ..stream::PeerInfo::default() };
+            let replicas: Vec<stream::PeerInfo> = replicas.iter().map(peer).collect();
+            let cluster =
+                stream::ClusterInfo { leader: leader.map(str::to_owned), replicas, ..stream::ClusterInfo::default() };
+            let Nodes { running, known } = nodes(&cluster, known);
+            (running, known)
+        };
+        assert_eq!(of(Some("a"), &[true, false], Some(5)), (2, 3), "a leader knows");
+        assert_eq!(of(None, &[true, false, false], Some(3)), (1, 3), "it lists itself");
+        assert_eq!(of(None, &[false, false], Some(3)), (1, 3), "it does not");
+        assert_eq!(of(Some("a"), &[], None), (1, 1));
     }
 
     #[test]

@@ -10,12 +10,14 @@ use crate::config::Config;
 use crate::examine;
 use crate::management::Management;
 use crate::topology::{Declared, Maker, Part};
+use crate::vitals::Remembered;
 
 /// Makes and examines what the configuration wants to be at the broker.
 pub struct RabbitAdmin {
     pub(crate) config: Config,
     pub(crate) declared: Declared,
     pub(crate) management: Option<Management>,
+    pub(crate) remembered: Remembered,
 }
 
 impl RabbitAdmin {
@@ -28,7 +30,7 @@ impl RabbitAdmin {
             return Err(Error::Config("policies need a `management_url`".to_owned()));
         }
         let declared = config.topology.declared();
-        Ok(Self { config, declared, management })
+        Ok(Self { config, declared, management, remembered: Remembered::default() })
     }
 
     async fn planned(&self) -> Result<Vec<Piece>, Error> {

@@ -56,6 +56,11 @@ impl RabbitBroker {
         Ok(Self(Arc::new(Inner { config, state, closing, exchanges })))
     }
 
+    /// Whether its connection stands at this moment; asks nothing of the server.
+    pub fn is_connected(&self) -> bool {
+        matches!(&*self.0.state.borrow(), State::Up(_))
+    }
+
     /// Closes the connection. What is in flight may have arrived; calls that follow report an outage.
     pub async fn close(&self) {
         self.0.closing.send_replace(true);
@@ -118,6 +123,14 @@ impl Broker for RabbitBroker {
     fn capabilities(&self) -> Capabilities {
         // A message that is refused does not hold back the next one on its channel.
         Capabilities { fences_order: false, message_bytes_max: self.0.config.message_bytes_max }
+    }
+
+    fn is_away(&self) -> bool {
+        match &*self.0.state.borrow() {
+            State::Up(line) => line.alarm.is_some(),
+            State::Down(_) => true,
+            State::Connecting | State::Closed => false,
+        }
     }
 
     async fn publish(&self, batch: &[Publication], confirms: &Confirms) {

@@ -1,28 +1,86 @@
 //! What is sampled for those who watch, from the management API; without it nothing is told.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use async_trait::async_trait;
+use futures_util::future::join_all;
 use relevo_core::failure::Failure;
 use relevo_core::sample::{BrokerVitals, Nodes, SampleBroker};
 use serde_json::Value;
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+use tracing::{info, warn};
 
 use crate::administer::RabbitAdmin;
 use crate::classify::Error;
-use crate::management::SeenQueue;
-use crate::topology::{Declared, dead_queue};
+use crate::management::{Management, SeenQueue};
+use crate::topology::Declared;
+
+/// A management API that is slower than this has no number to give.
+const ANSWER_DEADLINE: Duration = Duration::from_millis(2500);
+/// A node that runs takes a connection sooner.
+const CONNECT_DEADLINE: Duration = Duration::from_secs(1);
+
+/// What is known from earlier samples.
+#[derive(Debug, Default)]
+pub(crate) struct Remembered {
+    /// The nodes of the cluster; none before it has told.
+    nodes: AtomicU64,
+    /// Whether the management API did not answer when it was last asked.
+    silent: AtomicBool,
+}
 
 impl RabbitAdmin {
     async fn sampled(&self) -> Result<BrokerVitals, Error> {
         let Some(management) = &self.management else { return Ok(BrokerVitals::default()) };
+        let Remembered { nodes, silent } = &self.remembered;
+        let late = |_| Err(Error::ManagementAway(format!("it has not answered within {ANSWER_DEADLINE:?}")));
+        match timeout(ANSWER_DEADLINE, self.told_by(management)).await.unwrap_or_else(late) {
+            Ok(vitals) => {
+                nodes.store(vitals.nodes.map_or(0, |nodes| nodes.known), Ordering::Relaxed);
+                if silent.swap(false, Ordering::Relaxed) {
+                    info!("the management API answers again");
+                }
+                Ok(vitals)
+            }
+            Err(error) => {
+                let (known, places) = (nodes.load(Ordering::Relaxed), self.places());
+                // Behind fewer places than nodes, such as a load balancer's, nobody can be told from another.
+                if known == 0 || (places.len() as u64) < known {
+                    return Err(error);
+                }
+                if !silent.swap(true, Ordering::Relaxed) {
+                    warn!(%error, "the management API does not answer: nodes are counted that take connections, queues are not");
+                }
+                // It goes with its node, which must not take the others' numbers with it.
+                let running = taking_connections(places).await.min(known);
+                Ok(BrokerVitals { nodes: Some(Nodes { running, known }), dead: Vec::new() })
+            }
+        }
+    }
+
+    async fn told_by(&self, management: &Management) -> Result<BrokerVitals, Error> {
         let nodes = management.nodes().await?.map(|nodes| Nodes {
             running: nodes.iter().filter(|node| node.running).count() as u64,
             known: nodes.len() as u64,
         });
-        let names = self.config.topology.queues.iter().filter(|queue| queue.dead_letters);
-        let dead: BTreeSet<String> = names.map(|queue| dead_queue(&queue.name)).collect();
+        let dead = self.config.topology.queues.iter().filter_map(|queue| queue.dead_letters.clone()).collect();
         Ok(BrokerVitals { nodes, dead: dead_letters(&management.queues().await?, &self.declared, dead) })
     }
+
+    /// Where nodes are, as `urls` names them.
+    fn places(&self) -> BTreeSet<(String, u16)> {
+        let endpoints = self.config.endpoints().unwrap_or_default();
+        endpoints.into_iter().map(|endpoint| (endpoint.authority.host, endpoint.authority.port)).collect()
+    }
+}
+
+/// How many of them take a connection: without the management API nothing else can be shown to run.
+async fn taking_connections(places: BTreeSet<(String, u16)>) -> u64 {
+    let attempts = places.into_iter().map(|place| timeout(CONNECT_DEADLINE, TcpStream::connect(place)));
+    join_all(attempts).await.iter().filter(|attempt| matches!(attempt, Ok(Ok(_)))).count() as u64
 }
 
 #[async_trait]
@@ -32,9 +90,13 @@ impl SampleBroker for RabbitAdmin {
     }
 }
 
-/// The queues that hold dead letters: those of the topology, and those that another queue sends its dead letters straight to.
-/// A queue with a time to live is a pause rather than an end; so is one that passes on what it gets, or that is worked on.
+/// So many queues are told that the topology does not name: whoever shares the virtual host may have any number.
+const FOUND_MAX: usize = 100;
+
+/// The queues that hold dead letters: those of the topology, and those that another queue sends its dead letters straight to,
+/// the first of them by name. A queue with a time to live is a pause rather than an end; so is one that passes on what it gets, or that is worked on.
 fn dead_letters(queues: &[SeenQueue], declared: &Declared, mut dead: BTreeSet<String>) -> Vec<(String, u64)> {
+    let mut found = BTreeSet::new();
     let text = |queue: &SeenQueue, name: &str| queue.arguments.get(name).and_then(Value::as_str).map(str::to_owned);
     let seen: BTreeMap<&str, &SeenQueue> = queues.iter().map(|queue| (queue.name.as_str(), queue)).collect();
     let is_work = |name: &str| declared.queues.iter().any(|queue| queue.work && queue.name == name);
@@ -42,18 +104,21 @@ fn dead_letters(queues: &[SeenQueue], declared: &Declared, mut dead: BTreeSet<St
         let straight = text(queue, "x-dead-letter-exchange").is_some_and(|exchange| exchange.is_empty());
         let Some(target) = text(queue, "x-dead-letter-routing-key").filter(|_| straight) else { continue };
         let passes_on = |it: &&SeenQueue| it.arguments.contains_key("x-dead-letter-exchange");
-        if !is_work(&target) && !seen.get(target.as_str()).is_some_and(passes_on) {
-            dead.insert(target);
+        if !is_work(&target) && !dead.contains(&target) && !seen.get(target.as_str()).is_some_and(passes_on) {
+            found.insert(target);
         }
     }
+    dead.extend(found.into_iter().take(FOUND_MAX));
     dead.into_iter().filter_map(|name| seen.get(name.as_str()).map(|queue| (name.clone(), queue.messages))).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use serde_json::json;
+    use tokio::net::TcpListener;
 
     use super::*;
+    use crate::config::Config;
     use crate::topology::{Queue, Topology};
 
     fn queue(name: &str, messages: u64, arguments: Value) -> SeenQueue {
@@ -77,6 +142,40 @@ mod tests {
         let topology = Topology { queues: vec![Queue::new("billing")], ..Topology::default() };
         let found = dead_letters(&queues, &topology.declared(), BTreeSet::from(["billing.dead".to_owned()]));
         assert_eq!(found, [("billing.dead".to_owned(), 3), ("graveyard".to_owned(), 2)]);
+    }
+
+    #[test]
+    fn queues_of_others_are_told_up_to_a_limit_and_those_of_the_topology_always() {
+        let to = |key: String| json!({ "x-dead-letter-exchange": "", "x-dead-letter-routing-key": key });
+        let pair =
+            |n| [queue(&format!("q{n:04}"), 0, to(format!("d{n:04}"))), queue(&format!("d{n:04}"), 1, json!({}))];
+        let mut queues: Vec<SeenQueue> = (0..1000).flat_map(pair).collect();
+        queues.push(queue("ours.dead", 5, json!({})));
+        let told = dead_letters(&queues, &Topology::default().declared(), BTreeSet::from(["ours.dead".to_owned()]));
+        assert_eq!(told.len(), FOUND_MAX + 1);
+        assert!(told.contains(&("ours.dead".to_owned(), 5)) && told.contains(&("d0000".to_owned(), 1)), "{told:?}");
+    }
+
+    /// A cluster of three that told of itself, and whose management API is gone.
+    fn cluster_at(urls: Vec<String>) -> RabbitAdmin {
+        let management_url = Some("http://127.0.0.1:1".to_owned());
+        let admin = RabbitAdmin::new(Config { urls, management_url, ..Config::new("") }).expect("a configuration");
+        admin.remembered.nodes.store(3, Ordering::Relaxed);
+        admin
+    }
+
+    #[tokio::test]
+    async fn nodes_are_counted_by_their_connections_only_where_each_has_a_place() {
+        let listening = [TcpListener::bind("127.0.0.1:0").await, TcpListener::bind("127.0.0.1:0").await];
+        let place = |node: &std::io::Result<TcpListener>| node.as_ref().expect("a port").local_addr().expect("bound");
+        let [first, second] = listening.each_ref().map(|node| format!("amqp://{}", place(node)));
+        let urls = vec![first.clone(), second.clone(), "amqp://127.0.0.1:1".to_owned()];
+        let told = cluster_at(urls).sampled().await.expect("all three are named");
+        assert_eq!(told.nodes, Some(Nodes { running: 2, known: 3 }));
+        for fewer in [vec![first.clone()], vec![first.clone(), format!("{first}/%2f"), second]] {
+            let error = cluster_at(fewer).sampled().await.expect_err("nodes that are not named may run as well");
+            assert!(matches!(error, Error::ManagementAway(_)), "{error}");
+        }
     }
 
     #[test]

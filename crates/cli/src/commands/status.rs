@@ -4,6 +4,8 @@ mod exposition;
 mod moment;
 mod object;
 mod ports;
+#[cfg(test)]
+mod tests;
 mod told;
 
 use std::io;
@@ -26,6 +28,9 @@ pub(crate) struct What {
     target: Target,
     #[command(flatten)]
     ports: ports::Asked,
+    /// What the outbox is called in the configuration of its relays; may be left out where the admin ports tell of one only.
+    #[arg(long, value_name = "NAME")]
+    outbox: Option<String>,
     /// At most so many keys, queues and dead letters of each.
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(0..=1000))]
     rows: u16,
@@ -66,7 +71,11 @@ pub(super) struct Looks {
 impl Looks {
     pub(super) fn new(what: &What) -> Result<Self> {
         let (place, ports) = (Place::of(&what.target)?, Ports::of(&what.ports)?);
-        Ok(Self { watcher: Watcher::new(place, ports, what.rows.into()), last: None, before: None })
+        Ok(Self {
+            watcher: Watcher::new(place, ports, what.rows.into(), what.outbox.clone()),
+            last: None,
+            before: None,
+        })
     }
 
     /// Looks once more; what was seen stays if it cannot.

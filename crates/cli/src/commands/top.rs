@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 use std::io::{self, Write as _};
+use std::pin::pin;
 use std::time::Duration;
 
 use anyhow::Result;
@@ -45,18 +46,23 @@ pub(super) async fn run(args: &Args) -> Result<Code> {
     let screen = (!args.format.json).then(|| Screen::open(&term)).transpose()?;
     let mut trouble = None;
     let mut times = 0;
+    // From here on it counts, also while a database that hangs is looked at.
+    let mut interrupted = pin!(tokio::signal::ctrl_c());
     loop {
         show(screen.as_ref(), &looks, trouble.as_ref())?;
         times += 1;
         if args.times.is_some_and(|most| times >= most) {
             return Ok(Code::Done);
         }
-        tokio::select! {
+        let next = async {
+            tokio::time::sleep(args.every).await;
+            looks.look().await.err()
+        };
+        trouble = tokio::select! {
             biased;
-            _ = tokio::signal::ctrl_c() => return Ok(Code::Done),
-            () = tokio::time::sleep(args.every) => {}
-        }
-        trouble = looks.look().await.err();
+            _ = &mut interrupted => return Ok(Code::Done),
+            trouble = next => trouble,
+        };
     }
 }
 

@@ -72,6 +72,10 @@ impl<B: Broker> Broker for Moods<B> {
         Capabilities { fences_order: false, ..self.inner.capabilities() }
     }
 
+    fn is_away(&self) -> bool {
+        self.inner.is_away()
+    }
+
     async fn publish(&self, batch: &[Publication], confirms: &Confirms) {
         let mut refused: Vec<(usize, Outcome)> = Vec::new();
         let mut passed = Vec::with_capacity(batch.len());

@@ -107,6 +107,19 @@ pub(crate) const fn kind(broker: &config::Broker) -> &'static str {
     }
 }
 
+/// Where a broker is, without whom we are there.
+pub(crate) fn place(broker: &config::Broker) -> String {
+    let urls = match broker {
+        config::Broker::Embedded { path } => return config::one_spelling(path).display().to_string(),
+        config::Broker::Rabbitmq(config) => &config.urls,
+        config::Broker::Nats(config) => &config.urls,
+    };
+    let mut places: Vec<&str> =
+        urls.iter().map(|url| url.rsplit_once('@').map_or(&**url, |(_, place)| place)).collect();
+    places.sort_unstable();
+    places.join(",")
+}
+
 fn add<C: Clone + PartialEq, B>(all: &mut Vec<(C, OnceCell<B>)>, config: &C) {
     if !all.iter().any(|(known, _)| known == config) {
         all.push((config.clone(), OnceCell::new()));

@@ -78,6 +78,7 @@ impl Daemon {
                     outbox: outbox.name.clone(),
                     destination: destination.name.clone(),
                     broker: brokers::kind(&destination.broker),
+                    place: brokers::place(&destination.broker),
                 };
                 destination.relay.traces = telling.of(&named);
                 let sampled =

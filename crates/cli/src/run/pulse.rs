@@ -55,7 +55,7 @@ mod tests {
     fn seen(destination: &str) -> Arc<Seen> {
         let (routes, changed) = (Routes::default(), Arc::new(Notify::new()));
         let (outbox, destination) = ("shop".to_owned(), destination.to_owned());
-        let named = Named { outbox, destination, broker: "embedded" };
+        let named = Named { outbox, destination, broker: "embedded", place: String::new() };
         Arc::new(Seen::new(named, Shared::default(), routes, Duration::from_secs(20), changed))
     }
 

@@ -8,19 +8,19 @@ use anyhow::Result;
 use async_trait::async_trait;
 use relevo_broker_nats::NatsSampler;
 use relevo_broker_rabbitmq::RabbitAdmin;
-use relevo_core::Failure;
 use relevo_core::sample::{BrokerVitals, SampleBroker, Surroundings, Vitals};
 use relevo_core::store::StoreError;
 use relevo_observe::Slot;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
-use tracing::debug;
+use tracing::{debug, info, warn};
 
-use super::brokers::Brokers;
+use super::brokers::{self, Brokers};
 use super::seen::{Phase, Seen};
 use super::store::{self, AnyStore};
 use crate::config::{Broker, Outbox};
+use crate::report::Told;
 
 /// A database or a broker that is slower than this has no number to give.
 const DEADLINE: Duration = Duration::from_secs(4);
@@ -35,14 +35,28 @@ pub(crate) struct Pace {
 }
 
 impl Pace {
-    /// Asks again and again until it is told to stop.
+    /// Asks again and again until it is told to stop. The same news again is no news.
     async fn repeat<S: Sampler>(self, slot: Arc<Slot<S::Sampled>>, mut sampler: S) {
+        let mut failing = false;
         loop {
             let began = Instant::now();
-            tokio::select! {
+            let answer = tokio::select! {
                 biased;
                 () = self.stop.cancelled() => return,
-                answer = timeout(DEADLINE, sampler.ask()) => slot.put(answer.ok().flatten()),
+                answer = timeout(DEADLINE, sampler.ask()) => answer,
+            };
+            let answer = answer.unwrap_or_else(|_| Err(format!("it has not answered within {DEADLINE:?}")));
+            let what = sampler.what();
+            match &answer {
+                Err(error) if failing => debug!(what, error, "still cannot be sampled"),
+                Err(error) => warn!(what, error, "cannot be sampled: what is sampled of it is not told meanwhile"),
+                Ok(Some(_)) if failing => info!(what, "can be sampled again"),
+                Ok(_) => {}
+            }
+            failing = answer.as_ref().map_or(true, |sampled| failing && sampled.is_none());
+            match answer {
+                Ok(None) => slot.nothing_yet(),
+                answer => slot.put(answer.ok().flatten()),
             }
             let pause = self.every.saturating_sub(began.elapsed()).max(began.elapsed() * REST);
             tokio::select! {
@@ -112,8 +126,12 @@ impl Samplers {
 trait Sampler: Send {
     type Sampled: Clone + Send;
 
-    /// `None` is what could not be sampled. Dropped in the middle, it begins anew.
-    async fn ask(&mut self) -> Option<Self::Sampled>;
+    /// What is asked, for people.
+    fn what(&self) -> String;
+
+    /// `None` while there is nothing to ask yet; an error says why it could not be sampled. Dropped in the middle, it begins
+    /// anew.
+    async fn ask(&mut self) -> Result<Option<Self::Sampled>, String>;
 }
 
 /// An outbox for one destination, over connections of its own: counting must not delay a lease.
@@ -126,11 +144,22 @@ struct OfDestination {
 impl Sampler for OfDestination {
     type Sampled = Vitals;
 
-    async fn ask(&mut self) -> Option<Vitals> {
-        if self.seen.phase() != Phase::Running {
-            return None;
+    fn what(&self) -> String {
+        format!("outbox `{}` for destination `{}`", self.opened.outbox.name, self.opened.destination)
+    }
+
+    /// Whatever the relay waits for: what piles up meanwhile is what people want to know.
+    async fn ask(&mut self) -> Result<Option<Vitals>, String> {
+        let phase = self.seen.phase();
+        if phase == Phase::Ended {
+            return Ok(None);
         }
         let store = self.opened.take().await?;
+        // A relay adds its destination once its broker is there.
+        if phase != Phase::Running && !self.opened.is_known(&*store).await? {
+            self.opened.store = Some(store);
+            return Ok(None);
+        }
         let vitals = store.vitals().await;
         self.opened.keep(store, vitals)
     }
@@ -143,7 +172,11 @@ struct OfOutbox(Opened);
 impl Sampler for OfOutbox {
     type Sampled = Surroundings;
 
-    async fn ask(&mut self) -> Option<Surroundings> {
+    fn what(&self) -> String {
+        format!("what the destinations of outbox `{}` share", self.0.outbox.name)
+    }
+
+    async fn ask(&mut self) -> Result<Option<Surroundings>, String> {
         let store = self.0.take().await?;
         let surroundings = store.surroundings().await;
         self.0.keep(store, surroundings)
@@ -162,26 +195,29 @@ impl Opened {
         Self { outbox: Arc::clone(outbox), destination: destination.to_owned(), store: None }
     }
 
-    async fn take(&mut self) -> Option<Arc<dyn AnyStore>> {
+    async fn take(&mut self) -> Result<Arc<dyn AnyStore>, String> {
         match self.store.take() {
-            Some(store) => Some(store),
-            None => self.told(store::open(&self.outbox, &self.destination).await),
+            Some(store) => Ok(store),
+            None => store::open(&self.outbox, &self.destination).await.map_err(told),
         }
     }
 
-    /// Keeps a store that answered.
-    fn keep<T>(&mut self, store: Arc<dyn AnyStore>, answer: Result<T, StoreError>) -> Option<T> {
-        let answer = self.told(answer)?;
-        self.store = Some(store);
-        Some(answer)
+    /// Whether the outbox has the destination.
+    async fn is_known(&self, store: &dyn AnyStore) -> Result<bool, String> {
+        let known = store.destinations().await.map_err(told)?;
+        Ok(known.iter().any(|it| it.name == self.destination))
     }
 
-    fn told<T>(&self, answer: Result<T, StoreError>) -> Option<T> {
-        let Self { outbox, destination, .. } = self;
-        let tell =
-            |error: &StoreError| debug!(outbox = %outbox.name, destination, %error, "the outbox cannot be sampled");
-        answer.inspect_err(tell).ok()
+    /// Keeps a store that answered.
+    fn keep<T>(&mut self, store: Arc<dyn AnyStore>, answer: Result<T, StoreError>) -> Result<Option<T>, String> {
+        let answer = answer.map_err(told)?;
+        self.store = Some(store);
+        Ok(Some(answer))
     }
+}
+
+fn told(error: StoreError) -> String {
+    Told::of(&error.into()).error().to_owned()
 }
 
 /// A broker.
@@ -208,9 +244,13 @@ impl OfBroker {
 impl Sampler for OfBroker {
     type Sampled = BrokerVitals;
 
-    async fn ask(&mut self) -> Option<BrokerVitals> {
-        let sampler = self.sampler.clone().or_else(|| self.brokers.embedded(&self.broker))?;
-        let tell = |failure: &Failure| debug!(error = failure.describe(), "the broker tells nothing of itself");
-        sampler.vitals().await.inspect_err(tell).ok()
+    fn what(&self) -> String {
+        format!("the broker ({})", brokers::kind(&self.broker))
+    }
+
+    async fn ask(&mut self) -> Result<Option<BrokerVitals>, String> {
+        let sampler = self.sampler.clone().or_else(|| self.brokers.embedded(&self.broker));
+        let Some(sampler) = sampler else { return Ok(None) };
+        sampler.vitals().await.map(Some).map_err(|failure| failure.describe())
     }
 }

@@ -39,6 +39,8 @@ pub(crate) struct Named {
     pub(crate) destination: String,
     /// The kind of its broker.
     pub(crate) broker: &'static str,
+    /// Where that is.
+    pub(crate) place: String,
 }
 
 /// What is sampled for several relays at once.
@@ -182,6 +184,10 @@ impl Observed for Seen {
         self.named.broker
     }
 
+    fn broker_place(&self) -> &str {
+        &self.named.place
+    }
+
     fn relay(&self) -> Option<(&Stats, &Watched)> {
         self.relay.get().map(|(stats, watched)| (&**stats, &**watched))
     }
@@ -217,6 +223,10 @@ impl Observed for Seen {
 
     fn broker_vitals(&self) -> Option<BrokerVitals> {
         self.shared.broker.get()
+    }
+
+    fn sampled_ago(&self) -> Option<Duration> {
+        Some(self.vitals.age().max(self.shared.surroundings.age()))
     }
 }
 

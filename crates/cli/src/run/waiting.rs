@@ -90,7 +90,8 @@ mod tests {
     #[tokio::test]
     async fn a_broker_that_hangs_does_not_make_the_relay_look_stuck() {
         let (stuck_after, changed) = (TURN_EVERY * 2, Arc::new(Notify::new()));
-        let named = Named { outbox: "shop".to_owned(), destination: "main".to_owned(), broker: "nats" };
+        let named =
+            Named { outbox: "shop".to_owned(), destination: "main".to_owned(), broker: "nats", place: String::new() };
         let seen = Arc::new(Seen::new(named, Shared::default(), Routes::default(), stuck_after, changed));
         let pulse = Pulse::new(vec![Arc::clone(&seen)], Instant::now());
         let mut hangs = pin!(turning(&seen, sleep(stuck_after + TURN_EVERY)));

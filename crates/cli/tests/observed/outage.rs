@@ -55,8 +55,18 @@ async fn a_stopped_broker_is_told_at_alertmanager_and_its_return_too() {
     assert_eq!(told["summary"], "The broker of main is away", "{fired}");
     assert!(told["description"].as_str().is_some_and(|text| text.contains("main (nats)")), "{fired}");
 
+    let metric = |name: &str| daemon.value(&format!("{name}{{"));
+    assert_eq!((metric("broker_up"), metric("outbox_backlog_gauge")), (Some(0.0), Some(10.0)), "{}", seen());
+    let age = metric("outbox_oldest_pending_age_seconds");
+    wait_for("the age grows", || (metric("outbox_oldest_pending_age_seconds") > age).then_some(()), seen);
+    world.emit_numbers("orders", 61..=65).await;
+    wait_for("the backlog grows", || (metric("outbox_backlog_gauge") == Some(15.0)).then_some(()), seen);
+
     broker.start_again().await;
-    World::taken(&daemon, "main", 60);
+    World::taken(&daemon, "main", 65);
+    for never in ["outbox_retry_total", "outbox_failed_permanent_total"] {
+        assert_eq!(metric(never), Some(0.0), "an outage counts against no message: {never}");
+    }
     let is_over = || alert(&alertmanager, "RelevoBrokerAway").is_none().then_some(());
     wait_for("the alert is over", is_over, seen);
     daemon.stop();

@@ -1,7 +1,7 @@
 //! One outbox to both brokers at once, one of them dead for a while.
 
 use relevo_testkit::NatsVersion;
-use relevo_testkit::nats::{Server, unique};
+use relevo_testkit::nats::{self, Server, unique};
 use relevo_testkit::rabbitmq::Private;
 
 use crate::command::relevo;
@@ -44,6 +44,7 @@ async fn the_living_keeps_its_pace_and_the_dead_catches_up_in_order() {
     let metric = |name: &str| daemon.metric(&format!("{name}{RABBIT}"));
     until("it is known to be away", || metric("broker_up") == Some(0));
     until("it says for how long", || metric("broker_away_seconds") >= Some(1));
+    assert_eq!(daemon.metric(&format!("broker_up{}", RABBIT.replace("rabbit", "stream"))), Some(1));
     let outages = daemon.metric(&format!("outbox_failures_total{RABBIT},class=\"outage\"")).unwrap_or(0);
     assert!(outages > 0, "{outages}");
     let (status, body) = daemon.get("/readyz");
@@ -54,4 +55,42 @@ async fn the_living_keeps_its_pace_and_the_dead_catches_up_in_order() {
     daemon.stop();
     assert_in_order(&stored_in(nats.url(), &stream).await, 1..=1500);
     assert_in_order(&take_from_queue(&rabbit.amqp_url(), "orders", 1500).await, 1..=1500);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_relay_that_has_nothing_to_send_notices_that_its_broker_is_gone_and_is_back() {
+    let (world, rabbit) = (World::new().await, Private::start().await);
+    let stream = nats::Private::start(NatsVersion::V2_15, nats::Settings::new()).await;
+    let queue = format!(
+        "kind = \"rabbitmq\"\nurls = [\"{}\"]\ntopology = \"apply\"\n[BROKER.queues.orders]\nretry_ms = []\n",
+        rabbit.amqp_url()
+    );
+    let subjects = format!(
+        "kind = \"nats\"\nurls = [\"{}\"]\ntopology = \"apply\"\n[BROKER.streams.one]\nname = \"shop\"\nsubjects = [\"shop.>\"]\n",
+        stream.url()
+    );
+    let routes = "[[outboxes.shop.destinations.rabbit.routes]]\naddress = \"orders\"\n\
+                  [[outboxes.shop.destinations.stream.routes]]\naddress = \"shop.{topic}\"\n";
+    let mut daemon = Daemon::start(&world.carried_to(&[("rabbit", &queue), ("stream", &subjects)], routes), &[]);
+    daemon.ready();
+    let up = |destination: &str| daemon.metric(&format!("broker_up{}", RABBIT.replace("rabbit", destination)));
+    until("both are there", || up("rabbit") == Some(1) && up("stream") == Some(1));
+    rabbit.stop().await;
+    until("one is gone", || up("rabbit") == Some(0));
+    assert_eq!(up("stream"), Some(1));
+    let away = format!("broker_away_seconds{RABBIT}");
+    until("it says for how long", || daemon.metric(&away) >= Some(1));
+    stream.stop().await;
+    until("so is the other", || up("stream") == Some(0));
+    assert!(daemon.get("/readyz").1.contains(", the destination is away"), "{:?}", daemon.get("/readyz"));
+    rabbit.start_again().await;
+    stream.start_again().await;
+    until("both are back", || up("rabbit") == Some(1) && up("stream") == Some(1));
+    assert_eq!(daemon.metric(&away), Some(0));
+    assert_eq!(
+        daemon.metric(&format!("outbox_publish_attempts_total{RABBIT}")),
+        Some(0),
+        "nothing was sent to find out"
+    );
+    daemon.stop();
 }

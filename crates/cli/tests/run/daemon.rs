@@ -105,21 +105,23 @@ impl Daemon {
     }
 
     pub(crate) fn ask(&self, path: &str, headers: &str) -> (u16, String) {
-        let mut stream = TcpStream::connect(self.admin()).expect("it listens");
-        stream.set_read_timeout(Some(DEADLINE)).expect("a timeout");
-        let request = format!("GET {path} HTTP/1.1\r\nhost: relevo\r\nconnection: close\r\n{headers}\r\n");
-        stream.write_all(request.as_bytes()).expect("it reads");
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).expect("it answers");
-        let (head, body) = answer.split_once("\r\n\r\n").expect("a head and a body");
-        (head[9..12].parse().expect("a status"), body.to_owned())
+        ask(self.admin(), path, headers)
     }
 
-    /// The value of a metric whose line begins so.
+    /// The value of a metric whose line begins so, if it is a whole number.
     pub(crate) fn metric(&self, begins: &str) -> Option<i64> {
+        self.told(begins)?.parse().ok()
+    }
+
+    /// The same for one that may have a fraction.
+    pub(crate) fn value(&self, begins: &str) -> Option<f64> {
+        self.told(begins)?.parse().ok()
+    }
+
+    fn told(&self, begins: &str) -> Option<String> {
         let (_, body) = self.get("/metrics");
         let line = body.lines().find(|line| line.starts_with(begins))?;
-        line.rsplit(' ').next()?.parse().ok()
+        line.rsplit(' ').next().map(str::to_owned)
     }
 
     /// Waits until it says that it is ready.
@@ -141,6 +143,18 @@ fn collect(stderr: ChildStderr, lines: &Lines) {
         lines.all.lock().expect("no panic").push(line);
         lines.more.notify_all();
     }
+}
+
+/// Status and body of a request to whoever listens there.
+pub(crate) fn ask(address: SocketAddr, path: &str, headers: &str) -> (u16, String) {
+    let mut stream = TcpStream::connect(address).expect("it listens");
+    stream.set_read_timeout(Some(DEADLINE)).expect("a timeout");
+    let request = format!("GET {path} HTTP/1.1\r\nhost: relevo\r\nconnection: close\r\n{headers}\r\n");
+    stream.write_all(request.as_bytes()).expect("it reads");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("it answers");
+    let (head, body) = answer.split_once("\r\n\r\n").expect("a head and a body");
+    (head[9..12].parse().expect("a status"), body.to_owned())
 }
 
 /// Waits until something holds.

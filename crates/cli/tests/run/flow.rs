@@ -60,10 +60,13 @@ async fn sigterm_releases_the_leases_at_once() {
     until("it holds all shards", || first.metric("outbox_leases{") == Some(8));
     let mut second = Daemon::start(&world.config(long), &[]);
     second.ready();
+    let admin = first.admin();
     first.stop();
+    assert!(std::net::TcpStream::connect(admin).is_err(), "its own series end with it");
     let begun = Instant::now();
     until("the other has them all", || second.metric("outbox_leases{") == Some(8));
     assert!(begun.elapsed() < Duration::from_secs(20));
+    assert!(second.metric("outbox_lease_changes_total{") >= Some(8));
     second.signal("INT");
     assert_eq!(second.end(), Some(0), "SIGINT is a request too: {}", second.log());
     let free = "SELECT count(*) FROM relevo.lease WHERE until > clock_timestamp()";

@@ -1,11 +1,13 @@
 //! From PostgreSQL to a real NATS JetStream.
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use relevo_testkit::NatsVersion;
-use relevo_testkit::nats::{Server, unique};
+use relevo_testkit::nats::{Cluster, Server, unique};
 use relevo_testkit::proxy::CutProxy;
 
+use crate::command::relevo;
 use crate::daemon::{Daemon, until};
 use crate::far::{assert_in_order, jetstream, stored_in};
 use crate::world::World;
@@ -45,6 +47,25 @@ async fn what_was_committed_arrives_in_streams_that_were_made_at_the_start() {
             assert_eq!(message.headers["x-event-id"], message.headers["ce-id"], "{message:?}");
         }
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_that_is_missing_keeps_it_from_starting_until_it_is_made() {
+    let (world, server, stream) = (World::new().await, Server::shared(NatsVersion::V2_15), unique("shop"));
+    let address = server.url().trim_start_matches("nats://").to_owned();
+    let file = world.carried_to(&[("main", &at(&address, &stream, ""))], &route(&stream));
+    let mut daemon = Daemon::start(&file, &[]);
+    assert_eq!(daemon.end(), Some(2), "{}", daemon.log());
+    until("it says what to do", || daemon.log().contains("hint: `relevo topology apply` makes what is missing"));
+    assert!(daemon.log().contains(&format!("stream `{stream}` is missing")), "{}", daemon.log());
+    let (code, plan, stderr) = relevo(&file, &["topology", "plan"]);
+    assert!(code == 3 && plan.contains(&format!("missing  stream `{stream}`")), "{plan}{stderr}");
+    let (code, _, stderr) = relevo(&file, &["topology", "apply", "--yes"]);
+    assert_eq!(code, 0, "{stderr}");
+    let mut daemon = Daemon::start(&file, &[]);
+    world.emit_numbers("orders", 1..=10).await;
+    World::taken(&daemon, "main", 10);
+    daemon.stop();
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -93,4 +114,45 @@ async fn a_server_that_is_away_at_the_start_is_checked_when_it_comes() {
     daemon.ready();
     daemon.stop();
     assert_in_order(&stored_in(server.url(), &stream).await, 1..=10);
+}
+
+/// A stream on three servers stores nothing while one of them is left, though that one takes connections.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_nats_cluster_without_its_majority_tells_its_nodes_and_loses_nothing() {
+    let (world, cluster) = (World::new().await, Cluster::of_three().await);
+    let (urls, stream) = (cluster.urls(), unique("shop"));
+    // The deadline is that of every question too: with this one a stream that is silent takes the sampler's whole patience.
+    let broker = format!(
+        "kind = \"nats\"\nurls = {urls:?}\nstream = \"{stream}\"\ntopology = \"apply\"\nack_deadline_ms = 2500\n\
+         [BROKER.streams.one]\nname = \"{stream}\"\nsubjects = [\"{stream}.>\"]\nreplicas = 3\n\
+         [BROKER.groups.billing]\nstream = \"{stream}\"\n"
+    );
+    let mut daemon = Daemon::start(&world.carried_to(&[("main", &broker)], &route(&stream)), &[]);
+    world.emit_numbers("orders", 1..=100).await;
+    World::taken(&daemon, "main", 100);
+    let runs = |nodes| daemon.metric("broker_nodes_running{") == Some(nodes);
+    until("three nodes run", || runs(3));
+    let dead = "mq_dlq_total{service=\"relevo\",broker=\"nats\",lane=\"billing-dead\"}";
+    until("the dead letters of the group are told", || daemon.metric(dead) == Some(0));
+
+    let [first, second, last] = cluster.nodes();
+    second.kill9().await;
+    last.kill9().await;
+    world.emit_numbers("orders", 101..=200).await;
+    until("the alert has its metric", || runs(1) && daemon.metric("broker_nodes{") == Some(3));
+    until("nothing can pass", || daemon.metric("outbox_held_addresses{") == Some(1));
+    first.kill9().await;
+    until("nothing is left", || runs(0) && daemon.metric("broker_nodes{") == Some(3));
+    until("it is told as away", || daemon.metric("broker_up{") == Some(0));
+
+    tokio::join!(first.start_again(), second.start_again(), last.start_again());
+    // Leaders are elected anew, and an address that is held may be probed half a minute later.
+    World::taken_within(Duration::from_secs(90), &daemon, "main", 200);
+    until("all of them run", || runs(3));
+    until("it is told as back", || daemon.metric("broker_up{") == Some(1));
+    for never in ["outbox_retry_total{", "outbox_failed_permanent_total{"] {
+        assert_eq!(daemon.metric(never), Some(0), "an outage is no failure: {never}");
+    }
+    daemon.stop();
+    assert_in_order(&stored_in(&urls[0], &stream).await, 1..=200);
 }

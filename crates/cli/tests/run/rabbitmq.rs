@@ -52,7 +52,11 @@ async fn a_queue_that_is_missing_keeps_it_from_starting_until_it_is_made() {
     let mut daemon = Daemon::start(&file, &[]);
     assert_eq!(daemon.end(), Some(2), "{}", daemon.log());
     until("it says what to do", || daemon.log().contains("hint: `relevo topology apply` makes what is missing"));
-    assert!(daemon.log().contains("queue `billing` is missing"), "{}", daemon.log());
+    for missing in ["exchange `shop` is missing", "queue `billing` is missing"] {
+        assert!(daemon.log().contains(missing), "{missing}: {}", daemon.log());
+    }
+    let (code, plan, stderr) = relevo(&file, &["topology", "plan"]);
+    assert!(code == 3 && plan.contains("\nmissing  queue `billing`\n"), "{plan}{stderr}");
     let (code, _, stderr) = relevo(&file, &["topology", "apply", "--yes"]);
     assert_eq!(code, 0, "{stderr}");
     let mut daemon = Daemon::start(&file, &[]);
@@ -132,6 +136,15 @@ async fn a_wrong_password_is_told_by_readiness_and_heals_when_it_is_mended() {
     let (status, body) = daemon.get("/readyz");
     assert!(status == 503 && body.contains("the broker refuses us: ") && body.contains("`relay`"), "{status} {body}");
     assert_eq!((daemon.get("/livez").0, daemon.metric("broker_up{")), (200, Some(0)));
+    // The secret is mended where it is kept: that is read at the start.
+    world.directory.write("password", "first\n");
+    daemon.signal("HUP");
+    let restart = daemon.line("changes that need a restart were not taken");
+    assert_eq!(restart["keys"], "outboxes.shop.destinations.main.broker");
+    let mut mended = Daemon::start(&world.carried_to(&[("main", &broker)], ROUTE), &[]);
+    mended.ready();
+    mended.stop();
+    // It is mended at the broker: nobody needs to do anything else.
     server.ctl(&["change_password", "relay", "second"]).await;
     world.emit_numbers("orders", 1..=10).await;
     World::taken(&daemon, "main", 10);
@@ -144,28 +157,35 @@ async fn a_wrong_password_is_told_by_readiness_and_heals_when_it_is_mended() {
 /// A queue on three nodes confirms nothing while one of them is left, though that one takes connections.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cluster_without_its_majority_is_told_as_away_until_it_is_back_and_nothing_is_lost() {
-    let (world, cluster) = (World::new().await, Cluster::of_three().await);
+    let (world, cluster) = (World::new().await, Cluster::of_three_with(Settings::new().management()).await);
     let urls = cluster.amqp_urls();
-    let [first, second, _last] = cluster.nodes();
+    let [first, second, last] = cluster.nodes();
     declare_queue(&urls[2], "orders", &[("x-queue-type", AMQPValue::LongString("quorum".into()))]).await;
     let broker = format!(
-        "kind = \"rabbitmq\"\nurls = {urls:?}\nheartbeat_ms = 1000\nconnect_deadline_ms = 2000\nconfirm_deadline_ms = 2000\n"
+        "kind = \"rabbitmq\"\nurls = {urls:?}\nmanagement_url = \"{}\"\nheartbeat_ms = 1000\nconnect_deadline_ms = 2000\n\
+         confirm_deadline_ms = 2000\n",
+        last.management_url()
     );
     let mut daemon = Daemon::start(&world.carried_to(&[("main", &broker)], ROUTE), &[]);
     world.emit_numbers("orders", 1..=100).await;
     World::taken(&daemon, "main", 100);
     assert_eq!(daemon.metric("broker_up{"), Some(1));
+    let runs = |nodes| daemon.metric("broker_nodes_running{") == Some(nodes);
+    until("three nodes run", || runs(3));
 
     first.kill9().await;
     world.emit_numbers("orders", 101..=200).await;
     World::taken(&daemon, "main", 200);
     until("two of three are enough", || daemon.metric("broker_up{") == Some(1));
+    until("two nodes run", || runs(2));
 
     second.kill9().await;
     world.emit_numbers("orders", 201..=300).await;
     until("the alert has its metric", || daemon.metric("broker_up{") == Some(0));
     until("it grows", || daemon.metric("broker_away_seconds{") >= Some(3));
     assert_eq!(daemon.metric("broker_up{"), Some(0));
+    until("one node runs", || runs(1));
+    assert_eq!(daemon.metric("broker_nodes{"), Some(3));
     assert!(daemon.get("/readyz").1.contains(", the destination is away"), "{:?}", daemon.get("/readyz"));
 
     second.start_again().await;
@@ -174,10 +194,17 @@ async fn a_cluster_without_its_majority_is_told_as_away_until_it_is_back_and_not
         until("nothing waits", || daemon.metric(waiting) == Some(0));
     }
     until("it is told as back", || daemon.metric("broker_up{") == Some(1));
+    until("two nodes run again", || runs(2));
     assert_eq!(daemon.metric("broker_away_seconds{"), Some(0));
     for never in ["outbox_retry_total{", "outbox_failed_permanent_total{"] {
         assert_eq!(daemon.metric(never), Some(0), "an outage is no failure: {never}");
     }
+    // The management API goes with its node, which does not take what is known of the others with it.
+    last.kill9().await;
+    daemon.line("the management API does not answer: nodes are counted that take connections, queues are not");
+    until("the second is left", || runs(1) && daemon.metric("broker_nodes{") == Some(3));
+    last.start_again().await;
+    until("two nodes run again", || runs(2));
     daemon.stop();
     assert_in_order(&take_from_queue(&urls[2], "orders", 300).await, 1..=300);
 }

@@ -1,5 +1,7 @@
 //! SIGHUP.
 
+use crate::command::relevo;
+use crate::daemon::until;
 use crate::world::World;
 
 const ROUTE: &str = "[[outboxes.shop.destinations.main.routes]]\naddress = ";
@@ -46,10 +48,15 @@ async fn a_bad_file_changes_nothing_and_is_told_whole() {
     world.emit("orders", 5).await;
     World::delivered(&daemon, "shop", 5);
     assert_eq!(daemon.metric("relevo_config_last_reload_successful{"), Some(0));
+    let file = world.directory.path().join("relevo.toml");
+    let (code, _, stderr) = relevo(&file, &["config", "check"]);
+    assert!(code == 2 && stderr.contains("`base_sm`") && stderr.contains("`sometimes`"), "{code} {stderr}");
     // A file that is good again is taken.
-    world.config(&format!("{ROUTE}\"third\"\n"));
+    let file = world.config(&format!("{ROUTE}\"third\"\n"));
+    assert_eq!(relevo(&file, &["config", "check"]).0, 0);
     daemon.signal("HUP");
     daemon.line("routes were exchanged");
+    until("it is told as good", || daemon.metric("relevo_config_last_reload_successful{") == Some(1));
     world.emit("orders", 5).await;
     World::delivered(&daemon, "shop", 10);
     daemon.stop();

@@ -52,18 +52,24 @@ async fn status_tells_what_waits_and_how_fast_it_moves() {
     let admin = format!("http://{}", daemon.admin());
     let traffic = world.database.url();
     let mut writer = tokio::task::JoinSet::new();
+    let (stop, stopped) = tokio::sync::watch::channel(false);
     writer.spawn(async move {
         let options: sqlx::postgres::PgConnectOptions = traffic.parse().expect("a URL");
         let mut connection = sqlx::ConnectOptions::connect(&options).await.expect("the test's database");
-        for n in 0..100 {
-            let sql = format!("SELECT relevo.emit('orders', 'key-{}', 'Happened', '{{}}')", n % 7);
+        let mut written = 0;
+        while !*stopped.borrow() {
+            let sql = format!("SELECT relevo.emit('orders', 'key-{}', 'Happened', '{{}}')", written % 7);
             sqlx::raw_sql(sqlx::AssertSqlSafe(sql)).execute(&mut connection).await.expect("a good statement");
+            written += 1;
             tokio::time::sleep(std::time::Duration::from_millis(20)).await;
         }
+        written
     });
+    // Longer than a machine stands still.
     let output =
-        tokio::task::block_in_place(|| relevo(&world, &["status", "--admin", &admin, "--over", "1s", "--json"]));
-    writer.join_next().await.expect("a writer").expect("it ends");
+        tokio::task::block_in_place(|| relevo(&world, &["status", "--admin", &admin, "--over", "4s", "--json"]));
+    stop.send_replace(true);
+    let written = writer.join_next().await.expect("a writer").expect("it ends");
     let status = json(&output);
     let main = &status["destinations"][0];
     assert_eq!((&main["name"], &main["broker_up"], &main["exact"]), (&"main".into(), &true.into(), &true.into()));
@@ -73,7 +79,7 @@ async fn status_tells_what_waits_and_how_fast_it_moves() {
     let (p50, p99) = (main["p50_seconds"].as_f64(), main["p99_seconds"].as_f64());
     assert!(p50 > Some(0.0) && p99 >= p50, "{status}");
     assert_eq!(status["admin_ports"][0]["error"], Value::Null);
-    World::delivered(&daemon, "shop", 140);
+    World::delivered(&daemon, "shop", 40 + written);
     let text = relevo(&world, &["status", "--admin", &admin, "--over", "100ms"]);
     let text = String::from_utf8(text.stdout).expect("UTF-8");
     let row = text.lines().find(|line| line.starts_with("main")).unwrap_or_else(|| panic!("{text}"));

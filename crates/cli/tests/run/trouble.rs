@@ -29,6 +29,8 @@ async fn a_database_that_is_away_at_the_start_is_waited_for() {
     daemon.nth_line("the database is away, will try again", 3);
     let (status, body) = daemon.get("/readyz");
     assert!(status == 503 && body.contains("waiting for the database: "), "{status} {body}");
+    let said: serde_json::Value = serde_json::from_str(&body).expect("JSON");
+    assert_eq!((&said["checks"][0]["outbox"], &said["checks"][0]["ok"]), (&"shop".into(), &false.into()), "{body}");
     assert_eq!(daemon.get("/livez").0, 200, "waiting is no reason to be killed");
     let (status, body) = daemon.get("/startupz");
     assert!(status == 200 && body.contains("waiting for the database"), "nor to be started anew: {status} {body}");
@@ -47,8 +49,10 @@ async fn a_database_that_goes_away_later_is_waited_for_and_scrapes_do_not_wait()
     world.emit("orders", 10).await;
     World::delivered(&daemon, "shop", 10);
     until("the backlog is known", || daemon.metric("outbox_backlog_gauge{") == Some(0));
+    let found = daemon.metric("outbox_database_away_total{");
     proxy.block().await;
     until("it is not ready", || daemon.get("/readyz").0 == 503);
+    until("it is counted", || daemon.metric("outbox_database_away_total{") > found);
     until("an old backlog is not shown", || daemon.metric("outbox_backlog_gauge{").is_none());
     assert_eq!(daemon.get("/livez").0, 200);
     proxy.unblock();
@@ -140,5 +144,51 @@ async fn a_broker_that_is_locked_at_the_start_is_waited_for() {
     assert!(daemon.get("/readyz").1.contains("waiting for the broker: "));
     drop(lock);
     daemon.ready();
+    daemon.stop();
+}
+
+/// Whether everything that can be sampled of the outbox just was.
+fn is_sampled(daemon: &Daemon) -> bool {
+    daemon.value("outbox_sample_age_seconds{").is_some_and(|age| age < 2.0)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_piles_up_is_told_by_a_daemon_that_was_started_while_its_broker_is_away() {
+    let world = World::new().await;
+    let mut daemon = world.start("");
+    world.emit("orders", 3).await;
+    World::delivered(&daemon, "shop", 3);
+    daemon.stop();
+    let lock = world.lock_broker().await;
+    world.emit("orders", 7).await;
+    let mut daemon = world.start("");
+    daemon.line("the broker is away, will try again");
+    for (name, value) in [("outbox_backlog_gauge", 7), ("outbox_pending_total", 7), ("mq_dlq_total", 0)] {
+        until(&format!("`{name}` is told"), || daemon.metric(&format!("{name}{{")) == Some(value));
+    }
+    until("the oldest grows older", || daemon.value("outbox_oldest_pending_age_seconds{") > Some(2.0));
+    until("it was just sampled", || is_sampled(&daemon));
+    let (status, body) = daemon.get("/readyz");
+    assert!(status == 503 && body.contains("waiting for the broker: "), "{status} {body}");
+    assert_eq!(daemon.metric("broker_up{"), Some(0));
+    drop(lock);
+    World::delivered(&daemon, "shop", 7);
+    until("nothing waits", || daemon.metric("outbox_backlog_gauge{") == Some(0));
+    daemon.stop();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_destination_that_is_not_added_yet_is_no_outbox_that_cannot_be_sampled() {
+    let world = World::new().await;
+    let lock = world.lock_broker().await;
+    let mut daemon = world.start("");
+    daemon.line("the broker is away, will try again");
+    until("it has been away", || daemon.metric("broker_away_seconds{") >= Some(3));
+    assert_eq!(daemon.metric("outbox_backlog_gauge{"), None, "nothing waits for what is not there");
+    until("it was just sampled", || is_sampled(&daemon));
+    assert!(!daemon.log().contains("cannot be sampled"), "{}", daemon.log());
+    drop(lock);
+    daemon.ready();
+    until("the backlog is known", || daemon.metric("outbox_backlog_gauge{") == Some(0));
     daemon.stop();
 }

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use relevo_broker_embedded::EmbeddedBroker;
 use relevo_store_postgres::{Schema, migrate};
@@ -55,7 +55,11 @@ pub(crate) struct World {
 
 impl World {
     pub(crate) async fn new() -> Self {
-        let database = Server::shared(PgVersion::V15).database().await;
+        Self::of(Server::shared(PgVersion::V15).database().await).await
+    }
+
+    /// In an empty database.
+    pub(crate) async fn of(database: Database) -> Self {
         migrate::migrate(&mut database.connect().await, &Schema::default()).await.expect("an empty database");
         Self { database, directory: Directory::new() }
     }
@@ -146,8 +150,13 @@ impl World {
 
     /// Waits until a destination has taken so many.
     pub(crate) fn taken(daemon: &Daemon, destination: &str, count: i64) {
+        Self::taken_within(DEADLINE, daemon, destination, count);
+    }
+
+    /// The same, for no longer than this.
+    pub(crate) fn taken_within(deadline: Duration, daemon: &Daemon, destination: &str, count: i64) {
         let labels = format!("{{service=\"relevo\",outbox=\"shop\",destination=\"{destination}\"");
-        let end = Instant::now() + DEADLINE;
+        let end = Instant::now() + deadline;
         while daemon.metric(&format!("outbox_published_total{labels}")) < Some(count) {
             let (log, metrics) = (daemon.log(), daemon.get("/metrics").1);
             assert!(Instant::now() < end, "`{destination}` has not taken {count}:\n{log}\n{metrics}");

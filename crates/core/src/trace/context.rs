@@ -77,7 +77,8 @@ pub struct SpanContext {
 }
 
 impl SpanContext {
-    /// Reads a `traceparent`; none if it is malformed. Allocates nothing.
+    /// Reads a `traceparent`; none if it is malformed. Of a later version, which may say more, the part is read that this
+    /// one knows. Allocates nothing.
     pub fn parse(text: &str) -> Option<Self> {
         let mut parts = text.split('-');
         let mut next = || parts.next();
@@ -85,7 +86,8 @@ impl SpanContext {
         let [version] = hex::<1>(version)?;
         let [flags] = hex::<1>(flags)?;
         let (trace, span) = (TraceId::from_bytes(hex(trace)?)?, SpanId::from_bytes(hex(span)?)?);
-        (version != 0xff && next().is_none()).then_some(Self { trace, span, sampled: flags & 1 == 1 })
+        let ends_well = version != 0 || next().is_none();
+        (version != 0xff && ends_well).then_some(Self { trace, span, sampled: flags & 1 == 1 })
     }
 }
 
@@ -126,6 +128,16 @@ mod tests {
         ] {
             assert_eq!(SpanContext::parse(text).map(|context| context.to_string()).as_deref(), Some(text));
         }
+    }
+
+    #[test]
+    fn a_later_version_may_say_more_and_this_one_may_not() {
+        let known = "4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+        let read = |text: String| SpanContext::parse(&text).map(|context| context.to_string());
+        let this = Some(format!("00-{known}"));
+        assert_eq!([read(format!("01-{known}")), read(format!("cc-{known}-what-comes"))], [this.clone(), this]);
+        assert_eq!([read(format!("00-{known}-more")), read(format!("ff-{known}"))], [None, None]);
+        assert_eq!(read(format!("01-{known}more")), None, "flags are two digits in every version");
     }
 
     #[test]

@@ -40,13 +40,16 @@ impl Traces {
         self.0.is_some()
     }
 
-    /// Begins to tell what is done with a message, if it is sampled: if its origin is, or, without an origin, its id.
-    pub fn begin(&self, operation: Operation, message: &Message, destination: &Arc<str>) -> Option<Open> {
+    /// Begins to tell what is done with a message, if it is sampled: if its origin is, or, without an origin, its id. Where
+    /// the address holds the message's key, that is left out: keys say whom it is about, and there may be millions.
+    pub fn begin(&self, operation: Operation, message: &Message, address: &Arc<str>) -> Option<Open> {
         let telling = self.0.as_ref()?;
-        match telling.origin(&message.headers, message.id)? {
+        let origin = telling.origin(&message.headers, message.id)?;
+        let destination = without_key(address, &message.key);
+        match origin {
             Origin::Carried(origin) => {
                 let state = message.headers.get(TraceContext::STATE).cloned();
-                let mut open = telling.open(operation, origin.trace, Arc::clone(destination));
+                let mut open = telling.open(operation, origin.trace, destination);
                 open.0.span.parent = Some(origin.span);
                 open.0.span.state = state;
                 open.0.span.origin = Some(origin);
@@ -54,7 +57,7 @@ impl Traces {
                 Some(open)
             }
             Origin::Unknown(trace) => {
-                let mut open = telling.open(operation, trace, Arc::clone(destination));
+                let mut open = telling.open(operation, trace, destination);
                 open.0.span.message = Some(message.id);
                 Some(open)
             }
@@ -73,6 +76,10 @@ impl Traces {
         let mut open = telling.open(Operation::Create, trace, (*draft.topic).into());
         open.0.span.parent = parent.map(|parent| parent.span);
         open.0.span.state = draft.headers.get(TraceContext::STATE).filter(|_| parent.is_some()).cloned();
+        if parent.is_none() {
+            // Whatever stands there belongs to a parent that could not be read.
+            draft.headers.remove(TraceContext::STATE);
+        }
         draft.headers.insert(TraceContext::PARENT.to_owned(), open.0.span.context.to_string());
         Some(open)
     }
@@ -127,6 +134,25 @@ impl Telling {
     }
 }
 
+/// The address with a placeholder wherever the key stands between what is neither letter nor digit.
+fn without_key(address: &Arc<str>, key: &str) -> Arc<str> {
+    let is_part = |letter: Option<char>| letter.is_some_and(char::is_alphanumeric);
+    let stands_alone =
+        |at: usize| !is_part(address[..at].chars().next_back()) && !is_part(address[at + key.len()..].chars().next());
+    let mut told = String::new();
+    let mut rest = 0;
+    for (at, _) in address.match_indices(key).filter(|(at, _)| !key.is_empty() && stands_alone(*at)) {
+        told.push_str(&address[rest..at]);
+        told.push_str(Span::KEY);
+        rest = at + key.len();
+    }
+    if rest == 0 {
+        return Arc::clone(address);
+    }
+    told.push_str(&address[rest..]);
+    told.into()
+}
+
 /// The origin that these headers carry.
 fn carried(headers: &Headers) -> Option<SpanContext> {
     headers.get(TraceContext::PARENT).and_then(|text| SpanContext::parse(text))
@@ -158,6 +184,11 @@ impl Open {
     /// Which counted attempt it is.
     pub fn attempt(&mut self, attempt: u32) {
         self.0.span.attempt = Some(attempt);
+    }
+
+    /// What it is told to be sent to, where more is known than the address.
+    pub fn destination(&mut self, destination: Arc<str>) {
+        self.0.span.destination = destination;
     }
 
     /// What was decided.

@@ -28,6 +28,7 @@ impl Collector for Relays {
         self.encode_counters(&mut encoder)?;
         self.encode_histograms(&mut encoder)?;
         self.encode_gauges(&mut encoder)?;
+        self.encode_holdbacks(&mut encoder)?;
         self.encode_brokers(&mut encoder)?;
         let consumers = self.consumers();
         encode_consumers(&consumers, &mut encoder)?;
@@ -87,6 +88,23 @@ impl Relays {
         Ok(())
     }
 
+    /// Of all destinations of an outbox: the one that nobody carries to is the one that holds most back.
+    fn encode_holdbacks(&self, encoder: &mut DescriptorEncoder) -> fmt::Result {
+        let told = self.0.iter().filter_map(|seen| Some((seen.outbox(), seen.surroundings()?.holdbacks)));
+        // Several relays tell of the same outbox.
+        let outboxes: BTreeMap<&str, Vec<_>> = told.collect();
+        let help =
+            "For how long messages have been kept beyond their retention because this destination has not taken them";
+        let mut family = encoder.encode_descriptor(metrics::RETENTION_HOLDBACK, help, None, MetricType::Gauge)?;
+        for (outbox, destinations) in &outboxes {
+            for (destination, held) in destinations {
+                let labels = [("outbox", *outbox), ("destination", destination.as_str())];
+                gauge(&mut family, &labels, Some(held.as_secs_f64()))?;
+            }
+        }
+        Ok(())
+    }
+
     fn encode_brokers(&self, encoder: &mut DescriptorEncoder) -> fmt::Result {
         for (name, help, value) in BROKERS {
             let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
@@ -115,16 +133,18 @@ impl Relays {
             let labels = [("outbox", outbox), ("consumer", consumer.name.as_str())];
             gauge(&mut family, &labels, Some(whole(consumer.dead)))?;
         }
-        // Several relays may carry to one broker, and tell of the same queues.
-        let mut queues: BTreeMap<(&str, String), u64> = BTreeMap::new();
+        // Several relays may carry to one broker, and tell of the same queues. Queues of several brokers may have one name.
+        let mut queues: BTreeMap<(&str, String), BTreeMap<&str, u64>> = BTreeMap::new();
         for seen in &self.0 {
             for (queue, messages) in seen.broker_vitals().unwrap_or_default().dead {
-                let known = queues.entry((seen.broker(), queue)).or_default();
+                let places = queues.entry((seen.broker(), queue)).or_default();
+                let known = places.entry(seen.broker_place()).or_default();
                 *known = messages.max(*known);
             }
         }
-        for ((broker, queue), messages) in &queues {
-            gauge(&mut family, &[("broker", *broker), ("lane", queue.as_str())], Some(whole(*messages)))?;
+        for ((broker, queue), places) in &queues {
+            let messages: u64 = places.values().sum();
+            gauge(&mut family, &[("broker", *broker), ("lane", queue.as_str())], Some(whole(messages)))?;
         }
         Ok(())
     }
@@ -145,7 +165,7 @@ fn encode_consumers(consumers: &Consumers, encoder: &mut DescriptorEncoder) -> f
             gauge(&mut family, &labels, value(consumer).map(|time| time.as_secs_f64()))?;
         }
     }
-    let help = "Whether the breaker of a lane is open, as the members of the consumer last said";
+    let help = "Whether the breaker of a lane is open, as the living member that has it last said";
     let mut family = encoder.encode_descriptor(metrics::INBOX_BREAKER_OPEN, help, None, MetricType::Gauge)?;
     for (outbox, consumer) in all(consumers) {
         for (lane, open) in &consumer.breakers {
@@ -173,4 +193,72 @@ where
 
 fn labels(seen: &dyn Observed) -> [(&'static str, &str); 2] {
     [("outbox", seen.outbox()), ("destination", seen.destination())]
+}
+
+#[cfg(test)]
+mod tests {
+    use prometheus_client::encoding::text::encode;
+    use prometheus_client::registry::Registry;
+    use relevo_core::sample::{BrokerVitals, Surroundings, Vitals};
+    use relevo_relay::{Stats, Watched};
+
+    use super::*;
+
+    /// A relay to a broker that has one queue of dead letters.
+    #[derive(Debug)]
+    struct Carrying {
+        destination: &'static str,
+        place: &'static str,
+        dead: u64,
+    }
+
+    impl Observed for Carrying {
+        fn outbox(&self) -> &'static str {
+            "shop"
+        }
+
+        fn destination(&self) -> &str {
+            self.destination
+        }
+
+        fn broker(&self) -> &'static str {
+            "rabbitmq"
+        }
+
+        fn broker_place(&self) -> &str {
+            self.place
+        }
+
+        fn relay(&self) -> Option<(&Stats, &Watched)> {
+            None
+        }
+
+        fn vitals(&self) -> Option<Vitals> {
+            None
+        }
+
+        fn surroundings(&self) -> Option<Surroundings> {
+            None
+        }
+
+        fn broker_vitals(&self) -> Option<BrokerVitals> {
+            Some(BrokerVitals { nodes: None, dead: vec![("billing.dead".to_owned(), self.dead)] })
+        }
+
+        fn sampled_ago(&self) -> Option<std::time::Duration> {
+            None
+        }
+    }
+
+    #[test]
+    fn queues_of_one_name_at_two_brokers_are_added_up_and_one_that_two_relays_tell_of_is_not() {
+        let relay = |destination, place, dead| Arc::new(Carrying { destination, place, dead }) as Arc<dyn Observed>;
+        let all = vec![relay("main", "east", 3), relay("audit", "east", 3), relay("far", "west", 4)];
+        let mut registry = Registry::default();
+        registry.register_collector(Box::new(Relays(all)));
+        let mut text = String::new();
+        encode(&mut text, &registry).expect("a string takes everything");
+        let told: Vec<&str> = text.lines().filter(|line| line.contains("billing.dead")).collect();
+        assert_eq!(told, ["mq_dlq_total{broker=\"rabbitmq\",lane=\"billing.dead\"} 7"]);
+    }
 }

@@ -114,9 +114,9 @@ pub(super) const SECONDS: &[Seconds] = &[
         sampled!(|vitals| vitals.oldest_pending),
     ),
     (
-        metrics::RETENTION_HOLDBACK,
-        "For how long messages have been kept beyond their retention because this destination has not taken them",
-        sampled!(|vitals| vitals.holdback),
+        metrics::SAMPLE_AGE,
+        "Since everything that is sampled of the outbox last was, or could first have been",
+        |seen| seen.sampled_ago(),
     ),
     (
         metrics::XMIN_HELD,

@@ -5,8 +5,7 @@ use std::time::Duration;
 
 use prost::Message as _;
 use relevo_core::Traces;
-use relevo_core::trace::{About, Span};
-use tokio::sync::mpsc;
+use relevo_core::trace::{About, Recorder, Span};
 use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
@@ -22,8 +21,7 @@ const AWAY_MAX: Duration = Duration::from_secs(30);
 pub struct Exporter {
     config: Config,
     http: Http,
-    queue: Queue,
-    spans: mpsc::Receiver<Span>,
+    queue: Arc<Queue>,
     counts: Arc<Counts>,
     failures: u32,
 }
@@ -38,14 +36,13 @@ impl Exporter {
         }
         let http = Http::new(&config.endpoint, config.deadline)?;
         let counts = Arc::<Counts>::default();
-        let (sender, spans) = mpsc::channel(config.queue_max);
-        let queue = Queue { spans: sender, sample: config.sample, counts: Arc::clone(&counts) };
-        Ok(Self { config, http, queue, spans, counts, failures: 0 })
+        let queue = Queue::new(config.queue_max, config.batch_max, config.sample, Arc::clone(&counts));
+        Ok(Self { config, http, queue: Arc::new(queue), counts, failures: 0 })
     }
 
     /// What a relay, a consumer or an outbox is given; its spans have these attributes.
     pub fn traces(&self, about: About) -> Traces {
-        Traces::new(Arc::new(self.queue.clone()), about)
+        Traces::new(Arc::clone(&self.queue) as Arc<dyn Recorder>, about)
     }
 
     /// What became of spans; stays valid when the exporter is gone.
@@ -56,52 +53,40 @@ impl Exporter {
     /// Sends what comes until `stop` is cancelled, and then what has come by then. Whoever stops it does so when what it tells
     /// of has ended, and waits as long as spans are worth.
     pub async fn run(mut self, stop: CancellationToken) {
-        let mut batch = Vec::new();
-        while self.gather(&mut batch, &stop).await {
-            if !self.send(std::mem::take(&mut batch)).await {
+        while self.gather(&stop).await {
+            let batch = self.queue.take();
+            if !self.send(batch).await {
                 self.rest(&stop).await;
             }
         }
-        self.spans.close();
+        self.queue.close();
         loop {
-            while batch.len() < self.config.batch_max
-                && let Ok(span) = self.spans.try_recv()
-            {
-                batch.push(span);
-            }
+            let batch = self.queue.take();
             // A collector that refused once would cost the same time again.
-            if batch.is_empty() || !self.send(std::mem::take(&mut batch)).await {
+            if batch.is_empty() || !self.send(batch).await {
                 break;
             }
         }
-        let mut left = 0;
-        while self.spans.try_recv().is_ok() {
-            left += 1;
-        }
-        Counts::add(&self.counts.dropped, left);
+        Counts::add(&self.counts.dropped, self.queue.len());
     }
 
     /// Waits until there is a batch to send; `false` when it is time to stop.
-    async fn gather(&mut self, batch: &mut Vec<Span>, stop: &CancellationToken) -> bool {
-        let mut until = None;
-        while batch.len() < self.config.batch_max {
-            let room = self.config.batch_max - batch.len();
-            let due = async {
-                match until {
-                    Some(until) => sleep_until(until).await,
-                    None => std::future::pending().await,
-                }
-            };
+    async fn gather(&self, stop: &CancellationToken) -> bool {
+        while self.queue.len() == 0 {
+            if stop.run_until_cancelled(self.queue.worth_a_look()).await.is_none() {
+                return false;
+            }
+        }
+        let until = Instant::now() + self.config.every;
+        while self.queue.len() < self.queue.batch() {
             tokio::select! {
                 biased;
                 () = stop.cancelled() => return false,
-                () = due => return true,
-                _ = self.spans.recv_many(batch, room) => {
-                    until.get_or_insert(Instant::now() + self.config.every);
-                }
+                () = sleep_until(until) => return true,
+                () = self.queue.worth_a_look() => {}
             }
         }
-        true
+        !stop.is_cancelled()
     }
 
     /// Whether the collector took them.
@@ -141,5 +126,12 @@ impl Exporter {
             () = stop.cancelled() => {}
             () = sleep(pause) => {}
         }
+    }
+}
+
+impl Drop for Exporter {
+    /// What is told to nobody is counted.
+    fn drop(&mut self) {
+        self.queue.close();
     }
 }

@@ -74,7 +74,7 @@ fn attributes(span: &Span) -> Vec<KeyValue> {
     let mut attributes = vec![
         text("messaging.system", &span.about.system),
         text("messaging.operation.name", span.operation.word()),
-        text("messaging.destination.name", &span.destination),
+        text(destination(span), &span.destination),
     ];
     // The conventions know no commit.
     if span.operation != Operation::Commit {
@@ -95,6 +95,12 @@ fn attributes(span: &Span) -> Vec<KeyValue> {
     }
     attributes.extend(span.about.attributes.iter().map(|(name, value)| text(name, value)));
     attributes
+}
+
+/// An address that holds the key is told as its template: there are as many as keys.
+fn destination(span: &Span) -> &'static str {
+    let has_key = span.destination.contains(Span::KEY);
+    if has_key { "messaging.destination.template" } else { "messaging.destination.name" }
 }
 
 fn link(origin: SpanContext, state: Option<&str>) -> Link {

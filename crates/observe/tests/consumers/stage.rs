@@ -169,6 +169,15 @@ impl Stage {
 
     /// A service whose only consumer handles one message at a time.
     pub(crate) async fn start(&self) -> Running {
+        self.start_missed_after(Duration::from_secs(30)).await
+    }
+
+    /// The same, which soon counts as dead, and soon gives a database up.
+    pub(crate) async fn start_hasty(&self) -> Running {
+        self.start_missed_after(Duration::from_secs(1)).await
+    }
+
+    async fn start_missed_after(&self, silence: Duration) -> Running {
         let options = self.database.options().host("127.0.0.1").port(self.proxy.addr().port());
         let inbox = Inbox::open(&InboxConfig::new(options), "billing", Keeping::default()).await.expect("a database");
         let config = Config {
@@ -178,8 +187,8 @@ impl Stage {
             breaker: Policy { base: Duration::from_millis(200), ..Config::new("billing").breaker },
             lag_every: Some(Duration::from_millis(50)),
             beat_every: Duration::from_millis(200),
-            beat_lasts: Duration::from_secs(1),
-            store_deadline: Duration::from_secs(1),
+            beat_lasts: silence,
+            store_deadline: silence,
             lane_every: Duration::from_millis(50),
             ..Config::new("billing")
         };
@@ -264,13 +273,13 @@ impl Running {
         }
     }
 
-    /// Probes until it answers so.
-    pub(crate) async fn becomes(&self, probe: &str, wanted: u16) {
+    /// Probes until it answers so; what it says then.
+    pub(crate) async fn becomes(&self, probe: &str, wanted: u16) -> String {
         let end = Instant::now() + Duration::from_secs(30);
         loop {
             let (status, body) = self.get(probe).await;
             if status == wanted {
-                return;
+                return body;
             }
             assert!(Instant::now() < end, "{probe} stays {status}: {body}");
             tokio::time::sleep(Duration::from_millis(20)).await;
@@ -278,6 +287,11 @@ impl Running {
     }
 
     pub(crate) async fn stop(mut self) {
+        self.stop_consumer().await;
+    }
+
+    /// The consumer ends in good order; the port is still served.
+    pub(crate) async fn stop_consumer(&mut self) {
         self.stop.cancel();
         self.consuming.join_next().await.expect("it runs").expect("it does not panic").expect("an orderly end");
     }

@@ -48,17 +48,37 @@ impl Store {
             parked_keys: column(&row, 0)?,
             held_addresses: column(&row, 1)?,
             oldest_pending: since.map_or(Duration::ZERO, |since| millis(now - since)),
-            // Messages are deleted one by one: the first that is too old is what holds the others back.
-            holdback: unsettled.map_or(Duration::ZERO, |since| millis(now - since - retention)),
+            holdback: holdback(unsettled, retention, now),
         })
     }
 
     async fn sample_shared(&self) -> Result<Surroundings, Error> {
         let mut session = self.reading.take().await?;
         let consumers = consumers(&mut session).await?;
+        let holdbacks = holdbacks(&mut session).await?;
         session.give_back();
-        Ok(Surroundings { horizon: None, consumers })
+        Ok(Surroundings { horizon: None, consumers, holdbacks })
     }
+}
+
+/// Messages are deleted one by one: the first that is too old is what holds the others back.
+fn holdback(unsettled: Option<i64>, retention: i64, now: i64) -> Duration {
+    unsettled.map_or(Duration::ZERO, |since| millis(now - since - retention))
+}
+
+async fn holdbacks(connection: &mut SqliteConnection) -> Result<Vec<(String, Duration)>, Error> {
+    let sql = concat!(
+        "SELECT d.name, s.retention_ms, ",
+        now!(),
+        " FROM relevo_destination AS d, relevo_setting AS s ORDER BY 1"
+    );
+    let mut holdbacks = Vec::new();
+    for row in sqlx::query(sql).fetch_all(&mut *connection).await? {
+        let (name, retention, now): (String, i64, i64) = (column(&row, 0)?, column(&row, 1)?, column(&row, 2)?);
+        let unsettled = oldest_unsettled(connection, &name).await?;
+        holdbacks.push((name, holdback(unsettled, retention, now)));
+    }
+    Ok(holdbacks)
 }
 
 /// When the oldest message of the log was emitted that is not settled.
@@ -77,7 +97,8 @@ async fn oldest_unsettled(connection: &mut SqliteConnection, destination: &str) 
     Ok(oldest)
 }
 
-/// Those that only have rows in the inbox are found by stepping from name to name.
+/// Those that only have rows in the inbox are found by stepping from name to name. What a dead member last said of a breaker
+/// says nothing any more.
 async fn consumers(connection: &mut SqliteConnection) -> Result<Vec<ConsumerVitals>, Error> {
     let sql = concat!(
         "WITH RECURSIVE step (name) AS ( \
@@ -97,7 +118,9 @@ async fn consumers(connection: &mut SqliteConnection) -> Result<Vec<ConsumerVita
              (SELECT count(*) FROM ( \
                  SELECT 1 FROM relevo_inbox_dead AS d WHERE d.consumer = n.name AND d.fate = 'pending' LIMIT ?1)), \
              (SELECT json_group_array(json_array(l.lane, json(iif(l.breaker IS NULL, 'false', 'true')))) FROM ( \
-                 SELECT lane, breaker FROM relevo_inbox_lane WHERE consumer = n.name ORDER BY lane) AS l) \
+                 SELECT k.lane, iif(EXISTS (SELECT 1 FROM relevo_inbox_member AS m WHERE m.consumer = k.consumer \
+                     AND m.owner = k.owner AND m.until_ms > c.now), k.breaker, NULL) AS breaker \
+                 FROM relevo_inbox_lane AS k WHERE k.consumer = n.name ORDER BY k.lane) AS l) \
          FROM known AS n CROSS JOIN clock AS c ORDER BY n.name"
     );
     let rows = sqlx::query(sql).bind(COUNT_MAX).fetch_all(connection).await?;

@@ -7,6 +7,7 @@ use relevo_core::administer::Administer as _;
 use relevo_core::sample::{Nodes, SampleBroker as _};
 use relevo_testkit::NatsVersion;
 use relevo_testkit::nats::{Cluster, Server, unique};
+use relevo_testkit::proxy::CutProxy;
 
 const DEADLINE: Duration = Duration::from_secs(30);
 
@@ -40,6 +41,24 @@ async fn dead_letters_are_counted_and_a_server_alone_is_one_node() {
     }
 }
 
+/// Those who sample wait for four seconds, and take nothing from who needs longer.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_falls_silent_costs_one_wait_for_all_streams_together() {
+    let upstream = Server::shared(NatsVersion::V2_15).url().trim_start_matches("nats://").parse().expect("an address");
+    let proxy = CutProxy::start(upstream).await;
+    let name = unique("s");
+    let sampler = made(&format!("nats://{}", proxy.addr()), topology(&name, 1)).await;
+    assert_eq!(sampler.vitals().await.expect("an answer").dead.len(), 1);
+    proxy.freeze();
+    let begun = Instant::now();
+    let vitals = sampler.vitals().await.expect("silence is no failure");
+    let took = begun.elapsed();
+    assert!(took < Duration::from_secs(4), "{took:?}");
+    assert_eq!(vitals.dead, [], "what is not known is not told");
+    proxy.thaw();
+    assert_eq!(sampler.vitals().await.expect("an answer").dead.len(), 1);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_that_dies_is_missed_and_found_again() {
     let cluster = Cluster::of_three().await;
@@ -57,9 +76,14 @@ async fn a_node_that_dies_is_missed_and_found_again() {
         }
     };
     until(3).await;
-    let [_, _, last] = cluster.nodes();
+    let [first, second, last] = cluster.nodes();
     last.kill9().await;
     until(2).await;
-    last.start_again().await;
+    // Without a majority no stream answers, and without any server there is nobody to ask: neither is a reason to say nothing.
+    second.kill9().await;
+    until(1).await;
+    first.kill9().await;
+    until(0).await;
+    tokio::join!(first.start_again(), second.start_again(), last.start_again());
     until(3).await;
 }

@@ -1,13 +1,13 @@
 //! What a process tells on its admin port, as far as rates and latencies are made of it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The numbers of one process at one moment.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Exposition(Vec<Series>);
 
 #[derive(Debug, PartialEq)]
-struct Series {
+pub(super) struct Series {
     name: String,
     labels: BTreeMap<String, String>,
     value: f64,
@@ -24,22 +24,34 @@ impl Exposition {
         self.of(name, labels).map(|series| series.value).reduce(|sum, value| sum + value)
     }
 
-    /// The values of a family's series that have these labels, each with the value of another label.
-    pub(super) fn by<'a>(
+    /// The values that a label has in a family's series that have these labels, each once and in order.
+    pub(super) fn values<'a>(&'a self, name: &str, labels: &[(&str, &str)], label: &str) -> BTreeSet<&'a str> {
+        let with = self.0.iter().filter(|series| series.fits(name, labels));
+        with.filter_map(|series| Some(series.labels.get(label)?.as_str())).collect()
+    }
+
+    /// By how much each series of a family that has these labels grew. Each is compared with itself: one that was not there
+    /// before has grown from nothing, and so has one whose process started again.
+    pub(super) fn grown<'a>(
         &'a self,
+        before: &'a Self,
         name: &'a str,
         labels: &'a [(&'a str, &'a str)],
-        label: &'a str,
-    ) -> impl Iterator<Item = (&'a str, f64)> {
-        self.of(name, labels).filter_map(move |series| Some((series.labels.get(label)?.as_str(), series.value)))
+    ) -> impl Iterator<Item = (&'a Series, f64)> {
+        self.of(name, labels).map(|series| {
+            let then = before.0.iter().find(|then| then.name == series.name && then.labels == series.labels);
+            (series, grown(then.map_or(0.0, |then| then.value), series.value))
+        })
     }
 
     fn of<'a>(&'a self, name: &'a str, labels: &'a [(&'a str, &'a str)]) -> impl Iterator<Item = &'a Series> {
-        let fits = move |series: &&Series| {
-            series.name == name
-                && labels.iter().all(|(label, value)| series.labels.get(*label).is_some_and(|it| it == value))
-        };
-        self.0.iter().filter(fits)
+        self.0.iter().filter(move |series| series.fits(name, labels))
+    }
+}
+
+impl Series {
+    fn fits(&self, name: &str, labels: &[(&str, &str)]) -> bool {
+        self.name == name && labels.iter().all(|(label, value)| self.labels.get(*label).is_some_and(|it| it == value))
     }
 }
 
@@ -51,13 +63,8 @@ impl Spread {
     /// Adds what a process counted between two of its answers; after a restart everything counts.
     pub(super) fn add(&mut self, name: &str, labels: &[(&str, &str)], before: &Exposition, after: &Exposition) {
         let name = format!("{name}_bucket");
-        for (bound, count) in after.by(&name, labels, "le") {
-            let Ok(bound) = bound.parse::<f64>() else { continue };
-            let told = |exposition: &Exposition| {
-                let same = exposition.by(&name, labels, "le").filter(|(le, _)| le.parse() == Ok(bound));
-                same.map(|(_, count)| count).sum::<f64>()
-            };
-            let grown = grown(told(before), count);
+        for (series, grown) in after.grown(before, &name, labels) {
+            let Some(bound) = series.labels.get("le").and_then(|bound| bound.parse::<f64>().ok()) else { continue };
             match self.0.iter_mut().find(|(known, _)| known.total_cmp(&bound).is_eq()) {
                 Some((_, sum)) => *sum += grown,
                 None => self.0.push((bound, grown)),
@@ -83,7 +90,7 @@ impl Spread {
 }
 
 /// By how much a counter grew, which begins at zero again with its process.
-pub(super) fn grown(before: f64, after: f64) -> f64 {
+fn grown(before: f64, after: f64) -> f64 {
     if after < before { after } else { after - before }
 }
 
@@ -167,6 +174,27 @@ mod tests {
         let endless = spread([0, 0, 0], [0, 0, 4]);
         assert_eq!(told(&endless, 0.5), Some(2.0), "above every bound is at least the highest");
         assert_eq!(spread([3, 3, 3], [3, 3, 3]).quantile(0.5), None);
+    }
+
+    #[test]
+    fn each_series_is_compared_with_itself() {
+        let told = |one: u32, other: u32| {
+            Exposition::parse(&format!(
+                "h_bucket{{outbox=\"a\",le=\"1.0\"}} {one}\nh_bucket{{outbox=\"a\",le=\"+Inf\"}} {one}\n\
+                 h_bucket{{outbox=\"b\",le=\"1.0\"}} 0\nh_bucket{{outbox=\"b\",le=\"+Inf\"}} {other}\n"
+            ))
+        };
+        let (before, after) = (told(1000, 500), told(1010, 530));
+        let grown: Vec<f64> = after.grown(&before, "h_bucket", &[("le", "+Inf")]).map(|(_, grown)| grown).collect();
+        assert_eq!(grown, [10.0, 30.0]);
+        let of = |labels: &[(&str, &str)]| {
+            let mut spread = Spread::default();
+            spread.add("h", labels, &before, &after);
+            spread.0
+        };
+        assert_eq!(of(&[]), [(1.0, 10.0), (f64::INFINITY, 40.0)]);
+        assert_eq!(of(&[("outbox", "b")]), [(1.0, 0.0), (f64::INFINITY, 30.0)]);
+        assert_eq!(after.values("h_bucket", &[("le", "1.0")], "outbox"), BTreeSet::from(["a", "b"]));
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Everything that is known at one moment, and what came of two of them.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
@@ -10,7 +11,7 @@ use relevo_core::sample::{Surroundings, Vitals};
 use relevo_core::store::{DeadFilter, DeadLetter};
 use tokio::time::Instant;
 
-use super::exposition::{Exposition, Spread, grown};
+use super::exposition::{Exposition, Spread};
 use super::ports::{Answer, Ports};
 use crate::database::ANSWER_DEADLINE;
 use crate::outbox::{Outbox, Place};
@@ -28,6 +29,8 @@ pub(super) struct Moment {
     pub(super) around: Surroundings,
     pub(super) consumers: Vec<Shown>,
     pub(super) ports: Vec<Answer>,
+    /// What the outbox is called at the admin ports, if that was said.
+    pub(super) outbox: Option<String>,
 }
 
 /// A destination at that moment.
@@ -46,13 +49,14 @@ pub(super) struct Watcher {
     place: Place,
     ports: Ports,
     rows: usize,
+    outbox: Option<String>,
     outboxes: Vec<(String, Box<dyn Outbox>)>,
 }
 
 impl Watcher {
-    /// With so many rows at most of what may be long.
-    pub(super) fn new(place: Place, ports: Ports, rows: usize) -> Self {
-        Self { place, ports, rows, outboxes: Vec::new() }
+    /// With so many rows at most of what may be long; `outbox` is what the outbox is called at the ports.
+    pub(super) fn new(place: Place, ports: Ports, rows: usize, outbox: Option<String>) -> Self {
+        Self { place, ports, rows, outbox, outboxes: Vec::new() }
     }
 
     pub(super) fn shown(&self) -> String {
@@ -60,7 +64,7 @@ impl Watcher {
     }
 
     pub(super) async fn look(&mut self) -> Result<Moment> {
-        let ports = self.ports.ask().await;
+        let (ports, outbox) = (self.ports.ask().await, self.outbox.clone());
         let at = Instant::now();
         let consumers = self.place.consumers().await?;
         let mut shown = Vec::new();
@@ -75,7 +79,7 @@ impl Watcher {
             let outbox = self.outbox(&destination.name).await?;
             destinations.push(look_at(outbox, destination, rows).await?);
         }
-        Ok(Moment { at, clock: Timestamp::now(), destinations, around, consumers: shown, ports })
+        Ok(Moment { at, clock: Timestamp::now(), destinations, around, consumers: shown, ports, outbox })
     }
 
     /// Opened once.
@@ -122,9 +126,33 @@ pub(super) struct Pace {
 }
 
 impl Moment {
+    /// The outboxes that ports tell of, of those that have a destination of this name.
+    fn outboxes(&self, destination: &str) -> BTreeSet<&str> {
+        self.told()
+            .flat_map(|(_, told)| told.values("outbox_ready", &[("destination", destination)], "outbox"))
+            .collect()
+    }
+
+    /// What the outbox is called at the ports; `None` if they tell of several that it could be.
+    fn called(&self, destination: &str) -> Option<&str> {
+        if let Some(named) = &self.outbox {
+            return Some(named);
+        }
+        let mut known = self.outboxes(destination).into_iter();
+        known.next().filter(|_| known.next().is_none())
+    }
+
+    /// Outboxes of which it is not known which one this is.
+    pub(super) fn unclear(&self) -> BTreeSet<&str> {
+        let unclear = self.destinations.iter().map(|at| at.destination.name.as_str()).map(|name| self.outboxes(name));
+        let unclear = unclear.filter(|outboxes| self.outbox.is_none() && outboxes.len() > 1);
+        unclear.flatten().collect()
+    }
+
     /// Confirmed messages of a destination, and from emit to confirm.
     pub(super) fn published(&self, before: &Self, destination: &str) -> Pace {
-        let labels = [("destination", destination)];
+        let Some(outbox) = self.called(destination) else { return Pace::default() };
+        let labels = [("outbox", outbox), ("destination", destination)];
         self.pace(before, "outbox_published_total", "outbox_publish_latency_seconds", &labels)
     }
 
@@ -143,10 +171,10 @@ impl Moment {
         self.told().filter_map(|(_, told)| told.sum("inbox_lag_messages", &labels)).reduce(f64::max)
     }
 
-    /// Whether the broker of a destination is there, by what its relays say.
+    /// Whether the broker of a destination is there for all of its relays, as the alert has it.
     pub(super) fn broker_up(&self, destination: &str) -> Option<bool> {
-        let labels = [("destination", destination)];
-        self.told().filter_map(|(_, told)| told.sum("broker_up", &labels)).reduce(f64::max).map(|up| up > 0.0)
+        let labels = [("outbox", self.called(destination)?), ("destination", destination)];
+        self.told().filter_map(|(_, told)| told.sum("broker_up", &labels)).reduce(f64::min).map(|up| up > 0.0)
     }
 
     /// Messages a second that were emitted: what left, and what more waits than before.
@@ -164,8 +192,8 @@ impl Moment {
         for (port, after) in self.told() {
             // A port that was not there before would tell its whole past.
             let Some((_, then)) = before.told().find(|(name, _)| *name == port) else { continue };
-            if let Some(now) = after.sum(counter, labels) {
-                *count.get_or_insert(0.0) += grown(then.sum(counter, labels).unwrap_or(0.0), now);
+            for (_, grown) in after.grown(then, counter, labels) {
+                *count.get_or_insert(0.0) += grown;
             }
             spread.add(histogram, labels, then, after);
         }

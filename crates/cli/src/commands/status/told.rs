@@ -32,6 +32,15 @@ pub(super) fn told(out: &mut impl Write, shown: &str, now: &Moment, before: Opti
             writeln!(out, "\nthe admin port {} was not read: {why}", answer.port)?;
         }
     }
+    let unclear: Vec<String> = now.unclear().into_iter().map(|outbox| format!("`{}`", plain(outbox))).collect();
+    if !unclear.is_empty() {
+        writeln!(
+            out,
+            "\nthe admin ports tell of {}, and which of them this is cannot be known, so there are no rates; hint: name it with \
+             `--outbox NAME`",
+            unclear.join(" and ")
+        )?;
+    }
     if now.ports.is_empty() {
         writeln!(
             out,

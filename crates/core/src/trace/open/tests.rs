@@ -151,3 +151,28 @@ fn log_lines_know_a_trace_that_is_not_told() {
     assert_eq!(traced(&Traces::off(), None), None);
     assert_eq!(traced(&Memory::new(true).traces(), None), TraceId::of_message(message(None).id));
 }
+
+#[test]
+fn the_key_of_a_message_is_not_told_where_its_address_holds_it() {
+    let (memory, sent) = (Memory::new(true), message(None));
+    let told = |address: &str| {
+        let open = memory.traces().begin(Operation::Receive, &sent, &address.into()).expect("it is sampled");
+        open.end();
+        memory.take().remove(0).destination.to_string()
+    };
+    assert_eq!(told("orders.o-1"), "orders.{key}");
+    assert_eq!(told("shop/o-1.placed.o-1"), "shop/{key}.placed.{key}");
+    assert_eq!(told("o-1"), "{key}");
+    assert_eq!(told("orders.o-12"), "orders.o-12", "another one");
+    assert_eq!(told("orders.placed"), "orders.placed");
+}
+
+#[test]
+fn a_parent_that_cannot_be_read_takes_its_state_with_it() {
+    let mut draft = Draft::json("orders", "o-1", "OrderPlaced", "{}");
+    draft.headers.insert(TraceContext::PARENT.to_owned(), "nonsense".to_owned());
+    draft.headers.insert(TraceContext::STATE.to_owned(), "vendor=1".to_owned());
+    Memory::new(true).traces().create(&mut draft).expect("it is sampled").end();
+    assert!(SpanContext::parse(&draft.headers[TraceContext::PARENT]).is_some());
+    assert_eq!(draft.headers.get(TraceContext::STATE), None, "it was another trace's");
+}

@@ -16,13 +16,23 @@ use crate::store::Store;
 /// What is counted is counted no further.
 const COUNT_MAX: u32 = 10_000;
 
+/// How many transactions began after the oldest that a session of `pg_stat_activity` holds, null if it holds none. A snapshot
+/// holds the rows of its own database; a standby's is of none, and holds those of all. A transaction that has written holds
+/// the snapshots of every database, and between two statements it has no snapshot itself.
+pub(super) const HELD_BY_SESSION: &str = "greatest(age(backend_xid), \
+     CASE WHEN datname IS NULL OR datname = current_database() THEN age(backend_xmin) END)::bigint";
+
 /// A vacuum has a snapshot that holds nothing back. A slot has no time; its transactions are counted all the same.
-const HORIZON: &str = "SELECT coalesce(max(transactions), 0), \
-     floor(date_part('epoch', clock_timestamp() - min(since)) * 1000)::bigint FROM ( \
-     SELECT age(backend_xmin)::bigint AS transactions, xact_start AS since FROM pg_stat_activity \
-     WHERE backend_xmin IS NOT NULL AND pid <> pg_backend_pid() AND backend_type <> 'autovacuum worker' \
-     UNION ALL SELECT age(transaction)::bigint, prepared FROM pg_prepared_xacts \
-     UNION ALL SELECT coalesce(age(xmin), age(catalog_xmin))::bigint, NULL FROM pg_replication_slots) AS holder";
+fn horizon() -> String {
+    format!(
+        "SELECT coalesce(max(transactions), 0), \
+         floor(date_part('epoch', clock_timestamp() - min(since)) * 1000)::bigint FROM ( \
+         SELECT {HELD_BY_SESSION} AS transactions, xact_start AS since FROM pg_stat_activity \
+         WHERE {HELD_BY_SESSION} IS NOT NULL AND pid <> pg_backend_pid() AND backend_type <> 'autovacuum worker' \
+         UNION ALL SELECT age(transaction)::bigint, prepared FROM pg_prepared_xacts \
+         UNION ALL SELECT coalesce(age(xmin), age(catalog_xmin))::bigint, NULL FROM pg_replication_slots) AS holder"
+    )
+}
 
 #[async_trait]
 impl Sample for Store {
@@ -31,14 +41,24 @@ impl Sample for Store {
     }
 
     async fn surroundings(&self) -> Result<Surroundings, StoreError> {
-        Ok(Surroundings { horizon: Some(self.horizon().await?), consumers: self.consumers().await? })
+        Ok(Surroundings {
+            horizon: Some(self.horizon().await?),
+            consumers: self.consumers().await?,
+            holdbacks: self.holdbacks().await?,
+        })
     }
 }
 
 impl Store {
     /// The statements that sampling sends, for whoever wants to know what they cost.
     pub fn sampling_statements(&self) -> Vec<String> {
-        vec![vitals(&self.schema, &literal(&self.destination)), HORIZON.to_owned(), consumers(&self.schema)]
+        let destination = literal(&self.destination);
+        vec![
+            vitals(&self.schema, &destination),
+            horizon(),
+            consumers(&self.schema),
+            holdback(&self.schema, &destination),
+        ]
     }
 
     async fn sample(&self) -> Result<Vitals, Error> {
@@ -60,11 +80,23 @@ impl Store {
     }
 
     async fn horizon(&self) -> Result<Horizon, Error> {
-        let rows = self.asking.call(HORIZON.to_owned()).await?;
+        let rows = self.asking.call(horizon()).await?;
         let row = rows.first().ok_or(Error::Answer("no horizon"))?;
         let transactions: i64 = column(row, 0)?;
         let held: Option<i64> = column(row, 1)?;
         Ok(Horizon { transactions: u64::try_from(transactions).unwrap_or(0), held: millis(held.unwrap_or(0)) })
+    }
+
+    async fn holdbacks(&self) -> Result<Vec<(String, Duration)>, Error> {
+        let known = self.asking.call(format!("SELECT name FROM {}.destination ORDER BY name", self.schema)).await?;
+        let mut holdbacks = Vec::new();
+        for row in &known {
+            let name: String = column(row, 0)?;
+            let rows = self.asking.call(holdback(&self.schema, &literal(&name))).await?;
+            let held: i64 = column(rows.first().ok_or(Error::Answer("no row"))?, 0)?;
+            holdbacks.push((name, millis(held)));
+        }
+        Ok(holdbacks)
     }
 
     /// None before the schema has an inbox, nor for a role that was granted its rights before that.
@@ -118,45 +150,64 @@ fn unsettled(schema: &str, columns: &str, limit: u32) -> String {
     )
 }
 
-fn vitals(schema: &str, destination: &str) -> String {
-    let counted =
-        |from: &str| format!("(SELECT count(*) FROM (SELECT 1 FROM {schema}.{from} LIMIT {COUNT_MAX}) AS counted)");
-    let past = COUNT_MAX + 1;
+/// Where a destination stands, the oldest message that it has not settled, and until when the oldest full partition is kept.
+fn standing(schema: &str, destination: &str) -> String {
     format!(
-        "WITH d AS (SELECT shards FROM {schema}.destination WHERE name = {destination}), \
+        "d AS (SELECT shards FROM {schema}.destination WHERE name = {destination}), \
          g AS MATERIALIZED ( \
              SELECT array_agg(s.shard) AS shards, s.place, f.snapshot AS f, t.snapshot AS t, \
                  greatest(f.high, s.place) AS start, ARRAY(SELECT DISTINCT unnest(f.late || t.late)) AS late \
              FROM {schema}.standing({destination}) AS s \
              JOIN {schema}.tick AS f ON f.tick = s.from_tick JOIN {schema}.tick AS t ON t.tick = s.to_tick \
              GROUP BY s.place, f.tick, t.tick), \
-         pending AS (SELECT count(*) AS n FROM (SELECT 1 {counting} LIMIT {past}) AS counted), \
          oldest AS (SELECT min(m.seq) AS seq, min(m.created_at) AS at {oldest}), \
-         waits AS (SELECT least(o.at, (SELECT p.created_at FROM {schema}.parked_message AS p \
-             WHERE p.destination = {destination} ORDER BY p.seq LIMIT 1)) AS since FROM oldest AS o), \
          kept AS (SELECT newest.created_at + s.retention AS until, p.past FROM {schema}.setting AS s \
              CROSS JOIN (SELECT p.first, p.past FROM {schema}.partition AS p WHERE p.emptied_at IS NULL \
                  AND p.past <= (SELECT t.high FROM {schema}.tick AS t ORDER BY t.tick DESC LIMIT 1) \
                  ORDER BY p.first LIMIT 1) AS p \
              CROSS JOIN LATERAL (SELECT m.created_at FROM {schema}.message AS m \
-                 WHERE m.seq >= p.first AND m.seq < p.past ORDER BY m.seq DESC LIMIT 1) AS newest) \
+                 WHERE m.seq >= p.first AND m.seq < p.past ORDER BY m.seq DESC LIMIT 1) AS newest)",
+        oldest = unsettled(schema, "m.seq, m.created_at", 1),
+    )
+}
+
+/// For how long a destination that [stands](standing) somewhere has kept the oldest full partition.
+fn held_back() -> String {
+    let since = since("kept.until");
+    format!("coalesce((SELECT {since} FROM kept CROSS JOIN oldest WHERE oldest.seq < kept.past), 0)")
+}
+
+fn holdback(schema: &str, destination: &str) -> String {
+    format!("WITH {} SELECT {}", standing(schema, destination), held_back())
+}
+
+fn vitals(schema: &str, destination: &str) -> String {
+    let counted =
+        |from: &str| format!("(SELECT count(*) FROM (SELECT 1 FROM {schema}.{from} LIMIT {COUNT_MAX}) AS counted)");
+    let past = COUNT_MAX + 1;
+    format!(
+        "WITH {standing}, \
+         pending AS (SELECT count(*) AS n FROM (SELECT 1 {counting} LIMIT {past}) AS counted), \
+         waits AS (SELECT least(o.at, (SELECT p.created_at FROM {schema}.parked_message AS p \
+             WHERE p.destination = {destination} ORDER BY p.seq LIMIT 1)) AS since FROM oldest AS o) \
          SELECT CASE WHEN pending.n <= {COUNT_MAX} THEN pending.n ELSE greatest({past}, ( \
                  SELECT b.pending FROM {schema}.backlog({destination}, 0) AS b)) END, \
              pending.n <= {COUNT_MAX}, {parked}, {dead}, {keys}, {held}, coalesce({age}, 0), \
-             coalesce((SELECT {holdback} FROM kept CROSS JOIN oldest WHERE oldest.seq < kept.past), 0) \
+             {held_back} \
          FROM d CROSS JOIN pending CROSS JOIN waits",
+        standing = standing(schema, destination),
+        held_back = held_back(),
         counting = unsettled(schema, "m.seq", past),
-        oldest = unsettled(schema, "m.seq, m.created_at", 1),
         parked = counted(&format!("parked_message WHERE destination = {destination} ORDER BY seq")),
         dead = counted(&format!("dead_letter WHERE destination = {destination} AND state = 'dead' ORDER BY seq")),
         keys = counted(&format!("parked_key WHERE destination = {destination} ORDER BY key")),
         held = counted(&format!("hold WHERE destination = {destination} ORDER BY address")),
         age = since("waits.since"),
-        holdback = since("kept.until"),
     )
 }
 
-/// Those that only have rows in the inbox are found by stepping from name to name.
+/// Those that only have rows in the inbox are found by stepping from name to name. What a dead member last said of a breaker
+/// says nothing any more.
 fn consumers(schema: &str) -> String {
     format!(
         "WITH RECURSIVE step (n) AS ( \
@@ -170,7 +221,9 @@ fn consumers(schema: &str) -> String {
                  ORDER BY w.queue, w.no LIMIT {COUNT_MAX}) AS w), \
              (SELECT count(*) FROM (SELECT 1 FROM {schema}.inbox_dead AS d WHERE d.consumer = n AND d.fate = 'pending' \
                  ORDER BY d.no LIMIT {COUNT_MAX}) AS d), \
-             coalesce((SELECT jsonb_agg(jsonb_build_array(k.lane, k.breaker IS NOT NULL) ORDER BY k.lane) \
+             coalesce((SELECT jsonb_agg(jsonb_build_array(k.lane, k.breaker IS NOT NULL AND EXISTS ( \
+                     SELECT 1 FROM {schema}.inbox_lane AS l JOIN {schema}.inbox_member AS o USING (consumer, owner) \
+                     WHERE l.consumer = n AND l.lane = k.lane AND o.until >= clock_timestamp())) ORDER BY k.lane) \
                  FROM {schema}.inbox_mark AS k WHERE k.consumer = n), '[]')::text \
          FROM name CROSS JOIN LATERAL ( \
              SELECT count(*) FILTER (WHERE m.until >= clock_timestamp()) AS members, max(m.beat_at) AS beat_at, \

@@ -75,10 +75,16 @@ async fn whoever_holds_xmin_is_named() {
     let mut holder = world.connect().await;
     let hold = "SET application_name = 'report'; BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1";
     execute(&mut holder, hold).await.expect("a transaction");
+    let mut writer = world.connect().await;
+    let write = "SET application_name = 'import'; BEGIN; SELECT relevo.emit('orders', 'k', 'T', '{}')";
+    execute(&mut writer, write).await.expect("a transaction");
     world.run("BEGIN; SELECT relevo.emit('orders', 'k', 'T', '{}'); PREPARE TRANSACTION 'it''s lost'").await;
     // A transaction is told once it is older than a second.
     crate::e2e_support::until("the session is told", async || {
-        of(&examine(&store).await, "held xmin").iter().any(|it| it.seen.contains("`report`, idle in transaction"))
+        let findings = examine(&store).await;
+        let told = |seen: &str| of(&findings, "held xmin").iter().any(|it| it.seen.contains(seen));
+        // The second has written, and no snapshot.
+        told("`report`, idle in transaction") && told("`import`, idle in transaction")
     })
     .await;
     let findings = examine(&store).await;

@@ -6,6 +6,7 @@ use relevo_broker_memory::{Match, MemoryBroker, Rule, Settings};
 use relevo_core::Class;
 use relevo_core::sample::Sample as _;
 use relevo_testkit::PgVersion;
+use sqlx::ConnectOptions as _;
 
 use crate::e2e_support::{MAIN, Running, World, config, until};
 use crate::rules_support::{Bed, Session};
@@ -179,6 +180,11 @@ async fn a_destination_that_takes_nothing_holds_retention_back() {
     world.run("UPDATE relevo.message SET created_at = created_at - interval '7 days 1 hour' WHERE seq < 1000000").await;
     let holdback = store.vitals().await.unwrap().holdback;
     assert!(holdback > Duration::from_secs(3500) && holdback < Duration::from_secs(3700), "{holdback:?}");
+    // Whoever carries to another destination tells of this one too.
+    world.run("SELECT relevo.add_destination('other', 2, 'now')").await;
+    let all = world.store_for("other").await.surroundings().await.unwrap().holdbacks;
+    let all: Vec<_> = all.iter().map(|(name, held)| (name.as_str(), *held >= holdback)).collect();
+    assert_eq!(all, [(MAIN, true), ("other", false)]);
     let broker = MemoryBroker::new(Settings::default());
     let relay = Running::start(world.store().await, &broker, config());
     until("it is taken", async || store.vitals().await.unwrap().holdback == Duration::ZERO).await;
@@ -198,6 +204,34 @@ async fn an_open_transaction_holds_the_horizon() {
     old.run("COMMIT").await;
     let horizon = store.surroundings().await.unwrap().horizon.expect("PostgreSQL has one");
     assert!(horizon.transactions < 3, "{horizon:?}");
+}
+
+#[tokio::test]
+async fn a_writer_that_idles_between_two_statements_holds_the_horizon_of_every_database() {
+    for version in PgVersion::ALL {
+        let world = World::alone_on(version).await;
+        let store = world.store().await;
+        let held = async || store.surroundings().await.unwrap().horizon.expect("PostgreSQL has one").transactions;
+        let mut here = Session::of(world.connect().await).await;
+        here.run("BEGIN ISOLATION LEVEL READ COMMITTED").await;
+        here.run("SELECT relevo.emit('orders', 'late', 'T', '{}')").await;
+        world.emit(&["a", "b", "c"]).await;
+        assert!(held().await >= 3, "it has no snapshot, and is still to be seen");
+        here.run("ROLLBACK").await;
+        assert!(held().await < 3);
+        world.run("CREATE DATABASE elsewhere").await;
+        let elsewhere = world.database.options().database("elsewhere");
+        let mut reader = Session::of(elsewhere.connect().await.unwrap()).await;
+        reader.run("BEGIN ISOLATION LEVEL REPEATABLE READ").await;
+        reader.run("SELECT 1").await;
+        world.emit(&["a", "b", "c"]).await;
+        assert!(held().await < 3, "it cannot look at this database");
+        let mut writer = Session::of(elsewhere.connect().await.unwrap()).await;
+        writer.run("BEGIN").await;
+        writer.run("CREATE TABLE anything ()").await;
+        world.emit(&["a", "b", "c"]).await;
+        assert!(held().await >= 3, "snapshots of this database reach back to it");
+    }
 }
 
 #[tokio::test]
@@ -224,6 +258,9 @@ async fn consumers_of_the_same_database_are_told() {
     assert!(billing.heartbeat.unwrap() >= Duration::from_mins(2), "{billing:?}");
     assert!(billing.last_message.unwrap() >= Duration::from_secs(5), "{billing:?}");
     assert_eq!(billing.breakers, [("0".to_owned(), false), ("1".to_owned(), true)]);
+    world.run("UPDATE relevo.inbox_member SET until = clock_timestamp() - interval '1 second'").await;
+    let billing = &store.surroundings().await.unwrap().consumers[1];
+    assert_eq!(billing.breakers, [("0".to_owned(), false), ("1".to_owned(), false)], "who said so is dead");
 }
 
 #[tokio::test]

@@ -7,6 +7,7 @@ use relevo_core::operate::{Finding, Severity};
 use super::{Mended as _, about, finding};
 use crate::classify::Error;
 use crate::copy::Rows;
+use crate::inspect::vitals::HELD_BY_SESSION;
 use crate::store::Store;
 
 const NOTE_AFTER: Duration = Duration::from_mins(1);
@@ -30,8 +31,8 @@ pub(super) async fn backends(store: &Store) -> Result<Vec<Finding>, Error> {
         "SELECT pid::bigint, coalesce(nullif(application_name, ''), 'no name'), coalesce(state, backend_type, 'unknown'), \
          coalesce(datname::text, '-'), coalesce(xact_start, backend_start), \
          greatest(0, floor(date_part('epoch', clock_timestamp() - coalesce(xact_start, backend_start))))::bigint, \
-         age(backend_xmin)::bigint FROM pg_stat_activity \
-         WHERE backend_xmin IS NOT NULL AND pid <> pg_backend_pid() \
+         {HELD_BY_SESSION} FROM pg_stat_activity \
+         WHERE {HELD_BY_SESSION} IS NOT NULL AND pid <> pg_backend_pid() \
          AND clock_timestamp() - coalesce(xact_start, backend_start) > interval '1 second' \
          ORDER BY coalesce(xact_start, backend_start) LIMIT {NAMED_MAX}"
     );

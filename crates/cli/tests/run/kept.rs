@@ -1,0 +1,107 @@
+//! Rows of the table of failures in docs/guides/operate.md that are about a destination that takes nothing.
+
+use crate::daemon::{Daemon, until};
+use crate::failure::said;
+use crate::world::{BEGIN, World};
+
+const DAY: f64 = 86_400.0;
+
+/// A relay of `main`, beside a destination `audit` whose relay is another's.
+fn beside(world: &World) -> Daemon {
+    said(world, &["destination", "add", "audit"]);
+    let often = "start = \"oldest\"\n[outboxes.shop.destinations.main.relay]\nmaintain_every_ms = 100\n";
+    let outbox = world.outbox("shop", &world.database.url(), often);
+    Daemon::start(&world.directory.write("main.toml", &format!("{BEGIN}{outbox}")), &[])
+}
+
+/// The relay of `audit`.
+fn audit(world: &World) -> Daemon {
+    let outbox =
+        world.outbox("shop", &world.database.url(), "").replace(".main", ".audit").replace("shop.db", "audit.db");
+    Daemon::start(&world.directory.write("audit.toml", &format!("{BEGIN}{outbox}")), &[])
+}
+
+/// Everything up to now was a hundred days ago, and messages go into the next partition.
+async fn a_hundred_days_pass(world: &World) {
+    world
+        .run(
+            "SELECT setval('relevo.message_seq', (SELECT past + 100 FROM relevo.partition, relevo.message_seq \
+             WHERE last_value >= first AND last_value < past))",
+        )
+        .await;
+    for (table, column) in [("message", "created_at"), ("progress", "settled_at"), ("tick", "made_at")] {
+        world.run(&format!("UPDATE relevo.{table} SET {column} = {column} - interval '100 days'")).await;
+    }
+}
+
+/// For how long a destination has kept messages beyond their retention, in days.
+fn held_back(daemon: &Daemon, destination: &str) -> Option<f64> {
+    let labels = format!("{{service=\"relevo\",outbox=\"shop\",destination=\"{destination}\"}}");
+    Some(daemon.value(&format!("outbox_retention_holdback_seconds{labels}"))? / DAY)
+}
+
+/// What `relevo status` says of a destination.
+fn status(world: &World, destination: &str) -> String {
+    let text = said(world, &["status", "--over", "10ms"]);
+    let row = text.lines().find(|line| line.starts_with(destination));
+    row.unwrap_or_else(|| panic!("{text}")).to_owned()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_destination_that_nobody_carries_to_holds_retention_back_and_catches_up() {
+    let world = World::new().await;
+    let mut main = beside(&world);
+    let mut first = audit(&world);
+    world.emit("orders", 5).await;
+    World::taken(&main, "main", 5);
+    World::taken(&first, "audit", 5);
+    until("they are settled", || first.metric("outbox_backlog_gauge{") == Some(0));
+    said(&world, &["destination", "switch", "audit", "off"]);
+    assert_eq!(first.end(), Some(1), "{}", first.log());
+    until("it says why", || first.log().contains("switched off"));
+    world.emit("orders", 10).await;
+    World::taken(&main, "main", 15);
+    until("nothing is overdue", || held_back(&main, "audit") == Some(0.0));
+    a_hundred_days_pass(&world).await;
+    world.emit("orders", 1).await;
+    World::taken(&main, "main", 16);
+    until("it is seen by who carries to the other", || held_back(&main, "audit") > Some(90.0));
+    assert_eq!(held_back(&main, "main"), Some(0.0));
+    let row = status(&world, "audit");
+    assert!(row.contains("switched off") && row.contains("0, 0 of 8 shards  11 "), "{row}");
+
+    // Switched on, nobody runs its relay.
+    said(&world, &["destination", "switch", "audit", "on"]);
+    let row = status(&world, "audit");
+    assert!(!row.contains("switched off") && row.contains("0, 0 of 8 shards  11 "), "{row}");
+    assert!(held_back(&main, "audit") > Some(90.0));
+    let mut second = audit(&world);
+    World::taken(&second, "audit", 11);
+    until("nothing is overdue any more", || held_back(&main, "audit") == Some(0.0));
+    second.stop();
+    main.stop();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_destination_that_stays_away_fills_the_disk_or_loses_as_the_setting_says() {
+    let world = World::new().await;
+    let mut main = beside(&world);
+    world.emit("orders", 30).await;
+    World::taken(&main, "main", 30);
+    a_hundred_days_pass(&world).await;
+    world.run("UPDATE relevo.setting SET holdback_rows_max = 10").await;
+    world.emit("orders", 1).await;
+    World::taken(&main, "main", 31);
+    until("it is seen", || held_back(&main, "audit") > Some(90.0));
+    until("it is told", || main.log().contains("the disk fills on"));
+    assert_eq!(world.number("SELECT count(*) FROM relevo.message").await, 31, "everything is kept");
+
+    world.run("UPDATE relevo.setting SET gives_way = 'delivery'").await;
+    until("it is told", || main.log().contains("30 rows from "));
+    assert_eq!(world.number("SELECT rows FROM relevo.loss").await, 30);
+    until("nothing is overdue", || held_back(&main, "audit") == Some(0.0));
+    let mut audit = audit(&world);
+    World::taken(&audit, "audit", 1);
+    audit.stop();
+    main.stop();
+}
