@@ -15,12 +15,15 @@ const WITHOUT_BROKERS: [&str; 3] = ["engine", "daemon", "observe"];
 
 pub(crate) fn run(runner: &Runner, arguments: &[String]) -> Result<()> {
     let with_brokers = !arguments.iter().any(|argument| WITHOUT_BROKERS.contains(&argument.as_str()));
-    install::debian(runner, &[install::POSTGRES_15])?;
-    let relevo = cargo::release(runner, "relevo-cli", "relevo")?;
+    install::debian(runner, &[install::POSTGRES_15, install::AIOSMTPD])?;
+    let programs = [
+        ("RELEVO_BENCH_BINARY", cargo::release(runner, "relevo-cli", "relevo")?),
+        ("RELEVO_BENCH_TICKETFLOW", cargo::release(runner, "ticketflow", "ticketflow")?),
+    ];
     let postgres = postgres::Temporary::start(DEBIAN_15.as_ref(), Durability::Real)?;
     let brokers = if with_brokers { brokers(runner)? } else { Vec::new() };
     let mut command = cargo::command(&["run", "--release", "-p", "relevo-bench", "--"])?;
-    command.args(arguments).env("RELEVO_TEST_POSTGRES_URL", postgres.url()).env("RELEVO_BENCH_BINARY", relevo);
+    command.args(arguments).env("RELEVO_TEST_POSTGRES_URL", postgres.url()).envs(programs);
     for (variables, server) in &brokers {
         command.envs(variables.iter().zip(&server.urls));
     }

@@ -1,10 +1,9 @@
 //! `relevo run` as a service sees it: a process of its own, from a database into the embedded broker.
 
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
 use std::time::Duration;
 
-use anyhow::{Context as _, bail, ensure};
+use anyhow::{Context as _, ensure};
 use relevo_broker_embedded::EmbeddedBroker;
 use relevo_core::Draft;
 use relevo_core::broker::{Broker as _, Reports};
@@ -12,13 +11,12 @@ use relevo_core::operate::{Operate as _, Start};
 use relevo_store_sqlite::{begin, connect_options, emit};
 use sqlx::ConnectOptions as _;
 use sqlx::postgres::PgConnectOptions;
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::{TcpListener, TcpStream};
-use tokio::process::{Child, Command};
+use tokio::process::Command;
 use tokio::time::{Instant, sleep};
 
 use crate::brokers::publication;
 use crate::fill::{Bench, KEYS, PAYLOAD_BYTES, SHARDS};
+use crate::process::{Process, Scratch, free_port};
 use crate::report::Report;
 
 /// The binary under test.
@@ -55,7 +53,7 @@ async fn idle(server: &PgConnectOptions, relevo: &Path, scratch: &Path, report: 
     store.await?.add_destination(IDLE_SHARDS, Start::Now).await?;
     let url = bench.options.to_url_lossy().to_string();
     let began = Instant::now();
-    let daemon = Daemon::start(relevo, &scratch.join("idle"), &url).await?;
+    let daemon = start(relevo, &scratch.join("idle"), &url).await?;
     let details = "from the start of the process to `/readyz` saying yes".to_owned();
     report.told("daemon: start-up", began.elapsed().as_secs_f64() * 1000.0, "ms", details);
     // It first takes the shards and settles down.
@@ -79,8 +77,8 @@ async fn drain(
     report: &mut Report,
 ) -> anyhow::Result<()> {
     let began = Instant::now();
-    let daemon = Daemon::start(relevo, scratch, url).await?;
-    while daemon.published().await? < f64::from(COUNT) {
+    let daemon = start(relevo, scratch, url).await?;
+    while daemon.sum("outbox_published_total").await? < f64::from(COUNT) {
         ensure!(began.elapsed() < DEADLINE, "{name}: {COUNT} messages do not arrive");
         sleep(Duration::from_millis(10)).await;
     }
@@ -121,103 +119,16 @@ async fn fill_sqlite(file: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A running `relevo run`.
-struct Daemon {
-    child: Child,
-    port: u16,
-}
-
-impl Daemon {
-    /// Starts it and waits until it is ready.
-    async fn start(relevo: &Path, scratch: &Path, url: &str) -> anyhow::Result<Self> {
-        std::fs::create_dir_all(scratch)?;
-        let port = TcpListener::bind(("127.0.0.1", 0)).await?.local_addr()?.port();
-        let config = scratch.join("relevo.toml");
-        let broker = format!("{:?}", scratch.join("broker.db").to_string_lossy());
-        let text = format!(
-            "[log]\nlevel = \"warn\"\n[admin]\nlisten = \"127.0.0.1:{port}\"\n[outboxes.bench]\ndatabase = {url:?}\n\
-             [outboxes.bench.destinations.main]\nbroker = {{ kind = \"embedded\", path = {broker} }}\n"
-        );
-        std::fs::write(&config, text)?;
-        let child = Command::new(relevo)
-            .args(["run", "-c"])
-            .arg(&config)
-            .stdin(Stdio::null())
-            .kill_on_drop(true)
-            .spawn()
-            .context("the daemon cannot be started")?;
-        let mut daemon = Self { child, port };
-        let began = Instant::now();
-        while !daemon.get("/readyz").await.is_ok_and(|answer| answer.starts_with("HTTP/1.1 200")) {
-            if let Some(status) = daemon.child.try_wait()? {
-                bail!("the daemon ended with {status}");
-            }
-            ensure!(began.elapsed() < DEADLINE, "the daemon does not get ready");
-            sleep(Duration::from_millis(2)).await;
-        }
-        Ok(daemon)
-    }
-
-    /// How many messages it has published.
-    async fn published(&self) -> anyhow::Result<f64> {
-        let metrics = self.get("/metrics").await?;
-        let lines = metrics.lines().filter(|line| line.starts_with("outbox_published_total{"));
-        lines.map(|line| Ok(line.rsplit(' ').next().unwrap_or_default().parse::<f64>()?)).sum()
-    }
-
-    async fn get(&self, path: &str) -> anyhow::Result<String> {
-        let mut stream = TcpStream::connect(("127.0.0.1", self.port)).await?;
-        let request = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
-        stream.write_all(request.as_bytes()).await?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).await?;
-        Ok(answer)
-    }
-
-    /// User and system time so far.
-    fn cpu_seconds(&self) -> anyhow::Result<f64> {
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.id()?))?;
-        // The name, in brackets, may hold anything; the times are the 12th and 13th field after it.
-        let (_, fields) = stat.rsplit_once(')').context("`/proc` has another form")?;
-        let fields: Vec<&str> = fields.split_whitespace().collect();
-        let ticks: f64 = fields[11].parse::<f64>()? + fields[12].parse::<f64>()?;
-        Ok(ticks / 100.0)
-    }
-
-    /// A line of its status.
-    fn megabytes(&self, name: &str) -> anyhow::Result<f64> {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.id()?))?;
-        let line = status.lines().find(|line| line.starts_with(name)).context("no such line in `/proc`")?;
-        Ok(line.split_whitespace().nth(1).context("no number")?.parse::<f64>()? / 1024.0)
-    }
-
-    fn id(&self) -> anyhow::Result<u32> {
-        self.child.id().context("the daemon is gone")
-    }
-
-    async fn stop(mut self) -> anyhow::Result<()> {
-        let pid = i32::try_from(self.id()?)?;
-        let pid = rustix::process::Pid::from_raw(pid).context("a process has a number")?;
-        rustix::process::kill_process(pid, rustix::process::Signal::TERM)?;
-        let status = tokio::time::timeout(DEADLINE, self.child.wait()).await??;
-        ensure!(status.success(), "the daemon left with {status}");
-        Ok(())
-    }
-}
-
-/// A directory of the run's own.
-struct Scratch(PathBuf);
-
-impl Scratch {
-    fn new() -> anyhow::Result<Self> {
-        let path = std::env::temp_dir().join(format!("relevo-bench-{}", std::process::id()));
-        std::fs::create_dir_all(&path)?;
-        Ok(Self(path))
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        std::fs::remove_dir_all(&self.0).ok();
-    }
+/// A running `relevo run`, from a database into an embedded broker.
+async fn start(relevo: &Path, scratch: &Path, url: &str) -> anyhow::Result<Process> {
+    std::fs::create_dir_all(scratch)?;
+    let port = free_port().await?;
+    let config = scratch.join("relevo.toml");
+    let broker = format!("{:?}", scratch.join("broker.db").to_string_lossy());
+    let text = format!(
+        "[log]\nlevel = \"warn\"\n[admin]\nlisten = \"127.0.0.1:{port}\"\n[outboxes.bench]\ndatabase = {url:?}\n\
+         [outboxes.bench.destinations.main]\nbroker = {{ kind = \"embedded\", path = {broker} }}\n"
+    );
+    std::fs::write(&config, text)?;
+    Process::start(Command::new(relevo).args(["run", "-c"]).arg(&config), port, "/readyz").await.context("the daemon")
 }

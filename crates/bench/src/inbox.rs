@@ -16,7 +16,9 @@ use tokio_util::sync::CancellationToken;
 
 use crate::engine::median;
 use crate::fill::{Bench, run};
+use crate::latency::Stolen;
 use crate::report::Report;
+use crate::turns::Turns;
 use effect::Effect;
 use feed::Feed;
 
@@ -24,8 +26,8 @@ use feed::Feed;
 const WORKERS: u32 = 8;
 const LANES: u16 = 8;
 /// Messages of one measured run.
-const COUNT: u32 = 20_000;
-const ROUNDS: usize = 5;
+const COUNT: u32 = 8_000;
+const ROUNDS: usize = 11;
 /// Messages that share a transaction at most.
 const BATCH: usize = 100;
 const CONSUMER: &str = "bench";
@@ -43,31 +45,44 @@ pub(crate) async fn measure(server: &PgConnectOptions, only: Option<&str>, repor
     Ok(())
 }
 
-/// Messages a second, in turns with the same effect alone.
+/// Messages a second, in short turns with the same effect alone: what the disk does to one it does to the other.
 async fn handled(server: &PgConnectOptions, report: &mut Report) -> anyhow::Result<()> {
     let mut bench = Bench::new(server, "inbox").await?;
-    let [mut alone, mut bare, mut ordered, mut unordered, mut batched] = [const { Vec::new() }; 5];
     let concurrency = WORKERS as usize;
+    let (by_key, unordered) = (Order::ByKey { concurrency }, Order::None { concurrency });
+    let (mut in_order, mut in_any, mut batched) = (Turns::default(), Turns::default(), Vec::new());
+    let stolen = Stolen::since_now();
     for _ in 0..ROUNDS {
-        fresh(&mut bench).await?;
-        alone.push(effect::rate(&bench.options, WORKERS, COUNT, effect::Transacted::Yes).await?);
-        fresh(&mut bench).await?;
-        bare.push(effect::rate(&bench.options, WORKERS, COUNT, effect::Transacted::No).await?);
-        fresh(&mut bench).await?;
-        ordered.push(rate(&bench, Order::ByKey { concurrency }, 1).await?);
-        fresh(&mut bench).await?;
-        unordered.push(rate(&bench, Order::None { concurrency }, 1).await?);
-        fresh(&mut bench).await?;
-        batched.push(rate(&bench, Order::ByKey { concurrency }, BATCH).await?);
+        let before = alone(&mut bench).await?;
+        let one = handling(&mut bench, by_key, 1).await?;
+        let between = alone(&mut bench).await?;
+        let other = handling(&mut bench, unordered, 1).await?;
+        let after = alone(&mut bench).await?;
+        in_order.push(one, f64::midpoint(before, between));
+        in_any.push(other, f64::midpoint(between, after));
+        batched.push(handling(&mut bench, by_key, BATCH).await?);
     }
-    let [alone, bare, ordered, unordered, batched] = [alone, bare, ordered, unordered, batched].map(median);
-    let beside =
-        |rate: f64| format!("{rate:.0}/s; the same insert in a transaction {alone:.0}/s, by itself {bare:.0}/s");
-    report.ratio("inbox: handled one by one against the same insert", ordered / alone, 0.6, beside(ordered));
-    report.ratio("inbox: the same without order", unordered / alone, 0.6, beside(unordered));
+    let stolen = stolen.percent();
+    for (name, turns) in
+        [("inbox: handled one by one against the same insert", in_order), ("inbox: the same without order", in_any)]
+    {
+        report.ratio(name, turns.ratio(), 0.6, format!("{turns}; {stolen:.0} % of the processors stolen"));
+    }
     let told = format!("at most {BATCH} in a transaction");
-    report.rate("inbox: handled in batches", batched, Some(5_000.0), told);
+    report.rate("inbox: handled in batches", median(batched), Some(5_000.0), told);
     Ok(())
+}
+
+/// Rows a second without Relevo, each in a transaction.
+async fn alone(bench: &mut Bench) -> anyhow::Result<f64> {
+    fresh(bench).await?;
+    effect::rate(&bench.options, WORKERS, COUNT).await
+}
+
+/// Messages a second through the runtime.
+async fn handling(bench: &mut Bench, order: Order, batch_max: usize) -> anyhow::Result<f64> {
+    fresh(bench).await?;
+    rate(bench, order, batch_max).await
 }
 
 /// Nothing was handled, nothing is there.

@@ -12,7 +12,10 @@ mod inbox;
 mod latency;
 mod memory;
 mod observe;
+mod process;
 mod report;
+mod tickets;
+mod turns;
 
 use anyhow::{Context as _, bail};
 use clap::Parser;
@@ -20,11 +23,13 @@ use sqlx::postgres::PgConnectOptions;
 
 use crate::report::Report;
 
+const SUITES: [&str; 6] = ["engine", "daemon", "observe", "brokers", "inbox", "tickets"];
+
 /// The benchmarks of Relevo.
 #[derive(Parser)]
 #[command(name = "relevo-bench")]
 struct Args {
-    /// What to measure: `engine`, `daemon`, `brokers`, `inbox`, `observe`, or all of them.
+    /// What to measure: `engine`, `daemon`, `brokers`, `inbox`, `observe`, `tickets`, or all of them.
     #[arg(default_value = "all")]
     suite: String,
     /// Only lines whose name contains this.
@@ -40,11 +45,8 @@ struct Args {
 
 fn main() -> anyhow::Result<()> {
     let args = Args::parse();
-    if !["all", "engine", "daemon", "brokers", "inbox", "observe"].contains(&args.suite.as_str()) {
-        bail!(
-            "`{}` is not a suite; hint: `engine`, `daemon`, `brokers`, `inbox` or `observe`, or nothing for all",
-            args.suite
-        );
+    if args.suite != "all" && !SUITES.contains(&args.suite.as_str()) {
+        bail!("`{}` is not a suite; hint: one of `{}`, or nothing for all", args.suite, SUITES.join("`, `"));
     }
     if let Some(url) = memory::child_of() {
         return memory::drain_as_child(&url);
@@ -80,6 +82,9 @@ fn main() -> anyhow::Result<()> {
         }
         if suite("inbox") {
             inbox::measure(&options, args.only.as_deref(), &mut report).await?;
+        }
+        if suite("tickets") && args.only.is_none() {
+            tickets::measure(&options, &mut report).await?;
         }
         if args.history {
             engine::measure_history(&options, &mut report).await?;

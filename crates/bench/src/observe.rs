@@ -17,9 +17,11 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use crate::engine::{drain_with, median};
+use crate::engine::drain_with;
 use crate::fill::{Bench, quick_broker};
+use crate::latency::Stolen;
 use crate::report::Report;
+use crate::turns::Turns;
 
 /// Enough for a few scrapes.
 const COUNT: u32 = 800_000;
@@ -32,23 +34,25 @@ pub(crate) async fn measure(server: &PgConnectOptions, report: &mut Report) -> a
     let mut bench = Bench::new(server, "observe").await?;
     drop(bench.store().await?);
     bench.fill(COUNT).await?;
-    let [mut alone, mut scraped, mut traced] = [const { Vec::new() }; 3];
+    let (mut scraped, mut traced) = (Turns::default(), Turns::default());
     let (mut looks, mut spans) = (0, 0);
+    let stolen = Stolen::since_now();
     for _ in 0..ROUNDS {
-        alone.push(round(&mut bench, Watching::Nobody).await?.rate);
-        let round_scraped = round(&mut bench, Watching::Scraped).await?;
-        looks += round_scraped.scrapes;
-        scraped.push(round_scraped.rate);
-        let round_traced = round(&mut bench, Watching::Traced).await?;
-        spans += round_traced.spans;
-        traced.push(round_traced.rate);
+        let before = round(&mut bench, Watching::Nobody).await?.rate;
+        let one = round(&mut bench, Watching::Scraped).await?;
+        let between = round(&mut bench, Watching::Nobody).await?.rate;
+        let other = round(&mut bench, Watching::Traced).await?;
+        let after = round(&mut bench, Watching::Nobody).await?.rate;
+        scraped.push(one.rate, f64::midpoint(before, between));
+        traced.push(other.rate, f64::midpoint(between, after));
+        looks += one.scrapes;
+        spans += other.spans;
     }
-    let [alone, scraped, traced] = [alone, scraped, traced].map(median);
-    let told = |rate: f64, more: String| format!("{rate:.0}/s against {alone:.0}/s; {more}");
+    let stolen = format!("{:.0} % of the processors stolen", stolen.percent());
     let name = "observe: relay with metrics, sampled and scraped every second";
-    report.ratio(name, scraped / alone, 0.97, told(scraped, format!("{looks} scrapes in {ROUNDS} rounds")));
+    report.ratio(name, scraped.ratio(), 0.97, format!("{scraped}; {looks} scrapes; {stolen}"));
     let name = "observe: the same with traces of 1 %";
-    report.ratio(name, traced / alone, 0.93, told(traced, format!("{spans} spans were taken in {ROUNDS} rounds")));
+    report.ratio(name, traced.ratio(), 0.93, format!("{traced}; {spans} spans were taken; {stolen}"));
     Ok(())
 }
 

@@ -33,20 +33,8 @@ async fn insert(connection: &mut PgConnection, id: Uuid, key: &str, body: &[u8])
     Ok(())
 }
 
-/// Whether the row alone is written between BEGIN and COMMIT.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Transacted {
-    Yes,
-    No,
-}
-
 /// Rows a second without Relevo, by so many clients.
-pub(super) async fn rate(
-    options: &PgConnectOptions,
-    clients: u32,
-    count: u32,
-    transacted: Transacted,
-) -> anyhow::Result<f64> {
+pub(super) async fn rate(options: &PgConnectOptions, clients: u32, count: u32) -> anyhow::Result<f64> {
     let mut connections = Vec::new();
     for _ in 0..clients {
         connections.push(options.connect().await?);
@@ -58,13 +46,9 @@ pub(super) async fn rate(
             let body = vec![b'x'; PAYLOAD_BYTES];
             for number in 0..count / clients {
                 let (id, key) = (Uuid::now_v7(), format!("k-{}", number % KEYS));
-                if transacted == Transacted::Yes {
-                    let mut tx = connection.begin().await?;
-                    insert(&mut tx, id, &key, &body).await?;
-                    tx.commit().await?;
-                } else {
-                    insert(&mut connection, id, &key, &body).await?;
-                }
+                let mut tx = connection.begin().await?;
+                insert(&mut tx, id, &key, &body).await?;
+                tx.commit().await?;
             }
             anyhow::Ok(())
         });

@@ -1,0 +1,140 @@
+//! `TicketFlow` under load: tickets through its API, their events to RabbitMQ, their e-mails to an SMTP server.
+
+mod buckets;
+mod people;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+use relevo_testkit::smtp::Smtp;
+use sqlx::ConnectOptions as _;
+use sqlx::postgres::{PgConnectOptions, PgConnection};
+use tokio::process::Command;
+use tokio::time::{Instant, sleep};
+
+use crate::fill::{number, run};
+use crate::latency::{Rounds, Stolen};
+use crate::process::{Process, Scratch, free_port};
+use crate::report::Report;
+
+/// Asked for.
+const RATE: u32 = 500;
+const TIME: Duration = Duration::from_mins(1);
+/// The owners' own figure.
+const DOCUMENT_PER_MINUTE: f64 = 10_000.0;
+/// "Far below" the owners' 2 s: the bound of a bucket, which is what a histogram can tell.
+const DISPATCH_MS: f64 = 200.0;
+const DATABASE: &str = "relevo_bench_tickets";
+const DEADLINE: Duration = Duration::from_mins(10);
+
+pub(crate) async fn measure(server: &PgConnectOptions, report: &mut Report) -> anyhow::Result<()> {
+    let mut service = Service::install(server).await?;
+    let (api, worker) = (service.start("api").await?, service.start("worker").await?);
+    let stolen = Stolen::since_now();
+    let began = Instant::now();
+    let answers = people::open_tickets(api.port(), &service.token, RATE, TIME).await?;
+    let opened = u32::try_from(answers.len())?;
+    let rate = f64::from(opened) / began.elapsed().as_secs_f64();
+    let mailed = service.all_mailed(opened).await?;
+    let told = format!(
+        "{opened} tickets in {:.0} s; {:.0} % of the machine was taken by others",
+        TIME.as_secs_f64(),
+        stolen.percent()
+    );
+    report.rate("tickets: opened through the API", rate, Some(f64::from(RATE) * 0.99), told);
+    let per_minute =
+        format!("{:.1} times the owners' {DOCUMENT_PER_MINUTE:.0} a minute", rate * 60.0 / DOCUMENT_PER_MINUTE);
+    let metrics = api.get("/metrics").await?;
+    let dispatch = buckets::percentile(&metrics, "outbox_dispatch_latency_ms", 95)?;
+    report.at_most("tickets: emit to RabbitMQ, p95", dispatch, "ms", DISPATCH_MS, per_minute);
+    let publish = buckets::percentile(&metrics, "outbox_publish_latency_seconds", 95)? * 1000.0;
+    report.told("tickets: emit to RabbitMQ's confirm, p95", publish, "ms", "upper bound of its bucket".to_owned());
+    let mut millis = Rounds::new();
+    millis.push(answers);
+    for percent in [50, 95, 99] {
+        let name = format!("tickets: the API's answer, p{percent}");
+        report.told(&name, millis.percentile(percent), "ms", format!("{RATE}/s asked for, whoever is late waits"));
+    }
+    let told = format!("{opened} tickets and as many e-mails, counted from the first ticket");
+    report.rate("tickets: e-mails taken by SMTP", f64::from(opened) / (mailed - began).as_secs_f64(), None, told);
+    for (name, process) in [("API with relay", &api), ("worker", &worker)] {
+        let details = format!("{:.0} s of processor", process.cpu_seconds()?);
+        report.told(&format!("tickets: resident memory, {name}"), process.megabytes("VmHWM:")?, "MB", details);
+    }
+    worker.stop().await?;
+    api.stop().await
+}
+
+/// What all parts of the service share.
+struct Service {
+    program: PathBuf,
+    scratch: Scratch,
+    connection: PgConnection,
+    token: String,
+    _smtp: Smtp,
+}
+
+impl Service {
+    /// A fresh database, the queues, a server for e-mails, and somebody who may open tickets.
+    async fn install(server: &PgConnectOptions) -> anyhow::Result<Self> {
+        let program = std::env::var_os("RELEVO_BENCH_TICKETFLOW")
+            .context("`RELEVO_BENCH_TICKETFLOW` is not set; hint: run `cargo xtask bench tickets`")?
+            .into();
+        let rabbitmq = std::env::var("RELEVO_TEST_RABBITMQ_URL").context("`RELEVO_TEST_RABBITMQ_URL` is not set")?;
+        let mut admin = server.connect().await?;
+        run(&mut admin, &format!("DROP DATABASE IF EXISTS {DATABASE} WITH (FORCE)")).await?;
+        run(&mut admin, &format!("CREATE DATABASE {DATABASE}")).await?;
+        let options = server.clone().database(DATABASE);
+        let (scratch, smtp) = (Scratch::new()?, Smtp::start());
+        let config = format!(
+            "[database]\nurl = {:?}\n[broker]\nurl = {rabbitmq:?}\n[mail]\nsmtp_url = {:?}\n",
+            options.to_url_lossy().as_str(),
+            smtp.url()
+        );
+        std::fs::write(scratch.0.join("ticketflow.toml"), config)?;
+        let connection = options.connect().await?;
+        let mut service = Self { program, scratch, connection, token: String::new(), _smtp: smtp };
+        service.ask(&["migrate"]).await?;
+        service.ask(&["topology", "apply"]).await?;
+        let said = service.ask(&["person", "add", "Ana", "ana@example.com", "requester"]).await?;
+        said.trim_end().clone_into(&mut service.token);
+        Ok(service)
+    }
+
+    /// What one of its commands says.
+    async fn ask(&self, arguments: &[&str]) -> anyhow::Result<String> {
+        let output = self.command().args(arguments).output().await?;
+        let told = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "`ticketflow {}` failed: {told}", arguments.join(" "));
+        Ok(String::from_utf8(output.stdout)?)
+    }
+
+    /// One of its roles, as a process of its own.
+    async fn start(&self, role: &str) -> anyhow::Result<Process> {
+        let port = free_port().await?;
+        let mut command = self.command();
+        command.args(["--role", role, "--listen", &format!("127.0.0.1:{port}")]);
+        Process::start(&mut command, port, "/health").await.with_context(|| format!("the role `{role}`"))
+    }
+
+    fn command(&self) -> Command {
+        let mut command = Command::new(&self.program);
+        command.arg("--config").arg(self.scratch.0.join("ticketflow.toml")).arg("--data").arg(&self.scratch.0);
+        command
+    }
+
+    /// When the last e-mail was committed; fails if there is one too many.
+    async fn all_mailed(&mut self, tickets: u32) -> anyhow::Result<Instant> {
+        let began = Instant::now();
+        loop {
+            let emails = number(&mut self.connection, "SELECT count(*) FROM ticketflow.email").await?;
+            ensure!(emails <= i64::from(tickets), "{emails} e-mails for {tickets} tickets");
+            if emails == i64::from(tickets) {
+                return Ok(Instant::now());
+            }
+            ensure!(began.elapsed() < DEADLINE, "{emails} of {tickets} e-mails were sent");
+            sleep(Duration::from_millis(100)).await;
+        }
+    }
+}

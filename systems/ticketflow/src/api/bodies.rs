@@ -1,0 +1,311 @@
+//! What callers read and write: the JSON of the API.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use serde::Serialize;
+use utoipa::ToSchema;
+use uuid::Uuid;
+
+use crate::desk;
+use crate::domain::{Caller, Comment, Contact, Entry, Kind, Language, Person, Priority, Role, Status, Ticket};
+
+/// Several of something.
+#[derive(Serialize, ToSchema)]
+pub(super) struct Items<T> {
+    pub(super) items: Vec<T>,
+}
+
+impl<T> Items<T> {
+    pub(super) fn of<'a, S>(items: &'a [S]) -> Self
+    where
+        T: From<&'a S>,
+    {
+        Self { items: items.iter().map(T::from).collect() }
+    }
+}
+
+/// A page of tickets, newest first.
+#[derive(Serialize, ToSchema)]
+pub(super) struct Tickets {
+    pub(super) items: Vec<TicketBody>,
+    /// For the next page; null on the last.
+    pub(super) next: Option<String>,
+}
+
+/// A person whom a ticket names.
+#[derive(Serialize, ToSchema)]
+pub(super) struct Named {
+    id: Uuid,
+    name: String,
+}
+
+impl From<&Contact> for Named {
+    fn from(contact: &Contact) -> Self {
+        Self { id: contact.id, name: contact.name.clone() }
+    }
+}
+
+/// A ticket as its reader sees it.
+#[derive(Serialize, ToSchema)]
+#[schema(as = Ticket)]
+pub(super) struct TicketBody {
+    id: Uuid,
+    /// For people.
+    number: i64,
+    title: String,
+    description: String,
+    status: Status,
+    /// The statuses that the reader may set now.
+    allowed: &'static [Status],
+    priority: Priority,
+    requester: Named,
+    assignee: Option<Named>,
+    /// In the `ETag`, too.
+    version: i64,
+    created_at: Timestamp,
+    updated_at: Timestamp,
+    /// When somebody other than the requester first wrote or changed the status.
+    first_response_at: Option<Timestamp>,
+    resolved_at: Option<Timestamp>,
+}
+
+impl TicketBody {
+    pub(super) fn new(ticket: &Ticket, reader: &Caller) -> Self {
+        Self {
+            id: ticket.id,
+            number: ticket.number,
+            title: ticket.title.clone(),
+            description: ticket.description.clone(),
+            status: ticket.status,
+            allowed: ticket.allowed(reader),
+            priority: ticket.priority,
+            requester: Named::from(&ticket.requester),
+            assignee: ticket.assignee.as_ref().map(Named::from),
+            version: ticket.version,
+            created_at: ticket.created_at,
+            updated_at: ticket.updated_at,
+            first_response_at: ticket.first_response_at,
+            resolved_at: ticket.resolved_at,
+        }
+    }
+}
+
+/// Whoever did something.
+#[derive(Serialize, ToSchema)]
+pub(super) struct Actor {
+    id: Uuid,
+    name: String,
+    role: Role,
+}
+
+impl From<&Caller> for Actor {
+    fn from(caller: &Caller) -> Self {
+        Self { id: caller.id, name: caller.name.clone(), role: caller.role }
+    }
+}
+
+/// Something written under a ticket.
+#[derive(Serialize, ToSchema)]
+#[schema(as = Comment)]
+pub(super) struct CommentBody {
+    id: Uuid,
+    ticket_id: Uuid,
+    author: Actor,
+    body: String,
+    created_at: Timestamp,
+}
+
+impl From<&Comment> for CommentBody {
+    fn from(comment: &Comment) -> Self {
+        Self {
+            id: comment.id,
+            ticket_id: comment.ticket,
+            author: Actor::from(&comment.author),
+            body: comment.body.clone(),
+            created_at: comment.created_at,
+        }
+    }
+}
+
+/// A line of a ticket's history.
+#[derive(Serialize, ToSchema)]
+#[schema(as = HistoryEntry)]
+pub(super) struct EntryBody {
+    at: Timestamp,
+    actor: Actor,
+    kind: Kind,
+    /// The status or the person's id before.
+    from: Option<String>,
+    /// The status or the person's id since.
+    to: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    comment: Option<String>,
+    correlation_id: String,
+}
+
+impl From<&Entry> for EntryBody {
+    fn from(entry: &Entry) -> Self {
+        Self {
+            at: entry.at,
+            actor: Actor::from(&entry.actor),
+            kind: entry.kind,
+            from: entry.from.clone(),
+            to: entry.to.clone(),
+            comment: entry.comment.clone(),
+            correlation_id: entry.correlation_id.clone(),
+        }
+    }
+}
+
+/// A person of the desk.
+#[derive(Serialize, ToSchema)]
+#[schema(as = Person)]
+pub(super) struct PersonBody {
+    id: Uuid,
+    name: String,
+    email: String,
+    role: Role,
+    language: Language,
+    /// Told once, when it is given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    token: Option<String>,
+}
+
+impl From<&Person> for PersonBody {
+    fn from(person: &Person) -> Self {
+        Self {
+            id: person.id,
+            name: person.name.clone(),
+            email: person.email.clone(),
+            role: person.role,
+            language: person.language,
+            token: None,
+        }
+    }
+}
+
+impl PersonBody {
+    pub(super) fn with_token(self, token: &desk::Token) -> Self {
+        Self { token: Some(token.expose().to_owned()), ..self }
+    }
+}
+
+/// An e-mail that was sent.
+#[derive(Serialize, ToSchema)]
+#[schema(as = Email)]
+pub(super) struct EmailBody {
+    event_id: Uuid,
+    ticket_id: Uuid,
+    number: i64,
+    to: String,
+    subject: String,
+    language: String,
+    message_id: String,
+    correlation_id: String,
+    text: String,
+    html: String,
+    sent_at: Timestamp,
+}
+
+impl From<&desk::Email> for EmailBody {
+    fn from(email: &desk::Email) -> Self {
+        let email = email.clone();
+        Self {
+            event_id: email.event_id,
+            ticket_id: email.ticket_id,
+            number: email.number,
+            to: email.to,
+            subject: email.subject,
+            language: email.language,
+            message_id: email.message_id,
+            correlation_id: email.correlation_id,
+            text: email.text,
+            html: email.html,
+            sent_at: email.sent_at,
+        }
+    }
+}
+
+/// What the worker has counted, and what is under way.
+#[derive(Serialize, ToSchema)]
+#[schema(as = Figures)]
+pub(super) struct FiguresBody {
+    /// How many tickets are in each status.
+    pub(super) by_status: BTreeMap<String, i64>,
+    /// The same by who has them now.
+    pub(super) by_agent: Vec<AgentTicketsBody>,
+    /// What was done on each day, newest first.
+    pub(super) days: Vec<DayBody>,
+    /// Events that have not left the database.
+    pub(super) pending: u64,
+    /// Events that were given up, by consumer.
+    pub(super) dead: BTreeMap<String, u64>,
+}
+
+/// The tickets that an agent has now.
+#[derive(Serialize, ToSchema)]
+#[schema(as = AgentTickets)]
+pub(super) struct AgentTicketsBody {
+    /// Null for the tickets that nobody has.
+    agent: Option<AgentBody>,
+    /// How many of them are in each status.
+    by_status: BTreeMap<String, i64>,
+}
+
+impl AgentTicketsBody {
+    pub(super) fn new(agent: Option<desk::Agent>, by_status: BTreeMap<String, i64>) -> Self {
+        Self { agent: agent.map(AgentBody::from), by_status }
+    }
+}
+
+/// What an agent did on a day, whoever had the tickets.
+#[derive(Serialize, ToSchema)]
+#[schema(as = Day)]
+pub(super) struct DayBody {
+    /// From midnight to midnight UTC, as `2026-11-16`.
+    day: String,
+    /// Who did it; null on the line of tickets that were opened.
+    agent: Option<AgentBody>,
+    opened: i64,
+    /// Each ticket the first time only.
+    resolved: i64,
+    /// First comments or statuses by somebody other than the requester.
+    first_responses: i64,
+    first_response_seconds_avg: Option<f64>,
+    resolution_seconds_avg: Option<f64>,
+}
+
+/// An agent or an admin.
+#[derive(Serialize, ToSchema)]
+#[schema(as = Agent)]
+pub(super) struct AgentBody {
+    id: String,
+    name: String,
+}
+
+impl From<desk::Agent> for AgentBody {
+    fn from(agent: desk::Agent) -> Self {
+        Self { id: agent.id, name: agent.name }
+    }
+}
+
+impl From<&desk::Day> for DayBody {
+    fn from(day: &desk::Day) -> Self {
+        Self {
+            day: day.day.clone(),
+            agent: day.agent.clone().map(AgentBody::from),
+            opened: day.opened,
+            resolved: day.resolved,
+            first_responses: day.first_responses,
+            first_response_seconds_avg: average(day.first_response_ms, day.first_responses),
+            resolution_seconds_avg: average(day.resolution_ms, day.resolved),
+        }
+    }
+}
+
+/// In seconds, to the millisecond.
+#[expect(clippy::cast_precision_loss, reason = "milliseconds of years fit into 52 bits")]
+fn average(ms: i64, count: i64) -> Option<f64> {
+    (count > 0).then(|| (ms / count) as f64 / 1000.0)
+}

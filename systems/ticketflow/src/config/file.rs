@@ -1,0 +1,220 @@
+//! Reading the file and the environment.
+
+use std::fmt;
+use std::path::Path;
+use std::time::Duration;
+
+use toml::Table;
+
+use super::section::Section;
+use super::{Broker, Config, Database, Mail, days};
+
+/// A day's number of milliseconds, the longest of most waits.
+const DAY_MS: u64 = 86_400_000;
+
+/// Everything that is wrong with a configuration.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Problems(pub Vec<String>);
+
+impl fmt::Display for Problems {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the configuration cannot be used")?;
+        self.0.iter().try_for_each(|problem| write!(f, "\n  {problem}"))
+    }
+}
+
+impl std::error::Error for Problems {}
+
+/// Reads a file's text over the defaults of [`Config::embedded`]; `environment` answers for secrets and for what
+/// overrides the file. Every problem is told at once.
+pub fn read(text: &str, data: &Path, environment: &dyn Fn(&str) -> Option<String>) -> Result<Config, Problems> {
+    let table: Table = text.parse().map_err(|error: toml::de::Error| Problems(vec![error.to_string()]))?;
+    let mut config = Config::embedded(data);
+    let mut problems = Vec::new();
+    let mut top = Section::new("", table, environment, &mut problems);
+    put(&mut config.role, top.parsed("role"));
+    put(&mut config.one_machine, top.flag("one_machine"));
+    put(&mut config.listen, top.parsed("listen"));
+    let sections = [
+        ("database", database as fn(&mut Section, &mut Config)),
+        ("broker", broker),
+        ("mail", mail),
+        ("outbox", outbox),
+        ("worker", worker),
+        ("limits", limits),
+    ];
+    let tables = sections.map(|(name, read)| (name, read, top.table(name)));
+    top.finish();
+    for (name, read, table) in tables {
+        // Without the table the environment's word still counts; a database or a broker that nobody named is embedded.
+        let is_left_out = table.is_none() && matches!(name, "database" | "broker");
+        if !is_left_out {
+            let mut section = Section::new(name, table.unwrap_or_default(), environment, &mut problems);
+            read(&mut section, &mut config);
+            section.finish();
+        }
+    }
+    if problems.is_empty() { Ok(config) } else { Err(Problems(problems)) }
+}
+
+fn database(section: &mut Section, config: &mut Config) {
+    let url = section.needed("url", "url_env", &["postgres", "postgresql"]);
+    put(&mut config.database, url.map(Database::Postgres));
+}
+
+fn broker(section: &mut Section, config: &mut Config) {
+    let url = section.needed("url", "url_env", &["amqp", "amqps"]);
+    let management_url = section.secret("management_url", "management_url_env", &["http", "https"]);
+    let ladder = section.waits("ladder_ms");
+    let ladder = ladder.unwrap_or_else(|| [60_000, 300_000, 900_000].map(Duration::from_millis).to_vec());
+    put(&mut config.broker, url.map(|url| Broker::RabbitMq { url, management_url, ladder }));
+}
+
+fn mail(section: &mut Section, config: &mut Config) {
+    let url = section.secret("smtp_url", "smtp_url_env", &["smtp", "smtp+starttls", "smtps"]);
+    put(&mut config.mail, url.map(Mail::Smtp));
+    let letters = &mut config.letters;
+    put(&mut letters.from, section.text("from"));
+    put(&mut letters.domain, section.text("domain"));
+    put(&mut letters.retention, section.number("retention_days", None, 1, 3650).map(days));
+    let base = section.text("base_url").map(|url| url.trim_end_matches('/').to_owned());
+    put(&mut letters.base_url, base);
+    if !["http://", "https://"].iter().any(|scheme| letters.base_url.starts_with(scheme)) {
+        section.problem("base_url", format!("must begin with `http://` or `https://`, is `{}`", letters.base_url));
+    }
+}
+
+fn outbox(section: &mut Section, config: &mut Config) {
+    let outbox = &mut config.outbox;
+    let interval = section.number("dispatch_interval_ms", Some("OUTBOX_DISPATCH_INTERVAL_MS"), 1, DAY_MS);
+    put(&mut outbox.dispatch_interval, interval.map(Duration::from_millis));
+    put(&mut outbox.batch, section.number("batch", Some("OUTBOX_BATCH"), 1, 10_000).map(size));
+    put(&mut outbox.retention, section.number("retention_days", None, 1, 3650).map(days));
+}
+
+fn worker(section: &mut Section, config: &mut Config) {
+    let worker = &mut config.worker;
+    put(&mut worker.heartbeat, section.number("heartbeat_s", None, 1, 3600).map(Duration::from_secs));
+    put(&mut worker.deadline, section.number("deadline_s", None, 1, 600).map(Duration::from_secs));
+    put(&mut worker.concurrency, section.number("concurrency", None, 1, 256).map(size));
+    put(&mut worker.retries, section.waits("retries_ms"));
+}
+
+fn limits(section: &mut Section, config: &mut Config) {
+    let limits = &mut config.limits;
+    put(&mut limits.body_bytes, section.number("body_bytes", None, 1024, 1 << 24).map(size));
+    put(&mut limits.idempotency, section.number("idempotency_hours", None, 1, 24 * 365).map(Duration::from_hours));
+}
+
+fn put<T>(place: &mut T, value: Option<T>) {
+    if let Some(value) = value {
+        *place = value;
+    }
+}
+
+/// A number whose limit fits everywhere.
+fn size(number: u64) -> usize {
+    usize::try_from(number).unwrap_or(usize::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Role, Secret};
+
+    fn environment(name: &str) -> Option<String> {
+        let value = match name {
+            "TICKETFLOW_DATABASE_URL" => "postgres://desk:s3cret@db/tickets",
+            "TICKETFLOW_AMQP_URL" => "amqp://desk:s3cret@mq",
+            "TICKETFLOW_SMTP_URL" => "smtp+starttls://desk:s3cret@mail:587",
+            "WRONG" => "mysql://desk:s3cret@db",
+            _ => return None,
+        };
+        Some(value.to_owned())
+    }
+
+    fn problems(text: &str) -> Vec<String> {
+        read(text, Path::new("data"), &environment).unwrap_err().0
+    }
+
+    #[test]
+    fn an_empty_file_means_everything_embedded() {
+        assert_eq!(read("", Path::new("data"), &|_| None), Ok(Config::embedded(Path::new("data"))));
+    }
+
+    #[test]
+    fn the_example_names_every_key_with_its_default() {
+        let text = include_str!("../../ticketflow.example.toml");
+        let config = read(text, Path::new("data"), &environment).unwrap();
+        let Broker::RabbitMq { ladder, management_url, .. } = &config.broker else { panic!("{config:?}") };
+        assert_eq!(ladder.iter().map(Duration::as_secs).collect::<Vec<_>>(), [60, 300, 900]);
+        assert_eq!(*management_url, None);
+        assert_eq!(config.database, Database::Postgres(Secret::new("postgres://desk:s3cret@db/tickets")));
+        assert_eq!(config.mail, Mail::Smtp(Secret::new("smtp+starttls://desk:s3cret@mail:587")));
+        let embedded = Config::embedded(Path::new("data"));
+        let rest = Config {
+            database: embedded.database.clone(),
+            broker: embedded.broker.clone(),
+            mail: embedded.mail.clone(),
+            ..config
+        };
+        assert_eq!(rest, embedded);
+        for key in ["management_url_env", "url =", "smtp_url =", "management_url ="] {
+            assert!(text.contains(key), "the example does not show {key}");
+        }
+    }
+
+    #[test]
+    fn every_problem_is_told_at_once_with_a_hint() {
+        let text = "role = 'boss'\nlisten = 8080\n[databse]\n[broker]\nladder_ms = [0]\n[outbox]\nbatch = 0\nretention_dys = 3\n\
+                    [mail]\nsmtp_url = 'smtp://a'\nsmtp_url_env = 'B'\nbase_url = 'desk.example'";
+        assert_eq!(
+            problems(text),
+            [
+                "`role`: must be `api`, `worker` or `all`, is `boss`",
+                "`listen`: must be text",
+                "`databse`: is not known; hint: did you mean `database`?",
+                "`broker.url_env`: is missing; hint: name it, or leave out `[broker]` to run embedded",
+                "`broker.ladder_ms`: must be a list of milliseconds, each above zero",
+                "`mail.smtp_url`: stands beside `smtp_url_env`; hint: keep one of them",
+                "`mail.base_url`: must begin with `http://` or `https://`, is `desk.example`",
+                "`outbox.batch`: must be from 1 to 10000, is 0",
+                "`outbox.retention_dys`: is not known; hint: did you mean `retention_days`?",
+            ]
+        );
+    }
+
+    #[test]
+    fn no_secret_is_ever_told() {
+        let told = problems("[database]\nurl_env = 'WRONG'\n[broker]\nurl_env = 'NOT_THERE'");
+        assert_eq!(
+            told,
+            [
+                "`database.url_env`: must be a URL that begins with `postgres://` or `postgresql://`",
+                "`broker.url_env`: the environment has no `NOT_THERE`",
+            ]
+        );
+        let config = read("[database]\nurl = 'postgres://desk:s3cret@db'", Path::new("data"), &environment).unwrap();
+        assert!(!format!("{config:?}").contains("s3cret"));
+    }
+
+    #[test]
+    fn the_environment_overrides_the_file() {
+        let environment = |name: &str| match name {
+            "OUTBOX_DISPATCH_INTERVAL_MS" => Some("40".to_owned()),
+            "OUTBOX_BATCH" => Some("7".to_owned()),
+            _ => None,
+        };
+        let config = read("role = 'api'\n[outbox]\nbatch = 9", Path::new("data"), &environment).unwrap();
+        assert_eq!((config.role, config.outbox.batch), (Role::Api, 7));
+        assert_eq!(config.outbox.dispatch_interval, Duration::from_millis(40));
+        let wrong = read("", Path::new("data"), &|_| Some("soon".to_owned())).unwrap_err();
+        assert_eq!(wrong.0[0], "environment `OUTBOX_DISPATCH_INTERVAL_MS`: must be a whole number, is `soon`");
+    }
+
+    #[test]
+    fn broken_toml_says_where() {
+        let told = problems("role = \n[outbox]");
+        assert!(told[0].contains("line 1"), "{told:?}");
+    }
+}

@@ -1,0 +1,169 @@
+//! One way to ask either database: the statements are written once, in PostgreSQL's words.
+//!
+//! PostgreSQL may be reached through a pooler that gives each transaction another session. So no statement is prepared there, and
+//! each runs in a transaction: it is parsed in one round trip and run in the next, in the same session only within one.
+
+use std::str::FromStr;
+
+use relevo::core::{Draft, MessageId};
+use relevo::stores::{postgres, sqlite};
+use sqlx::postgres::{PgPool, PgRow};
+use sqlx::sqlite::{SqlitePool, SqliteRow};
+use sqlx::{AssertSqlSafe, Postgres, Row as _, Sqlite, Transaction};
+
+use super::DeskError;
+use super::columns::{Column, Value};
+use crate::domain::UnknownWord;
+use crate::domain::event::{CORRELATION_ID, EVENT_ID, Event};
+
+/// The same id in the engine's word, which it carries on to whatever a handler emits.
+const ENGINE_CORRELATION_ID: &str = "correlation-id";
+
+/// Who waits for a ticket that somebody else has locked gives up before those who wait for a connection do, so that one ticket
+/// never stops the others; and a process that hangs with a ticket in its hand loses it. Said with every transaction, because a
+/// pooler may give each one another session, and in the same round trip.
+const BEGIN: &str = "BEGIN; SET LOCAL lock_timeout = '2s'; SET LOCAL idle_in_transaction_session_timeout = '30s'";
+/// The same for whoever only reads, and waits for nobody.
+const READ: &str = "BEGIN READ ONLY; SET LOCAL idle_in_transaction_session_timeout = '30s'";
+
+/// What a statement is given, in the order of its `$1`, `$2`, …
+pub(super) type Values<'a> = &'a [&'a dyn Value];
+
+/// The connections to a database.
+pub(super) enum Link {
+    Postgres(PgPool),
+    /// A SQLite file has one writer at a time: it has a connection, and others wait for that one.
+    Sqlite {
+        writer: SqlitePool,
+        readers: SqlitePool,
+    },
+}
+
+/// An open transaction. Dropped, it is rolled back.
+pub(super) enum Tx {
+    Postgres(Transaction<'static, Postgres>),
+    Sqlite(Transaction<'static, Sqlite>),
+}
+
+/// A row of an answer.
+pub(super) enum Row {
+    Postgres(PgRow),
+    Sqlite(SqliteRow),
+}
+
+/// A statement as SQLite takes it: a file has no schemas, and whoever writes has locked it whole.
+fn in_sqlite(sql: &str) -> AssertSqlSafe<String> {
+    AssertSqlSafe(sql.replace("ticketflow.", "").replace(" FOR UPDATE", ""))
+}
+
+macro_rules! postgres {
+    ($sql:expr, $values:expr) => {
+        $values.iter().fold(sqlx::query($sql).persistent(false), |query, value| value.give_postgres(query))
+    };
+}
+
+macro_rules! sqlite {
+    ($sql:expr, $values:expr) => {
+        $values.iter().fold(sqlx::query(in_sqlite($sql)), |query, value| value.give_sqlite(query))
+    };
+}
+
+impl Link {
+    /// Begins to change something.
+    pub(super) async fn begin(&self) -> Result<Tx, DeskError> {
+        Ok(match self {
+            Self::Postgres(pool) => Tx::Postgres(pool.begin_with(BEGIN).await?),
+            Self::Sqlite { writer, .. } => Tx::Sqlite(sqlite::begin(writer).await?),
+        })
+    }
+
+    /// Reads, outside of any change. Nothing is there to commit.
+    pub(super) async fn rows(&self, sql: &'static str, values: Values<'_>) -> Result<Vec<Row>, DeskError> {
+        Ok(match self {
+            Self::Postgres(pool) => {
+                let mut tx = pool.begin_with(READ).await?;
+                postgres!(sql, values).fetch_all(&mut *tx).await?.into_iter().map(Row::Postgres).collect()
+            }
+            Self::Sqlite { readers, .. } => {
+                sqlite!(sql, values).fetch_all(readers).await?.into_iter().map(Row::Sqlite).collect()
+            }
+        })
+    }
+
+    /// Reads at most one row.
+    pub(super) async fn row(&self, sql: &'static str, values: Values<'_>) -> Result<Option<Row>, DeskError> {
+        Ok(match self {
+            Self::Postgres(pool) => {
+                let mut tx = pool.begin_with(READ).await?;
+                postgres!(sql, values).fetch_optional(&mut *tx).await?.map(Row::Postgres)
+            }
+            Self::Sqlite { readers, .. } => sqlite!(sql, values).fetch_optional(readers).await?.map(Row::Sqlite),
+        })
+    }
+}
+
+impl Tx {
+    /// Says how many rows it changed.
+    pub(super) async fn run(&mut self, sql: &'static str, values: Values<'_>) -> Result<u64, DeskError> {
+        Ok(match self {
+            Self::Postgres(tx) => postgres!(sql, values).execute(&mut **tx).await?.rows_affected(),
+            Self::Sqlite(tx) => sqlite!(sql, values).execute(&mut **tx).await?.rows_affected(),
+        })
+    }
+
+    /// Reads at most one row.
+    pub(super) async fn row(&mut self, sql: &'static str, values: Values<'_>) -> Result<Option<Row>, DeskError> {
+        Ok(match self {
+            Self::Postgres(tx) => postgres!(sql, values).fetch_optional(&mut **tx).await?.map(Row::Postgres),
+            Self::Sqlite(tx) => sqlite!(sql, values).fetch_optional(&mut **tx).await?.map(Row::Sqlite),
+        })
+    }
+
+    /// Tells of what this transaction does: the event exists if and only if it commits. The ticket's row must be locked by
+    /// now, or two events of it could go out in the wrong order.
+    pub(super) async fn emit(&mut self, event: &Event, correlation_id: &str) -> Result<(), DeskError> {
+        let payload = serde_json::to_vec(event).map_err(|error| DeskError::Broken(error.into()))?;
+        let name = event.what.name();
+        let mut draft = Draft::json(name, &event.ticket.id.to_string(), name, payload);
+        draft.id = Some(MessageId::from_uuid(event.event_id));
+        let event_id = event.event_id.to_string();
+        let headers =
+            [(EVENT_ID, &*event_id), (CORRELATION_ID, correlation_id), (ENGINE_CORRELATION_ID, correlation_id)];
+        draft.headers.extend(headers.map(|(name, value)| (name.to_owned(), value.to_owned())));
+        match self {
+            Self::Postgres(tx) => match postgres::Outbox::default().unprepared().emit(tx, draft).await {
+                Ok(_) => Ok(()),
+                Err(postgres::EmitError::Database(error)) => Err(error.into()),
+                Err(error) => Err(DeskError::Broken(error.into())),
+            },
+            Self::Sqlite(tx) => match sqlite::emit(tx, draft).await {
+                Ok(_) => Ok(()),
+                Err(sqlite::EmitError::Database(error) | sqlite::EmitError::Busy(error)) => Err(error.into()),
+                Err(error) => Err(DeskError::Broken(error.into())),
+            },
+        }
+    }
+
+    pub(super) async fn commit(self) -> Result<(), DeskError> {
+        match self {
+            Self::Postgres(tx) => tx.commit().await?,
+            Self::Sqlite(tx) => tx.commit().await?,
+        }
+        Ok(())
+    }
+}
+
+impl Row {
+    pub(super) fn get<T: Column>(&self, column: usize) -> Result<T, DeskError> {
+        Ok(match self {
+            Self::Postgres(row) => row.try_get(column)?,
+            Self::Sqlite(row) => row.try_get(column)?,
+        })
+    }
+
+    /// One of an enumeration's words.
+    pub(super) fn word<T: FromStr<Err = UnknownWord>>(&self, column: usize) -> Result<T, DeskError> {
+        let word: String = self.get(column)?;
+        word.parse().map_err(|error: UnknownWord| DeskError::Broken(anyhow::anyhow!("`{word}` is stored, {error}")))
+    }
+}

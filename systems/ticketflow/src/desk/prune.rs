@@ -1,0 +1,42 @@
+//! What is old enough to be deleted, a little at a time: nobody waits long for a lock, and whoever stops does not wait at all.
+
+use jiff::Timestamp;
+
+use super::DeskError;
+use super::columns::At;
+use super::link::Link;
+
+/// The most rows that one transaction deletes.
+pub const PRUNE_MAX: i64 = 1000;
+
+/// What grows old.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Old {
+    /// Requests that may not come again any more, with what they were told.
+    Requests,
+    /// E-mails that were sent, with all that they say.
+    Emails,
+}
+
+impl Old {
+    /// The time stands twice: a request that comes again in this moment makes its row a new one, which must stay.
+    const fn statement(self) -> &'static str {
+        match self {
+            Self::Requests => {
+                "DELETE FROM ticketflow.idempotency WHERE created_at < $1 AND (person_id, key) IN ( \
+                 SELECT person_id, key FROM ticketflow.idempotency WHERE created_at < $1 ORDER BY created_at LIMIT $2)"
+            }
+            Self::Emails => {
+                "DELETE FROM ticketflow.email WHERE sent_at < $1 AND message_id IN ( \
+                 SELECT message_id FROM ticketflow.email WHERE sent_at < $1 ORDER BY sent_at LIMIT $2)"
+            }
+        }
+    }
+}
+
+pub(super) async fn prune(link: &Link, what: Old, before: Timestamp) -> Result<u64, DeskError> {
+    let mut tx = link.begin().await?;
+    let deleted = tx.run(what.statement(), &[&At(before), &PRUNE_MAX]).await?;
+    tx.commit().await?;
+    Ok(deleted)
+}

@@ -1,0 +1,14 @@
+//! What a ticket is, who may do what with it, and what is told of it. No I/O and no clock.
+
+pub mod event;
+pub mod fields;
+mod person;
+mod status;
+mod ticket;
+mod words;
+
+pub use event::Event;
+pub use person::{Caller, Contact, Language, Person, Role};
+pub use status::Status;
+pub use ticket::{Comment, Entry, Kind, Priority, Ticket};
+pub use words::UnknownWord;

@@ -1,0 +1,60 @@
+//! The outbox in the database, as the relay and whoever watches it need it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use relevo::core::operate::{Operate, Start};
+use relevo::core::sample::Sample;
+use relevo::core::store::Store;
+use relevo::stores::{postgres, sqlite};
+use sqlx::postgres::PgConnectOptions;
+use sqlx::{AssertSqlSafe, ConnectOptions as _, SqliteConnection};
+
+use crate::config::{self, Database};
+
+/// Whom the outbox is carried to.
+pub const DESTINATION: &str = "broker";
+/// Into how many slices relays cut the outbox: so many processes can share the work.
+const SHARDS: u16 = 8;
+
+/// An outbox in either database.
+pub trait Outbox: Store + Operate + Sample {}
+
+impl<T: Store + Operate + Sample> Outbox for T {}
+
+/// Opens the outbox of a database that was migrated, with its destination and its retention.
+pub async fn open(database: &Database, config: &config::Outbox) -> Result<Arc<dyn Outbox>> {
+    let outbox: Arc<dyn Outbox> = match database {
+        Database::Postgres(url) => {
+            let options: PgConnectOptions = url.expose().parse().context("the URL of the database is wrong")?;
+            keep_in_postgres(&options, config.retention).await?;
+            Arc::new(postgres::Store::open(postgres::Config::new(options, DESTINATION)).await?)
+        }
+        Database::Sqlite(path) => {
+            let connection = sqlite::connect_options(path).disable_statement_logging().connect().await?;
+            keep_in_sqlite(connection, config.retention).await?;
+            Arc::new(sqlite::Store::open(sqlite::Config::new(path, DESTINATION)).await?)
+        }
+    };
+    outbox.add_destination(SHARDS, Start::Oldest).await?;
+    Ok(outbox)
+}
+
+async fn keep_in_postgres(options: &PgConnectOptions, retention: Duration) -> Result<()> {
+    let mut connection = options.clone().disable_statement_logging().connect().await?;
+    // A row that says so already is left alone: every process that starts comes by here. With the number in the text, a pooler may
+    // give it to any session.
+    let retention = format!("make_interval(secs => {})", retention.as_secs());
+    let sql = format!("UPDATE relevo.setting SET retention = {retention} WHERE retention <> {retention}");
+    sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut connection).await?;
+    Ok(())
+}
+
+async fn keep_in_sqlite(mut connection: SqliteConnection, retention: Duration) -> Result<()> {
+    sqlx::query("UPDATE relevo_setting SET retention_ms = ?1 WHERE retention_ms <> ?1")
+        .bind(i64::try_from(retention.as_millis())?)
+        .execute(&mut connection)
+        .await?;
+    Ok(())
+}

@@ -1,0 +1,55 @@
+//! The relay, in the process of the API.
+
+use std::sync::Arc;
+
+use relevo::core;
+use relevo::relay::{Config, Relay};
+
+use super::outbox::Outbox;
+use super::topology::routes;
+use crate::config;
+
+/// A relay that carries the outbox to the broker. Any number of them share the work.
+pub fn relay(
+    outbox: Arc<dyn Outbox>,
+    broker: Arc<dyn core::Broker>,
+    config: &config::Outbox,
+) -> Relay<dyn Outbox, dyn core::Broker> {
+    Relay::new(outbox, broker, settings(config))
+}
+
+fn settings(config: &config::Outbox) -> Config {
+    Config {
+        name: "ticketflow".to_owned(),
+        routes: routes(),
+        // Bounds, not paces: a relay with something to do waits for nothing.
+        idle_max: config.dispatch_interval,
+        page_messages: config.batch,
+        batch_max: config.batch,
+        ..Config::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+    use std::time::Duration;
+
+    use super::*;
+
+    fn with(environment: &[(&str, &str)]) -> Config {
+        let get = |asked: &str| {
+            let found = environment.iter().find(|(name, _)| *name == asked);
+            found.map(|(_, value)| (*value).to_owned())
+        };
+        settings(&config::read("", Path::new("data"), &get).unwrap().outbox)
+    }
+
+    #[test]
+    fn interval_and_batch_are_the_bounds_that_were_asked_for() {
+        let bounds = |config: Config| (config.idle_max, config.page_messages, config.batch_max);
+        assert_eq!(bounds(with(&[])), (Duration::from_millis(500), 100, 100));
+        let set = with(&[("OUTBOX_DISPATCH_INTERVAL_MS", "250"), ("OUTBOX_BATCH", "7")]);
+        assert_eq!(bounds(set), (Duration::from_millis(250), 7, 7));
+    }
+}

@@ -1,0 +1,46 @@
+//! Connections that are kept open between letters.
+//!
+//! lettre has a pool too. It takes back what a letter left half way when its time was over, and the next letter then reads the
+//! late answer to that one as its own. Here a connection comes back from a letter that was taken, and from no other.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use lettre::transport::smtp::client::AsyncSmtpConnection;
+use tokio::time::Instant;
+
+/// The most that are kept.
+const CONNECTIONS_MAX: usize = 16;
+/// One that was not used for so long is closed: servers have little patience.
+const IDLE_MAX: Duration = Duration::from_mins(1);
+
+/// Connections with nothing under way, the newest last, each with when it came.
+#[derive(Default)]
+pub(super) struct Kept(Mutex<Vec<(AsyncSmtpConnection, Instant)>>);
+
+impl Kept {
+    /// One that still answers, if there is one.
+    pub(super) async fn take(&self) -> Option<AsyncSmtpConnection> {
+        loop {
+            let (mut connection, _) = self.lock().pop()?;
+            if connection.test_connected().await {
+                return Some(connection);
+            }
+        }
+    }
+
+    /// Keeps one for the next letter.
+    pub(super) fn put(&self, connection: AsyncSmtpConnection) {
+        let now = Instant::now();
+        let mut kept = self.lock();
+        kept.retain(|(_, since)| now.duration_since(*since) < IDLE_MAX);
+        if kept.len() < CONNECTIONS_MAX {
+            kept.push((connection, now));
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<(AsyncSmtpConnection, Instant)>> {
+        // Nothing panics while it is held.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

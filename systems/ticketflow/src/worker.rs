@@ -1,0 +1,177 @@
+//! The worker: two consumers of the same events. One writes e-mails, the other keeps figures.
+//!
+//! Any number of workers run side by side. E-mails are shared among them; figures are counted by one of them at a time, in the order
+//! of each ticket's events, and by the next one when that is gone.
+
+mod books;
+mod figures;
+mod heart;
+mod notify;
+mod postgres;
+mod sqlite;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use relevo::core::AfterDead;
+use relevo::core::inbox::retries::Retries;
+use relevo::core::inbox::{Inbox, Keeping};
+use relevo::core::retry::Policy;
+use relevo::inbox::{Config as Consumer, DeadLetterTo, Durable, Handlers, Order, Runtime, Stats, typed};
+use relevo::stores::{postgres as pg, sqlite as lite};
+use sqlx::postgres::PgConnectOptions;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use self::books::Books;
+use self::figures::Count;
+use self::heart::Heart;
+use self::notify::Notify;
+use crate::config::{self, Config, Database};
+use crate::desk;
+use crate::flow::{Broker, METRICS, NOTIFICATIONS, dead_queue};
+use crate::mail::{self, Sender};
+
+/// Tries of an embedded e-mail until it is given up; at RabbitMQ the ladder has as many as it has rungs.
+const TRIES_MAX: u32 = 10;
+
+/// What a handler may take beyond the mail server.
+const MARGIN: Duration = Duration::from_secs(5);
+
+/// A worker that does not run yet.
+pub struct Worker {
+    parts: JoinSet<Result<()>>,
+    begin: CancellationToken,
+    stop: CancellationToken,
+    stats: Vec<Arc<Stats>>,
+    heart: Heart,
+}
+
+impl Worker {
+    /// Opens inboxes and queues; `name` is this process's, for people.
+    pub async fn open(config: &Config, broker: &Broker, name: &str) -> Result<Self> {
+        let keeping = Keeping::default();
+        match &config.database {
+            Database::Postgres(url) => {
+                let options: PgConnectOptions = url.expose().parse().context("the URL of the database is wrong")?;
+                let handlers_max = u32::try_from(2 * config.worker.concurrency)?;
+                let inbox = pg::inbox::Config { handlers_max, ..pg::inbox::Config::new(options) };
+                let notifications = pg::inbox::Inbox::open(&inbox, NOTIFICATIONS, keeping).await?;
+                let metrics = notifications.of(METRICS, keeping);
+                Self::with(config, broker, name, notifications, metrics).await
+            }
+            Database::Sqlite(path) => {
+                let inbox = lite::inbox::Config::new(path);
+                let notifications = lite::inbox::Inbox::open(&inbox, NOTIFICATIONS, keeping).await?;
+                let metrics = notifications.of(METRICS, keeping);
+                Self::with(config, broker, name, notifications, metrics).await
+            }
+        }
+    }
+
+    async fn with<I>(config: &Config, broker: &Broker, name: &str, notifications: I, metrics: I) -> Result<Self>
+    where
+        I: Inbox + 'static,
+        I::Transaction: Books + 'static,
+    {
+        let heart = Heart::new(config.worker.heartbeat);
+        let recipients = desk::recipients(&config.database).await?;
+        let post = mail::open(&config.mail, config.worker.deadline, &recipients).await?;
+        let notify = Notify::new(post, Sender::new(&config.letters)?, heart.pulse());
+        let notifications = Runtime::new(
+            Arc::new(notifications),
+            broker.consumer(NOTIFICATIONS, name).await?,
+            Handlers::new().call("ticket.*", typed(notify)),
+            of_emails(config, broker, name),
+        );
+        let metrics = Runtime::new(
+            Arc::new(metrics),
+            broker.consumer(METRICS, name).await?,
+            Handlers::new().inside("ticket.*", typed(Count::new(heart.pulse()))),
+            of_figures(broker, name),
+        );
+        let stats = vec![notifications.stats(), metrics.stats()];
+        let (begin, stop) = (CancellationToken::new(), CancellationToken::new());
+        let mut parts = JoinSet::new();
+        for runtime in [notifications, metrics] {
+            let (begin, stop) = (begin.clone(), stop.clone());
+            parts.spawn(async move {
+                begin.cancelled().await;
+                Ok(runtime.run(stop).await?)
+            });
+        }
+        Ok(Self { parts, begin, stop, stats, heart })
+    }
+
+    /// What its consumers have done so far; stays valid when the worker is gone.
+    pub fn stats(&self) -> Vec<Arc<Stats>> {
+        self.stats.clone()
+    }
+
+    /// Handles events until `stop` is cancelled. If a consumer fails for good the other stops too, and its error is told.
+    pub async fn run(mut self, stop: CancellationToken) -> Result<()> {
+        self.begin.cancel();
+        let (heart, stats) = (self.heart, self.stats);
+        self.parts.spawn(heart.beat(stats, self.stop.clone()));
+        let mut ended = Ok(());
+        loop {
+            tokio::select! {
+                () = stop.cancelled(), if !self.stop.is_cancelled() => self.stop.cancel(),
+                part = self.parts.join_next() => match part {
+                    None => return ended,
+                    Some(part) => {
+                        self.stop.cancel();
+                        ended = ended.and(part.context("a consumer panicked").and_then(|part| part));
+                    }
+                },
+            }
+        }
+    }
+}
+
+/// E-mails: in any order, the mail server outside of any transaction, long pauses at the broker where it has a ladder.
+fn of_emails(config: &Config, broker: &Broker, name: &str) -> Consumer {
+    let ladder = match &config.broker {
+        config::Broker::Embedded(_) => None,
+        config::Broker::RabbitMq { ladder, .. } => Some(ladder),
+    };
+    let tries = |more: usize| u32::try_from(1 + config.worker.retries.len() + more).unwrap_or(TRIES_MAX);
+    let ladder = ladder.filter(|rungs| !rungs.is_empty());
+    let durable = match ladder {
+        // A message climbs one rung after the other, and is given up behind the last.
+        Some(rungs) => Policy { attempts_max: tries(rungs.len()), ..Policy::listed(rungs.clone()) },
+        None => Policy { attempts_max: TRIES_MAX, ..Retries::default().durable },
+    };
+    Consumer {
+        order: Order::None { concurrency: config.worker.concurrency },
+        // What a mail server that hangs means is for the handler to say.
+        deadline: mail::longest(&config.mail, config.worker.deadline) + MARGIN,
+        durable: if ladder.is_some() { Durable::Broker } else { Durable::Table },
+        retries: Retries { memory: config.worker.retries.clone(), durable },
+        ..shared(NOTIFICATIONS, broker, name)
+    }
+}
+
+/// Figures: each ticket's events in order. One that cannot be counted does not stop the ticket: the next says how it stands.
+fn of_figures(broker: &Broker, name: &str) -> Consumer {
+    Consumer {
+        // One transaction at a time. All tickets that are opened count on one row of the day, so that others would only wait for it;
+        // and two that count several agents in different orders would wait for each other.
+        order: Order::ByKey { concurrency: 1 },
+        after_dead: AfterDead::Continue,
+        batch_max: 50,
+        ..shared(METRICS, broker, name)
+    }
+}
+
+fn shared(queue: &str, broker: &Broker, name: &str) -> Consumer {
+    let dead_letter_to = match broker {
+        // The store has the dead letters; whoever looks at RabbitMQ sees them there too.
+        Broker::RabbitMq { .. } => {
+            Some(DeadLetterTo { broker: broker.publisher(), address: format!("/{}", dead_queue(queue)).into() })
+        }
+        Broker::Embedded(_) => None,
+    };
+    Consumer { name: name.to_owned(), dead_letter_to, ..Consumer::new(queue) }
+}

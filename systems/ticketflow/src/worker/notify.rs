@@ -1,0 +1,68 @@
+//! E-mails: call, then commit. The mail server is asked outside of any transaction; that it has taken a letter is written down in the
+//! transaction that enters the event into the inbox.
+//!
+//! A worker that dies in between asks again: the mail server is asked at least once. A repeat has the same Message-ID, by which it
+//! can be recognised; whether the receiver's side does so is its own affair.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use relevo::inbox::{Handled, Incoming, Trouble, TypedCall, Verdict};
+use tracing::info;
+
+use super::books::{Books, of_database};
+use super::heart::Pulse;
+use crate::domain::Event;
+use crate::domain::event::CORRELATION_ID;
+use crate::mail::{Letter, Post, PostError, Sender};
+
+/// Sends an e-mail about an event, to whoever waits for it.
+pub(super) struct Notify {
+    post: Arc<dyn Post>,
+    sender: Sender,
+    pulse: Pulse,
+}
+
+impl Notify {
+    pub(super) fn new(post: Arc<dyn Post>, sender: Sender, pulse: Pulse) -> Self {
+        Self { post, sender, pulse }
+    }
+}
+
+#[async_trait]
+impl<T: Books> TypedCall<T> for Notify {
+    type Payload = Event;
+    type Answer = Option<Letter>;
+
+    async fn call(&self, event: Event, incoming: &Incoming) -> Result<Option<Letter>, Trouble> {
+        let correlation_id = incoming.header(CORRELATION_ID).unwrap_or_default();
+        let Some(letter) = self.sender.letter(&event, incoming.idempotency_id(), correlation_id) else {
+            return Ok(None);
+        };
+        match self.post.send(&letter).await {
+            Ok(receipt) => {
+                info!(event_id = %event.event_id, message_id = letter.message_id, receipt = receipt.0, "an e-mail was sent");
+                Ok(Some(letter))
+            }
+            Err(error) => Err(trouble(error)),
+        }
+    }
+
+    async fn commit(&self, books: &mut T, _incoming: &Incoming, letter: Option<Letter>) -> Handled {
+        if let Some(letter) = &letter {
+            books.sent(letter).await.map_err(of_database)?;
+        }
+        self.pulse.beat();
+        Ok(if letter.is_some() { Verdict::Done } else { Verdict::Skip })
+    }
+}
+
+/// What a letter that was not taken means for its event.
+fn trouble(error: PostError) -> Trouble {
+    match error {
+        PostError::Away(_) => Trouble::away(error), // opens the breaker, counts nothing
+        PostError::Later(_) => Trouble::retry(error).with_class("greylisted"),
+        PostError::Unanswered(_) => Trouble::retry(error).with_class("unanswered"),
+        PostError::Refused(_) => Trouble::poison(error).with_class("refused"), // a dead letter, for a person
+    }
+}

@@ -1,0 +1,85 @@
+//! A database that is away.
+
+use std::time::{Duration, Instant};
+
+use relevo_testkit::proxy::CutProxy;
+use serde_json::json;
+use sqlx::postgres::{PgConnectOptions, PgConnection};
+use sqlx::{AssertSqlSafe, Connection as _};
+use ticketflow::config::{Database, Secret};
+use ticketflow::desk;
+use tokio::task::JoinSet;
+
+use crate::place::Place;
+use crate::world::{ANA, Reply, World};
+
+#[tokio::test]
+async fn a_request_while_postgres_is_away_says_when_to_come_again() {
+    let mut place = Place::postgres().await;
+    desk::migrate(&place.database).await.unwrap();
+    let Database::Postgres(url) = &place.database else { panic!("a server") };
+    let options: PgConnectOptions = url.expose().parse().unwrap();
+    let upstream = format!("{}:{}", options.get_host(), options.get_port());
+    let proxy = CutProxy::start(upstream.parse().unwrap()).await;
+    let through = url.expose().replace(&upstream, &proxy.addr().to_string());
+    place.database = Database::Postgres(Secret::new(through));
+    let world = World::open(place).await;
+    world.opened(ANA, "Before").await;
+    let before = world.stored().await;
+    proxy.block().await;
+    let body = json!({ "title": "Meanwhile", "description": "d" });
+    let reply = world.post(ANA, "/api/tickets", &body).send().await;
+    assert_eq!((reply.status.as_u16(), reply.header("retry-after")), (503, "2"), "{}", reply.text);
+    assert_eq!(reply.json["type"], "urn:ticketflow:problem:away");
+    assert!(!reply.text.contains("refused"), "{}", reply.text);
+    assert_eq!(world.stored().await, before);
+    proxy.unblock();
+    // Connections that died unseen are found out one by one, each by a caller who comes again.
+    let mut status = reply.status;
+    for _ in 0..16 {
+        if status == 503 {
+            status = world.post(ANA, "/api/tickets", &body).send().await.status;
+        }
+    }
+    assert_eq!(status, 201);
+    let added: Vec<_> = world.stored().await.iter().zip(before).map(|(now, before)| now - before).collect();
+    assert_eq!(added, [0, 1, 0, 1, 0, 1, 1]);
+}
+
+#[tokio::test]
+async fn a_ticket_that_somebody_has_locked_does_not_stop_the_others() {
+    let world = World::postgres().await;
+    let (locked, other) = (world.opened(ANA, "Locked").await, world.opened(ANA, "Other").await);
+    let Database::Postgres(url) = &world.database else { panic!("a server") };
+    let mut somebody = PgConnection::connect(url.expose()).await.unwrap();
+    let mut tx = somebody.begin().await.unwrap();
+    let lock =
+        format!("SELECT 1 FROM ticketflow.ticket WHERE id = '{}' FOR UPDATE", locked.json["id"].as_str().unwrap());
+    sqlx::raw_sql(AssertSqlSafe(lock)).execute(&mut *tx).await.unwrap();
+    let comment = |path: String| world.post(ANA, &format!("{path}/comments"), &json!({ "body": "b" })).send();
+    // More than there are connections.
+    let mut stopped = JoinSet::new();
+    for _ in 0..20 {
+        stopped.spawn(comment(locked.path()));
+    }
+    // Those are first.
+    tokio::task::yield_now().await;
+    // The others may have to wait until one of those gives up; on a busy machine they come again, as they are told to.
+    let free = async || {
+        let end = Instant::now() + Duration::from_secs(30);
+        loop {
+            let reply = comment(other.path()).await;
+            if (reply.status.as_u16(), reply.header("retry-after")) != (503, "2") || Instant::now() > end {
+                return reply;
+            }
+        }
+    };
+    for reply in <[Reply; 5]>::from(tokio::join!(free(), free(), free(), free(), free())) {
+        assert_eq!(reply.status, 201, "{}", reply.text);
+    }
+    for reply in stopped.join_all().await {
+        assert_eq!((reply.status.as_u16(), reply.header("retry-after")), (503, "2"), "{}", reply.text);
+    }
+    tx.rollback().await.unwrap();
+    assert_eq!(comment(locked.path()).await.status, 201);
+}

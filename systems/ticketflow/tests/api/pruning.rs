@@ -1,0 +1,92 @@
+//! What grows old is deleted, and nothing else.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use ticketflow::config::{Broker, Config};
+use ticketflow::desk::{Old, PRUNE_MAX};
+use ticketflow::run;
+use tokio::time::{Instant, sleep};
+use tokio_util::sync::CancellationToken;
+
+use crate::world::{ANA, World};
+
+const DAY_MS: i64 = 86_400_000;
+const DEADLINE: Duration = Duration::from_mins(1);
+const OLD: i64 = 2 * PRUNE_MAX + 7;
+const EMAILS: &str = "SELECT count(*) FROM ticketflow.email";
+const REQUESTS: &str = "SELECT count(*) FROM ticketflow.idempotency";
+
+/// Puts so many e-mails and requests there, the first of them `days` old and each a millisecond younger than the one before.
+async fn fill(world: &World, name: &str, count: i64, days: i64) {
+    let ana = world.get(ANA, "/api/me").send().await.json["id"].as_str().unwrap().to_owned();
+    let first = Timestamp::now().as_millisecond() - days * DAY_MS;
+    let at = if world.is_sqlite() { format!("{first} + n") } else { format!("to_timestamp(({first} + n) / 1000.0)") };
+    let bytes = if world.is_sqlite() { "x'00'" } else { "'\\x00'::bytea" };
+    let numbers = format!("WITH RECURSIVE n(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n WHERE n < {count})");
+    world
+        .run(&format!(
+            "{numbers} INSERT INTO ticketflow.email (message_id, event_id, ticket_id, person_id, recipient, subject, language, \
+             correlation_id, body_text, body_html, sent_at) SELECT '{name}' || n, '{ana}', '{ana}', '{ana}', 'a@b', 's', 'es', \
+             'c', 'text', 'html', {at} FROM n; \
+             {numbers} INSERT INTO ticketflow.idempotency (person_id, key, request_sha256, status, body, created_at) \
+             SELECT '{ana}', '{name}' || n, {bytes}, 201, '', {at} FROM n"
+        ))
+        .await;
+}
+
+pub(crate) async fn what_is_old_is_deleted_a_little_at_a_time(world: &World) {
+    fill(world, "old", OLD, 40).await;
+    fill(world, "new", 3, 1).await;
+    let before = Timestamp::now() - Duration::from_hours(30 * 24);
+    for (what, left) in [(Old::Emails, EMAILS), (Old::Requests, REQUESTS)] {
+        let mut deleted = Vec::new();
+        for _ in 0..4 {
+            deleted.push(world.desk.prune(what, before).await.unwrap());
+        }
+        assert_eq!(deleted, [1000, 1000, 7, 0], "{what:?}");
+        assert_eq!(world.number(left).await, 3, "{what:?}");
+    }
+}
+
+pub(crate) async fn a_service_deletes_what_is_older_than_it_keeps(world: &World) {
+    fill(world, "old", OLD, 3).await;
+    fill(world, "young", 5, 2).await;
+    let mut config = Config::embedded(&world.folder);
+    config.listen.set_port(0);
+    config.database = world.database.clone();
+    config.broker = Broker::Embedded(world.folder.join("broker.db"));
+    (config.letters.retention, config.limits.idempotency) = (Duration::from_hours(60), Duration::from_hours(60));
+    let stop = CancellationToken::new();
+    let watch = async {
+        let deadline = Instant::now() + DEADLINE;
+        loop {
+            let left = (world.number(EMAILS).await, world.number(REQUESTS).await);
+            if left == (5, 5) {
+                break;
+            }
+            assert!(Instant::now() < deadline, "{left:?} are left");
+            sleep(Duration::from_millis(20)).await;
+        }
+        stop.cancel();
+    };
+    let (ran, ()) = tokio::join!(run::run(config, true, |_| {}, stop.clone()), watch);
+    ran.unwrap();
+}
+
+/// SQLite has one writer at a time; in PostgreSQL the two meet.
+#[tokio::test]
+async fn a_request_that_comes_again_while_it_is_deleted_stays() {
+    let world = World::postgres().await;
+    fill(&world, "old", 1, 40).await;
+    let again = "BEGIN; UPDATE ticketflow.idempotency SET created_at = now(); SELECT pg_sleep(1); COMMIT";
+    let sleeps = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'PgSleep'";
+    let deleted = async {
+        while world.number(sleeps).await == 0 {
+            sleep(Duration::from_millis(10)).await;
+        }
+        world.desk.prune(Old::Requests, Timestamp::now() - Duration::from_hours(24)).await
+    };
+    let ((), deleted) = tokio::join!(world.run(again), deleted);
+    assert_eq!((deleted.unwrap(), world.number(REQUESTS).await), (0, 1));
+}

@@ -1,0 +1,61 @@
+//! Copies of dead letters at RabbitMQ, looked at and purged as the page about it says.
+
+use std::process::Command;
+
+use relevo::core::inbox::operate::{DeadFilter, Mark, Operate as _};
+use relevo::stores::postgres;
+use serde_json::Value;
+use ticketflow::config::Role;
+use ticketflow::flow::{DESTINATION, NOTIFICATIONS};
+
+use crate::stage::{ANA, Stage, so, until};
+
+const PAGE: &str = include_str!("../../docs/rabbitmq-topology.md");
+
+/// What the page's command with this word in it says, at the stage's virtual host.
+fn typed(stage: &Stage, word: &str) -> String {
+    let line =
+        PAGE.lines().find(|line| line.starts_with("rabbitmqadmin ") && line.contains(word)).expect("the page has it");
+    let url = stage.vhost.management_url();
+    let (login, place) = url.strip_prefix("http://").and_then(|rest| rest.split_once('@')).expect("a login");
+    let ((user, password), (host, port)) =
+        login.split_once(':').zip(place.split_once(':')).expect("a password and a port");
+    let options = format!("-H {host} -P {port} -u {user} -p {password} -V {}", stage.vhost.name());
+    let line = line.replace("-V VHOST", &options);
+    let output = Command::new("sh").args(["-euc", &line]).output().expect("`sh` runs");
+    assert!(output.status.success(), "`{line}` fails: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).expect("text")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_redriven_email_leaves_its_copy_until_somebody_purges_the_queue() {
+    let stage = Stage::new().await;
+    let all = stage.start(Role::All).await;
+    let of_inbox = async || all.metric("mq_dlq_total", "consumer=\"notifications\"").await;
+    let of_queue = async || all.metric("mq_dlq_total", "lane=\"notifications.dlq\"").await;
+    stage.smtp.bar_but("nowhere.example", "550 5.1.1 no such mailbox");
+    all.open(ANA, "to nobody").await;
+    until(async || so(of_inbox().await > 0.5 && of_queue().await > 0.5, "nothing is dead")).await;
+    let copies: Vec<Value> = serde_json::from_str(&typed(&stage, " get ")).expect("a list");
+    let [copy] = &copies[..] else { panic!("{copies:?}") };
+    assert_eq!(copy["properties"]["headers"]["dead-letter-class"], "refused", "{copy}");
+    let id = copy["properties"]["headers"]["dead-letter-id"].as_str().expect("an id").parse().expect("an id");
+
+    stage.smtp.unbar();
+    let config = postgres::Config::new(stage.database.options(), DESTINATION);
+    let operator = postgres::Store::open(config).await.expect("the tables are there");
+    let mark = Mark {
+        filter: DeadFilter { consumer: Some(NOTIFICATIONS.to_owned()), ids: vec![id], ..DeadFilter::default() },
+        dry_run: false,
+        rate: None,
+        by: "a test".to_owned(),
+        note: "there is a mailbox now".to_owned(),
+    };
+    assert_eq!(operator.redrive(&mark).await.expect("it is there"), 1);
+    until(async || so(stage.smtp.mails().len() == 1, stage.smtp.events())).await;
+    until(async || so(of_inbox().await < 0.5, "it is dead")).await;
+    assert!(of_queue().await > 0.5, "a copy is nobody's to take away but a person's");
+    typed(&stage, " purge ");
+    until(async || so(of_queue().await < 0.5, "the copy is there")).await;
+    all.stop().await;
+}

@@ -1,0 +1,126 @@
+//! Several workers side by side, and one that is killed.
+
+use std::io::{BufRead as _, BufReader};
+use std::process::{Child, Command, Stdio};
+
+use relevo_testkit::proxy::CutProxy;
+use serde_json::{Value, json};
+use ticketflow::config::{Broker, Role};
+
+use crate::stage::{ANA, DAN, Stage, number, so, until};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_workers_send_nothing_twice_and_count_each_ticket_in_order() {
+    const TICKETS: usize = 40;
+    let stage = Stage::new().await;
+    let api = stage.start(Role::Api).await;
+    let (one, other) = (stage.start(Role::Worker).await, stage.start(Role::Worker).await);
+    for number in 0..TICKETS {
+        let ticket = api.open(ANA, &format!("ticket {number}")).await;
+        let ticket = api.set(DAN, &ticket, "in_progress").await;
+        let ticket = api.set(DAN, &ticket, "resolved").await;
+        api.set(ANA, &ticket, "closed").await; // by the requester, nobody is assigned: no e-mail
+    }
+    let figures = until(async || {
+        let figures = api.figures().await;
+        if figures["by_status"]["closed"] == TICKETS { Ok(figures) } else { Err(figures.to_string()) }
+    })
+    .await;
+    until(async || so(stage.smtp.mails().len() >= 3 * TICKETS, stage.smtp.mails().len())).await;
+    until(async || {
+        let handled = one.metric("inbox_handled_total", "notifications").await
+            + other.metric("inbox_handled_total", "notifications").await;
+        so(handled >= 160.0 - 0.5, handled)
+    })
+    .await;
+    let ids = stage.message_ids();
+    assert_eq!((ids.len(), ids.values().sum::<usize>()), (3 * TICKETS, 3 * TICKETS));
+
+    let dan = figures["days"].as_array().and_then(|days| days.iter().find(|day| day["agent"]["name"] == "Dan"));
+    let dan = dan.unwrap_or_else(|| panic!("{figures}"));
+    assert_eq!((&dan["resolved"], &dan["first_responses"]), (&json!(TICKETS), &json!(TICKETS)), "{figures}");
+    let opened: i64 =
+        figures["days"].as_array().expect("days").iter().map(|day| day["opened"].as_i64().unwrap_or(0)).sum();
+    assert_eq!(opened, 40);
+    for worker in [&one, &other] {
+        assert!(worker.metric("inbox_inversions_total", "").await < 0.5);
+        // Otherwise nothing was seen of two workers that share something.
+        assert!(worker.metric("inbox_handled_total", "notifications").await > 0.5, "both had e-mails to send");
+    }
+    let behind = "SELECT count(*) FROM ticketflow.ticket t JOIN ticketflow.figure_ticket f ON f.ticket_id = t.id
+        WHERE f.version = t.version AND f.status = t.status AND f.first_response_at = t.first_response_at
+        AND f.resolved_at = t.resolved_at";
+    assert_eq!(number(&mut stage.session().await, behind).await, 40);
+    for running in [one, other, api] {
+        running.stop().await;
+    }
+}
+
+/// A worker as a process of its own, on these parts.
+struct Worker(Child);
+
+impl Worker {
+    fn start(stage: &Stage, database: &str) -> Self {
+        let Broker::RabbitMq { url, .. } = &stage.config.broker else { panic!("no RabbitMQ") };
+        let config = format!(
+            "role = \"worker\"\nlisten = \"127.0.0.1:0\"\n[database]\nurl = \"{database}\"\n[broker]\nurl = \"{}\"\n\
+             [mail]\nsmtp_url = \"{}\"\n[worker]\ndeadline_s = 5\n",
+            url.expose(),
+            stage.smtp.url(),
+        );
+        let file = std::env::temp_dir().join(format!("ticketflow-worker-{}.toml", uuid::Uuid::new_v4()));
+        std::fs::write(&file, config).expect("it can be written");
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ticketflow"));
+        command.arg("--config").arg(&file).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut process = command.spawn().expect("it runs");
+        let mut first = String::new();
+        BufReader::new(process.stdout.take().expect("piped")).read_line(&mut first).expect("text");
+        assert!(first.starts_with("TicketFlow listens"), "{first}");
+        std::fs::remove_file(file).ok();
+        Self(process)
+    }
+
+    /// Reads log lines until one has this in it.
+    fn logs(&mut self, text: &str) -> Value {
+        let lines = BufReader::new(self.0.stderr.take().expect("piped")).lines();
+        let mut lines = lines.map(|line| line.expect("text"));
+        let line = lines.find(|line| line.contains(text)).expect("it logs until it ends");
+        serde_json::from_str(&line).expect("a line is JSON")
+    }
+
+    fn kill9(mut self) {
+        self.0.kill().expect("it runs");
+        self.0.wait().expect("it is ours");
+    }
+}
+
+/// The mail server has taken the e-mail and said so; the worker is killed before it could write that down.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_worker_killed_between_answer_and_commit_leaves_a_repeat_with_the_same_message_id() {
+    let stage = Stage::new().await;
+    let api = stage.start(Role::Api).await;
+    let options = stage.database.options();
+    let upstream = format!("{}:{}", options.get_host(), options.get_port()).parse().expect("an address");
+    let proxy = CutProxy::start(upstream).await;
+    let through = stage.database.url().replace(&upstream.to_string(), &proxy.addr().to_string());
+    let mut worker = tokio::task::block_in_place(|| Worker::start(&stage, &through));
+    stage.smtp.hold();
+    api.open(ANA, "once").await;
+    until(async || so(stage.smtp.mails().len() == 1, stage.smtp.events())).await;
+    proxy.freeze();
+    stage.smtp.release();
+    let sent = tokio::task::block_in_place(|| worker.logs("an e-mail was sent"));
+    worker.kill9();
+    assert_eq!(number(&mut stage.session().await, "SELECT count(*) FROM ticketflow.email").await, 0);
+
+    let other = tokio::task::block_in_place(|| Worker::start(&stage, &stage.database.url()));
+    until(async || so(stage.smtp.mails().len() == 2, stage.smtp.events())).await;
+    let mails = stage.smtp.mails();
+    assert_eq!(mails[0], mails[1], "the repeat is the same to the last byte");
+    let id = format!("<{}>", sent["message_id"].as_str().expect("an id"));
+    assert_eq!(stage.message_ids().into_iter().collect::<Vec<_>>(), [(id, 2)]);
+    until(async || so(number(&mut stage.session().await, "SELECT count(*) FROM ticketflow.email").await == 1, "none"))
+        .await;
+    other.kill9();
+    api.stop().await;
+}
