@@ -75,6 +75,7 @@ macro_rules! store_suite {
             parking::a_message_behind_a_head_that_is_gone_is_passed,
             parking::a_passed_message_leaves_other_shards_alone,
             parking::a_new_head_of_a_parked_key_waits_behind_the_old_one,
+            parking::any_key_and_any_error_can_be_parked,
             parking::other_keys_flow_past_a_parked_one,
             parking::a_new_owner_is_told_which_keys_wait,
             runs::a_retry_is_due_after_its_pause_and_not_before,

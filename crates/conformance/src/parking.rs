@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use relevo_core::store::{Leases, Settled, Stop};
+use relevo_core::store::{Leases, Settled, Stop, Stopped};
 
 use crate::harness::StoreHarness;
 use crate::relay::{LONG, PAUSE, Relay, behind, emit_all, ids, ok, park, parked, retry, run_ids, run_keys, stopped};
@@ -73,6 +73,27 @@ pub async fn a_new_head_of_a_parked_key_waits_behind_the_old_one(h: &mut impl St
     let runs = relay.due().await;
     assert_eq!(run_ids(&runs[0]), ids(&waiting));
     assert_eq!(runs[0].attempts, 3);
+}
+
+/// P4: what callers and brokers write is theirs. No text of theirs may keep a settlement from being written down.
+pub async fn any_key_and_any_error_can_be_parked(h: &mut impl StoreHarness) {
+    let mut relay = Relay::start(h.store().await, 1).await;
+    let keys = [r"a\u0000", r#""\\u0000'"#, r"\", "ñ\u{1f512}"];
+    emit_all(h, &keys).await;
+    let page = relay.read(10).await;
+    let errors = [r"refused: \u0000", "refused: \0", r"\\\u0000\", "\u{fffd}'"];
+    let parks = page.entries.iter().zip(errors).map(|(entry, error)| {
+        park(entry, Stopped { error: error.to_owned(), ..retry(Duration::ZERO, 1) })
+    });
+    assert_eq!(relay.settle(page.end, parks.collect()).await, Settled::default());
+    let mut runs = relay.due().await;
+    runs.sort_by_key(|run| run.messages[0].1.seq);
+    assert_eq!(run_keys(&runs), keys);
+    for (run, error) in runs.iter().zip(errors) {
+        relay.advance(run, 0, Some(Stopped { error: error.to_owned(), ..retry(Duration::ZERO, 2) })).await;
+    }
+    let again = relay.due().await;
+    assert_eq!(again.iter().map(|run| run.attempts).collect::<Vec<_>>(), [2; 4]);
 }
 
 /// P4: every other key flows, in the same page too.

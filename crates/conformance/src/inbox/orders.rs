@@ -73,6 +73,9 @@ pub async fn an_order_to_nobody_is_refused(h: &mut impl Harness) {
     assert_eq!(ok(operator.consumer("nobody", 10).await), None);
 }
 
+/// Whatever far sides say can be told on.
+const BREAKER: &str = r"503 from the tax agency: \u0000 \";
+
 /// Members, lanes, marks and breakers, as the members last told them.
 pub async fn a_consumer_is_shown_as_its_members_tell(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
@@ -80,7 +83,7 @@ pub async fn a_consumer_is_shown_as_its_members_tell(h: &mut impl Harness) {
     ok(inbox.take(member(1), &[Lane::new("other")]).await);
     let told = Beat {
         marks: vec![(lane(), Some(41)), (Lane::new("other"), None), (Lane::new("of nobody"), Some(1))],
-        breakers: vec![(lane(), "503 from the tax agency".to_owned())],
+        breakers: vec![(lane(), BREAKER.to_owned())],
         ..beat(1, SHORT)
     };
     ok(inbox.beat(&told).await);
@@ -94,7 +97,7 @@ pub async fn a_consumer_is_shown_as_its_members_tell(h: &mut impl Harness) {
     let lanes: Vec<_> = shown.lanes.iter().map(|lane| (lane.name.as_str(), lane.owner.as_deref(), lane.mark)).collect();
     let owner = Some("member 1");
     assert_eq!(lanes, [("orders.0", owner, Some(41)), ("other", owner, None)]);
-    assert_eq!(shown.lanes[0].breaker.as_deref(), Some("503 from the tax agency"));
+    assert_eq!(shown.lanes[0].breaker.as_deref(), Some(BREAKER));
     assert_eq!(shown.lanes[1].breaker, None);
     assert_eq!(shown.consumer.last_message_at, None);
     let last_message_at = shown.consumer.beat_at;

@@ -34,9 +34,34 @@ pub(crate) fn literal(text: &str) -> String {
     quoted
 }
 
-/// JSON as a literal; `\u0000`, which jsonb cannot hold, becomes the replacement character.
+/// JSON as a literal; a NUL, which jsonb cannot hold, becomes the replacement character.
 pub(crate) fn json_literal(value: &Value) -> String {
-    literal(&value.to_string().replace("\\u0000", "\u{fffd}"))
+    literal(&without_nul(value.to_string()))
+}
+
+/// Replaces NULs in JSON. Text that only looks like one, a backslash before `u0000`, is written with two backslashes and stays.
+fn without_nul(json: String) -> String {
+    const NUL: &str = "\\u0000";
+    if !json.contains(NUL) {
+        return json;
+    }
+    let mut kept = String::with_capacity(json.len());
+    let mut rest = json.as_str();
+    while let Some(at) = rest.find('\\') {
+        kept.push_str(&rest[..at]);
+        rest = &rest[at..];
+        if let Some(after) = rest.strip_prefix(NUL) {
+            kept.push('\u{fffd}');
+            rest = after;
+        } else {
+            // The backslash and what it escapes, of which more may follow that needs no look.
+            let (escape, after) = rest.split_at(2);
+            kept.push_str(escape);
+            rest = after;
+        }
+    }
+    kept.push_str(rest);
+    kept
 }
 
 pub(crate) fn column<'r, T>(row: &'r PgRow, index: usize) -> Result<T, Error>
