@@ -117,6 +117,7 @@ macro_rules! store_suite {
             ids::a_repeated_id_is_refused_or_ignored,
             ids::an_id_that_rolled_back_can_be_used,
             retention::what_is_old_and_settled_is_dropped,
+            retention::what_is_far_too_old_does_not_wait_for_others,
             retention::what_is_not_settled_is_never_dropped,
             retention::a_late_commit_is_never_dropped_unread,
             retention::a_stopped_destination_holds_retention_back,

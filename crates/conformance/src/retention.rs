@@ -49,6 +49,19 @@ pub async fn what_is_old_and_settled_is_dropped(h: &mut impl StoreHarness) {
     assert_eq!(ok(relay.store.dead(&DeadFilter::default(), 10).await)[0].message.id, emitted[1]);
 }
 
+/// Where few messages come a partition takes years to fill: what is far too old goes all the same.
+pub async fn what_is_far_too_old_does_not_wait_for_others(h: &mut impl StoreHarness) {
+    let mut relay = Relay::start(h.store().await, 1).await;
+    let emitted = emit_all(h, &["a", "b", "a"]).await;
+    assert_eq!(ids(&relay.drain(10).await), emitted);
+    h.age(RETENTION * 3).await;
+    // The next tick is settled too, so that the shards have left the window.
+    let young = emit(h, "a").await;
+    assert_eq!(ids(&relay.drain(10).await), [young]);
+    ok(relay.store.maintain().await);
+    assert_eq!(h.kept().await, 1, "only the young one is left");
+}
+
 /// However old it is.
 pub async fn what_is_not_settled_is_never_dropped(h: &mut impl StoreHarness) {
     let mut relay = Relay::start(h.store().await, 1).await;

@@ -1,5 +1,7 @@
 //! The schema's versions: applied once each, in order, by one process at a time.
 
+use std::time::Duration;
+
 use relevo_core::store::StoreError;
 use sqlx::postgres::PgConnection;
 use sqlx::{AssertSqlSafe, Connection as _, Row as _};
@@ -27,7 +29,7 @@ impl Migration {
     }
 }
 
-const MIGRATIONS: [Migration; 17] = [
+const MIGRATIONS: [Migration; 18] = [
     Migration::new(1, "log", include_str!("../migrations/0001_log.sql")),
     Migration::new(2, "ticks", include_str!("../migrations/0002_ticks.sql")),
     Migration::new(3, "leases", include_str!("../migrations/0003_leases.sql")),
@@ -45,7 +47,14 @@ const MIGRATIONS: [Migration; 17] = [
     Migration::new(15, "sampling", include_str!("../migrations/0015_sampling.sql")).serving_from(6),
     Migration::new(16, "turns", include_str!("../migrations/0016_turns.sql")).serving_from(6),
     Migration::new(17, "probes", include_str!("../migrations/0017_probes.sql")).serving_from(6),
+    Migration::new(18, "sweep", include_str!("../migrations/0018_sweep.sql")).serving_from(6),
 ];
+
+/// So long a table is waited for, and everybody else behind that.
+const LOCK_WAIT: Duration = Duration::from_secs(1);
+/// How often it is tried, and the pause in between: as long together as a handler's transaction may take.
+const LOCK_TRIES: u32 = 150;
+const LOCK_PAUSE: Duration = Duration::from_secs(1);
 
 /// The version that this program comes with.
 pub const VERSION: i32 = MIGRATIONS[MIGRATIONS.len() - 1].version;
@@ -55,15 +64,29 @@ pub const OLDEST: i32 = 6;
 
 /// Brings the schema up to [`VERSION`] in one transaction; returns the versions that were applied now.
 ///
-/// A second process waits for the first, then finds nothing to do. A failure changes nothing.
+/// A second process waits for the first, then finds nothing to do. A failure changes nothing. Tables in use are waited for a little
+/// at a time, so that nobody waits long behind this: whoever works while it runs is not kept from it.
 pub async fn migrate(connection: &mut PgConnection, schema: &Schema) -> Result<Vec<i32>, sqlx::Error> {
     migrate_to(connection, schema, VERSION).await
 }
 
 /// The same, and no further than to this version: for those who go step by step.
 pub async fn migrate_to(connection: &mut PgConnection, schema: &Schema, last: i32) -> Result<Vec<i32>, sqlx::Error> {
+    let mut tries = 1;
+    loop {
+        match try_to_migrate(connection, schema, last).await {
+            Err(error) if tries < LOCK_TRIES && is_locked(&error) => tries += 1,
+            result => return result,
+        }
+        // Those who waited behind us come first.
+        tokio::time::sleep(LOCK_PAUSE).await;
+    }
+}
+
+async fn try_to_migrate(connection: &mut PgConnection, schema: &Schema, last: i32) -> Result<Vec<i32>, sqlx::Error> {
     let mut tx = connection.begin().await?;
     sqlx::raw_sql(AssertSqlSafe(preamble(schema))).execute(&mut *tx).await?;
+    sqlx::raw_sql(AssertSqlSafe(format!("SET LOCAL lock_timeout = {}", LOCK_WAIT.as_millis()))).execute(&mut *tx).await?;
     let applied = versions(&mut tx, schema).await?;
     let mut now = Vec::new();
     let wanted = MIGRATIONS.iter().filter(|migration| migration.version <= last);
@@ -73,6 +96,11 @@ pub async fn migrate_to(connection: &mut PgConnection, schema: &Schema, last: i3
     }
     tx.commit().await?;
     Ok(now)
+}
+
+/// Somebody else's lock was in the way for too long.
+fn is_locked(error: &sqlx::Error) -> bool {
+    error.as_database_error().and_then(|error| error.code()).is_some_and(|code| code == "55P03")
 }
 
 /// The versions that [`migrate`] would apply now, with their names; changes nothing.

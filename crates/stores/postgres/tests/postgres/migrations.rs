@@ -59,6 +59,28 @@ async fn a_failure_in_the_middle_changes_nothing() {
     assert_eq!(migrate(&mut connection, &Schema::default()).await.expect("nothing is in the way"), all());
 }
 
+/// Behind one that waits for an exclusive lock everybody waits: a handler's transaction would stop all others for as long.
+#[tokio::test]
+async fn whoever_works_while_a_table_is_waited_for_is_not_kept_from_it() {
+    let database = database().await;
+    let mut connection = database.connect().await;
+    migrate_to(&mut connection, &Schema::default(), 15).await.expect("an empty database");
+    let (mut handler, mut other) = (database.connect().await, database.connect().await);
+    execute(&mut handler, "BEGIN; SELECT count(*) FROM relevo.inbox_waiting").await.expect("a transaction");
+    let mut tasks = JoinSet::new();
+    tasks.spawn(async move { migrate(&mut connection, &Schema::default()).await });
+    until("the table is waited for", async || {
+        let waits = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'relevo.inbox_waiting'::regclass";
+        execute(&mut other, waits).await.expect("a count")[0].try_get::<i64, _>(0).expect("a count") > 0
+    })
+    .await;
+    execute(&mut other, "SET lock_timeout = '30s'; SELECT count(*) FROM relevo.inbox_waiting").await.expect("its turn");
+    assert!(tasks.try_join_next().is_none(), "the handler still has the table");
+    execute(&mut handler, "COMMIT").await.expect("it ends");
+    let applied = tasks.join_next().await.expect("one task").expect("it does not panic");
+    assert_eq!(applied.expect("nobody is in the way"), (16..=VERSION).collect::<Vec<_>>());
+}
+
 /// Two outboxes in one database, one of them with a name that must be quoted.
 #[tokio::test]
 async fn another_schema_works_from_end_to_end() {

@@ -124,7 +124,8 @@ async fn upkeep_keeps_what_an_open_writer_commits_and_blocks_no_emit_meanwhile()
         emitted += 1;
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
-    assert_eq!(world.number("SELECT count(*) FROM relevo.message_1").await, 2, "the partition was left alone");
+    let emptied = "SELECT count(*) FROM relevo.partition WHERE first = 1 AND emptied_at IS NOT NULL";
+    assert_eq!(world.number(emptied).await, 0, "the partition was left alone");
 
     // Committed, as old as its partition, and unread: it is kept all the same.
     until("what is committed is settled", async || broker.received() == 3 + emitted).await;
@@ -132,7 +133,7 @@ async fn upkeep_keeps_what_an_open_writer_commits_and_blocks_no_emit_meanwhile()
     execute(&mut writer, "COMMIT").await.expect("the writer's row is committed");
     age(&world).await;
     maintain(&world).await;
-    assert_eq!(world.number("SELECT count(*) FROM relevo.message_1").await, 3);
+    assert_eq!(world.number("SELECT count(*) FROM relevo.message_1 WHERE key = 'late'").await, 1);
     let relay = self::relay(&world, &broker).await;
     until("the late one arrives too", async || broker.received() == 4 + emitted).await;
     assert_eq!(broker.receipts().iter().filter(|receipt| receipt.key == "late").count(), 1);
@@ -199,7 +200,49 @@ async fn without_a_prepared_partition_messages_go_to_the_overflow_and_are_read_a
     age(&world).await;
     maintain(&world).await;
     assert_eq!(world.number(overflow).await, 0);
-    assert_eq!(world.number(&prepared).await, 1, "the partition in use stays");
+    assert_eq!(world.number(&prepared).await, 0, "the partition in use stays, without what is far too old");
+}
+
+/// A partition that takes years to fill does not keep its messages for years.
+#[tokio::test]
+async fn where_partitions_fill_slowly_what_is_old_and_settled_is_deleted_by_itself() {
+    let world = World::new().await;
+    let broker = broker();
+    let mut writer = open_writer(&world).await;
+    let relay = relay(&world, &broker).await;
+    world.emit(&["a", "b", "a"]).await;
+    world.drained().await;
+    world.run("UPDATE relevo.setting SET retention = '30 days'").await;
+    let make_old = async |by: &str| {
+        let sql = format!("UPDATE relevo.message SET created_at = clock_timestamp() - interval '{by}'");
+        world.run(&sql).await;
+    };
+    make_old("30 days 23 hours").await;
+    world.emit(&["young"]).await;
+    world.drained().await;
+    maintain(&world).await;
+    assert_eq!(kept(&world).await, 4, "too old, and not by a day: a partition may be emptied whole by then");
+    assert_eq!(world.number("SELECT count(*) FROM relevo.outbox WHERE published_at IS NULL").await, 0);
+    world.run("UPDATE relevo.message SET created_at = created_at - interval '2 hours'").await;
+    maintain(&world).await;
+    assert_eq!(kept(&world).await, 1, "the young one");
+
+    // What was drawn first and commits last is old before anybody has read it.
+    relay.stop().await;
+    execute(&mut writer, "COMMIT").await.expect("the writer's row is committed");
+    make_old("100 days").await;
+    maintain(&world).await;
+    let late = "SELECT count(*) FROM relevo.message WHERE key = 'late'";
+    assert_eq!(world.number(late).await, 1, "old, and not settled");
+    let relay = Running::start(world.store().await, &broker, config());
+    world.drained().await;
+    world.emit(&["young"]).await;
+    world.drained().await;
+    relay.stop().await;
+    assert_eq!(broker.received(), 6);
+    maintain(&world).await;
+    assert_eq!(world.number(late).await, 0);
+    assert_eq!(kept(&world).await, 1, "the young one");
 }
 
 /// There is nowhere else to put a message, so an emit waits while upkeep tries to get past the open writer; not for long.
@@ -292,7 +335,7 @@ async fn a_destination_that_is_being_added_holds_retention_back() {
     second.stop().await;
     relay.stop().await;
     maintain(&world).await;
-    assert_eq!(kept(&world).await, 1, "the partition in use");
+    assert_eq!(kept(&world).await, 0, "the partition in use is empty");
 }
 
 /// D2: which of the two gives way is a person's choice, and it is said long before.
