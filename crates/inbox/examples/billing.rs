@@ -52,8 +52,8 @@ impl Call<Transaction> for Letter {
         })
     }
 
-    async fn commit(&self, transaction: &mut Transaction, _incoming: &Incoming, receipt: String) -> Handled {
-        transaction.record(receipt)?;
+    async fn commit(&self, transaction: &mut Transaction, _incoming: &Incoming, receipt: &String) -> Handled {
+        transaction.record(receipt.clone())?;
         Ok(Verdict::Done)
     }
 }

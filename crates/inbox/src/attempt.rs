@@ -16,9 +16,9 @@ use crate::stats::{While, add};
 use crate::verdict::{Handled, Trouble, Verdict};
 use crate::work::Work;
 
-/// What a far side answered, and how long that took.
+/// What a far side answered, and how long that took, until somebody has counted it.
 pub(crate) struct Answered {
-    answer: Box<dyn Any + Send>,
+    answer: Box<dyn Any + Send + Sync>,
     took: Duration,
 }
 
@@ -95,11 +95,11 @@ where
         handler: &dyn AnyCall<I::Transaction>,
         transaction: &mut I::Transaction,
         incoming: &Incoming,
-        answered: Answered,
+        answered: &mut Answered,
     ) -> Handled {
-        let commit = handler.commit(transaction, incoming, answered.answer);
+        let commit = handler.commit(transaction, incoming, &*answered.answer);
         let (verdict, took) = self.tried(registered, commit).await;
-        self.stats.tried(answered.took + took);
+        self.stats.tried(std::mem::take(&mut answered.took) + took);
         verdict
     }
 

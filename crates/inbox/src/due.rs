@@ -167,7 +167,9 @@ where
     /// Its messages one after the other, as far as there is time for them.
     async fn through(&self) -> Result<Onward, StoreError> {
         for (index, waiting) in self.due.messages.iter().enumerate() {
-            if index > 0 && (self.stop.is_cancelled() || !self.has_time()) {
+            // Each call is the first of a claim, so that nobody went before it meanwhile, and its start is counted durably.
+            let goes_on = || !self.stop.is_cancelled() && self.has_time() && !self.calls(&waiting.arrival);
+            if index > 0 && !goes_on() {
                 break;
             }
             // The store has counted the start of the first.
@@ -178,6 +180,13 @@ where
             }
         }
         Ok(Onward::Next)
+    }
+
+    /// Whether a far side is called for it.
+    fn calls(&self, arrival: &Arrival) -> bool {
+        let incoming = self.work.decoder.waited(&self.work.config, arrival);
+        let registered = incoming.ok().and_then(|incoming| self.work.handler(&incoming));
+        registered.is_some_and(|registered| !registered.is_inside())
     }
 
     /// Whoever is in the way for a moment is waited for, and so is a database that is away, as long as the claim lasts.
@@ -294,34 +303,36 @@ where
             Form::Call(handler) => Some((registered, handler)),
             Form::Inside(_) => None,
         });
-        let answer = match calls {
+        let mut answer = match calls {
             None => None,
             Some((registered, handler)) => match work.process_call(registered, &**handler, incoming).await {
                 Ok(answer) => Some((registered, handler, answer)),
                 Err(trouble) => return Ok(Tried::Trouble(trouble)),
             },
         };
-        let mut transaction = match self.begin(number, answer.is_some()).await? {
-            Begun::Open(transaction, _) => transaction,
-            Begun::Lost => return Ok(Tried::Lost),
-            Begun::Busy => return Ok(Tried::Busy),
-        };
-        let handled: Handled = match answer {
-            None => work.process(registered, &mut transaction, incoming).await,
-            Some((registered, handler, answer)) => {
-                work.process_commit(registered, &**handler, &mut transaction, incoming, answer).await
-            }
-        };
         let entry = relevo_core::inbox::Entry { id: incoming.id(), replay: incoming.replay };
-        match handled {
-            Ok(verdict) => match work.commit(transaction, entry, verdict).await? {
-                Ok(()) => Ok(Tried::Done),
-                Err(trouble) => Ok(Tried::Trouble(trouble)),
-            },
-            Err(trouble) => {
-                work.give_up(transaction, &trouble).await;
-                Ok(Tried::Trouble(trouble))
-            }
+        let mut failures = 0;
+        loop {
+            let mut transaction = match self.begin(number, answer.is_some()).await? {
+                Begun::Open(transaction, _) => transaction,
+                Begun::Lost => return Ok(Tried::Lost),
+                Begun::Busy => return Ok(Tried::Busy),
+            };
+            let handled: Handled = match &mut answer {
+                None => work.process(registered, &mut transaction, incoming).await,
+                Some((registered, handler, answer)) => {
+                    work.process_commit(registered, &***handler, &mut transaction, incoming, answer).await
+                }
+            };
+            let failed = match work.end_transaction(transaction, entry, handled).await {
+                Ok(Ok(())) => return Ok(Tried::Done),
+                Ok(Err(trouble)) => Ok(trouble),
+                Err(error) => Err(error),
+            };
+            let again = if answer.is_some() { work.commit_again(&failed, failures, self.until) } else { None };
+            let Some(pause) = again else { return failed.map(Tried::Trouble) };
+            failures += 1;
+            sleep(pause).await;
         }
     }
 

@@ -28,13 +28,14 @@ pub trait Inside<T: Send>: Send + Sync {
 #[async_trait]
 pub trait Call<T: Send>: Send + Sync {
     /// What the far side answered.
-    type Answer: Send + 'static;
+    type Answer: Send + Sync + 'static;
 
     /// Calls the far side.
     async fn call(&self, incoming: &Incoming) -> Result<Self::Answer, Trouble>;
 
-    /// Writes down what it answered, in the transaction that enters the message into the inbox.
-    async fn commit(&self, transaction: &mut T, incoming: &Incoming, answer: Self::Answer) -> Handled;
+    /// Writes down what it answered, in the transaction that enters the message into the inbox. Where that fails it is tried
+    /// again with the same answer, as long as nobody else may call: the far side is not asked twice because a table was locked.
+    async fn commit(&self, transaction: &mut T, incoming: &Incoming, answer: &Self::Answer) -> Handled;
 }
 
 /// An [`Inside`] handler that gets its payload read from JSON: see [`typed`].
@@ -53,13 +54,13 @@ pub trait TypedCall<T: Send>: Send + Sync {
     /// What the payload is read as. What cannot be read goes to the dead letters.
     type Payload: DeserializeOwned + Send;
     /// What the far side answered.
-    type Answer: Send + 'static;
+    type Answer: Send + Sync + 'static;
 
     /// As [`Call::call`].
     async fn call(&self, payload: Self::Payload, incoming: &Incoming) -> Result<Self::Answer, Trouble>;
 
     /// As [`Call::commit`].
-    async fn commit(&self, transaction: &mut T, incoming: &Incoming, answer: Self::Answer) -> Handled;
+    async fn commit(&self, transaction: &mut T, incoming: &Incoming, answer: &Self::Answer) -> Handled;
 }
 
 /// A typed handler, as an ordinary one.
@@ -88,7 +89,7 @@ impl<T: Send, H: TypedCall<T>> Call<T> for Typed<H> {
         self.0.call(payload, incoming).await
     }
 
-    async fn commit(&self, transaction: &mut T, incoming: &Incoming, answer: Self::Answer) -> Handled {
+    async fn commit(&self, transaction: &mut T, incoming: &Incoming, answer: &Self::Answer) -> Handled {
         self.0.commit(transaction, incoming, answer).await
     }
 }
@@ -126,21 +127,21 @@ impl<T> Registered<T> {
 /// A [`Call`] whose answer has no type any more.
 #[async_trait]
 pub(crate) trait AnyCall<T: Send>: Send + Sync {
-    async fn call(&self, incoming: &Incoming) -> Result<Box<dyn Any + Send>, Trouble>;
-    async fn commit(&self, transaction: &mut T, incoming: &Incoming, answer: Box<dyn Any + Send>) -> Handled;
+    async fn call(&self, incoming: &Incoming) -> Result<Box<dyn Any + Send + Sync>, Trouble>;
+    async fn commit(&self, transaction: &mut T, incoming: &Incoming, answer: &(dyn Any + Send + Sync)) -> Handled;
 }
 
 struct Erased<H>(H);
 
 #[async_trait]
 impl<T: Send, H: Call<T>> AnyCall<T> for Erased<H> {
-    async fn call(&self, incoming: &Incoming) -> Result<Box<dyn Any + Send>, Trouble> {
+    async fn call(&self, incoming: &Incoming) -> Result<Box<dyn Any + Send + Sync>, Trouble> {
         Ok(Box::new(self.0.call(incoming).await?))
     }
 
-    async fn commit(&self, transaction: &mut T, incoming: &Incoming, answer: Box<dyn Any + Send>) -> Handled {
-        let answer = answer.downcast().expect("it is what `call` returned");
-        self.0.commit(transaction, incoming, *answer).await
+    async fn commit(&self, transaction: &mut T, incoming: &Incoming, answer: &(dyn Any + Send + Sync)) -> Handled {
+        let answer = answer.downcast_ref().expect("it is what `call` returned");
+        self.0.commit(transaction, incoming, answer).await
     }
 }
 
@@ -244,8 +245,8 @@ mod tests {
             Ok(payload.id * 2)
         }
 
-        async fn commit(&self, ledger: &mut Vec<u32>, _incoming: &Incoming, answer: u32) -> Handled {
-            ledger.push(answer);
+        async fn commit(&self, ledger: &mut Vec<u32>, _incoming: &Incoming, answer: &u32) -> Handled {
+            ledger.push(*answer);
             Ok(Verdict::Done)
         }
     }
@@ -288,7 +289,7 @@ mod tests {
         let Form::Call(handler) = &registered.form else { panic!("it calls") };
         let (mut ledger, incoming) = (Vec::new(), incoming("OrderPlaced", r#"{"id": 21}"#, &[]));
         let answer = handler.call(&incoming).await.expect("it answers");
-        assert_eq!(handler.commit(&mut ledger, &incoming, answer).await.ok(), Some(Verdict::Done));
+        assert_eq!(handler.commit(&mut ledger, &incoming, &*answer).await.ok(), Some(Verdict::Done));
         assert_eq!(ledger, [42]);
     }
 

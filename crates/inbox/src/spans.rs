@@ -89,7 +89,7 @@ where
         handler: &dyn AnyCall<I::Transaction>,
         transaction: &mut I::Transaction,
         incoming: &Incoming,
-        answered: Answered,
+        answered: &mut Answered,
     ) -> Handled {
         let handling = Handling::begin(&self.config.traces, Operation::Commit, incoming);
         let lines = handling.lines.clone();

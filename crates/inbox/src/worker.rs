@@ -1,9 +1,10 @@
 //! What a worker does with live messages: enter, handle, commit; or keep what failed.
 
 use std::slice;
+use std::time::Duration;
 
 use relevo_core::inbox::retries::{Step, is_expired};
-use relevo_core::inbox::{Begun, Claim, Claimed, Enter, Entered, Held, Inbox, Kept, State, Stop};
+use relevo_core::inbox::{Begun, Claim, Claimed, Enter, Entered, Entry, Held, Inbox, Kept, State, Stop};
 use relevo_core::store::StoreError;
 use relevo_core::trace::Open;
 use relevo_core::{AfterDead, Answer};
@@ -11,12 +12,27 @@ use tokio::time::{Instant, sleep};
 use tracing::field::display;
 use tracing::{debug, warn};
 
+use crate::attempt::Answered;
 use crate::config::Durable;
 use crate::handler::{AnyCall, Form, Registered};
+use crate::incoming::Incoming;
 use crate::item::{Decided, Ended, Item, Noted};
 use crate::stats::add;
 use crate::verdict::{Handled, Kind, Trouble, Verdict};
 use crate::work::Work;
+
+/// How often a handler may fail at writing down an answer until the message counts as failed.
+const COMMITS_AGAIN_MAX: u32 = 5;
+
+/// What it takes to write down the answer of a call.
+struct WriteDown<'a, T> {
+    registered: &'a Registered<T>,
+    handler: &'a dyn AnyCall<T>,
+    incoming: &'a Incoming,
+    claim: Claim,
+    /// When the claim ends.
+    until: Instant,
+}
 
 impl<I: Inbox + 'static> Work<I>
 where
@@ -139,20 +155,50 @@ where
             self.put_down(item).await?;
             return Ok(Ended::Busy(self.config.busy_pause));
         }
-        let answer = match self.process_call(registered, handler, &incoming).await {
-            Ok(answer) => answer,
-            Err(trouble) => return self.troubled(item, held, trouble).await,
-        };
-        match self.begin_claimed(item, held, claim, begun + lasts).await? {
-            Some(mut transaction) => {
-                let verdict = self.process_commit(registered, handler, &mut transaction, &incoming, answer).await;
-                self.conclude(item, held, transaction, verdict).await
+        match self.process_call(registered, handler, &incoming).await {
+            Ok(answered) => {
+                let written = WriteDown { registered, handler, incoming: &incoming, claim, until: begun + lasts };
+                self.write_down(item, held, written, answered).await
             }
-            None if held.is_some() => Ok(Ended::Lost),
-            None => {
+            Err(trouble) => self.troubled(item, held, trouble).await,
+        }
+    }
+
+    /// Writes down what a call answered. What fails there and may pass is tried again while the claim lasts, rather than the far
+    /// side asked once more.
+    async fn write_down(
+        &self,
+        item: &mut Item,
+        held: Option<&Held>,
+        WriteDown { registered, handler, incoming, claim, until }: WriteDown<'_, I::Transaction>,
+        mut answered: Answered,
+    ) -> Result<Ended, StoreError> {
+        let mut failures = 0;
+        loop {
+            let Some(mut transaction) = self.begin_claimed(item, held, claim, until).await? else {
+                if held.is_some() {
+                    return Ok(Ended::Lost);
+                }
                 add(&self.stats.lost, 1);
-                Ok(Ended::Busy(self.config.busy_pause))
-            }
+                return Ok(Ended::Busy(self.config.busy_pause));
+            };
+            let handled = self.process_commit(registered, handler, &mut transaction, incoming, &mut answered).await;
+            let failed = match self.end_transaction(transaction, item.arrival.entry, handled).await {
+                Ok(Ok(())) => {
+                    self.breakers.passed(&item.arrival.lane);
+                    return Ok(Ended::DONE);
+                }
+                Ok(Err(trouble)) => Ok(trouble),
+                Err(error) => Err(error),
+            };
+            let Some(pause) = self.commit_again(&failed, failures, until) else {
+                return match failed {
+                    Ok(trouble) => self.troubled(item, held, trouble).await,
+                    Err(error) => Err(error),
+                };
+            };
+            failures += 1;
+            sleep(pause).await;
         }
     }
 
@@ -226,26 +272,40 @@ where
         Ok(items.iter().map(|_| Ended::DONE).collect())
     }
 
-    /// Commits what was handled, or rolls back and decides what follows.
-    async fn conclude(
+    /// Commits what was handled, or rolls it back; the trouble that it had, or that the database had with it.
+    pub(crate) async fn end_transaction(
         &self,
-        item: &mut Item,
-        held: Option<&Held>,
         transaction: I::Transaction,
+        entry: Entry,
         handled: Handled,
-    ) -> Result<Ended, StoreError> {
-        let verdict = match handled {
-            Ok(verdict) => verdict,
+    ) -> Result<Result<(), Trouble>, StoreError> {
+        match handled {
+            Ok(verdict) => self.commit(transaction, entry, verdict).await,
             Err(trouble) => {
                 self.give_up(transaction, &trouble).await;
-                return self.troubled(item, held, trouble).await;
+                Ok(Err(trouble))
             }
-        };
-        if let Err(trouble) = self.commit(transaction, item.arrival.entry, verdict).await? {
-            return self.troubled(item, held, trouble).await;
         }
-        self.breakers.passed(&item.arrival.lane);
-        Ok(Ended::DONE)
+    }
+
+    /// After what pause the answer of a call is written down once more; `None` if that may not help, or the time of its claim is
+    /// over.
+    pub(crate) fn commit_again(
+        &self,
+        failed: &Result<Trouble, StoreError>,
+        failures: u32,
+        until: Instant,
+    ) -> Option<Duration> {
+        let (may_pass, error) = match failed {
+            Ok(trouble) => (trouble.kind != Kind::Poison && failures < COMMITS_AGAIN_MAX, trouble.error.clone()),
+            Err(error) => (error.is_passing(), error.to_string()),
+        };
+        let pause = self.config.outage(failures);
+        if !may_pass || Instant::now() + pause >= until {
+            return None;
+        }
+        warn!(error, ?pause, "what the far side answered was not written down, will try again");
+        Some(pause)
     }
 
     /// Decides what follows from a failed try.

@@ -1,8 +1,10 @@
 //! Database and broker go away and come back.
 
-use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use crate::faulty::Line;
 use crate::stage::{Do, Stage, acknowledged, call, fails, inside, ordered, told, unordered, until};
 
 #[tokio::test(start_paused = true)]
@@ -117,4 +119,46 @@ async fn a_queue_of_the_retry_table_that_was_left_is_taken_up_when_the_database_
         until("it is handled", async || stage.ledger() == ["k:1"]).await;
         assert_eq!((stage.dead().await.len(), process.stats.failed()), (0, 1));
     }
+}
+
+/// Live, and from the retry table, where a message is after five failed calls.
+#[tokio::test(start_paused = true)]
+async fn a_far_side_is_not_called_again_because_its_answer_could_not_be_written_down() {
+    type Fault = fn(&Line) -> &AtomicBool;
+    let faults: [(Fault, bool); 3] = [(|line| &line.drops, true), (|line| &line.refuses, true), (|line| &line.deaf, false)];
+    for (calls_failed, (fault, lasts)) in [0, 5].into_iter().flat_map(|failed| faults.map(|fault| (failed, fault))) {
+        let stage = Stage::new();
+        stage.send("0", "k", "1");
+        let (line, calls) = (Arc::clone(&stage.line), AtomicUsize::new(0));
+        let handler = told(move |_| {
+            if calls.fetch_add(1, Ordering::Relaxed) < calls_failed {
+                return Do::Fail;
+            }
+            fault(&line).store(true, Ordering::Relaxed);
+            Do::Done
+        });
+        let process = stage.start(ordered(), call(&handler));
+        until("the far side took it", async || handler.tried().len() == calls_failed + 1).await;
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert_eq!(stage.ledger().is_empty(), lasts);
+        fault(&stage.line).store(false, Ordering::Relaxed);
+        until("it is written down", async || stage.ledger() == ["k:1"]).await;
+        acknowledged(&stage, 1).await;
+        tokio::time::sleep(Duration::from_mins(5)).await;
+        assert_eq!(handler.tried().len(), calls_failed + 1, "after {calls_failed} failed calls");
+        assert_eq!(process.stats.failed(), calls_failed as u64, "the far side did nothing wrong");
+    }
+}
+
+/// A handler that never manages to write its answer down fails in the end, as one that never manages anything else.
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_can_never_be_written_down_is_a_failure() {
+    let stage = Stage::new();
+    stage.send("0", "k", "1");
+    stage.line.refuses.store(true, Ordering::Relaxed);
+    let handler = fails(0);
+    let process = stage.start(ordered(), call(&handler));
+    until("it failed", async || process.stats.failed() > 0).await;
+    assert_eq!(handler.tried().len(), 1);
+    until("it is called again after a pause", async || handler.tried().len() == 2).await;
 }

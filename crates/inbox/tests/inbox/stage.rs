@@ -137,9 +137,9 @@ impl Call<Transaction> for Told {
         self.act(incoming).await
     }
 
-    async fn commit(&self, transaction: &mut Transaction, incoming: &Incoming, answer: Verdict) -> Handled {
+    async fn commit(&self, transaction: &mut Transaction, incoming: &Incoming, answer: &Verdict) -> Handled {
         transaction.record(format!("{}:{}", incoming.key(), text(incoming)))?;
-        Ok(answer)
+        Ok(*answer)
     }
 }
 

@@ -211,11 +211,11 @@ impl Call<Session> for Handler {
         self.act(case, act).await
     }
 
-    async fn commit(&self, session: &mut Session, incoming: &Incoming, answer: Verdict) -> Handled {
-        if answer == Verdict::Done {
+    async fn commit(&self, session: &mut Session, incoming: &Incoming, answer: &Verdict) -> Handled {
+        if *answer == Verdict::Done {
             session.effect(entry(incoming)).await?;
         }
-        Ok(answer)
+        Ok(*answer)
     }
 }
 

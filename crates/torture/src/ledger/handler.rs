@@ -125,9 +125,9 @@ impl<T: DerefMut<Target: Page> + Send> Call<T> for Book {
         self.conduct.at(Reached { point: Point::Called, change, incoming: Some(incoming) }).await
     }
 
-    async fn commit(&self, transaction: &mut T, incoming: &Incoming, answer: Verdict) -> Handled {
+    async fn commit(&self, transaction: &mut T, incoming: &Incoming, answer: &Verdict) -> Handled {
         self.write(&mut **transaction, incoming, false).await?;
-        Ok(answer)
+        Ok(*answer)
     }
 }
 

@@ -48,8 +48,8 @@ impl<T: Books> TypedCall<T> for Notify {
         }
     }
 
-    async fn commit(&self, books: &mut T, _incoming: &Incoming, letter: Option<Letter>) -> Handled {
-        if let Some(letter) = &letter {
+    async fn commit(&self, books: &mut T, _incoming: &Incoming, letter: &Option<Letter>) -> Handled {
+        if let Some(letter) = letter {
             books.sent(letter).await.map_err(of_database)?;
         }
         self.pulse.beat();
@@ -63,6 +63,7 @@ fn trouble(error: PostError) -> Trouble {
         PostError::Away(_) => Trouble::away(error), // opens the breaker, counts nothing
         PostError::Later(_) => Trouble::retry(error).with_class("greylisted"),
         PostError::Unanswered(_) => Trouble::retry(error).with_class("unanswered"),
+        PostError::Doubted(_) => Trouble::retry(error).with_class("refused"),
         PostError::Refused(_) => Trouble::poison(error).with_class("refused"), // a dead letter, for a person
     }
 }
