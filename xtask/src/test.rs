@@ -153,7 +153,7 @@ mod tests {
         command.args(["-c", "echo 'test result: ok. 3 passed; 0 failed; 0 ignored'; sleep 1000"]).stdout(Stdio::piped());
         let mut tally = Tally::default();
         let succeeded =
-            runner.with(&mut command, |child| follow(&runner, child, Duration::from_millis(200), &mut tally)).unwrap();
+            runner.with(&mut command, |child| follow(&runner, child, Duration::from_secs(3), &mut tally)).unwrap();
         assert!(!succeeded);
         assert_eq!(tally.passed, 3);
     }
