@@ -150,7 +150,9 @@ mod tests {
     fn tests_that_stop_for_ever_are_ended_and_what_came_before_counts() {
         let runner = Runner::new().unwrap();
         let mut command = Command::new("sh");
-        command.args(["-c", "echo 'test result: ok. 3 passed; 0 failed; 0 ignored'; sleep 1000"]).stdout(Stdio::piped());
+        command
+            .args(["-c", "echo 'test result: ok. 3 passed; 0 failed; 0 ignored'; sleep 1000"])
+            .stdout(Stdio::piped());
         let mut tally = Tally::default();
         let succeeded =
             runner.with(&mut command, |child| follow(&runner, child, Duration::from_secs(3), &mut tally)).unwrap();

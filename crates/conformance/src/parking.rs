@@ -82,9 +82,11 @@ pub async fn any_key_and_any_error_can_be_parked(h: &mut impl StoreHarness) {
     emit_all(h, &keys).await;
     let page = relay.read(10).await;
     let errors = [r"refused: \u0000", "refused: \0", r"\\\u0000\", "\u{fffd}'"];
-    let parks = page.entries.iter().zip(errors).map(|(entry, error)| {
-        park(entry, Stopped { error: error.to_owned(), ..retry(Duration::ZERO, 1) })
-    });
+    let parks = page
+        .entries
+        .iter()
+        .zip(errors)
+        .map(|(entry, error)| park(entry, Stopped { error: error.to_owned(), ..retry(Duration::ZERO, 1) }));
     assert_eq!(relay.settle(page.end, parks.collect()).await, Settled::default());
     let mut runs = relay.due().await;
     runs.sort_by_key(|run| run.messages[0].1.seq);

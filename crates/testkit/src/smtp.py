@@ -1,8 +1,9 @@
 """A mail server for tests, on aiosmtpd: speaks real SMTP, keeps what it takes, and treats some recipients badly.
 
-Arguments: the port, and the directory. There, `mail/` holds one file a message, with the bytes as they came behind the dot
+Arguments: the port, the directory, and what it asks of its clients, each `NAME=VALUE`: `cert` and `key` (files; STARTTLS is
+needed then, or TLS from the first byte with `wrapped=yes`), `login` (`USER:PASSWORD`). In the directory, `mail/` holds one file a message, with the bytes as they came behind the dot
 stuffing; while `hold` exists, the answer to a message that was kept waits; while `deaf` exists, no sender has an answer; while
-`unwelcome` exists, every sender has its content for an answer; while `barred` exists, every recipient has its first line, but
+`unwelcome` exists, every sender has its content for an answer, while `spurned` exists, every message; while `barred` exists, every recipient has its first line, but
 for those of the domain in its second. Each line on stdout is an event.
 
 The recipient's local part says what happens:
@@ -13,6 +14,7 @@ The recipient's local part says what happens:
   login<N>…    530 the first N times
   closing<N>…  421 the first N times
   spam…        554, for ever, once the message has come
+  dmarc…       550 by a policy, for ever, once the message has come
   lost…        the message is kept, and the connection ends without an answer, the first time
   cut…         the same, every time
   mute…        the message is kept, and there is no answer
@@ -22,10 +24,11 @@ import asyncio
 import os
 import re
 import signal
+import ssl
 import sys
 import time
 
-from aiosmtpd.smtp import SMTP
+from aiosmtpd.smtp import SMTP, AuthResult
 
 PORT, DIRECTORY = int(sys.argv[1]), sys.argv[2]
 MAIL = os.path.join(DIRECTORY, "mail")
@@ -33,6 +36,8 @@ UNWELCOME = os.path.join(DIRECTORY, "unwelcome")
 HOLD = os.path.join(DIRECTORY, "hold")
 BARRED = os.path.join(DIRECTORY, "barred")
 DEAF = os.path.join(DIRECTORY, "deaf")
+SPURNED = os.path.join(DIRECTORY, "spurned")
+ASKED = dict(argument.split("=", 1) for argument in sys.argv[3:])
 
 
 def tell(*words):
@@ -86,6 +91,14 @@ class Handler:
     async def handle_DATA(self, server, session, envelope):
         if envelope.rcpt_tos[0].startswith("spam"):
             return "554 5.6.0 not this content"
+        if envelope.rcpt_tos[0].startswith("dmarc"):
+            return "550 5.7.26 not from such a sender"
+        try:
+            with open(SPURNED) as file:
+                tell("spurned", envelope.rcpt_tos[0])
+                return file.read()
+        except FileNotFoundError:
+            pass
         self.kept += 1
         name = f"{self.kept:06}"
         # Written beside and moved, so that nobody reads half of it.
@@ -106,11 +119,28 @@ class Handler:
         return f"250 kept as {name}"
 
 
+def authenticate(server, session, envelope, mechanism, data):
+    said = b":".join([data.login, data.password]).decode()
+    tell("login", "right" if said == ASKED["login"] else "wrong")
+    return AuthResult(success=said == ASKED["login"], handled=False)
+
+
 async def main():
     os.makedirs(MAIL, exist_ok=True)
     handler = Handler()
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: SMTP(handler, hostname="mail.test", enable_SMTPUTF8=True), "127.0.0.1", PORT)
+    options = {"hostname": "mail.test", "enable_SMTPUTF8": True}
+    wrapped = None
+    if "cert" in ASKED:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(ASKED["cert"], ASKED["key"])
+        if "wrapped" in ASKED:
+            wrapped = context
+        else:
+            options |= {"tls_context": context, "require_starttls": True}
+    if "login" in ASKED:
+        options |= {"auth_required": True, "auth_require_tls": wrapped is None and "cert" in ASKED, "authenticator": authenticate}
+    server = await loop.create_server(lambda: SMTP(handler, **options), "127.0.0.1", PORT, ssl=wrapped)
     tell("ready")
     ended = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::certs::Pair;
 use crate::installed::program;
 use crate::scratch::Scratch;
 use crate::{marked, port};
@@ -21,17 +22,48 @@ pub struct Smtp {
     scratch: Scratch,
     port: u16,
     process: Child,
+    asks: Asks,
+}
+
+/// What a mail server asks of its clients.
+#[derive(Clone, Debug, Default)]
+pub struct Asks {
+    /// TLS with this certificate, after STARTTLS.
+    pub tls: Option<Pair>,
+    /// TLS from the first byte on.
+    pub wrapped: bool,
+    /// User and password.
+    pub login: Option<(String, String)>,
+}
+
+impl Asks {
+    fn arguments(&self) -> Vec<String> {
+        let mut arguments = Vec::new();
+        if let Some(pair) = &self.tls {
+            arguments.extend([format!("cert={}", pair.cert.display()), format!("key={}", pair.key.display())]);
+        }
+        if self.wrapped {
+            arguments.push("wrapped=yes".to_owned());
+        }
+        arguments.extend(self.login.iter().map(|(user, password)| format!("login={user}:{password}")));
+        arguments
+    }
 }
 
 impl Smtp {
-    /// Starts one.
+    /// Starts one that takes letters of anybody.
     pub fn start() -> Self {
+        Self::start_that(Asks::default())
+    }
+
+    /// Starts one that asks something of its clients.
+    pub fn start_that(asks: Asks) -> Self {
         // Debian's own Python has Debian's aiosmtpd.
         let python = program("RELEVO_TEST_PYTHON", "/usr/bin/python3");
         for _ in 0..STARTS_MAX {
             let (scratch, port) = (Scratch::for_marked(), port::free());
-            let process = spawn(&python, &scratch, port);
-            let mut server = Self { scratch, port, process };
+            let process = spawn(&python, &scratch, port, &asks);
+            let mut server = Self { scratch, port, process, asks: asks.clone() };
             if server.becomes_ready() {
                 return server;
             }
@@ -64,7 +96,7 @@ impl Smtp {
     }
 
     /// What happened there so far, a line an event: `asked RECIPIENT TIMES MS`, by a clock that only goes
-    /// forward, `kept RECIPIENT NAME`, `unwelcome SENDER`.
+    /// forward, `kept RECIPIENT NAME`, `unwelcome SENDER`, `spurned RECIPIENT`, `login right` or `wrong`.
     pub fn events(&self) -> Vec<String> {
         let log = std::fs::read_to_string(self.scratch.path().join("events")).unwrap_or_default();
         log.lines().map(str::to_owned).collect()
@@ -100,6 +132,17 @@ impl Smtp {
         std::fs::remove_file(self.scratch.path().join("unwelcome")).expect("senders were refused");
     }
 
+    /// From now on, every message has this answer when it has come, such as `451 4.7.1 service unavailable`, until
+    /// [`unspurn`](Self::unspurn).
+    pub fn spurn(&self, answer: &str) {
+        self.put("spurned", answer);
+    }
+
+    /// Messages are taken again.
+    pub fn unspurn(&self) {
+        std::fs::remove_file(self.scratch.path().join("spurned")).expect("messages were spurned");
+    }
+
     /// From now on, every recipient but those of one domain has this answer, such as `554 5.7.1 relay access denied`, until
     /// [`unbar`](Self::unbar).
     pub fn bar_but(&self, domain: &str, answer: &str) {
@@ -120,7 +163,7 @@ impl Smtp {
     /// Starts it again on the same port, after [`kill9`](Self::kill9). What it knew of recipients is forgotten.
     pub fn start_again(&mut self) {
         let python = program("RELEVO_TEST_PYTHON", "/usr/bin/python3");
-        self.process = spawn(&python, &self.scratch, self.port);
+        self.process = spawn(&python, &self.scratch, self.port, &self.asks);
         assert!(self.becomes_ready(), "the mail server does not start again:\n{}", self.errors());
     }
 
@@ -147,10 +190,10 @@ impl Smtp {
     }
 }
 
-fn spawn(python: &PathBuf, scratch: &Scratch, port: u16) -> Child {
+fn spawn(python: &PathBuf, scratch: &Scratch, port: u16, asks: &Asks) -> Child {
     let file = |name: &str| std::fs::File::create(scratch.path().join(name)).expect("the directory can be written");
     let mut command = Command::new(python);
-    command.args(["-c", include_str!("smtp.py"), &port.to_string()]).arg(scratch.path());
+    command.args(["-c", include_str!("smtp.py"), &port.to_string()]).arg(scratch.path()).args(asks.arguments());
     command.env(marked::VARIABLE, scratch.path());
     command.stdin(Stdio::null()).stdout(file("events")).stderr(file("errors"));
     // A group of its own: what interrupts the test must not end the server before the test has seen it.

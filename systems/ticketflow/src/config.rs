@@ -14,6 +14,8 @@ use anyhow::Context as _;
 pub use check::Doubt;
 pub use file::{Problems, read};
 
+use crate::mail::Patience;
+
 /// Everything that can be set.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
@@ -141,8 +143,13 @@ pub enum Broker {
 pub enum Mail {
     /// Written there, one file an e-mail.
     Folder(PathBuf),
-    /// A server, by its URL: `smtp`, `smtp+starttls` or `smtps`.
-    Smtp(Secret),
+    /// A server.
+    Smtp {
+        /// `smtp`, `smtp+starttls` or `smtps`.
+        url: Secret,
+        /// Who signed its certificate, where no public authority did: a file in PEM.
+        ca_file: Option<PathBuf>,
+    },
 }
 
 /// What every e-mail says of its sender, and how long is known what it said.
@@ -191,8 +198,11 @@ impl Default for Outbox {
 pub struct Worker {
     /// How often a worker says that it lives.
     pub heartbeat: Duration,
-    /// How long the mail server may take for one e-mail; after that it is asked whether it takes any, and if not is away.
+    /// How long the mail server may take until it wants to have an e-mail; after that it is asked whether it takes any, and if not
+    /// is away.
     pub deadline: Duration,
+    /// How long it may take to answer for an e-mail that it has: what it took and did not answer for in time is sent again.
+    pub answer: Duration,
     /// How many events a consumer handles at once.
     pub concurrency: usize,
     /// The first waits after a failure, in memory.
@@ -202,8 +212,15 @@ pub struct Worker {
 impl Default for Worker {
     fn default() -> Self {
         let retries = [1000, 2000, 5000].map(Duration::from_millis).to_vec();
-        let [heartbeat, deadline] = [30, 20].map(Duration::from_secs);
-        Self { heartbeat, deadline, concurrency: 8, retries }
+        let [heartbeat, deadline, answer] = [30, 20, 120].map(Duration::from_secs);
+        Self { heartbeat, deadline, answer, concurrency: 8, retries }
+    }
+}
+
+impl Worker {
+    /// How long the mail server is waited for.
+    pub const fn patience(&self) -> Patience {
+        Patience { deadline: self.deadline, answer: self.answer }
     }
 }
 

@@ -10,17 +10,19 @@ mod kept;
 mod letter;
 mod server;
 mod smtp;
+mod suspects;
 mod taken;
 mod words;
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use anyhow::Context as _;
 use async_trait::async_trait;
 
 pub use folder::Folder;
 pub use letter::{Letter, Sender, WrongSender};
-pub use smtp::{Smtp, WrongUrl};
+pub use smtp::{Patience, Smtp, WrongUrl};
 
 /// Whatever carries an e-mail on its way.
 #[async_trait]
@@ -47,31 +49,41 @@ pub enum PostError {
     /// ever would be sending for ever.
     #[error("the mail server did not answer for it: {0}")]
     Unanswered(String),
+    /// It was refused for a reason that may be one for all: given up if others are taken and it is not, again and again.
+    #[error("the mail server refuses it, perhaps not for what it is: {0}")]
+    Doubted(String),
     /// It will never be taken.
     #[error("the mail server refuses it: {0}")]
     Refused(String),
 }
 
-/// The longest that one letter can take where this is what a server may take for an answer.
-pub fn longest(config: &crate::config::Mail, deadline: Duration) -> Duration {
+/// The longest that one letter can take.
+pub fn longest(config: &crate::config::Mail, patience: Patience) -> Duration {
     use crate::config::Mail;
     match config {
-        Mail::Folder(_) => deadline,
+        Mail::Folder(_) => patience.deadline,
         // One that does not take a letter is asked whether it takes any.
-        Mail::Smtp(_) => deadline * 2,
+        Mail::Smtp { .. } => patience.deadline * 2 + patience.answer,
     }
 }
 
-/// Opens what the configuration names; no answer about an e-mail takes longer than the deadline. `recipients` had e-mails lately,
-/// the newest first.
+/// Opens what the configuration names. `recipients` had e-mails lately, the newest first.
 pub async fn open(
     config: &crate::config::Mail,
-    deadline: Duration,
+    patience: Patience,
     recipients: &[String],
 ) -> anyhow::Result<Arc<dyn Post>> {
     use crate::config::Mail;
     Ok(match config {
         Mail::Folder(path) => Arc::new(Folder::open(path).await?),
-        Mail::Smtp(url) => Arc::new(Smtp::new(url.expose(), deadline, recipients)?),
+        Mail::Smtp { url, ca_file } => {
+            let authority = match ca_file {
+                Some(file) => {
+                    Some(tokio::fs::read(file).await.with_context(|| format!("`{}` cannot be read", file.display()))?)
+                }
+                None => None,
+            };
+            Arc::new(Smtp::new(url.expose(), authority.as_deref(), patience, recipients)?)
+        }
     })
 }

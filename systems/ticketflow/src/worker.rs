@@ -77,7 +77,7 @@ impl Worker {
     {
         let heart = Heart::new(config.worker.heartbeat);
         let recipients = desk::recipients(&config.database).await?;
-        let post = mail::open(&config.mail, config.worker.deadline, &recipients).await?;
+        let post = mail::open(&config.mail, config.worker.patience(), &recipients).await?;
         let notify = Notify::new(post, Sender::new(&config.letters)?, heart.pulse());
         let notifications = Runtime::new(
             Arc::new(notifications),
@@ -146,7 +146,7 @@ fn of_emails(config: &Config, broker: &Broker, name: &str) -> Consumer {
     Consumer {
         order: Order::None { concurrency: config.worker.concurrency },
         // What a mail server that hangs means is for the handler to say.
-        deadline: mail::longest(&config.mail, config.worker.deadline) + MARGIN,
+        deadline: mail::longest(&config.mail, config.worker.patience()) + MARGIN,
         durable: if ladder.is_some() { Durable::Broker } else { Durable::Table },
         retries: Retries { memory: config.worker.retries.clone(), durable },
         ..shared(NOTIFICATIONS, broker, name)

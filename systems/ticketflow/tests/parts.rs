@@ -8,6 +8,8 @@ mod answers;
 mod broker;
 #[path = "parts/copies.rs"]
 mod copies;
+#[path = "parts/doubts.rs"]
+mod doubts;
 #[path = "parts/health.rs"]
 mod health;
 #[path = "parts/http.rs"]
@@ -18,6 +20,8 @@ mod ladder;
 mod outage;
 #[path = "parts/post.rs"]
 mod post;
+#[path = "parts/secure.rs"]
+mod secure;
 #[path = "parts/stage.rs"]
 mod stage;
 #[path = "parts/workers.rs"]

@@ -125,7 +125,8 @@ async fn a_queue_of_the_retry_table_that_was_left_is_taken_up_when_the_database_
 #[tokio::test(start_paused = true)]
 async fn a_far_side_is_not_called_again_because_its_answer_could_not_be_written_down() {
     type Fault = fn(&Line) -> &AtomicBool;
-    let faults: [(Fault, bool); 3] = [(|line| &line.drops, true), (|line| &line.refuses, true), (|line| &line.deaf, false)];
+    let faults: [(Fault, bool); 3] =
+        [(|line| &line.drops, true), (|line| &line.refuses, true), (|line| &line.deaf, false)];
     for (calls_failed, (fault, lasts)) in [0, 5].into_iter().flat_map(|failed| faults.map(|fault| (failed, fault))) {
         let stage = Stage::new();
         stage.send("0", "k", "1");

@@ -86,7 +86,9 @@ pub async fn migrate_to(connection: &mut PgConnection, schema: &Schema, last: i3
 async fn try_to_migrate(connection: &mut PgConnection, schema: &Schema, last: i32) -> Result<Vec<i32>, sqlx::Error> {
     let mut tx = connection.begin().await?;
     sqlx::raw_sql(AssertSqlSafe(preamble(schema))).execute(&mut *tx).await?;
-    sqlx::raw_sql(AssertSqlSafe(format!("SET LOCAL lock_timeout = {}", LOCK_WAIT.as_millis()))).execute(&mut *tx).await?;
+    sqlx::raw_sql(AssertSqlSafe(format!("SET LOCAL lock_timeout = {}", LOCK_WAIT.as_millis())))
+        .execute(&mut *tx)
+        .await?;
     let applied = versions(&mut tx, schema).await?;
     let mut now = Vec::new();
     let wanted = MIGRATIONS.iter().filter(|migration| migration.version <= last);

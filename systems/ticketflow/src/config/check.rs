@@ -40,7 +40,7 @@ impl Config {
                     "is left out beside PostgreSQL: e-mails are files, and reach nobody",
                 ));
             }
-            Mail::Smtp(_) if self.role.works() => {
+            Mail::Smtp { .. } if self.role.works() => {
                 let (Letters { from, domain, base_url, .. }, example) = (&self.letters, Letters::default());
                 let why = "is the example's, and e-mails go to real people";
                 let same = [
@@ -50,7 +50,7 @@ impl Config {
                 ];
                 doubts.extend(same.into_iter().filter(|(_, is_same)| *is_same).map(|(setting, _)| doubt(setting, why)));
             }
-            Mail::Folder(_) | Mail::Smtp(_) => {}
+            Mail::Folder(_) | Mail::Smtp { .. } => {}
         }
         Ok(doubts)
     }

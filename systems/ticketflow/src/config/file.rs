@@ -1,7 +1,7 @@
 //! Reading the file and the environment.
 
 use std::fmt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use toml::Table;
@@ -72,7 +72,11 @@ fn broker(section: &mut Section, config: &mut Config) {
 
 fn mail(section: &mut Section, config: &mut Config) {
     let url = section.secret("smtp_url", "smtp_url_env", &["smtp", "smtp+starttls", "smtps"]);
-    put(&mut config.mail, url.map(Mail::Smtp));
+    let ca_file = section.text("ca_file").map(PathBuf::from);
+    if ca_file.is_some() && url.is_none() {
+        section.problem("ca_file", "is for a mail server; hint: name one with `smtp_url_env`".to_owned());
+    }
+    put(&mut config.mail, url.map(|url| Mail::Smtp { url, ca_file }));
     let letters = &mut config.letters;
     put(&mut letters.from, section.text("from"));
     put(&mut letters.domain, section.text("domain"));
@@ -96,6 +100,7 @@ fn worker(section: &mut Section, config: &mut Config) {
     let worker = &mut config.worker;
     put(&mut worker.heartbeat, section.number("heartbeat_s", None, 1, 3600).map(Duration::from_secs));
     put(&mut worker.deadline, section.number("deadline_s", None, 1, 600).map(Duration::from_secs));
+    put(&mut worker.answer, section.number("answer_s", None, 1, 600).map(Duration::from_secs));
     put(&mut worker.concurrency, section.number("concurrency", None, 1, 256).map(size));
     put(&mut worker.retries, section.waits("retries_ms"));
 }
@@ -150,7 +155,7 @@ mod tests {
         assert_eq!(ladder.iter().map(Duration::as_secs).collect::<Vec<_>>(), [60, 300, 900]);
         assert_eq!(*management_url, None);
         assert_eq!(config.database, Database::Postgres(Secret::new("postgres://desk:s3cret@db/tickets")));
-        assert_eq!(config.mail, Mail::Smtp(Secret::new("smtp+starttls://desk:s3cret@mail:587")));
+        assert_eq!(config.mail, Mail::Smtp { url: Secret::new("smtp+starttls://desk:s3cret@mail:587"), ca_file: None });
         let embedded = Config::embedded(Path::new("data"));
         let rest = Config {
             database: embedded.database.clone(),
@@ -159,7 +164,7 @@ mod tests {
             ..config
         };
         assert_eq!(rest, embedded);
-        for key in ["management_url_env", "url =", "smtp_url =", "management_url ="] {
+        for key in ["management_url_env", "url =", "smtp_url =", "management_url =", "ca_file ="] {
             assert!(text.contains(key), "the example does not show {key}");
         }
     }

@@ -3,16 +3,16 @@
 use std::time::Duration;
 
 use http::Uri;
-use lettre::Address;
 use lettre::transport::smtp::Error;
 use lettre::transport::smtp::authentication::{Credentials, DEFAULT_MECHANISMS};
-use lettre::transport::smtp::client::{AsyncSmtpConnection, Tls, TlsParameters};
-use lettre::transport::smtp::commands::{Mail, Rcpt, Rset};
-use lettre::transport::smtp::extension::ClientId;
+use lettre::transport::smtp::client::{AsyncSmtpConnection, Certificate, Tls, TlsParameters};
+use lettre::transport::smtp::commands::{Data, Mail, Rcpt, Rset};
+use lettre::transport::smtp::extension::{ClientId, Extension, MailBodyParameter, MailParameter};
+use lettre::{Address, Message};
 use percent_encoding::percent_decode_str;
 use tokio::time::timeout;
 
-use super::classify::{Failure, is_policy};
+use super::classify::{Doubt, Failure, Refusal, Stage};
 
 /// How long a server may take to say goodbye.
 const GOODBYE: Duration = Duration::from_secs(1);
@@ -29,11 +29,21 @@ pub(super) struct Server {
 
 impl Server {
     /// Reads a URL as lettre does, which has accepted it.
-    pub(super) fn of(url: &str, deadline: Duration) -> Result<Self, Box<dyn std::error::Error + Send + Sync>> {
+    pub(super) fn of(
+        url: &str,
+        signed_by: Option<&[u8]>,
+        deadline: Duration,
+    ) -> Result<Self, Box<dyn std::error::Error + Send + Sync>> {
         let uri: Uri = url.parse()?;
         let authority = uri.authority().ok_or("it names no server")?;
         let host = authority.host().to_owned();
-        let parameters = || TlsParameters::new(host.clone());
+        let parameters = || -> Result<TlsParameters, Error> {
+            let mut builder = TlsParameters::builder(host.clone());
+            if let Some(authority) = signed_by {
+                builder = builder.add_root_certificate(Certificate::from_pem(authority)?);
+            }
+            builder.build()
+        };
         let (tls, port) = match (uri.scheme_str(), uri.query()) {
             (Some("smtps"), _) => (Tls::Wrapper(parameters()?), 465),
             (_, Some(query)) if query.contains("tls=required") => (Tls::Required(parameters()?), 587),
@@ -72,8 +82,8 @@ impl Server {
         Ok(connection)
     }
 
-    /// Whether it lets us in and takes letters of this sender; if recipients are named, whether its policies let letters of ours
-    /// through to one of them. Nothing is sent.
+    /// Whether it lets us in and takes letters of this sender; if recipients are named, whether it takes letters of ours for one of
+    /// them. Nothing is sent.
     pub(super) async fn takes_letters_of(
         &self,
         sender: Option<Address>,
@@ -83,24 +93,59 @@ impl Server {
         connection.command(Mail::new(sender, Vec::new())).await?;
         let mut refused = Ok(());
         for recipient in recipients {
-            match connection.command(Rcpt::new(recipient, Vec::new())).await {
-                Err(refusal) if is_policy(&refusal) => refused = Err(refusal),
-                // That there is no such mailbox, or that it is full, says that no policy was in the way.
-                Err(refusal) if !matches!(Failure::of(&refusal), Failure::NotNow | Failure::Never) => {
-                    return Err(refusal);
-                }
-                Ok(_) | Err(_) => {
-                    refused = Ok(());
-                    break;
-                }
+            let Err(refusal) = connection.command(Rcpt::new(recipient, Vec::new())).await else {
+                refused = Ok(());
+                break;
+            };
+            let said = Refusal::of(Stage::Recipient, &refusal);
+            if !matches!(said.failure, Failure::NotNow | Failure::Never) {
+                return Err(refusal);
             }
+            if !matches!(said.doubt(), Doubt::Others { .. }) {
+                // That there is no such mailbox, or that it is full, says that nothing else was in the way.
+                refused = Ok(());
+                break;
+            }
+            refused = Err(refusal);
         }
         refused?;
         connection.command(Rset).await?;
-        // It has answered what was asked; whether it says goodbye does not matter, and is not waited for long.
-        timeout(GOODBYE, connection.quit()).await.ok();
+        say_goodbye(connection).await;
         Ok(())
     }
+}
+
+/// Tells a server of a message, until it waits for the letter itself; how far that came, if it does not.
+pub(super) async fn offer(connection: &mut AsyncSmtpConnection, message: &Message) -> Result<(), (Stage, Error)> {
+    let envelope = message.envelope();
+    let sender = Mail::new(envelope.from().cloned(), parameters(connection, message));
+    connection.command(sender).await.map_err(|error| (Stage::Sender, error))?;
+    for recipient in envelope.to() {
+        let recipient = Rcpt::new(recipient.clone(), Vec::new());
+        connection.command(recipient).await.map_err(|error| (Stage::Recipient, error))?;
+    }
+    connection.command(Data).await.map_err(|error| (Stage::Content, error))?;
+    Ok(())
+}
+
+/// What a letter needs beyond ASCII. A server that has none of it is asked all the same, and says so itself.
+fn parameters(connection: &AsyncSmtpConnection, message: &Message) -> Vec<MailParameter> {
+    let envelope = message.envelope();
+    let addresses = envelope.from().into_iter().chain(envelope.to());
+    let mut parameters = Vec::new();
+    if addresses.map(AsRef::<str>::as_ref).any(|address: &str| !address.is_ascii()) {
+        parameters.push(MailParameter::SmtpUtfEight);
+    }
+    let takes_eight_bits = connection.server_info().supports_feature(Extension::EightBitMime);
+    if takes_eight_bits && !message.formatted().is_ascii() {
+        parameters.push(MailParameter::Body(MailBodyParameter::EightBitMime));
+    }
+    parameters
+}
+
+/// Whether it says goodbye too does not matter, and is not waited for long.
+pub(super) async fn say_goodbye(mut connection: AsyncSmtpConnection) {
+    timeout(GOODBYE, connection.quit()).await.ok();
 }
 
 #[cfg(test)]
@@ -109,7 +154,7 @@ mod tests {
 
     #[test]
     fn a_url_is_read_as_lettre_reads_it() {
-        let server = |url: &str| Server::of(url, Duration::from_secs(1)).unwrap();
+        let server = |url: &str| Server::of(url, None, Duration::from_secs(1)).unwrap();
         let plain = server("smtp://us%40here:p%3Aw@mail.example:2525/me.example");
         assert_eq!((plain.host.as_str(), plain.port), ("mail.example", 2525));
         assert_eq!(plain.hello, ClientId::Domain("me.example".to_owned()));

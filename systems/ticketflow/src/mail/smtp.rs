@@ -3,12 +3,14 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
+use lettre::transport::smtp::client::AsyncSmtpConnection;
 use lettre::{AsyncSmtpTransport, Message, Tokio1Executor};
 use tokio::time::timeout;
 
-use super::classify::{Failure, is_policy};
+use super::classify::{Doubt, Refusal, Stage};
 use super::kept::Kept;
-use super::server::Server;
+use super::server::{self, Server};
+use super::suspects::Suspects;
 use super::taken::Taken;
 use super::{Letter, Post, PostError, Receipt};
 
@@ -17,93 +19,142 @@ pub struct Smtp {
     server: Server,
     kept: Kept,
     taken: Taken,
-    deadline: Duration,
+    suspects: Suspects,
+    patience: Patience,
+}
+
+/// How long a mail server is waited for.
+#[derive(Clone, Copy, Debug)]
+pub struct Patience {
+    /// Until it wants to have a letter, or says whether it takes any.
+    pub deadline: Duration,
+    /// For its answer to a letter that it has. Whoever gives up too early sends what was taken once more.
+    pub answer: Duration,
 }
 
 /// Why a letter was not taken.
 struct Untaken {
-    failure: Failure,
-    by_policy: bool,
+    refusal: Refusal,
     why: String,
 }
 
-/// The URL names no mail server.
+/// The URL names no mail server, or what it needs cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[error("the URL of the mail server is wrong: it begins with `smtp://`, `smtp+starttls://` or `smtps://`")]
 pub struct WrongUrl(#[source] Box<dyn std::error::Error + Send + Sync>);
 
 impl Smtp {
-    /// A server by its URL; nothing is connected yet. No letter takes longer than the deadline, nor does the question behind one
-    /// that was not taken, whether the server takes any. `recipients` had e-mails lately, the newest first.
-    pub fn new(url: &str, deadline: Duration, recipients: &[String]) -> Result<Self, WrongUrl> {
+    /// A server by its URL; nothing is connected yet. `authority` signed its certificate, in PEM, where no public one did.
+    /// `recipients` had e-mails lately, the newest first.
+    pub fn new(
+        url: &str,
+        authority: Option<&[u8]>,
+        patience: Patience,
+        recipients: &[String],
+    ) -> Result<Self, WrongUrl> {
         let url = match url.strip_prefix("smtp+starttls://") {
             Some(server) => format!("smtp://{server}?tls=required"),
             None => url.to_owned(),
         };
         AsyncSmtpTransport::<Tokio1Executor>::from_url(&url).map_err(|error| WrongUrl(error.into()))?;
-        let server = Server::of(&url, deadline).map_err(WrongUrl)?;
+        let server = Server::of(&url, authority, patience.deadline).map_err(WrongUrl)?;
         let taken = Taken::default();
         for recipient in recipients.iter().rev().filter_map(|recipient| recipient.parse().ok()) {
             taken.note(&recipient);
         }
-        Ok(Self { server, kept: Kept::default(), taken, deadline })
+        Ok(Self { server, kept: Kept::default(), taken, suspects: Suspects::default(), patience })
     }
 
     /// Sends a message. Whatever ends it early ends its connection: a late answer finds nobody.
     async fn hand_over(&self, message: &Message) -> Result<Receipt, Untaken> {
-        let mut connection = match self.kept.take().await {
-            Some(connection) => connection,
-            None => self.server.connect().await.map_err(|error| Untaken {
-                failure: Failure::NoEntry,
-                by_policy: false,
-                why: error.to_string(),
-            })?,
+        let Patience { deadline, answer } = self.patience;
+        let wanted = timeout(deadline, self.offer(message)).await;
+        let mut connection = wanted.unwrap_or_else(|_| Err(Untaken::late(Stage::Recipient, deadline)))?;
+        let said = timeout(answer, connection.message(&message.formatted())).await;
+        let response = match said {
+            Ok(Ok(response)) => response,
+            Ok(Err(error)) => return Err(self.leave(connection, Untaken::of(Stage::Content, &error)).await),
+            Err(_) => return Err(Untaken::late(Stage::Content, answer)),
         };
-        let response = connection.send(message.envelope(), &message.formatted()).await;
-        let response = response.map_err(|error| Untaken {
-            failure: Failure::of(&error),
-            by_policy: is_policy(&error),
-            why: error.to_string(),
-        })?;
         self.kept.put(connection);
+        self.suspects.taken();
         for recipient in message.envelope().to() {
             self.taken.note(recipient);
         }
         Ok(Receipt(response.message().collect::<Vec<_>>().join(" ")))
     }
 
-    /// Why the server takes no letters of ours at all, if it does not.
-    async fn refuses_us(&self, message: &Message, by_policy: bool) -> Option<String> {
-        let sender = message.envelope().from();
-        let recipient = message.envelope().to().first().filter(|_| by_policy);
-        let instead = recipient.zip(sender).map(|(recipient, sender)| self.taken.instead_of(recipient, sender));
-        let instead = instead.unwrap_or_default();
-        match timeout(self.deadline, self.server.takes_letters_of(sender.cloned(), instead)).await {
-            Ok(Ok(())) => None,
-            Ok(Err(error)) => Some(error.to_string()),
-            Err(_) => Some(self.late()),
+    /// A connection to a server that waits for the letter itself.
+    async fn offer(&self, message: &Message) -> Result<AsyncSmtpConnection, Untaken> {
+        let mut connection = match self.kept.take().await {
+            Some(connection) => connection,
+            None => self
+                .server
+                .connect()
+                .await
+                .map_err(|error| Untaken { refusal: Refusal::NO_ENTRY, why: error.to_string() })?,
+        };
+        match server::offer(&mut connection, message).await {
+            Ok(()) => Ok(connection),
+            Err((stage, error)) => Err(self.leave(connection, Untaken::of(stage, &error)).await),
         }
     }
 
-    fn late(&self) -> String {
-        format!("no answer within {:?}", self.deadline)
+    async fn leave(&self, connection: AsyncSmtpConnection, untaken: Untaken) -> Untaken {
+        server::say_goodbye(connection).await;
+        untaken
     }
+
+    /// Why the server takes no letters of ours at all, if it does not.
+    async fn refuses_us(&self, message: &Message, doubt: Doubt) -> Option<String> {
+        let envelope = message.envelope();
+        let asked = envelope.to().first().zip(envelope.from());
+        let instead = match (doubt, asked) {
+            (Doubt::Others { by_policy }, Some((recipient, sender))) => {
+                self.taken.instead_of(recipient, sender, by_policy)
+            }
+            _ => Vec::new(),
+        };
+        let deadline = self.patience.deadline;
+        match timeout(deadline, self.server.takes_letters_of(envelope.from().cloned(), instead)).await {
+            Ok(Ok(())) => None,
+            Ok(Err(error)) => Some(error.to_string()),
+            Err(_) => Some(late(deadline)),
+        }
+    }
+}
+
+impl Untaken {
+    fn of(stage: Stage, error: &lettre::transport::smtp::Error) -> Self {
+        Self { refusal: Refusal::of(stage, error), why: error.to_string() }
+    }
+
+    fn late(stage: Stage, deadline: Duration) -> Self {
+        Self { refusal: Refusal::late(stage), why: late(deadline) }
+    }
+}
+
+fn late(deadline: Duration) -> String {
+    format!("no answer within {deadline:?}")
 }
 
 #[async_trait]
 impl Post for Smtp {
     async fn send(&self, letter: &Letter) -> Result<Receipt, PostError> {
         let message = letter.message()?;
-        let Untaken { failure, by_policy, why } = match timeout(self.deadline, self.hand_over(&message)).await {
-            Ok(Ok(receipt)) => return Ok(receipt),
-            Ok(Err(untaken)) => untaken,
-            Err(_) => Untaken { failure: Failure::Unanswered, by_policy: false, why: self.late() },
+        let Untaken { refusal, why } = match self.hand_over(&message).await {
+            Ok(receipt) => return Ok(receipt),
+            Err(untaken) => untaken,
         };
-        if failure.may_be_about_us()
-            && let Some(why) = self.refuses_us(&message, by_policy).await
+        let doubt = refusal.doubt();
+        if doubt != Doubt::None
+            && let Some(why) = self.refuses_us(&message, doubt).await
         {
             return Err(PostError::Away(why));
         }
-        Err(failure.told(why))
+        if doubt == Doubt::Letters && self.suspects.refused(message.envelope().to()) {
+            return Err(PostError::Away(why));
+        }
+        Err(refusal.told(why))
     }
 }

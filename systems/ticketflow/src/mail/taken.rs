@@ -43,8 +43,8 @@ impl Taken {
 
     /// Whom to ask for instead of this recipient: those who are like them, because a server may take what is for its own domain, as
     /// the sender's mostly is, and pass nothing on; the nearest and newest first. If there are none, others; if nothing was taken
-    /// yet, the sender.
-    pub(super) fn instead_of(&self, recipient: &Address, sender: &Address) -> Vec<Address> {
+    /// yet, the sender, if that is wanted.
+    pub(super) fn instead_of(&self, recipient: &Address, sender: &Address, at_last: bool) -> Vec<Address> {
         let is_own = |address: &Address| is_same_domain(address, sender);
         let taken = self.lock();
         let (mut alike, others): (Vec<_>, Vec<_>) = taken
@@ -56,7 +56,7 @@ impl Taken {
         alike.sort_by_key(|known| !is_same_domain(known, recipient)); // stable: the newest stay first
         let mut asked = [alike, others].into_iter().find(|group| !group.is_empty()).unwrap_or_default();
         asked.truncate(ASKED_MAX);
-        if asked.is_empty() && sender != recipient {
+        if asked.is_empty() && at_last && sender != recipient {
             asked.push(sender.clone());
         }
         asked
@@ -92,7 +92,7 @@ mod tests {
         for recipient in taken {
             known.note(&address(recipient));
         }
-        known.instead_of(&address(recipient), &address(DESK)).iter().map(ToString::to_string).collect()
+        known.instead_of(&address(recipient), &address(DESK), true).iter().map(ToString::to_string).collect()
     }
 
     #[test]
@@ -114,6 +114,7 @@ mod tests {
         assert_eq!(instead(&["a@there.example"], "x@here.example"), ["a@there.example"]);
         assert_eq!(instead(&["x@here.example", "ñ@here.example"], "x@here.example"), [DESK]);
         assert!(instead(&[], DESK).is_empty());
+        assert!(Taken::default().instead_of(&address("x@here.example"), &address(DESK), false).is_empty());
     }
 
     #[test]

@@ -6,10 +6,10 @@ use relevo_testkit::smtp::Smtp;
 use ticketflow::config::Letters;
 use ticketflow::domain::event::{Told, What};
 use ticketflow::domain::{Caller, Contact, Event, Language, Priority, Role, Status};
-use ticketflow::mail::{self, Letter, Post as _, PostError, Sender};
+use ticketflow::mail::{self, Letter, Patience, Post as _, PostError, Sender};
 use uuid::Uuid;
 
-fn letter_to(email: &str) -> Letter {
+pub(crate) fn letter_to(email: &str) -> Letter {
     let (name, language) = ("Pia".to_owned(), Language::En);
     let pia = Contact { id: Uuid::now_v7(), name: name.clone(), email: email.to_owned(), language };
     let at = "2026-11-16T12:00:00Z".parse().expect("a time");
@@ -37,7 +37,8 @@ fn letter_to(email: &str) -> Letter {
 #[tokio::test]
 async fn a_late_answer_is_not_taken_for_the_next_emails() {
     let server = Smtp::start();
-    let post = mail::Smtp::new(&server.url(), Duration::from_secs(2), &[]).expect("a URL");
+    let patience = Patience { deadline: Duration::from_secs(10), answer: Duration::from_secs(2) };
+    let post = mail::Smtp::new(&server.url(), None, patience, &[]).expect("a URL");
     post.send(&letter_to("first@example.org")).await.expect("it is taken, and its connection kept");
     server.hold();
     post.send(&letter_to("late@example.org")).await.expect_err("its time is over");

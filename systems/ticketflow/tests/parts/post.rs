@@ -5,10 +5,7 @@ use std::time::Duration;
 use serde_json::json;
 use ticketflow::config::{Broker, Mail, Role, Secret};
 
-use crate::stage::{ANA, Stage, depth, header, number, so, take, until};
-
-/// E-mails that were given up, in a process's metrics.
-const DEAD: &str = "consumer=\"notifications\",verdict=\"dead\"";
+use crate::stage::{ANA, DEAD, Stage, depth, header, number, so, take, until};
 
 #[tokio::test]
 async fn an_email_arrives_as_it_was_written() {
@@ -126,7 +123,7 @@ async fn an_email_whose_answer_never_comes_is_counted_and_given_up_while_others_
     if let Broker::RabbitMq { ladder, .. } = &mut stage.config.broker {
         *ladder = vec![Duration::from_millis(200)];
     }
-    stage.config.worker.deadline = Duration::from_secs(3);
+    stage.config.worker.answer = Duration::from_secs(3);
     let all = stage.start(Role::All).await;
     for address in ["cut@example.org", "mute@example.org"] {
         let pia = all.person(address).await;
@@ -176,7 +173,8 @@ async fn a_server_that_says_goodbye_to_one_email_is_asked_again_and_it_is_counte
 #[tokio::test]
 async fn a_server_that_refuses_our_login_is_away_and_buries_nothing() {
     let mut stage = Stage::new().await;
-    stage.config.mail = Mail::Smtp(Secret::new(stage.smtp.url().replace("smtp://", "smtp://us:wrong@")));
+    stage.config.mail =
+        Mail::Smtp { url: Secret::new(stage.smtp.url().replace("smtp://", "smtp://us:wrong@")), ca_file: None };
     let all = stage.start(Role::All).await;
     all.open(ANA, "who are we").await;
     until(async || so(all.metric("inbox_breakers_open", "notifications").await > 0.5, stage.smtp.events())).await;

@@ -37,6 +37,9 @@ const PEOPLE: [(&str, &str, domain::Role, Language); 3] = [
     ("Eva", EVA, domain::Role::Admin, Language::Es),
 ];
 
+/// E-mails that were given up, in a process's metrics.
+pub(crate) const DEAD: &str = "consumer=\"notifications\",verdict=\"dead\"";
+
 const DEADLINE: Duration = Duration::from_secs(90);
 const POLL: Duration = Duration::from_millis(20);
 
@@ -68,7 +71,7 @@ impl Stage {
             management_url,
             ladder: [60, 300, 900].map(Duration::from_secs).to_vec(),
         };
-        config.mail = Mail::Smtp(Secret::new(smtp.url()));
+        config.mail = Mail::Smtp { url: Secret::new(smtp.url()), ca_file: None };
         config.worker.retries = [50, 100].map(Duration::from_millis).to_vec();
         add_people(&config.database).await;
         Self { database, smtp, config, vhost }

@@ -64,7 +64,7 @@ impl Worker {
         let Broker::RabbitMq { url, .. } = &stage.config.broker else { panic!("no RabbitMQ") };
         let config = format!(
             "role = \"worker\"\nlisten = \"127.0.0.1:0\"\n[database]\nurl = \"{database}\"\n[broker]\nurl = \"{}\"\n\
-             [mail]\nsmtp_url = \"{}\"\n[worker]\ndeadline_s = 5\n",
+             [mail]\nsmtp_url = \"{}\"\n[worker]\ndeadline_s = 5\nanswer_s = 15\n",
             url.expose(),
             stage.smtp.url(),
         );
