@@ -14,6 +14,11 @@ pub const NOTIFICATIONS: &str = "notifications";
 /// The queue of the figures, and the name of their consumer.
 pub const METRICS: &str = "metrics";
 
+/// How often a message may come back, and it never does so often. RabbitMQ 4 counts to 20 where nobody says anything, and a message
+/// comes back whenever `consumer_timeout` passes behind an open breaker: a long outage would have the broker give e-mails up, and
+/// the inbox would not know.
+const DELIVERY_LIMIT: u32 = 1_000_000;
+
 /// The queue of what was given up.
 pub fn dead_queue(queue: &str) -> String {
     format!("{queue}.dlq")
@@ -28,7 +33,10 @@ fn wanted(queue: &str) -> &'static [&'static str] {
 /// At RabbitMQ. E-mails wait at the broker between their tries, one queue a rung of the ladder; figures are counted in order, by
 /// one consumer at a time, and wait in the database.
 pub fn topology(ladder: &[Duration]) -> rabbitmq::Topology {
-    let queue = |name: &str| rabbitmq::Queue { dead_letters: Some(dead_queue(name)), ..rabbitmq::Queue::new(name) };
+    let queue = |name: &str| {
+        let (dead_letters, delivery_limit) = (Some(dead_queue(name)), Some(DELIVERY_LIMIT));
+        rabbitmq::Queue { dead_letters, delivery_limit, ..rabbitmq::Queue::new(name) }
+    };
     let bound = |queue: &'static str| {
         wanted(queue).iter().map(move |topic| rabbitmq::Binding::to_queue(EXCHANGE, *topic, queue))
     };
@@ -77,6 +85,13 @@ mod tests {
         ];
         assert_eq!(names, expected);
         assert!(topology(&ladder).check().is_ok());
+    }
+
+    #[test]
+    fn an_outage_of_days_gives_nothing_up_behind_the_inboxs_back() {
+        let limits = topology(&[]).queues.into_iter().map(|queue| (queue.name, queue.delivery_limit));
+        let never = |name: &str| (name.to_owned(), Some(1_000_000));
+        assert_eq!(limits.collect::<Vec<_>>(), [never(NOTIFICATIONS), never(METRICS)]);
     }
 
     #[test]
