@@ -22,6 +22,7 @@ use uuid::Uuid;
 
 use crate::domain::{Caller, Comment, Entry, Person, Priority, Role, Status, Ticket};
 pub use kind::Kind;
+pub(crate) use link::STATEMENT_DEADLINE;
 pub use migrate::migrate;
 pub use open::{open, recipients};
 pub use prune::{Old, PRUNE_MAX};

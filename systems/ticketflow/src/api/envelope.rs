@@ -11,11 +11,13 @@ use tokio::time::timeout;
 use uuid::Uuid;
 
 use super::problem::Problem;
+use crate::desk::STATEMENT_DEADLINE;
 use crate::domain::event::CORRELATION_ID;
 
 const LENGTH_MAX: usize = 128;
 /// What a request may take, its body's arrival included.
 const DEADLINE: Duration = Duration::from_secs(10);
+const _: () = assert!(STATEMENT_DEADLINE.as_millis() < DEADLINE.as_millis(), "a statement ends before its request");
 
 /// For browsers, unless the answer says otherwise, as the page does.
 const HEADERS: [(HeaderName, &str); 4] = [

@@ -136,7 +136,7 @@ impl IntoResponse for Problem {
 
 impl From<DeskError> for Problem {
     fn from(error: DeskError) -> Self {
-        let said = error.to_string();
+        let (said, is_late) = (error.to_string(), error.is_late());
         match error {
             DeskError::NoTicket => Self::new(StatusCode::NOT_FOUND, "no-ticket", said),
             DeskError::NoPerson => Self::new(StatusCode::NOT_FOUND, "no-person", said),
@@ -166,6 +166,7 @@ impl From<DeskError> for Problem {
                 "key-reused",
                 "this `Idempotency-Key` was used for another request; hint: a new request needs a new key",
             ),
+            DeskError::Away(source) if is_late => Self { cause: Some(source.to_string().into()), ..Self::late() },
             DeskError::Away(source) => Self::away(source.to_string()),
             DeskError::Schema(what) => Self::away(what),
             DeskError::Broken(source) => {

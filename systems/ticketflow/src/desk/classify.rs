@@ -9,6 +9,8 @@ use super::DeskError;
 const POSTGRES: [&str; 6] = ["08", "25006", "40", "53", "55P", "57"];
 /// SQLite's codes for the same: busy, locked, an error of the disk, a full one, a file that cannot be opened.
 const SQLITE: [u32; 5] = [5, 6, 10, 13, 14];
+/// PostgreSQL's code for a statement that took too long, or that an operator stopped.
+const CANCELLED: &str = "57014";
 
 impl From<sqlx::Error> for DeskError {
     fn from(error: sqlx::Error) -> Self {
@@ -24,6 +26,14 @@ impl From<sqlx::Error> for DeskError {
             _ => false,
         };
         if is_away { Self::Away(error) } else { Self::Broken(error.into()) }
+    }
+}
+
+impl DeskError {
+    /// Whether the database is there, and gave a statement up because it took too long.
+    pub(crate) fn is_late(&self) -> bool {
+        let Self::Away(error) = self else { return false };
+        error.as_database_error().is_some_and(|error| error.code().as_deref() == Some(CANCELLED))
     }
 }
 

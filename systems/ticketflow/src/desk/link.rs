@@ -4,6 +4,7 @@
 //! each runs in a transaction: it is parsed in one round trip and run in the next, in the same session only within one.
 
 use std::str::FromStr;
+use std::time::Duration;
 
 use relevo::core::{Draft, MessageId};
 use relevo::stores::{postgres, sqlite};
@@ -19,12 +20,14 @@ use crate::domain::event::{CORRELATION_ID, EVENT_ID, Event};
 /// The same id in the engine's word, which it carries on to whatever a handler emits.
 const ENGINE_CORRELATION_ID: &str = "correlation-id";
 
+/// How long PostgreSQL works on a statement: less than a request may take. One whose caller was given up would go on there, and keep
+/// its connection from everybody else.
+pub(crate) const STATEMENT_DEADLINE: Duration = Duration::from_secs(8);
 /// Who waits for a ticket that somebody else has locked gives up before those who wait for a connection do, so that one ticket
-/// never stops the others; and a process that hangs with a ticket in its hand loses it. Said with every transaction, because a
-/// pooler may give each one another session, and in the same round trip.
-const BEGIN: &str = "BEGIN; SET LOCAL lock_timeout = '2s'; SET LOCAL idle_in_transaction_session_timeout = '30s'";
-/// The same for whoever only reads, and waits for nobody.
-const READ: &str = "BEGIN READ ONLY; SET LOCAL idle_in_transaction_session_timeout = '30s'";
+/// never stops the others.
+const BEGIN: &str = "BEGIN; SET LOCAL lock_timeout = '2s'";
+/// For whoever only reads, and waits for nobody.
+const READ: &str = "BEGIN READ ONLY";
 
 /// What a statement is given, in the order of its `$1`, `$2`, …
 pub(super) type Values<'a> = &'a [&'a dyn Value];
@@ -51,6 +54,15 @@ pub(super) enum Row {
     Sqlite(SqliteRow),
 }
 
+/// Begins a transaction whose statements end in time; a process that hangs with a ticket in its hand loses it. Said with every
+/// transaction, because a pooler may give each one another session, and in the same round trip.
+fn bounded(begin: &str) -> AssertSqlSafe<String> {
+    let deadline_ms = STATEMENT_DEADLINE.as_millis();
+    AssertSqlSafe(format!(
+        "{begin}; SET LOCAL statement_timeout = {deadline_ms}; SET LOCAL idle_in_transaction_session_timeout = '30s'"
+    ))
+}
+
 /// A statement as SQLite takes it: a file has no schemas, and whoever writes has locked it whole.
 fn in_sqlite(sql: &str) -> AssertSqlSafe<String> {
     AssertSqlSafe(sql.replace("ticketflow.", "").replace(" FOR UPDATE", ""))
@@ -72,7 +84,7 @@ impl Link {
     /// Begins to change something.
     pub(super) async fn begin(&self) -> Result<Tx, DeskError> {
         Ok(match self {
-            Self::Postgres(pool) => Tx::Postgres(pool.begin_with(BEGIN).await?),
+            Self::Postgres(pool) => Tx::Postgres(pool.begin_with(bounded(BEGIN)).await?),
             Self::Sqlite { writer, .. } => Tx::Sqlite(sqlite::begin(writer).await?),
         })
     }
@@ -81,7 +93,7 @@ impl Link {
     pub(super) async fn rows(&self, sql: &'static str, values: Values<'_>) -> Result<Vec<Row>, DeskError> {
         Ok(match self {
             Self::Postgres(pool) => {
-                let mut tx = pool.begin_with(READ).await?;
+                let mut tx = pool.begin_with(bounded(READ)).await?;
                 postgres!(sql, values).fetch_all(&mut *tx).await?.into_iter().map(Row::Postgres).collect()
             }
             Self::Sqlite { readers, .. } => {
@@ -94,7 +106,7 @@ impl Link {
     pub(super) async fn row(&self, sql: &'static str, values: Values<'_>) -> Result<Option<Row>, DeskError> {
         Ok(match self {
             Self::Postgres(pool) => {
-                let mut tx = pool.begin_with(READ).await?;
+                let mut tx = pool.begin_with(bounded(READ)).await?;
                 postgres!(sql, values).fetch_optional(&mut *tx).await?.map(Row::Postgres)
             }
             Self::Sqlite { readers, .. } => sqlite!(sql, values).fetch_optional(readers).await?.map(Row::Sqlite),

@@ -9,6 +9,7 @@ use sqlx::{AssertSqlSafe, Connection as _};
 use ticketflow::config::{Database, Secret};
 use ticketflow::desk;
 use tokio::task::JoinSet;
+use tokio::time::sleep;
 
 use crate::place::Place;
 use crate::world::{ANA, Reply, World};
@@ -82,4 +83,26 @@ async fn a_ticket_that_somebody_has_locked_does_not_stop_the_others() {
     }
     tx.rollback().await.unwrap();
     assert_eq!(comment(locked.path()).await.status, 201);
+}
+
+#[tokio::test]
+async fn what_takes_too_long_is_given_up_by_the_database_too() {
+    let world = World::postgres().await;
+    let Database::Postgres(url) = &world.database else { panic!("a server") };
+    let mut somebody = PgConnection::connect(url.expose()).await.unwrap();
+    let mut tx = somebody.begin().await.unwrap();
+    sqlx::raw_sql("LOCK TABLE ticketflow.ticket IN ACCESS EXCLUSIVE MODE").execute(&mut *tx).await.unwrap();
+    let reply = world.get(ANA, "/api/tickets").send().await;
+    assert_eq!((reply.status.as_u16(), reply.header("retry-after")), (503, "2"), "{}", reply.text);
+    assert_eq!(reply.json["type"], "urn:ticketflow:problem:late");
+    // The lock is still there, and nobody of ours waits for it.
+    let end = Instant::now() + Duration::from_secs(30);
+    let waiting = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() \
+                   AND application_name = 'ticketflow' AND wait_event_type = 'Lock'";
+    while world.number(waiting).await > 0 {
+        assert!(Instant::now() < end, "a statement keeps its connection");
+        sleep(Duration::from_millis(50)).await;
+    }
+    tx.rollback().await.unwrap();
+    assert_eq!(world.get(ANA, "/api/tickets").send().await.status, 200);
 }
