@@ -28,7 +28,9 @@ fn run(arguments: &[&str], file: &str) {
 fn every_alert_fires_and_stays_silent_when_it_should() {
     run(&["check", "rules", "--lint-fatal"], "alerts.yml");
     run(&["test", "rules"], "alerts.test.yml");
-    assert_eq!(names(), ["TicketFlowEventsPending", "TicketFlowEventsDead", "TicketFlowDispatchSlow"]);
+    let expected =
+        ["TicketFlowEventsPending", "TicketFlowEventsDead", "TicketFlowDispatchSlow", "TicketFlowBreakerOpen"];
+    assert_eq!(names(), expected);
     for name in names() {
         let fires = format!("alertname: {name}\n        exp_alerts:\n");
         let silent = format!("alertname: {name}\n        exp_alerts: []\n");
@@ -57,7 +59,8 @@ fn prometheus_sees_what_the_alerts_speak_of() {
         service.address
     );
     let prometheus = Prometheus::start(&config, &[("alerts.yml", RULES)]);
-    for series in ["outbox_pending_total", "mq_dlq_total", "outbox_dispatch_latency_ms_bucket"] {
+    let spoken_of = ["outbox_pending_total", "mq_dlq_total", "outbox_dispatch_latency_ms_bucket", "inbox_breaker_open"];
+    for series in spoken_of {
         // Only where there is one: an alert about a series that nobody tells would be silent for ever.
         let wanted = format!("count({series}{{service=\"ticketflow\"}}) > 0");
         eventually(|| {
