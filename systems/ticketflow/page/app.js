@@ -57,9 +57,11 @@ async function enter(token) {
     await ticket.meet(body);
     me = body;
   } catch (reason) {
-    // Without an answer it may still be right: another load of the page tries it again.
-    if (!(reason instanceof Away)) become(null);
-    say(at("token-fault"), reason instanceof Away ? word("no_answer") : word("unknown_token"));
+    const isUnknown = reason instanceof Refused && reason.status === 401;
+    // Whatever else went wrong, it may still be right: another load of the page tries it again.
+    if (isUnknown) become(null);
+    const why = reason instanceof Away ? word("no_answer") : word("failed", { why: reason.message });
+    say(at("token-fault"), isUnknown ? word("unknown_token") : why);
     return;
   }
   at("token").value = "";

@@ -170,6 +170,24 @@ fn who_comes_next_finds_nothing_of_who_left() {
 }
 
 #[test]
+fn a_token_is_kept_while_the_service_cannot_say_whose_it_is() {
+    let directory = Directory::new("page-later");
+    let service = Running::start(directory.path());
+    let browser = Browser::start("en");
+    browser.open(&service.url());
+    browser.see("#people", "Ana");
+    let later = "const ask = fetch; const later = '{\"detail\": \"come again later\"}'; \
+        window.fetch = (path, ...rest) => \
+            path === '/api/me' ? Promise.resolve(new Response(later, { status: 503 })) : ask(path, ...rest)";
+    browser.run(later, &[]);
+    browser.click("#people button");
+    browser.see("#token-fault", "That did not work: come again later");
+    // Another load of the page, and the service is well again.
+    browser.open(&service.url());
+    browser.see("#me", "Ana");
+}
+
+#[test]
 fn without_a_sample_a_token_is_asked_for() {
     let directory = Directory::new("page-token");
     std::fs::write(directory.path().join("ticketflow.toml"), "").expect("the directory can be written");
