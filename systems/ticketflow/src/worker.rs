@@ -143,10 +143,13 @@ fn of_emails(config: &Config, broker: &Broker, name: &str) -> Consumer {
         Some(rungs) => Policy { attempts_max: tries(rungs.len()), ..Policy::listed(rungs.clone()) },
         None => Policy { attempts_max: TRIES_MAX, ..Retries::default().durable },
     };
+    // What a mail server that hangs means is for the handler to say.
+    let deadline = mail::longest(&config.mail, config.worker.patience()) + MARGIN;
     Consumer {
         order: Order::None { concurrency: config.worker.concurrency },
-        // What a mail server that hangs means is for the handler to say.
-        deadline: mail::longest(&config.mail, config.worker.patience()) + MARGIN,
+        deadline,
+        // One that was cut off may have been taken, and would go again.
+        grace: deadline,
         durable: if ladder.is_some() { Durable::Broker } else { Durable::Table },
         retries: Retries { memory: config.worker.retries.clone(), durable },
         ..shared(NOTIFICATIONS, broker, name)
@@ -174,4 +177,26 @@ fn shared(queue: &str, broker: &Broker, name: &str) -> Consumer {
         Broker::Embedded(_) => None,
     };
     Consumer { name: name.to_owned(), dead_letter_to, ..Consumer::new(queue) }
+}
+
+#[cfg(test)]
+mod tests {
+    use uuid::Uuid;
+
+    use super::*;
+    use crate::config::{Mail, Secret};
+
+    #[tokio::test]
+    async fn an_email_in_hand_is_finished_when_the_worker_is_told_to_stop() {
+        let folder = std::env::temp_dir().join(format!("ticketflow-worker-{}", Uuid::new_v4()));
+        let mut config = Config::embedded(&folder);
+        config.mail = Mail::Smtp { url: Secret::new("smtp://mail"), ca_file: None };
+        config.make_folders().unwrap();
+        let broker = Broker::open(&config.broker).await.unwrap();
+        let emails = of_emails(&config, &broker, "a test");
+        assert!(emails.grace >= mail::longest(&config.mail, config.worker.patience()), "{:?}", emails.grace);
+        assert_eq!(emails.grace, emails.deadline);
+        broker.close().await;
+        std::fs::remove_dir_all(folder).unwrap();
+    }
 }
