@@ -20,7 +20,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use async_trait::async_trait;
 
-pub use folder::Folder;
+pub use folder::{FILES_MAX, Folder};
 pub use letter::{Letter, Sender, WrongSender};
 pub use smtp::{Patience, Smtp, WrongUrl};
 

@@ -1,12 +1,18 @@
 //! E-mails as files in a folder, for whoever has no mail server: any mail program opens them.
 
+use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use async_trait::async_trait;
+use jiff::Timestamp;
 use tokio::task::spawn_blocking;
 
 use super::{Letter, Post, PostError, Receipt};
+
+/// The most files that [`Folder::prune`] deletes.
+pub const FILES_MAX: u64 = 1000;
 
 /// A folder of `.eml` files.
 pub struct Folder(PathBuf);
@@ -17,6 +23,18 @@ impl Folder {
         let made = path.to_owned();
         spawn_blocking(move || std::fs::create_dir_all(made)).await??;
         Ok(Self(path.to_owned()))
+    }
+
+    /// One that somebody else opens, sooner or later.
+    pub fn at(path: &Path) -> Self {
+        Self(path.to_owned())
+    }
+
+    /// Deletes at most [`FILES_MAX`] e-mails that were written before this time, and what was begun before it and never finished;
+    /// says how many. What else lies there is somebody else's.
+    pub async fn prune(&self, before: Timestamp) -> io::Result<u64> {
+        let folder = self.0.clone();
+        spawn_blocking(move || prune(&folder, before.into())).await?
     }
 }
 
@@ -38,12 +56,55 @@ impl Post for Folder {
 fn write(file: &Path, bytes: &[u8]) -> io::Result<()> {
     let unfinished = file.with_extension("eml.part");
     std::fs::write(&unfinished, bytes)?;
-    std::fs::File::open(&unfinished)?.sync_all()?;
-    std::fs::rename(unfinished, file)
+    File::open(&unfinished)?.sync_all()?;
+    std::fs::rename(unfinished, file)?;
+    // A name is the folder's: without this, a power cut may take the letter away that was written down as sent.
+    file.parent().map_or(Ok(()), |folder| File::open(folder)?.sync_all())
+}
+
+fn prune(folder: &Path, before: SystemTime) -> io::Result<u64> {
+    let mut deleted = 0;
+    let Some(files) = unless_gone(std::fs::read_dir(folder))? else { return Ok(0) };
+    for file in files {
+        let file = file?.path();
+        if is_ours(&file) && unless_gone(delete_old(&file, before))? == Some(true) {
+            deleted += 1;
+        }
+        if deleted == FILES_MAX {
+            break;
+        }
+    }
+    Ok(deleted)
+}
+
+/// E-mails, and those that were cut short.
+fn is_ours(file: &Path) -> bool {
+    let ends = |file: &Path, extension: &str| file.extension().is_some_and(|found| found == extension);
+    ends(file, "eml") || (ends(file, "part") && file.file_stem().is_some_and(|stem| ends(Path::new(stem), "eml")))
+}
+
+/// Says whether it was old.
+fn delete_old(file: &Path, before: SystemTime) -> io::Result<bool> {
+    let seen = std::fs::symlink_metadata(file)?;
+    let is_old = seen.is_file() && seen.modified()? < before;
+    if is_old {
+        std::fs::remove_file(file)?;
+    }
+    Ok(is_old)
+}
+
+/// Several workers may look after one folder, and one of them is quicker.
+fn unless_gone<T>(done: io::Result<T>) -> io::Result<Option<T>> {
+    match done {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        done => done.map(Some),
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::mail::letter::tests::{RESOLVED, event, letter};
 
@@ -66,5 +127,35 @@ mod tests {
         std::fs::remove_dir_all(path).unwrap();
         let sent = folder.send(&letter(&event(RESOLVED)).unwrap()).await;
         assert!(matches!(sent, Err(PostError::Away(_))), "{sent:?}");
+    }
+
+    #[tokio::test]
+    async fn old_letters_are_deleted_a_little_at_a_time_and_nothing_else() {
+        let path = std::env::temp_dir().join(format!("ticketflow-old-{}", uuid::Uuid::now_v7()));
+        let folder = Folder::open(&path).await.unwrap();
+        let before: Timestamp = "2026-11-16T12:00:00Z".parse().unwrap();
+        let old = before - Duration::from_secs(1);
+        let put = |name: &str, at: Timestamp| {
+            File::create(path.join(name)).unwrap().set_modified(at.into()).unwrap();
+        };
+        for number in 1..FILES_MAX {
+            put(&format!("{number}@ticketflow.example.eml"), old);
+        }
+        put("cut-short@ticketflow.example.eml.part", old);
+        put("last@ticketflow.example.eml", old);
+        put("young.eml", before);
+        put("young.eml.part", before + Duration::from_secs(1));
+        put("somebody-elses.part", old);
+        put("somebody-elses.txt", old);
+        let mut deleted = Vec::new();
+        for _ in 0..3 {
+            deleted.push(folder.prune(before).await.unwrap());
+        }
+        assert_eq!(deleted, [FILES_MAX, 1, 0]);
+        let mut left: Vec<_> = std::fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        left.sort_unstable();
+        assert_eq!(left, ["somebody-elses.part", "somebody-elses.txt", "young.eml", "young.eml.part"]);
+        std::fs::remove_dir_all(&path).unwrap();
+        assert_eq!(folder.prune(before).await.unwrap(), 0, "nobody has written one yet");
     }
 }

@@ -56,13 +56,20 @@ pub(crate) async fn a_service_deletes_what_is_older_than_it_keeps(world: &World)
     config.listen.set_port(0);
     config.database = world.database.clone();
     config.broker = Broker::Embedded(world.folder.join("broker.db"));
+    let mail = world.folder.join("mail");
+    std::fs::create_dir(&mail).unwrap();
+    let [old, young] = [("old.eml", 72), ("young.eml", 48)].map(|(name, hours)| {
+        let (file, at) = (mail.join(name), Timestamp::now() - Duration::from_hours(hours));
+        std::fs::File::create(&file).unwrap().set_modified(at.into()).unwrap();
+        file
+    });
     (config.letters.retention, config.limits.idempotency) = (Duration::from_hours(60), Duration::from_hours(60));
     let stop = CancellationToken::new();
     let watch = async {
         let deadline = Instant::now() + DEADLINE;
         loop {
-            let left = (world.number(EMAILS).await, world.number(REQUESTS).await);
-            if left == (5, 5) {
+            let left = (world.number(EMAILS).await, world.number(REQUESTS).await, old.exists());
+            if left == (5, 5, false) {
                 break;
             }
             assert!(Instant::now() < deadline, "{left:?} are left");
@@ -72,6 +79,7 @@ pub(crate) async fn a_service_deletes_what_is_older_than_it_keeps(world: &World)
     };
     let (ran, ()) = tokio::join!(run::run(config, true, |_| {}, stop.clone()), watch);
     ran.unwrap();
+    assert!(young.exists());
 }
 
 /// SQLite has one writer at a time; in PostgreSQL the two meet.
