@@ -13,7 +13,8 @@ fn pages() -> Vec<PathBuf> {
     let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs");
     let entries = std::fs::read_dir(docs.join("runbooks")).expect("the runbooks are there");
     let runbooks = entries.map(|entry| entry.expect("it can be read").path());
-    runbooks.chain([docs.join("guides/alerts.md")]).collect()
+    let of_ticketflow = docs.join("../systems/ticketflow/docs/rabbitmq-topology.md");
+    runbooks.chain([docs.join("guides/alerts.md"), of_ticketflow]).collect()
 }
 
 /// The commands on a page: lines of code blocks, and words in backticks.
