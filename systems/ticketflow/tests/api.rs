@@ -86,7 +86,8 @@ on_both! {
         emails_and_figures_are_told
         every_answer_has_the_headers_of_browsers;
     figures:
-        a_redriven_event_adds_what_is_missing;
+        a_redriven_event_adds_what_is_missing
+        days_are_told_whole_and_in_one_order;
     pruning:
         what_is_old_is_deleted_a_little_at_a_time
         a_service_deletes_what_is_older_than_it_keeps;

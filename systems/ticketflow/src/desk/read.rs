@@ -11,8 +11,10 @@ use super::rows::{self, people, tickets};
 use super::{DeskError, Filter, LINES_MAX, Listing};
 use crate::domain::{Caller, Comment, Entry, Person, Priority, Role, Status, Ticket};
 
-/// The most lines of days and agents that are told.
+/// The most days that are told, each with all its agents.
 const DAYS_MAX: i64 = 366;
+/// The most lines of days and agents: those of a year of fifty agents.
+const DAY_LINES_MAX: i64 = 20_000;
 /// The most lines of agents and statuses that are told.
 const AGENT_LINES_MAX: i64 = 5000;
 
@@ -50,7 +52,7 @@ pub struct Figures {
     pub by_status: BTreeMap<String, i64>,
     /// The same by who has them now: id and name, or nobody.
     pub by_agent: BTreeMap<Option<Agent>, BTreeMap<String, i64>>,
-    /// What happened on a day, by agent, newest first.
+    /// What happened on a day, newest first; nobody's line before those of agents, by name.
     pub days: Vec<Day>,
 }
 
@@ -214,8 +216,9 @@ pub(super) async fn figures(link: &Link) -> Result<Figures, DeskError> {
         by_status.insert(row.get(2)?, row.get(3)?);
     }
     let sql = "SELECT CAST(day AS text), CAST(agent_id AS text), agent_name, opened, resolved, first_responses, \
-               first_response_ms, resolution_ms FROM ticketflow.figure_day ORDER BY day DESC, agent_name LIMIT $1";
-    for row in link.rows(sql, &[&DAYS_MAX]).await? {
+               first_response_ms, resolution_ms FROM ticketflow.figure_day WHERE day IN ( \
+               SELECT DISTINCT day FROM ticketflow.figure_day ORDER BY day DESC LIMIT $1) ORDER BY day DESC LIMIT $2";
+    for row in link.rows(sql, &[&DAYS_MAX, &DAY_LINES_MAX]).await? {
         figures.days.push(Day {
             day: row.get(0)?,
             agent: agent(&row, 1)?,
@@ -226,6 +229,8 @@ pub(super) async fn figures(link: &Link) -> Result<Figures, DeskError> {
             resolution_ms: row.get(7)?,
         });
     }
+    // Each database has an order of names of its own, and another place for nobody.
+    figures.days.sort_by(|one, other| other.day.cmp(&one.day).then_with(|| one.agent.cmp(&other.agent)));
     Ok(figures)
 }
 

@@ -1,4 +1,4 @@
-//! Figures of events that were given up, and redriven later.
+//! Figures of events that were given up and redriven later, and of many days.
 
 use std::time::Duration;
 
@@ -102,4 +102,26 @@ pub(crate) async fn a_redriven_event_adds_what_is_missing(world: &World) {
     };
     let (ran, ()) = tokio::join!(run::run(config, true, |_| {}, stop.clone()), watch);
     ran.unwrap();
+}
+
+pub(crate) async fn days_are_told_whole_and_in_one_order(world: &World) {
+    let day = if world.is_sqlite() { "date('2024-01-01', '+' || n || ' days')" } else { "DATE '2024-01-01' + n" };
+    let id = |number: u32| format!("'00000000-0000-7000-8000-00000000000{number}'");
+    let quoted = |name: &str| format!("'{name}'");
+    let null = || "NULL".to_owned();
+    for (id, name) in [(null(), null()), (id(1), quoted("ben")), (id(2), quoted("Ágata")), (id(3), quoted("Zoe"))] {
+        world
+            .run(&format!(
+                "WITH RECURSIVE n(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n WHERE n < 400) \
+                 INSERT INTO ticketflow.figure_day (day, agent_id, agent_name, opened) SELECT {day}, {id}, {name}, 1 FROM n"
+            ))
+            .await;
+    }
+    let figures = figures(world).await;
+    let days = figures["days"].as_array().unwrap();
+    assert_eq!(days.len(), 4 * 366, "all lines of as many days");
+    let of_newest = days[..4].iter().map(|line| (line["day"].as_str(), line["agent"]["name"].as_str()));
+    let expected = [None, Some("Zoe"), Some("ben"), Some("Ágata")].map(|agent| (Some("2025-02-04"), agent));
+    assert_eq!(of_newest.collect::<Vec<_>>(), expected);
+    assert_eq!(days[4 * 366 - 1]["day"], "2024-02-05");
 }
