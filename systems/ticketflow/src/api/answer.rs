@@ -40,10 +40,11 @@ fn answer(status: StatusCode, body: &impl Serialize) -> Answer {
 pub(super) fn respond(answer: &Answer) -> Response {
     let status = StatusCode::from_u16(answer.status).unwrap_or(StatusCode::OK);
     let mut response = (status, [(header::CONTENT_TYPE, "application/json")], answer.body.clone()).into_response();
-    for (name, value) in [(header::LOCATION, &answer.location), (header::ETAG, &answer.etag)] {
-        if let Some(value) = value {
-            put(&mut response, name, value);
-        }
+    if let Some(location) = &answer.location {
+        put(&mut response, header::LOCATION, location);
+    }
+    if let Some(etag) = &answer.etag {
+        put_etag(&mut response, etag);
     }
     if answer.is_repeat {
         put(&mut response, REPLAYED, "true");
@@ -51,7 +52,13 @@ pub(super) fn respond(answer: &Answer) -> Response {
     response
 }
 
-pub(super) fn put(response: &mut Response, name: HeaderName, value: &str) {
+/// With whom it is for: where a ticket may go depends on who asks, and a version alone would let one be told what is another's.
+pub(super) fn put_etag(response: &mut Response, etag: &str) {
+    put(response, header::ETAG, etag);
+    put(response, header::VARY, "Authorization");
+}
+
+fn put(response: &mut Response, name: HeaderName, value: &str) {
     if let Ok(value) = HeaderValue::from_str(value) {
         response.headers_mut().insert(name, value);
     }

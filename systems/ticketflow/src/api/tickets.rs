@@ -4,7 +4,7 @@ use axum::Json;
 use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
 
-use super::answer::{change, etag, put};
+use super::answer::{change, etag, put_etag};
 use super::bodies::{CommentBody, EntryBody, Items, TicketBody, Tickets};
 use super::problem::Problem;
 use super::request::{Ask, Id, Post};
@@ -90,7 +90,7 @@ pub(super) async fn read(ask: Ask, Id(id): Id) -> Result<Response, Problem> {
     } else {
         Json(TicketBody::new(&ticket, &caller)).into_response()
     };
-    put(&mut response, header::ETAG, &etag);
+    put_etag(&mut response, &etag);
     response.headers_mut().extend([ASK_AGAIN]);
     Ok(response)
 }

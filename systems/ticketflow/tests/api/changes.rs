@@ -22,6 +22,11 @@ pub(crate) async fn a_ticket_is_opened_read_and_told_of(world: &World) {
     assert_eq!((again.status.as_u16(), &*again.text, again.header("etag")), (304, "", "\"1\""));
     let seen = world.get(CARLA, &opened.path()).send().await;
     assert_eq!(seen.json["allowed"], json!(["in_progress", "waiting", "resolved", "closed"]));
+    // The same version says something else to her than to Ana, so no cache may give her Ana's.
+    assert_eq!(seen.header("etag"), read.header("etag"));
+    for reply in [&opened, &read, &again, &seen] {
+        assert_eq!(reply.header("vary"), "Authorization");
+    }
 
     let history = world.get(ANA, &format!("{}/history", opened.path())).send().await;
     let [line] = history.items() else { panic!("{}", history.text) };
