@@ -196,11 +196,18 @@ impl Running {
         (answer.status, answer.json())
     }
 
-    /// The sum of a metric's series whose labels have this in them.
+    /// The sum of a metric's series whose labels have this in them; there is always one. Counters of consumers are told from the
+    /// start, so that one which is not there has another name.
     pub(crate) async fn metric(&self, name: &str, label: &str) -> f64 {
+        self.sampled(name, label).await.unwrap_or_else(|| panic!("no series of `{name}` has `{label}`"))
+    }
+
+    /// The same of what is sampled from database and broker; `None` as long as they have not told it.
+    pub(crate) async fn sampled(&self, name: &str, label: &str) -> Option<f64> {
         let text = ask(self.address, "GET", "/metrics", &[], "").await.text;
         let of_name = text.lines().filter(|line| line.split(['{', ' ']).next() == Some(name) && line.contains(label));
-        of_name.map(|line| line.rsplit(' ').next().and_then(|value| value.parse::<f64>().ok()).expect("a number")).sum()
+        let value = |line: &str| line.rsplit(' ').next().and_then(|value| value.parse::<f64>().ok()).expect("a number");
+        of_name.map(value).reduce(|sum, value| sum + value)
     }
 }
 
