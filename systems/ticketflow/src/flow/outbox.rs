@@ -1,5 +1,6 @@
 //! The outbox in the database, as the relay and whoever watches it need it.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,9 +10,10 @@ use relevo::core::sample::Sample;
 use relevo::core::store::Store;
 use relevo::stores::{postgres, sqlite};
 use sqlx::postgres::PgConnectOptions;
-use sqlx::{AssertSqlSafe, ConnectOptions as _, SqliteConnection};
+use sqlx::{AssertSqlSafe, ConnectOptions as _};
 
 use crate::config::{self, Database};
+use crate::desk::DeskError;
 
 /// Whom the outbox is carried to.
 pub const DESTINATION: &str = "broker";
@@ -32,8 +34,7 @@ pub async fn open(database: &Database, config: &config::Outbox) -> Result<Arc<dy
             Arc::new(postgres::Store::open(postgres::Config::new(options, DESTINATION)).await?)
         }
         Database::Sqlite(path) => {
-            let connection = sqlite::connect_options(path).disable_statement_logging().connect().await?;
-            keep_in_sqlite(connection, config.retention).await?;
+            keep_in_sqlite(path, config.retention).await?;
             Arc::new(sqlite::Store::open(sqlite::Config::new(path, DESTINATION)).await?)
         }
     };
@@ -41,7 +42,8 @@ pub async fn open(database: &Database, config: &config::Outbox) -> Result<Arc<dy
     Ok(outbox)
 }
 
-async fn keep_in_postgres(options: &PgConnectOptions, retention: Duration) -> Result<()> {
+/// The desk's error says whether it passes: a start waits for that.
+async fn keep_in_postgres(options: &PgConnectOptions, retention: Duration) -> Result<(), DeskError> {
     let mut connection = options.clone().disable_statement_logging().connect().await?;
     // A row that says so already is left alone: every process that starts comes by here. With the number in the text, a pooler may
     // give it to any session.
@@ -51,9 +53,10 @@ async fn keep_in_postgres(options: &PgConnectOptions, retention: Duration) -> Re
     Ok(())
 }
 
-async fn keep_in_sqlite(mut connection: SqliteConnection, retention: Duration) -> Result<()> {
+async fn keep_in_sqlite(path: &Path, retention: Duration) -> Result<(), DeskError> {
+    let mut connection = sqlite::connect_options(path).disable_statement_logging().connect().await?;
     sqlx::query("UPDATE relevo_setting SET retention_ms = ?1 WHERE retention_ms <> ?1")
-        .bind(i64::try_from(retention.as_millis())?)
+        .bind(i64::try_from(retention.as_millis()).unwrap_or(i64::MAX))
         .execute(&mut connection)
         .await?;
     Ok(())

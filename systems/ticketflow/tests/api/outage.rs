@@ -1,15 +1,17 @@
 //! A database that is away.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use relevo_testkit::proxy::CutProxy;
 use serde_json::json;
 use sqlx::postgres::{PgConnectOptions, PgConnection};
 use sqlx::{AssertSqlSafe, Connection as _};
-use ticketflow::config::{Database, Secret};
-use ticketflow::desk;
+use ticketflow::config::{Config, Database, Secret};
+use ticketflow::{desk, run};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
 
 use crate::place::Place;
 use crate::world::{ANA, Reply, World};
@@ -105,4 +107,35 @@ async fn what_takes_too_long_is_given_up_by_the_database_too() {
     }
     tx.rollback().await.unwrap();
     assert_eq!(world.get(ANA, "/api/tickets").send().await.status, 200);
+}
+
+#[tokio::test]
+async fn a_start_waits_for_a_database_that_says_not_now() {
+    let world = World::postgres().await;
+    let Database::Postgres(url) = &world.database else { panic!("a server") };
+    let mut somebody = PgConnection::connect(url.expose()).await.unwrap();
+    let mut tx = somebody.begin().await.unwrap();
+    sqlx::raw_sql("LOCK TABLE relevo.setting IN EXCLUSIVE MODE").execute(&mut *tx).await.unwrap();
+    let mut config = Config::embedded(&world.folder);
+    config.listen.set_port(0);
+    let joint = if url.expose().contains('?') { '&' } else { '?' };
+    config.database = Database::Postgres(Secret::new(format!("{}{joint}options[lock_timeout]=200ms", url.expose())));
+    let (served, stop) = (AtomicBool::new(false), CancellationToken::new());
+    let serves = |_: &run::Serving| {
+        served.store(true, Ordering::Relaxed);
+        stop.cancel();
+    };
+    let release = async {
+        let waiting =
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
+        while world.number(waiting).await == 0 {
+            sleep(Duration::from_millis(10)).await;
+        }
+        // Longer than a lock is waited for.
+        sleep(Duration::from_millis(500)).await;
+        tx.rollback().await.unwrap();
+    };
+    let (ran, ()) = tokio::join!(run::run(config, true, serves, stop.clone()), release);
+    ran.unwrap();
+    assert!(served.load(Ordering::Relaxed), "it served before it was told to stop");
 }
