@@ -28,7 +28,7 @@ impl std::error::Error for Problems {}
 /// Reads a file's text over the defaults of [`Config::embedded`]; `environment` answers for secrets and for what
 /// overrides the file. Every problem is told at once.
 pub fn read(text: &str, data: &Path, environment: &dyn Fn(&str) -> Option<String>) -> Result<Config, Problems> {
-    let table: Table = text.parse().map_err(|error: toml::de::Error| Problems(vec![error.to_string()]))?;
+    let table: Table = text.parse().map_err(|error: toml::de::Error| Problems(vec![unreadable(text, &error)]))?;
     let mut config = Config::embedded(data);
     let mut problems = Vec::new();
     let mut top = Section::new("", table, environment, &mut problems);
@@ -55,6 +55,15 @@ pub fn read(text: &str, data: &Path, environment: &dyn Fn(&str) -> Option<String
         }
     }
     if problems.is_empty() { Ok(config) } else { Err(Problems(problems)) }
+}
+
+/// Where, and why. The line itself, which the error would show, may hold a password.
+fn unreadable(text: &str, error: &toml::de::Error) -> String {
+    let why = error.message();
+    let Some(before) = error.span().and_then(|span| text.get(..span.start)) else { return why.to_owned() };
+    let line = before.matches('\n').count() + 1;
+    let column = before.chars().rev().take_while(|character| *character != '\n').count() + 1;
+    format!("line {line}, column {column}: {why}")
 }
 
 fn database(section: &mut Section, config: &mut Config) {
@@ -199,6 +208,12 @@ mod tests {
                 "`broker.url_env`: the environment has no `NOT_THERE`",
             ]
         );
+        // Not even where a quote is missing in its own line.
+        for url in ["'postgres://desk:s3cret@db", "postgres://desk:s3cret@db"] {
+            let told = problems(&format!("[database]\nurl = {url}"));
+            assert!(told.len() == 1 && told[0].starts_with("line 2, column "), "{told:?}");
+            assert!(!told[0].contains("s3cret") && !told[0].contains("desk"), "{told:?}");
+        }
         let config = read("[database]\nurl = 'postgres://desk:s3cret@db'", Path::new("data"), &environment).unwrap();
         assert!(!format!("{config:?}").contains("s3cret"));
     }
@@ -220,6 +235,6 @@ mod tests {
     #[test]
     fn broken_toml_says_where() {
         let told = problems("role = \n[outbox]");
-        assert!(told[0].contains("line 1"), "{told:?}");
+        assert!(told[0].starts_with("line 1, column "), "{told:?}");
     }
 }
