@@ -1,6 +1,7 @@
 //! What a configuration says that is possible and hardly meant.
 
 use std::fmt;
+use std::net::IpAddr;
 
 use super::{Broker, Config, Database, Letters, Mail, Problems, Role};
 
@@ -33,6 +34,11 @@ impl Config {
         }
         let doubt = |setting, why| Doubt { setting, why };
         let mut doubts = Vec::new();
+        if self.role.serves() && !self.listen.ip().is_loopback() {
+            let why = "lets other machines in over plain HTTP, so that tokens can be read on the way; hint: put a proxy in \
+                       front that ends TLS, and let in nobody else";
+            doubts.push(doubt("listen", why));
+        }
         match &self.mail {
             Mail::Folder(_) if is_server && self.role.works() => {
                 doubts.push(doubt(
@@ -40,7 +46,12 @@ impl Config {
                     "is left out beside PostgreSQL: e-mails are files, and reach nobody",
                 ));
             }
-            Mail::Smtp { .. } if self.role.works() => {
+            Mail::Smtp { url, .. } if self.role.works() => {
+                if tells_its_login(url.expose()) {
+                    let why = "has a login that goes over the network for everybody to read; hint: begin it with \
+                               `smtp+starttls://` or `smtps://`";
+                    doubts.push(doubt("mail.smtp_url_env", why));
+                }
                 let (Letters { from, domain, base_url, .. }, example) = (&self.letters, Letters::default());
                 let why = "is the example's, and e-mails go to real people";
                 let same = [
@@ -54,6 +65,23 @@ impl Config {
         }
         Ok(doubts)
     }
+}
+
+/// Whether a mail server on another machine is told a login without TLS.
+fn tells_its_login(url: &str) -> bool {
+    let Some(rest) = url.strip_prefix("smtp://") else { return false };
+    let (authority, options) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
+    let Some((_login, place)) = authority.rsplit_once('@') else { return false };
+    !is_loopback(place) && !options.contains("tls=required")
+}
+
+/// Whether a host, with its port or without, is this machine.
+fn is_loopback(place: &str) -> bool {
+    let host = match place.strip_prefix('[') {
+        Some(rest) => rest.split(']').next(),
+        None => place.split(':').next(),
+    };
+    host.is_some_and(|host| host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback()))
 }
 
 #[cfg(test)]
@@ -94,5 +122,29 @@ mod tests {
         assert_eq!(checked(&format!("{real}{SMTP}{ours}")), Ok(Vec::new()));
         assert_eq!(checked(&format!("role = 'api'\n{real}")), Ok(Vec::new()), "an API writes to nobody");
         assert_eq!(checked(""), Ok(Vec::new()));
+    }
+
+    #[test]
+    fn what_others_could_read_on_the_way_is_named() {
+        let mail =
+            |url: &str| checked(&format!("[mail]\nsmtp_url = '{url}'\ndomain = 'acme.org'\nfrom = 'desk@acme.org'"));
+        let login = |url: &str| mail(url).map(|settings| settings.contains(&"mail.smtp_url_env"));
+        for told in ["smtp://us:secret@mail", "smtp://us:secret@10.0.0.7:25", "smtp://us:s@mail?tls=opportunistic"] {
+            assert_eq!(login(told), Ok(true), "{told}");
+        }
+        for kept in [
+            "smtp://mail",
+            "smtp+starttls://us:secret@mail",
+            "smtps://us:secret@mail",
+            "smtp://us:secret@mail:587?tls=required",
+            "smtp://us:secret@localhost:25",
+            "smtp://us:secret@127.0.0.1:25",
+            "smtp://us:secret@[::1]:25",
+        ] {
+            assert_eq!(login(kept), Ok(false), "{kept}");
+        }
+        assert_eq!(checked("listen = '0.0.0.0:8080'"), Ok(vec!["listen"]));
+        assert_eq!(checked("listen = '[::1]:8080'"), Ok(Vec::new()));
+        assert_eq!(checked("listen = '0.0.0.0:8080'\nrole = 'worker'"), Ok(Vec::new()), "a worker asks for no token");
     }
 }

@@ -89,12 +89,21 @@ fn mail(section: &mut Section, config: &mut Config) {
     let letters = &mut config.letters;
     put(&mut letters.from, section.text("from"));
     put(&mut letters.domain, section.text("domain"));
+    if !is_domain(&letters.domain) {
+        section.problem("domain", format!("must be a domain such as `desk.example.org`, is `{}`", letters.domain));
+    }
     put(&mut letters.retention, section.number("retention_days", None, 1, 3650).map(days));
     let base = section.text("base_url").map(|url| url.trim_end_matches('/').to_owned());
     put(&mut letters.base_url, base);
     if !["http://", "https://"].iter().any(|scheme| letters.base_url.starts_with(scheme)) {
         section.problem("base_url", format!("must begin with `http://` or `https://`, is `{}`", letters.base_url));
     }
+}
+
+/// As it can stand in every Message-ID: names of letters, digits and hyphens, with dots between them.
+fn is_domain(text: &str) -> bool {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
+    text.split('.').all(|name| !name.is_empty() && name.bytes().all(is_plain))
 }
 
 fn outbox(section: &mut Section, config: &mut Config) {
@@ -181,7 +190,7 @@ mod tests {
     #[test]
     fn every_problem_is_told_at_once_with_a_hint() {
         let text = "role = 'boss'\nlisten = 8080\n[databse]\n[broker]\nladder_ms = [0]\n[outbox]\nbatch = 0\nretention_dys = 3\n\
-                    [mail]\nsmtp_url = 'smtp://a'\nsmtp_url_env = 'B'\nbase_url = 'desk.example'";
+                    [mail]\nsmtp_url = 'smtp://a'\nsmtp_url_env = 'B'\nbase_url = 'desk.example'\ndomain = 'us@desk.example'";
         assert_eq!(
             problems(text),
             [
@@ -191,11 +200,22 @@ mod tests {
                 "`broker.url_env`: is missing; hint: name it, or leave out `[broker]` to run embedded",
                 "`broker.ladder_ms`: must be a list of milliseconds, each above zero",
                 "`mail.smtp_url`: stands beside `smtp_url_env`; hint: keep one of them",
+                "`mail.domain`: must be a domain such as `desk.example.org`, is `us@desk.example`",
                 "`mail.base_url`: must begin with `http://` or `https://`, is `desk.example`",
                 "`outbox.batch`: must be from 1 to 10000, is 0",
                 "`outbox.retention_dys`: is not known; hint: did you mean `retention_days`?",
             ]
         );
+    }
+
+    #[test]
+    fn a_domain_is_names_with_dots_between_them() {
+        for domain in ["ticketflow.example", "localhost", "a-1.b.c", "xn--espaa-rta.example"] {
+            assert!(is_domain(domain), "{domain}");
+        }
+        for domain in ["", ".", "a..b", "a.b.", ".a", "a b.c", "us@a.b", "a.b>", "españa.example", "a_b.c", "a.b:25"] {
+            assert!(!is_domain(domain), "{domain}");
+        }
     }
 
     #[test]
