@@ -229,6 +229,8 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
             self.held.insert(standing.shard, Held { lease: *lease, cursor: standing.position, leaving: false });
             self.due_at.read = asked_at;
         }
+        // Others have all shards: there is nothing to send here.
+        self.has_looked |= self.held.is_empty();
         let excess = self.held.len().saturating_sub(leased.fair);
         let leaving = self.held.values().filter(|held| held.leaving).count();
         let more = excess.saturating_sub(leaving);

@@ -149,9 +149,14 @@ impl Health {
         *self = Self { state, pauses: self.pauses, ..Self::new() };
     }
 
-    /// Whether the destination was there when it was last heard of.
-    pub(crate) const fn is_up(&self) -> bool {
-        matches!(self.state, State::Up)
+    /// Whether the destination is told as there: it was when it was last heard of, or its pause has ended and this relay,
+    /// `idle`, has nothing to find out with. Only a message ends an outage, and none may ever come.
+    pub(crate) fn seems_up(&self, now: Instant, idle: bool) -> bool {
+        match self.state {
+            State::Up => true,
+            State::Down(until) => idle && until <= now && self.suspects.is_empty() && self.accused.is_empty(),
+            State::Probing => false,
+        }
     }
 
     /// Whether the destination is there, or it is time to find out.
@@ -189,17 +194,33 @@ mod tests {
         health.suspect(7);
         assert!(health.away(3, now, pause, pause));
         health.forget(now);
-        assert!(!health.is_up(), "the database went away, which says nothing about the destination");
+        assert!(!health.seems_up(now, false), "the database went away, which says nothing about the destination");
         assert_eq!(health.may_send(now, 0, true), May::Nothing);
         assert_eq!(health.may_send(now + pause, 0, false), May::One, "nobody is suspected any more");
         health.probe_sent();
         health.forget(now + pause);
         assert_eq!(
-            (health.is_up(), health.may_send(now + pause, 0, true)),
+            (health.seems_up(now + pause, false), health.may_send(now + pause, 0, true)),
             (false, May::One),
             "its answer is not heard"
         );
         health.passed(0);
-        assert!(health.is_up());
+        assert!(health.seems_up(now + pause, false));
+    }
+
+    #[test]
+    fn an_outage_is_told_while_something_waits_to_be_sent_and_no_longer_than_its_pause_without() {
+        let (now, pause) = (Instant::now(), Duration::from_secs(1));
+        let mut health = Health::new();
+        assert!(health.away(3, now, pause, pause));
+        assert!(!health.seems_up(now, true), "the pause has just begun");
+        assert!(!health.seems_up(now + pause, false), "a message waits, and its try will tell");
+        assert!(health.seems_up(now + pause, true), "nothing will be tried, so nothing would ever end the outage");
+        assert_eq!(health.may_send(now + pause, 0, true), May::One, "one message finds out all the same");
+        health.probe_sent();
+        assert!(!health.seems_up(now + pause, true), "its answer is awaited");
+        health.away(4, now + pause, pause, pause);
+        health.suspect(4);
+        assert!(!health.seems_up(now + 3 * pause, true), "a message waits to be sent alone");
     }
 }

@@ -95,6 +95,8 @@ pub struct Relay<S: ?Sized, B: ?Sized> {
     pub(crate) chore: Option<Pending<Done>>,
     pub(crate) due_at: Due,
     idle: Duration,
+    /// Whether it has found out what there is to send since it last began again.
+    pub(crate) has_looked: bool,
     pub(crate) stopping: bool,
     away: u32,
 }
@@ -172,6 +174,7 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
             chore: None,
             due_at: Due::all(now),
             idle: config.idle_min,
+            has_looked: false,
             stopping: false,
             away: 0,
             config,
@@ -218,8 +221,7 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
         tokio::task::consume_budget().await;
         self.take_routes();
         let now = Instant::now();
-        // Whoever has nothing to send learns of an outage from the connection alone.
-        self.watched.step(self.held.len(), self.in_flight, self.health.is_up() && !self.broker.is_away());
+        self.watched.step(self.held.len(), self.in_flight, self.seems_destination_up(now));
         self.wake_later(now);
         self.start_chore(now);
         self.start_reading(now);
@@ -275,8 +277,14 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
         let leave = self.leave_chore();
         add(&self.stats.lease_changes, self.held.len());
         self.do_last(Some(leave)).await;
-        self.watched.step(0, 0, self.health.is_up() && !self.broker.is_away());
+        self.watched.step(0, 0, self.seems_destination_up(Instant::now()));
         info!(relay = %self.config.name, "relay stopped");
+    }
+
+    /// Whoever has nothing to send learns of an outage, and of its end, from the connection alone.
+    fn seems_destination_up(&self, now: Instant) -> bool {
+        let waits = self.in_flight > 0 || !self.keys.ready.is_empty() || !self.later.is_empty();
+        self.health.seems_up(now, self.has_looked && !waits) && !self.broker.is_away()
     }
 
     async fn do_last(&mut self, chore: Option<Pending<Done>>) {
@@ -342,6 +350,7 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
         } else if self.staggered() {
             self.due_at.read = now; // other shards wait behind: no pause until all stand together
         } else {
+            self.has_looked = true;
             self.due_at.read = now + self.idle;
             self.idle = (self.idle * 2).min(self.config.idle_max);
         }
@@ -436,6 +445,7 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
         self.held.clear();
         self.settled.clear();
         self.ceiling = Ceiling::Open;
+        self.has_looked = false;
         self.due_at = Due::all(Instant::now());
     }
 

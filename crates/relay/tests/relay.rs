@@ -90,6 +90,35 @@ async fn an_outage_counts_nothing_and_loses_nothing() {
     assert_eq!(world.end().await.len(), 5);
 }
 
+/// Lets a relay work for so long, and stand still afterwards.
+async fn turn(relay: &mut Relay<memory::Destination, MemoryBroker>, span: Duration) {
+    let end = tokio::time::Instant::now() + span;
+    while let Ok(stepped) = tokio::time::timeout_at(end, relay.step()).await {
+        stepped.expect("the store serves it");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_outage_is_told_for_as_long_as_a_message_waits_and_not_when_another_relay_sent_it() {
+    let mut world = World::new(Settings::default());
+    let cut_off = MemoryBroker::new(Settings::default());
+    cut_off.down();
+    let config = Config { routes: Routes::new(vec![quick()]), ..Config::default() };
+    let store = Arc::new(world.outbox.destination(MAIN));
+    let mut relay = Relay::with_seed(store, Arc::new(cut_off.clone()), config, 8);
+    let watched = relay.watched();
+    world.emit("a", "T");
+    turn(&mut relay, Duration::from_mins(5)).await;
+    assert!(watched.is_destination_away(), "its message is tried again and again");
+    // It stands still for longer than its lease: another one takes the shards and sends what waits.
+    world.start(quick());
+    world.received(1).await;
+    cut_off.up();
+    turn(&mut relay, Duration::from_mins(5)).await;
+    assert_eq!((watched.is_destination_away(), cut_off.received()), (false, 0), "nothing is left to find out with");
+    assert_eq!(world.end().await, ["a"]);
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_message_that_takes_the_connection_down_is_quarantined_and_others_flow() {
     let mut world = World::new(Settings::default());
