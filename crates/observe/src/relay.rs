@@ -66,6 +66,18 @@ pub trait Observed: fmt::Debug + Send + Sync + 'static {
     /// What was last sampled of the broker.
     fn broker_vitals(&self) -> Option<BrokerVitals>;
 
+    /// What the metrics tell of the outbox: as [`vitals`](Self::vitals), or for a while what those were before they could no
+    /// longer be sampled. One sample that fails must not end the alerts that look at it.
+    fn last_vitals(&self) -> Option<Vitals> {
+        self.vitals()
+    }
+
+    /// What the metrics tell of what the outbox's destinations share: as [`surroundings`](Self::surroundings), or for a while
+    /// what was last seen of it.
+    fn last_surroundings(&self) -> Option<Surroundings> {
+        self.surroundings()
+    }
+
     /// How long ago all of [`vitals`](Self::vitals) and [`surroundings`](Self::surroundings) were last sampled; `None` where
     /// nobody samples.
     fn sampled_ago(&self) -> Option<Duration>;
@@ -146,7 +158,15 @@ impl Observed for Embedded {
     }
 
     fn broker_vitals(&self) -> Option<BrokerVitals> {
-        self.broker_vitals.get()
+        self.broker_vitals.last()
+    }
+
+    fn last_vitals(&self) -> Option<Vitals> {
+        self.vitals.last()
+    }
+
+    fn last_surroundings(&self) -> Option<Surroundings> {
+        self.surroundings.last()
     }
 
     fn sampled_ago(&self) -> Option<Duration> {

@@ -49,7 +49,7 @@ impl Pace {
             let what = sampler.what();
             match &answer {
                 Err(error) if failing => debug!(what, error, "still cannot be sampled"),
-                Err(error) => warn!(what, error, "cannot be sampled: what is sampled of it is not told meanwhile"),
+                Err(error) => warn!(what, error, "cannot be sampled: what was last known of it is told for a minute"),
                 Ok(Some(_)) if failing => info!(what, "can be sampled again"),
                 Ok(_) => {}
             }

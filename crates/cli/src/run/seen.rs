@@ -222,7 +222,15 @@ impl Observed for Seen {
     }
 
     fn broker_vitals(&self) -> Option<BrokerVitals> {
-        self.shared.broker.get()
+        self.shared.broker.last()
+    }
+
+    fn last_vitals(&self) -> Option<Vitals> {
+        self.vitals.last()
+    }
+
+    fn last_surroundings(&self) -> Option<Surroundings> {
+        self.shared.surroundings.last()
     }
 
     fn sampled_ago(&self) -> Option<Duration> {

@@ -53,7 +53,8 @@ async fn a_database_that_goes_away_later_is_waited_for_and_scrapes_do_not_wait()
     proxy.block().await;
     until("it is not ready", || daemon.get("/readyz").0 == 503);
     until("it is counted", || daemon.metric("outbox_database_away_total{") > found);
-    until("an old backlog is not shown", || daemon.metric("outbox_backlog_gauge{").is_none());
+    until("it is told how old the backlog is", || daemon.value("outbox_sample_age_seconds{") > Some(2.0));
+    assert_eq!(daemon.metric("outbox_backlog_gauge{"), Some(0), "it was known less than a minute ago");
     assert_eq!(daemon.get("/livez").0, 200);
     proxy.unblock();
     daemon.ready();

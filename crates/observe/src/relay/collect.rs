@@ -90,7 +90,7 @@ impl Relays {
 
     /// Of all destinations of an outbox: the one that nobody carries to is the one that holds most back.
     fn encode_holdbacks(&self, encoder: &mut DescriptorEncoder) -> fmt::Result {
-        let told = self.0.iter().filter_map(|seen| Some((seen.outbox(), seen.surroundings()?.holdbacks)));
+        let told = self.0.iter().filter_map(|seen| Some((seen.outbox(), seen.last_surroundings()?.holdbacks)));
         // Several relays tell of the same outbox.
         let outboxes: BTreeMap<&str, Vec<_>> = told.collect();
         let help =
@@ -117,7 +117,8 @@ impl Relays {
     }
 
     fn consumers(&self) -> Consumers {
-        let told = self.0.iter().filter_map(|seen| Some((seen.outbox().to_owned(), seen.surroundings()?.consumers)));
+        let told =
+            self.0.iter().filter_map(|seen| Some((seen.outbox().to_owned(), seen.last_surroundings()?.consumers)));
         told.collect()
     }
 
@@ -127,7 +128,7 @@ impl Relays {
                     by queue; counted up to 10 000";
         let mut family = encoder.encode_descriptor(metrics::DLQ, help, None, MetricType::Gauge)?;
         for seen in &self.0 {
-            gauge(&mut family, &labels(&**seen), seen.vitals().map(|vitals| vitals.backlog.dead))?;
+            gauge(&mut family, &labels(&**seen), seen.last_vitals().map(|vitals| vitals.backlog.dead))?;
         }
         for (outbox, consumer) in all(consumers) {
             let labels = [("outbox", outbox), ("consumer", consumer.name.as_str())];

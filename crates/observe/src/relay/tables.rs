@@ -74,7 +74,7 @@ macro_rules! now {
 
 macro_rules! sampled {
     (|$vitals:ident| $value:expr) => {
-        |seen| seen.vitals().map(|$vitals| $value)
+        |seen| seen.last_vitals().map(|$vitals| $value)
     };
 }
 
@@ -103,7 +103,7 @@ pub(super) const GAUGES: &[Gauge] = &[
     (
         metrics::XMIN_AGE,
         "Transactions that began after the oldest that a snapshot, a prepared transaction or a slot still holds",
-        |seen| seen.surroundings()?.horizon.map(|horizon| whole(horizon.transactions)),
+        |seen| seen.last_surroundings()?.horizon.map(|horizon| whole(horizon.transactions)),
     ),
 ];
 
@@ -121,7 +121,7 @@ pub(super) const SECONDS: &[Seconds] = &[
     (
         metrics::XMIN_HELD,
         "For how long a session or a prepared transaction has held the oldest snapshot of the database",
-        |seen| Some(seen.surroundings()?.horizon?.held),
+        |seen| Some(seen.last_surroundings()?.horizon?.held),
     ),
 ];
 
