@@ -12,7 +12,7 @@ use futures_util::future::join_all;
 use relevo_core::failure::Failure;
 use relevo_core::sample::{BrokerVitals, Nodes, SampleBroker};
 use tokio::sync::OnceCell;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use crate::classify::Error;
 use crate::config::Config;
@@ -27,12 +27,18 @@ const SILENT_AFTER: Duration = Duration::from_secs(10);
 /// waits for all of them, and not much longer than this.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(2);
 
+/// For so long a stream of dead letters is told as it was while nobody answers for it, so that a moment without a leader ends
+/// no alert. After that it is not told: an old number looks like a good one.
+const KEPT: Duration = Duration::from_mins(2);
+
 /// Asks over a connection of its own, which it keeps.
 pub struct NatsSampler {
     config: Config,
     client: OnceCell<async_nats::Client>,
     /// How many nodes have a copy of each stream, as it last said.
     known: Mutex<BTreeMap<String, u64>>,
+    /// How many messages each stream of dead letters had, and when it said so.
+    counted: Mutex<BTreeMap<String, (u64, Instant)>>,
 }
 
 /// Nobody answers for a stream.
@@ -45,37 +51,46 @@ impl NatsSampler {
     /// Nothing is asked of the server yet.
     pub fn new(config: Config) -> Result<Self, Error> {
         link::servers(&config)?;
-        Ok(Self { config, client: OnceCell::new(), known: Mutex::default() })
+        Ok(Self { config, client: OnceCell::new(), known: Mutex::default(), counted: Mutex::default() })
     }
 
     async fn sampled(&self) -> Result<BrokerVitals, Error> {
         // The client comes back to a server that was away by itself.
         let client = self.client.get_or_try_init(|| link::connect(&self.config)).await?;
-        if client.connection_state() != State::Connected {
-            let nodes = self.known().values().map(|&known| Nodes { running: 0, known }).min_by_key(spare);
-            return Ok(BrokerVitals { nodes, dead: Vec::new() });
-        }
-        let context = context(client, &self.config);
         let topology = &self.config.topology;
         let groups = topology.groups.iter();
-        let mut streams: BTreeSet<String> = groups.clone().map(|group| group.stream.clone()).collect();
+        let dead: BTreeSet<String> = groups.clone().map(Group::dead_stream).collect();
+        if client.connection_state() != State::Connected {
+            let nodes = lock(&self.known).values().map(|&known| Nodes { running: 0, known }).min_by_key(spare);
+            let dead = dead.iter().filter_map(|name| self.dead_of(name, &Err(Silent)));
+            return Ok(BrokerVitals { nodes, dead: dead.collect() });
+        }
+        let context = context(client, &self.config);
+        let mut streams: BTreeSet<String> = groups.map(|group| group.stream.clone()).collect();
         streams.extend(topology.streams.iter().map(|stream| stream.name.clone()));
-        let dead: BTreeSet<String> = groups.map(Group::dead_stream).collect();
         let all: Vec<&String> = streams.union(&dead).collect();
         let answers = join_all(all.iter().map(|name| told(&context, name))).await;
         let answers: BTreeMap<&String, Answer> = all.into_iter().zip(answers).collect();
         let nodes = streams.iter().filter_map(|name| self.nodes_of(name, answers.get(name)?)).min_by_key(spare);
-        let counted = dead.iter().filter_map(|name| {
-            let Ok(Some(info)) = answers.get(name)? else { return None };
-            Some((name.clone(), info.state.messages))
-        });
-        Ok(BrokerVitals { nodes, dead: counted.collect() })
+        let dead = dead.iter().filter_map(|name| self.dead_of(name, answers.get(name)?));
+        Ok(BrokerVitals { nodes, dead: dead.collect() })
+    }
+
+    /// How many messages a stream of dead letters has, or had not long ago.
+    fn dead_of(&self, name: &str, answer: &Answer) -> Option<(String, u64)> {
+        let (mut all, now) = (lock(&self.counted), Instant::now());
+        match answer {
+            Ok(Some(info)) => all.insert(name.to_owned(), (info.state.messages, now)),
+            Ok(None) => all.remove(name),
+            Err(Silent) => None,
+        };
+        Some((name.to_owned(), kept(all.get(name), now)?))
     }
 
     /// The nodes of a stream. One that several nodes have answers as long as most of them run: of one that is silent, the
     /// server that we are connected to is all that can be shown to run.
     fn nodes_of(&self, name: &str, answer: &Answer) -> Option<Nodes> {
-        let mut all = self.known();
+        let mut all = lock(&self.known);
         match answer {
             Ok(info) => {
                 let cluster = info.as_ref().and_then(|info| info.cluster.as_ref());
@@ -89,11 +104,16 @@ impl NatsSampler {
             Err(Silent) => all.get(name).filter(|known| **known > 1).map(|&known| Nodes { running: 1, known }),
         }
     }
+}
 
-    fn known(&self) -> MutexGuard<'_, BTreeMap<String, u64>> {
-        // Nothing panics while it is held, and the map is whole after each change.
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+fn lock<T>(map: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing panics while it is held, and the map is whole after each change.
+    map.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What a stream said, if that is not too long ago.
+fn kept(counted: Option<&(u64, Instant)>, now: Instant) -> Option<u64> {
+    counted.filter(|(_, at)| now.duration_since(*at) < KEPT).map(|(messages, _)| *messages)
 }
 
 async fn told(context: &Context, name: &str) -> Answer {
@@ -139,6 +159,14 @@ impl SampleBroker for NatsSampler {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_a_stream_said_is_told_for_a_while_and_then_no_more() {
+        let now = Instant::now();
+        assert_eq!(kept(Some(&(3, now)), now + KEPT - ANSWER_DEADLINE), Some(3));
+        assert_eq!(kept(Some(&(3, now)), now + KEPT), None, "no number is better than an old one");
+        assert_eq!(kept(None, now), None);
+    }
 
     #[test]
     fn a_copy_that_is_silent_or_was_never_heard_does_not_run() {

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -10,7 +11,7 @@ use relevo_core::failure::Failure;
 use relevo_core::sample::{BrokerVitals, Nodes, SampleBroker};
 use serde_json::Value;
 use tokio::net::TcpStream;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 use tracing::{info, warn};
 
 use crate::administer::RabbitAdmin;
@@ -22,6 +23,12 @@ use crate::topology::Declared;
 const ANSWER_DEADLINE: Duration = Duration::from_millis(2500);
 /// A node that runs takes a connection sooner.
 const CONNECT_DEADLINE: Duration = Duration::from_secs(1);
+/// For so long queues are told as they were while they cannot be counted, so that an API which is slow ends no alert. After
+/// that they are not told: an old number looks like a good one.
+const KEPT: Duration = Duration::from_mins(2);
+
+/// Queues of dead letters, and how many messages each has.
+type Counted = Vec<(String, u64)>;
 
 /// What is known from earlier samples.
 #[derive(Debug, Default)]
@@ -30,35 +37,66 @@ pub(crate) struct Remembered {
     nodes: AtomicU64,
     /// Whether the management API did not answer when it was last asked.
     silent: AtomicBool,
+    /// When queues were last counted, and what was found.
+    dead: Mutex<Option<(Instant, Counted)>>,
+}
+
+impl Remembered {
+    fn keep(&self, dead: &[(String, u64)], now: Instant) {
+        *lock(&self.dead) = Some((now, dead.to_vec()));
+    }
+
+    /// The queues as they were; none of them once that is too long ago, and `None` if they were never counted.
+    fn dead(&self, now: Instant) -> Option<Counted> {
+        let dead = lock(&self.dead);
+        let (at, counted) = dead.as_ref()?;
+        Some(if now.duration_since(*at) < KEPT { counted.clone() } else { Counted::new() })
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing panics while it is held, and the value is whole after each change.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl RabbitAdmin {
     async fn sampled(&self) -> Result<BrokerVitals, Error> {
         let Some(management) = &self.management else { return Ok(BrokerVitals::default()) };
-        let Remembered { nodes, silent } = &self.remembered;
+        let Remembered { nodes, silent, .. } = &self.remembered;
         let late = |_| Err(Error::ManagementAway(format!("it has not answered within {ANSWER_DEADLINE:?}")));
         match timeout(ANSWER_DEADLINE, self.told_by(management)).await.unwrap_or_else(late) {
             Ok(vitals) => {
                 nodes.store(vitals.nodes.map_or(0, |nodes| nodes.known), Ordering::Relaxed);
+                self.remembered.keep(&vitals.dead, Instant::now());
                 if silent.swap(false, Ordering::Relaxed) {
                     info!("the management API answers again");
                 }
                 Ok(vitals)
             }
             Err(error) => {
-                let (known, places) = (nodes.load(Ordering::Relaxed), self.places());
-                // Behind fewer places than nodes, such as a load balancer's, nobody can be told from another.
-                if known == 0 || (places.len() as u64) < known {
+                let (nodes, dead) = (self.nodes_by_connection().await, self.remembered.dead(Instant::now()));
+                if nodes.is_none() && dead.is_none() {
                     return Err(error);
                 }
                 if !silent.swap(true, Ordering::Relaxed) {
-                    warn!(%error, "the management API does not answer: nodes are counted that take connections, queues are not");
+                    warn!(
+                        %error,
+                        "the management API does not answer: nodes are counted that take connections, queues are told as they were"
+                    );
                 }
-                // It goes with its node, which must not take the others' numbers with it.
-                let running = taking_connections(places).await.min(known);
-                Ok(BrokerVitals { nodes: Some(Nodes { running, known }), dead: Vec::new() })
+                Ok(BrokerVitals { nodes, dead: dead.unwrap_or_default() })
             }
         }
+    }
+
+    /// The management API goes with its node, which must not take the others' numbers with it. `None` behind fewer places than
+    /// nodes, such as a load balancer's: there nobody can be told from another.
+    async fn nodes_by_connection(&self) -> Option<Nodes> {
+        let (known, places) = (self.remembered.nodes.load(Ordering::Relaxed), self.places());
+        if known == 0 || (places.len() as u64) < known {
+            return None;
+        }
+        Some(Nodes { running: taking_connections(places).await.min(known), known })
     }
 
     async fn told_by(&self, management: &Management) -> Result<BrokerVitals, Error> {
@@ -176,6 +214,18 @@ mod tests {
             let error = cluster_at(fewer).sampled().await.expect_err("nodes that are not named may run as well");
             assert!(matches!(error, Error::ManagementAway(_)), "{error}");
         }
+    }
+
+    #[tokio::test]
+    async fn queues_are_told_as_they_were_for_a_while_when_nobody_can_count_them() {
+        let admin = cluster_at(vec!["amqp://127.0.0.1:1".to_owned()]);
+        let (counted, now) = (vec![("billing.dead".to_owned(), 3)], Instant::now());
+        assert_eq!(admin.remembered.dead(now), None, "they were never counted");
+        admin.remembered.keep(&counted, now);
+        let told = admin.sampled().await.expect("the queues are known");
+        assert_eq!(told, BrokerVitals { nodes: None, dead: counted.clone() });
+        assert_eq!(admin.remembered.dead(now + KEPT - CONNECT_DEADLINE), Some(counted));
+        assert_eq!(admin.remembered.dead(now + KEPT), Some(Vec::new()), "no number is better than an old one");
     }
 
     #[test]

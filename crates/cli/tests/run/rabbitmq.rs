@@ -201,7 +201,9 @@ async fn a_cluster_without_its_majority_is_told_as_away_until_it_is_back_and_not
     }
     // The management API goes with its node, which does not take what is known of the others with it.
     last.kill9().await;
-    daemon.line("the management API does not answer: nodes are counted that take connections, queues are not");
+    daemon.line(
+        "the management API does not answer: nodes are counted that take connections, queues are told as they were",
+    );
     until("the second is left", || runs(1) && daemon.metric("broker_nodes{") == Some(3));
     last.start_again().await;
     until("two nodes run again", || runs(2));
