@@ -1,4 +1,4 @@
-//! What is sampled for those who watch, from the management API; without it nothing is told.
+//! What is sampled for those who watch, from the management API; without it, the lengths of the topology's own queues.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -16,11 +16,14 @@ use tracing::{info, warn};
 
 use crate::administer::RabbitAdmin;
 use crate::classify::Error;
+use crate::config::Config;
 use crate::management::{Management, SeenQueue};
-use crate::topology::Declared;
+use crate::topology::{Declared, Maker};
 
-/// A management API that is slower than this has no number to give.
+/// A management API that is slower than this has no number to give. Nor has a broker that takes longer to be connected to.
 const ANSWER_DEADLINE: Duration = Duration::from_millis(2500);
+/// All queues together are counted sooner over a connection that stands.
+const COUNT_DEADLINE: Duration = Duration::from_secs(1);
 /// A node that runs takes a connection sooner.
 const CONNECT_DEADLINE: Duration = Duration::from_secs(1);
 /// For so long queues are told as they were while they cannot be counted, so that an API which is slow ends no alert. After
@@ -31,14 +34,16 @@ const KEPT: Duration = Duration::from_mins(2);
 type Counted = Vec<(String, u64)>;
 
 /// What is known from earlier samples.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct Remembered {
     /// The nodes of the cluster; none before it has told.
     nodes: AtomicU64,
-    /// Whether the management API did not answer when it was last asked.
+    /// Whether nobody answered when it was last asked.
     silent: AtomicBool,
     /// When queues were last counted, and what was found.
     dead: Mutex<Option<(Instant, Counted)>>,
+    /// The connection over which they are counted without the management API.
+    counting: Mutex<Option<Maker>>,
 }
 
 impl Remembered {
@@ -61,7 +66,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl RabbitAdmin {
     async fn sampled(&self) -> Result<BrokerVitals, Error> {
-        let Some(management) = &self.management else { return Ok(BrokerVitals::default()) };
+        let Some(management) = &self.management else { return self.sampled_over_amqp().await };
         let Remembered { nodes, silent, .. } = &self.remembered;
         let late = |_| Err(Error::ManagementAway(format!("it has not answered within {ANSWER_DEADLINE:?}")));
         match timeout(ANSWER_DEADLINE, self.told_by(management)).await.unwrap_or_else(late) {
@@ -89,6 +94,56 @@ impl RabbitAdmin {
         }
     }
 
+    /// Without the management API nothing tells of nodes, nor of queues that the topology does not name.
+    async fn sampled_over_amqp(&self) -> Result<BrokerVitals, Error> {
+        let names = self.dead_queues();
+        if names.is_empty() {
+            return Ok(BrokerVitals::default());
+        }
+        let dead = match self.counted(&names).await {
+            Ok(dead) => {
+                self.remembered.keep(&dead, Instant::now());
+                if self.remembered.silent.swap(false, Ordering::Relaxed) {
+                    info!("dead-letter queues can be counted again");
+                }
+                dead
+            }
+            Err(error) => {
+                let Some(dead) = self.remembered.dead(Instant::now()) else { return Err(error) };
+                if !self.remembered.silent.swap(true, Ordering::Relaxed) {
+                    warn!(%error, "dead-letter queues cannot be counted: they are told as they were");
+                }
+                dead
+            }
+        };
+        Ok(BrokerVitals { nodes: None, dead })
+    }
+
+    /// Counts over a connection that it keeps for as long as it answers.
+    async fn counted(&self, names: &BTreeSet<String>) -> Result<Counted, Error> {
+        let kept = lock(&self.remembered.counting).take().filter(Maker::is_connected);
+        let maker = match kept {
+            Some(maker) => maker,
+            None => Maker::named(&self.quick(), "relevo sampling").await?,
+        };
+        let late = |_| Err(Error::Silent(COUNT_DEADLINE));
+        let counted = timeout(COUNT_DEADLINE, count(&maker, names)).await.unwrap_or_else(late)?;
+        *lock(&self.remembered.counting) = Some(maker);
+        Ok(counted)
+    }
+
+    /// Connects to one of all URLs within what a sample may take: an attempt that nobody waits for any more could not be ended.
+    fn quick(&self) -> Config {
+        let urls = u32::try_from(self.config.urls.len()).unwrap_or(u32::MAX).max(1);
+        let connect_deadline = self.config.connect_deadline.min(ANSWER_DEADLINE / urls);
+        Config { connect_deadline, ..self.config.clone() }
+    }
+
+    /// The queues of the topology that hold dead letters.
+    fn dead_queues(&self) -> BTreeSet<String> {
+        self.config.topology.queues.iter().filter_map(|queue| queue.dead_letters.clone()).collect()
+    }
+
     /// The management API goes with its node, which must not take the others' numbers with it. `None` behind fewer places than
     /// nodes, such as a load balancer's: there nobody can be told from another.
     async fn nodes_by_connection(&self) -> Option<Nodes> {
@@ -104,8 +159,8 @@ impl RabbitAdmin {
             running: nodes.iter().filter(|node| node.running).count() as u64,
             known: nodes.len() as u64,
         });
-        let dead = self.config.topology.queues.iter().filter_map(|queue| queue.dead_letters.clone()).collect();
-        Ok(BrokerVitals { nodes, dead: dead_letters(&management.queues().await?, &self.declared, dead) })
+        let dead = dead_letters(&management.queues().await?, &self.declared, self.dead_queues());
+        Ok(BrokerVitals { nodes, dead })
     }
 
     /// Where nodes are, as `urls` names them.
@@ -113,6 +168,17 @@ impl RabbitAdmin {
         let endpoints = self.config.endpoints().unwrap_or_default();
         endpoints.into_iter().map(|endpoint| (endpoint.authority.host, endpoint.authority.port)).collect()
     }
+}
+
+/// A queue that is not there is not told, and costs its channel alone.
+async fn count(maker: &Maker, names: &BTreeSet<String>) -> Result<Counted, Error> {
+    let mut counted = Counted::new();
+    for name in names {
+        if let Some(ready) = maker.ready(name).await? {
+            counted.push((name.clone(), ready));
+        }
+    }
+    Ok(counted)
 }
 
 /// How many of them take a connection: without the management API nothing else can be shown to run.
@@ -156,7 +222,6 @@ mod tests {
     use tokio::net::TcpListener;
 
     use super::*;
-    use crate::config::Config;
     use crate::topology::{Queue, Topology};
 
     fn queue(name: &str, messages: u64, arguments: Value) -> SeenQueue {

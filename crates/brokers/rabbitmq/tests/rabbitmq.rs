@@ -34,3 +34,5 @@ mod stage;
 mod tls;
 #[path = "rabbitmq/topology.rs"]
 mod topology;
+#[path = "rabbitmq/vitals.rs"]
+mod vitals;

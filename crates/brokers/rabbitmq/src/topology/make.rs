@@ -21,8 +21,18 @@ pub(crate) struct Maker {
 impl Maker {
     /// Connects.
     pub(crate) async fn open(config: &Config) -> Result<Self, Error> {
-        let connection = link::connect(config, "relevo topology").await?;
+        Self::named(config, "relevo topology").await
+    }
+
+    /// Connects under another name, which the broker's own tools show.
+    pub(crate) async fn named(config: &Config, name: &str) -> Result<Self, Error> {
+        let connection = link::connect(config, name).await?;
         Ok(Self { connection, config: config.clone() })
+    }
+
+    /// Whether the connection stands, as far as is known without asking.
+    pub(crate) fn is_connected(&self) -> bool {
+        self.connection.status().connected()
     }
 
     /// Ends the connection.
@@ -67,34 +77,43 @@ impl Maker {
         let name = short(name)?;
         let kind = ExchangeKind::Topic;
         let table = FieldTable::default();
-        found(self.asked(async |channel| channel.exchange_declare(name, kind, options, table).await).await)
+        let declared = self.asked(async |channel| channel.exchange_declare(name, kind, options, table).await).await;
+        Ok(found(declared)?.is_some())
     }
 
     /// Whether there is a queue of this name; it tells nothing else.
     pub(crate) async fn has_queue(&self, name: &str) -> Result<bool, Error> {
+        Ok(self.ready(name).await?.is_some())
+    }
+
+    /// How many messages of a queue are ready for somebody who takes them; `None` if there is no queue of this name.
+    pub(crate) async fn ready(&self, name: &str) -> Result<Option<u64>, Error> {
         let options = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
         let name = short(name)?;
         let table = FieldTable::default();
-        found(self.asked(async |channel| channel.queue_declare(name, options, table).await.map(drop)).await)
+        let declared = self.asked(async |channel| channel.queue_declare(name, options, table).await).await;
+        found(declared.map(|queue| queue.message_count().into()))
     }
 
     /// Asks on a channel of its own.
-    async fn asked(&self, request: impl AsyncFnOnce(&Channel) -> lapin::Result<()>) -> Result<(), Error> {
+    async fn asked<T>(&self, request: impl AsyncFnOnce(&Channel) -> lapin::Result<T>) -> Result<T, Error> {
         let deadline = self.config.connect_deadline;
         let answer = async {
             let channel = self.connection.create_channel().await?;
-            request(&channel).await?;
-            channel.close(200, "done".into()).await
+            let told = request(&channel).await?;
+            channel.close(200, "done".into()).await?;
+            Ok::<T, lapin::Error>(told)
         };
         let answer = timeout(deadline, answer).await.map_err(|_| Error::Silent(deadline))?;
         answer.map_err(Error::of_channel)
     }
 }
 
-fn found(answer: Result<(), Error>) -> Result<bool, Error> {
+/// What is missing is no error.
+fn found<T>(answer: Result<T, Error>) -> Result<Option<T>, Error> {
     match answer {
-        Ok(()) => Ok(true),
-        Err(Error::Missing(_)) => Ok(false),
+        Ok(told) => Ok(Some(told)),
+        Err(Error::Missing(_)) => Ok(None),
         Err(error) => Err(error),
     }
 }
