@@ -73,6 +73,8 @@ where
             }
             Err(error) if error.is_passing() => {
                 add(&work.stats.beats_failed, 1);
+                // Whoever has nothing to handle asks the database for little else, and would never say that it is away.
+                add(&work.stats.database_away, 1);
                 let pause = work.config.outage(failures).min(work.config.beat_every);
                 warn!(error = &error as &dyn std::error::Error, ?pause, "a sign of life was not taken, will try again");
                 failures += 1;

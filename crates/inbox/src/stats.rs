@@ -84,7 +84,7 @@ stats! {
     away,
     /// Lanes whose breaker is open now.
     breakers_open,
-    /// Times that the database was found away.
+    /// Times that the database was found away, each sign of life that failed included.
     database_away,
     /// Times that the database refused a call about one message.
     database_refused,

@@ -7,7 +7,7 @@ use std::time::Duration;
 use relevo_core::Lane;
 use relevo_inbox::{Config, Phase};
 
-use crate::stage::{Do, Stage, acknowledged, call, fails, inside, ordered, told, until};
+use crate::stage::{Do, Stage, acknowledged, call, fails, inside, ordered, told, unordered, until};
 
 #[tokio::test(start_paused = true)]
 async fn what_waits_at_the_broker_is_told_by_lane_and_nothing_while_it_is_away() {
@@ -81,6 +81,18 @@ async fn the_age_of_the_last_sign_of_life_grows_while_the_database_is_away() {
     stage.line.cut.store(false, Ordering::Relaxed);
     until("it lives again", async || process.stats.is_alive()).await;
     assert!(process.stats.beat_age() < Duration::from_secs(3));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_member_with_nothing_to_handle_finds_out_that_its_database_is_away() {
+    let stage = Stage::new();
+    let process = stage.start(unordered(), inside(&fails(0)));
+    until("it lives", async || process.stats.is_alive()).await;
+    assert_eq!(process.stats.database_away(), 0);
+    stage.line.cut.store(true, Ordering::Relaxed);
+    tokio::time::sleep(Duration::from_mins(1)).await;
+    let (away, failed) = (process.stats.database_away(), process.stats.beats_failed());
+    assert!(failed >= 20 && away >= failed, "{failed} signs of life failed, it was found away {away} times");
 }
 
 #[tokio::test(start_paused = true)]
