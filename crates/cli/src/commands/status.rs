@@ -31,7 +31,7 @@ pub(crate) struct What {
     /// What the outbox is called in the configuration of its relays; may be left out where the admin ports tell of one only.
     #[arg(long, value_name = "NAME")]
     outbox: Option<String>,
-    /// At most so many keys, queues and dead letters of each.
+    /// At most so many lanes, keys, queues and dead letters of each.
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(0..=1000))]
     rows: u16,
 }

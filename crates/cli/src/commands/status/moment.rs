@@ -31,6 +31,8 @@ pub(super) struct Moment {
     pub(super) ports: Vec<Answer>,
     /// What the outbox is called at the admin ports, if that was said.
     pub(super) outbox: Option<String>,
+    /// So many rows at most are shown of what may be long.
+    pub(super) rows: usize,
 }
 
 /// A destination at that moment.
@@ -79,7 +81,8 @@ impl Watcher {
             let outbox = self.outbox(&destination.name).await?;
             destinations.push(look_at(outbox, destination, rows).await?);
         }
-        Ok(Moment { at, clock: Timestamp::now(), destinations, around, consumers: shown, ports, outbox })
+        let (clock, rows) = (Timestamp::now(), self.rows);
+        Ok(Moment { at, clock, destinations, around, consumers: shown, ports, outbox, rows })
     }
 
     /// Opened once.

@@ -59,6 +59,7 @@ fn moment(at: Instant, outbox: Option<&str>, ports: &[String]) -> Moment {
         consumers: vec![Shown { consumer, members: Vec::new(), lanes, queues: Vec::new() }],
         ports: ports.iter().enumerate().map(answer).collect(),
         outbox: outbox.map(str::to_owned),
+        rows: 5,
     }
 }
 
@@ -142,4 +143,40 @@ fn consumers_have_their_rate_and_lanes_that_do_not_rest_are_shown_with_their_lag
     let billing = &value["consumers"][0];
     assert_eq!(billing["handled_per_second"], 30.0, "{value}");
     assert_eq!((&billing["lanes"][0]["lag"], &billing["lanes"][1]["lag"]), (&0.0.into(), &9.0.into()), "{value}");
+}
+
+/// The rows of lanes, each by its lane, its owner, its lag and its state.
+fn lanes(now: &Moment) -> Vec<String> {
+    let mut text = Vec::new();
+    told(&mut text, "db", now, None).expect("a buffer");
+    let text = String::from_utf8(text).expect("UTF-8");
+    let rows = text.lines().skip_while(|line| !line.starts_with("lanes that do not rest")).skip(2);
+    let rows = rows.take_while(|line| line.starts_with("billing"));
+    rows.map(|line| line.split_whitespace().skip(1).collect::<Vec<_>>().join(" ")).collect()
+}
+
+#[test]
+fn a_lane_that_was_given_back_rests_until_something_waits_in_it_or_nobody_lives_who_could_take_it() {
+    let at = |lag, members| {
+        let mut now = moment(Instant::now(), None, &[consumer(1, lag)]);
+        now.consumers[0].consumer.members = members;
+        for lane in &mut now.consumers[0].lanes {
+            (lane.owner, lane.breaker) = (None, None);
+        }
+        lanes(&now)
+    };
+    assert_eq!(at(0, 1), Vec::<String>::new(), "two are empty, and of the third nothing is known");
+    assert_eq!(at(9, 1), ["1 - 9 nobody has it"], "somebody should have taken it");
+    assert_eq!(at(0, 0), ["0 - 0 nobody has it", "1 - 0 nobody has it", "2 - - nobody has it"]);
+}
+
+#[test]
+fn of_many_lanes_that_do_not_rest_the_worst_are_shown() {
+    let mut now = moment(Instant::now(), None, &[consumer(1, 9)]);
+    now.rows = 1;
+    assert_eq!(lanes(&now), ["2 one - breaker open: no bank"]);
+    now.rows = 2;
+    assert_eq!(lanes(&now), ["2 one - breaker open: no bank", "1 one 9 works"]);
+    now.rows = 0;
+    assert_eq!(lanes(&now), Vec::<String>::new());
 }

@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 use std::time::Duration;
 
-use relevo_core::inbox::operate::{Lane, Shown};
+use relevo_core::inbox::operate::{Consumer, Lane, Shown};
 use relevo_core::operate::Shard;
 
 use super::moment::{At, Moment, Pace};
@@ -19,11 +19,7 @@ pub(super) fn told(out: &mut impl Write, shown: &str, now: &Moment, before: Opti
     writeln!(out, "{}  {}", plain(shown), time::exact(now.clock))?;
     section(out, "destinations", &DESTINATION, now.destinations.iter().map(|at| destination(now, before, at)))?;
     section(out, "consumers", &CONSUMER, now.consumers.iter().map(|shown| consumer(now, before, shown)))?;
-    let lanes = now.consumers.iter().flat_map(|shown| {
-        let name = shown.consumer.name.as_str();
-        shown.lanes.iter().filter_map(move |lane| lane_row(now, name, lane))
-    });
-    section(out, "lanes that do not rest", &LANE, lanes)?;
+    section(out, "lanes that do not rest", &LANE, now.consumers.iter().flat_map(|shown| lanes(now, shown)))?;
     section(out, "keys that wait", &KEY, now.destinations.iter().flat_map(|at| keys(now, at)))?;
     section(out, "queues that wait", &QUEUE, now.consumers.iter().flat_map(|shown| queues(now, shown)))?;
     section(out, "dead letters", &DEAD, now.destinations.iter().flat_map(|at| dead(now, at)))?;
@@ -127,19 +123,37 @@ fn consumer(now: &Moment, before: Option<&Moment>, shown: &Shown) -> [String; 10
 
 const LANE: [&str; 5] = ["CONSUMER", "LANE", "OWNER", "LAG", "STATE"];
 
-/// A lane in which something waits, or that somebody should know of.
-fn lane_row(now: &Moment, consumer: &str, lane: &Lane) -> Option<[String; 5]> {
-    let lag = now.lag(consumer, &lane.name);
-    let state = match (&lane.breaker, lane.paused, &lane.owner) {
-        (Some(why), _, _) => format!("breaker open: {why}"),
-        (None, true, _) => "paused".to_owned(),
-        (None, false, None) => "nobody has it".to_owned(),
-        (None, false, Some(_)) => "works".to_owned(),
+/// Lanes in which something waits, or that somebody should know of; what is worst comes first.
+fn lanes(now: &Moment, shown: &Shown) -> Vec<[String; 5]> {
+    let mut rows: Vec<(Unrest, [String; 5])> =
+        shown.lanes.iter().filter_map(|lane| lane_row(now, &shown.consumer, lane)).collect();
+    rows.sort_by_key(|(unrest, _)| *unrest);
+    rows.into_iter().take(now.rows).map(|(_, row)| row).collect()
+}
+
+/// Why a lane does not rest, the worst first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Unrest {
+    Open,
+    Nobodys,
+    Paused,
+    Waiting,
+}
+
+fn lane_row(now: &Moment, consumer: &Consumer, lane: &Lane) -> Option<(Unrest, [String; 5])> {
+    let lag = now.lag(&consumer.name, &lane.name);
+    let waits = lag.is_some_and(|lag| lag > 0.0);
+    let (unrest, state) = match (&lane.breaker, lane.paused, &lane.owner) {
+        (Some(why), _, _) => (Unrest::Open, format!("breaker open: {why}")),
+        (None, true, _) => (Unrest::Paused, "paused".to_owned()),
+        // A member gives a lane back in which nothing has come for a while, and takes it again when something does.
+        (None, false, None) if waits || consumer.members == 0 => (Unrest::Nobodys, "nobody has it".to_owned()),
+        (None, false, Some(_)) if waits => (Unrest::Waiting, "works".to_owned()),
+        (None, false, _) => return None,
     };
-    let rests = state == "works" && lag.is_none_or(|lag| lag <= 0.0);
     let owner = lane.owner.clone().unwrap_or_else(|| NOTHING.to_owned());
     let lag = lag.map_or_else(|| NOTHING.to_owned(), |lag| format!("{lag:.0}"));
-    (!rests).then(|| [consumer.to_owned(), lane.name.clone(), owner, lag, state])
+    Some((unrest, [consumer.name.clone(), lane.name.clone(), owner, lag, state]))
 }
 
 const KEY: [&str; 6] = ["DESTINATION", "KEY", "STATUS", "ATTEMPTS", "NEXT ATTEMPT", "LAST ERROR"];
