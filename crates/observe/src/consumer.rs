@@ -26,6 +26,7 @@ const COUNTERS: &[(&str, &str, Number)] = &[
     (metrics::FAILED, "Tries of handlers that failed and were counted", Stats::failed),
     (metrics::PANICS, "Tries of handlers that panicked", Stats::panics),
     (metrics::DEADLINES, "Tries of handlers that passed their deadline", Stats::deadlines),
+    (metrics::COPIES_FAILED, "Copies of dead letters that could not be published", Stats::copies_failed),
     (metrics::INVERSIONS, "First deliveries that came behind a later message of their key", Stats::inversions),
     (metrics::REPEATS, "Deliveries whose sequence number had come before", Stats::repeats),
     (metrics::DATABASE_AWAY, "Times that the database was found away", Stats::database_away),

@@ -51,6 +51,7 @@ async fn a_scrape_shows_what_waits_what_became_of_messages_and_how_long_it_took(
         assert_eq!(buckets.last().map(|(_, count)| *count), Some(9.0));
         assert!(seen.one("inbox_beat_age_seconds") < 5.0);
         assert_eq!((seen.one("inbox_panics_total"), seen.one("inbox_database_away_total")), (0.0, 0.0));
+        assert_eq!(seen.one("inbox_copies_failed_total"), 0.0, "nobody wants copies");
         seen.is_well_formed();
         service.stop().await;
     }

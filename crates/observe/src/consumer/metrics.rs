@@ -12,6 +12,8 @@ pub const FAILED: &str = "inbox_failed";
 pub const PANICS: &str = "inbox_panics";
 /// Of those, tries that passed their deadline.
 pub const DEADLINES: &str = "inbox_deadlines";
+/// Copies of dead letters that could not be published.
+pub const COPIES_FAILED: &str = "inbox_copies_failed";
 /// First deliveries that came behind a later message of their key.
 pub const INVERSIONS: &str = "inbox_inversions";
 /// Deliveries whose number had come before.
