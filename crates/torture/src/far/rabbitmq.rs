@@ -1,7 +1,5 @@
 //! RabbitMQ, read with its client library alone: the oracle does not trust our own adapter.
 
-use std::time::Duration;
-
 use anyhow::{Context as _, Result, ensure};
 use futures_util::StreamExt as _;
 use lapin::options::{
@@ -19,9 +17,6 @@ use crate::oracle::Arrival;
 const EXCHANGE: &str = "torture";
 const QUEUE: &str = "oracle";
 const PREFETCH: u16 = 1000;
-/// A quorum queue that is killed in its first moments may come back empty: the server's own loss, and not what is looked
-/// for here. It has no event that says when that is over.
-pub(super) const SETTLES_WITHIN: Duration = Duration::from_secs(2);
 
 /// A server, and the proxy through which the relays reach it.
 pub(crate) struct RabbitMq {

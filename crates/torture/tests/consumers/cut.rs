@@ -1,5 +1,6 @@
 //! Stores and brokers that are away for a while, or again and again.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use relevo_store_sqlite::connect_options;
@@ -93,11 +94,14 @@ pub(crate) async fn while_the_store_is_away_nothing_is_acknowledged(on: On) {
     let member = Member { store: url.parse().expect("a URL"), conduct: noting, ..stage.member("one") };
     let running = start(member).await;
     stage.send(12, 6).await;
-    until("the first are acknowledged", async || acknowledged.len() == 12).await;
+    // What is delivered again is acknowledged again.
+    let changes = || BTreeSet::from_iter(acknowledged.all());
+    let first: BTreeSet<i64> = (1..=12).collect();
+    until("the first are acknowledged", async || changes() == first).await;
     let away = way.take_away().await;
     stage.send(24, 6).await;
     until("the member has noticed", async || has_noticed(&running)).await;
-    assert_eq!(acknowledged.len(), 12, "nothing is acknowledged meanwhile");
+    assert_eq!(changes(), first, "nothing is acknowledged meanwhile");
     away.end().await;
     stage.until_all().await;
     stage.finish([running], &[]).await;
@@ -133,10 +137,6 @@ pub(crate) async fn a_broker_cut_off_again_and_again_costs_nothing(on: On) {
     stage.finish([running], &[]).await;
 }
 
-/// A quorum queue that is killed in its first moments may come back empty, which is the server's own loss. Nothing tells when
-/// that is over.
-const SETTLES_WITHIN: Duration = Duration::from_secs(2);
-
 pub(crate) async fn a_broker_killed_and_restarted_costs_nothing(on: On) {
     let stage = Stage::with(Backing::private(on).await, on, Shape::Ordered).await;
     if on.broker == By::Embedded {
@@ -153,8 +153,11 @@ pub(crate) async fn a_broker_killed_and_restarted_costs_nothing(on: On) {
         DONE
     });
     let running = stage.start("one", slow).await;
-    if on.broker == By::RabbitMq {
-        sleep(SETTLES_WITHIN).await;
+    if let Some(server) = &stage.backing.rabbitmq {
+        // A quorum queue that is killed in its first moments may come back empty, which is the server's own loss. An orderly
+        // restart makes it old enough.
+        server.stop().await;
+        server.start_again().await;
     }
     stage.send(60, 12).await;
     stage.until_rows(10).await;

@@ -44,8 +44,8 @@ fn retried(mut member: Member, durable: Durable) -> Member {
     };
     member.config.retries = Retries { memory: Vec::new(), durable: policy };
     member.config.durable = durable;
-    // What a dead process had claimed waits for several of these.
-    member.config.deadline = Duration::from_millis(300);
+    // What a dead process had claimed waits for several of these. An attempt that ends before its row is written is not noted.
+    member.config.deadline = Duration::from_secs(3);
     member.config.after_dead = AfterDead::Continue;
     member
 }

@@ -18,7 +18,7 @@ pub(crate) async fn what_a_stopped_member_had_goes_on_at_once(on: On) {
     let member = |name: &str| Member::new(stage.store.clone(), stage.feed.clone(), &stage.consumer, name, BEAT_LASTS);
     let slow = does(|moment| async move {
         if moment.point == Point::During {
-            sleep(Duration::from_millis(30)).await;
+            sleep(Duration::from_millis(150)).await;
         }
         DONE
     });
