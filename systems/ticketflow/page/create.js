@@ -62,6 +62,7 @@ export async function attempt(form, sending, refused = () => false) {
 
 /** Something that concerns the whole ticket; read aloud. News grow old, what went wrong stays. */
 export function notice(text, kind = "bad") {
+  if (kind === "news" && at("notice").classList.contains("bad")) return;
   clearTimeout(old);
   if (kind === "news") old = setTimeout(notice, NEWS_MS, "");
   at("notice").className = text ? `card ${kind}` : "";

@@ -121,6 +121,10 @@ fn what_others_do_is_shown_and_nothing_typed_is_lost() {
     browser.see("#history", "Dan was quicker");
     browser.see("#ticket-status", "Open");
     refused(&browser, &[412]);
+    // News do not take the place of what went wrong.
+    service.post("demo-dan", &format!("/api/tickets/{id}/comments"), r#"{"body": "Dan once more"}"#);
+    browser.see("#history", "Dan once more");
+    browser.see("#notice", "Somebody changed this ticket meanwhile, so nothing was done.");
     browser.click("#moves [data-status=resolved]");
     browser.see("#ticket-status", "Resolved");
 
