@@ -7,7 +7,7 @@ use relevo_testkit::nats::{Server, unique};
 use relevo_testkit::postgres::Private;
 use relevo_testkit::{NatsVersion, PgVersion};
 
-use crate::daemon::{Daemon, until, until_within};
+use crate::daemon::{Daemon, until};
 use crate::nats::{at, route};
 use crate::world::World;
 

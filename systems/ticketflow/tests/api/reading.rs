@@ -1,7 +1,7 @@
 //! Lists, reports, and what describes the API.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use ticketflow::{config, flow};
@@ -138,14 +138,19 @@ pub(crate) async fn dispatched_is_what_the_broker_has(world: &World) {
     let broker = flow::Broker::open(&config::Broker::Embedded(world.folder.join("broker.db"))).await.unwrap();
     let relay = flow::relay(outbox, broker.publisher(), &config);
     let stop = CancellationToken::new();
+    let end = Instant::now() + Duration::from_mins(1);
     let watch = async {
         while world.number(&dispatched).await == 0 {
+            assert!(Instant::now() < end, "nothing is dispatched");
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        stop.cancel();
     };
-    let (ran, ()) = tokio::join!(relay.run(stop.clone()), watch);
-    ran.unwrap();
+    let mut running = std::pin::pin!(relay.run(stop.clone()));
+    tokio::select! {
+        ended = &mut running => panic!("the relay ended by itself: {ended:?}"),
+        () = watch => stop.cancel(),
+    }
+    running.await.unwrap();
     world.opened(ANA, "No sound").await;
     assert_eq!((world.number(&dispatched).await, world.number(&waiting).await), (1, 1));
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::Deref;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use axum::Router;
@@ -16,6 +17,9 @@ use ticketflow::sample;
 use tower::ServiceExt as _;
 
 use crate::place::Place;
+
+/// How long those who are told to come again do so.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The sample's people.
 pub(crate) const ANA: &str = "demo-ana";
@@ -190,6 +194,22 @@ pub(crate) struct Reply {
 impl Reply {
     pub(crate) fn header(&self, name: &str) -> &str {
         self.headers.get(name).map(|value| value.to_str().unwrap()).unwrap_or_default()
+    }
+
+    /// Whether it had to wait for others for too long, as on a busy machine, and is told to come again.
+    pub(crate) fn is_too_early(&self) -> bool {
+        (self.status.as_u16(), self.header("retry-after")) == (503, "2")
+    }
+
+    /// What is told in the end to the same request, which comes again as long as it is told to. One that changes something has a
+    /// key.
+    pub(crate) async fn or_again(self, call: impl Fn() -> Call) -> Self {
+        let end = Instant::now() + PATIENCE;
+        let mut reply = self;
+        while reply.is_too_early() && Instant::now() < end {
+            reply = call().send().await;
+        }
+        reply
     }
 
     /// Of the ticket that it tells.

@@ -1,5 +1,7 @@
 //! The page in a real browser, driven by what people see of it.
 
+use std::time::{Duration, Instant};
+
 use relevo_testkit::browser::Browser;
 
 use crate::running::{Directory, Running, ticketflow};
@@ -17,9 +19,15 @@ fn be(browser: &Browser, name: &str) {
     browser.see("#me", name);
 }
 
-/// The browser notes each answer that is a refusal; nothing but these may stand in its console.
+/// The browser notes each answer that is a refusal, be it after the page shows what it means; nothing but these may stand in its
+/// console.
 fn refused(browser: &Browser, statuses: &[u16]) {
-    let console = browser.console();
+    let end = Instant::now() + Duration::from_secs(30);
+    let mut console = browser.console();
+    while console.len() < statuses.len() && Instant::now() < end {
+        std::thread::sleep(Duration::from_millis(20));
+        console.extend(browser.console());
+    }
     assert_eq!(console.len(), statuses.len(), "{console:#?}");
     for (line, status) in console.iter().zip(statuses) {
         assert!(line.contains(&format!("responded with a status of {status} ")), "{line}");

@@ -18,6 +18,7 @@ async fn put(channel: &Channel, queue: &str, payload: &[u8], properties: BasicPr
 async fn an_event_that_comes_again_is_handled_once() {
     let stage = Stage::new().await;
     let all = stage.start(Role::All).await;
+    stage.has_queues().await;
     let (_connection, channel) = stage.channel().await;
     // A third queue has a copy of everything, as anybody may have.
     let none = FieldTable::default;
@@ -64,6 +65,7 @@ async fn what_is_no_event_is_a_dead_letter_with_its_bytes_and_others_flow() {
     const GARBAGE: &[u8] = b"{ \"no\": \xff event";
     let stage = Stage::new().await;
     let all = stage.start(Role::All).await;
+    stage.has_queues().await;
     let (_connection, channel) = stage.channel().await;
     let properties = BasicProperties::default()
         .with_message_id(uuid::Uuid::now_v7().to_string().into())

@@ -37,7 +37,7 @@ pub(crate) fn letter_to(email: &str) -> Letter {
 #[tokio::test]
 async fn a_late_answer_is_not_taken_for_the_next_emails() {
     let server = Smtp::start();
-    let patience = Patience { deadline: Duration::from_secs(10), answer: Duration::from_secs(2) };
+    let patience = Patience { deadline: Duration::from_secs(10), answer: Duration::from_secs(8) };
     let post = mail::Smtp::new(&server.url(), None, patience, &[]).expect("a URL");
     post.send(&letter_to("first@example.org")).await.expect("it is taken, and its connection kept");
     server.hold();

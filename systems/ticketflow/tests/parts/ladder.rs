@@ -17,6 +17,7 @@ async fn an_email_climbs_the_ladder_and_ends_in_the_dead_letter_queue() {
     let all = stage.start(Role::All).await;
     let pia = all.person("later@example.org").await;
     all.open(&pia, "not now").await;
+    stage.has_queues().await;
     let (_connection, channel) = stage.channel().await;
     until(async || so(depth(&channel, "notifications.dlq").await == 1, stage.smtp.events())).await;
     let asked = stage.asked_at("later@example.org");

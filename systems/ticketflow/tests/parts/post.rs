@@ -134,6 +134,7 @@ async fn an_email_whose_answer_never_comes_is_counted_and_given_up_while_others_
         all.open(&pia, "no answer").await;
     }
     all.open(ANA, "meanwhile").await;
+    stage.has_queues().await;
     let (_connection, channel) = stage.channel().await;
     until(async || so(depth(&channel, "notifications.dlq").await == 2, stage.smtp.events())).await;
     for _ in 0..2 {

@@ -116,6 +116,13 @@ impl Stage {
         let channel = connection.create_channel().await.expect("a channel");
         (connection, channel)
     }
+
+    /// Waits until exchange and queues are there: a process serves without them where the broker is slow to make them.
+    pub(crate) async fn has_queues(&self) {
+        let broker = ticketflow::flow::Broker::open(&self.config.broker).await.expect("a URL");
+        broker.prepare().await.expect("the broker is there");
+        broker.close().await;
+    }
 }
 
 /// Makes the tables, and lets in who is there from the beginning.
@@ -241,8 +248,13 @@ pub(crate) fn header(mail: &str, name: &str) -> Option<String> {
 }
 
 /// Looks until it is so, and panics with the last that was seen when the time is over.
-pub(crate) async fn until<T>(mut look: impl AsyncFnMut() -> Result<T, String>) -> T {
-    let deadline = Instant::now() + DEADLINE;
+pub(crate) async fn until<T>(look: impl AsyncFnMut() -> Result<T, String>) -> T {
+    until_within(DEADLINE, look).await
+}
+
+/// The same, for no longer than this.
+pub(crate) async fn until_within<T>(deadline: Duration, mut look: impl AsyncFnMut() -> Result<T, String>) -> T {
+    let deadline = Instant::now() + deadline;
     loop {
         match look().await {
             Ok(seen) => return seen,

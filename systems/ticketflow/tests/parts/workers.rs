@@ -1,13 +1,20 @@
 //! Several workers side by side, and one that is killed.
 
-use std::io::{BufRead as _, BufReader};
+use std::io::{BufRead as _, BufReader, Read};
 use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{self, Receiver};
+use std::time::{Duration, Instant};
 
+use lapin::options::QueueDeclareOptions;
+use lapin::types::FieldTable;
 use relevo_testkit::proxy::CutProxy;
 use serde_json::{Value, json};
 use ticketflow::config::{Broker, Role};
 
-use crate::stage::{ANA, DAN, Stage, number, so, until};
+use crate::stage::{ANA, DAN, Stage, number, so, until, until_within};
+
+/// How long a line of a worker is waited for.
+const DEADLINE: Duration = Duration::from_secs(90);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_workers_send_nothing_twice_and_count_each_ticket_in_order() {
@@ -15,6 +22,16 @@ async fn two_workers_send_nothing_twice_and_count_each_ticket_in_order() {
     let stage = Stage::new().await;
     let api = stage.start(Role::Api).await;
     let (one, other) = (stage.start(Role::Worker).await, stage.start(Role::Worker).await);
+    stage.has_queues().await;
+    let (_connection, channel) = stage.channel().await;
+    let passive = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
+    // One that came late could find nothing left to send.
+    until(async || {
+        let declared = channel.queue_declare("notifications".into(), passive, FieldTable::default()).await;
+        let consumers = declared.expect("the queue is there").consumer_count();
+        so(consumers >= 2, consumers)
+    })
+    .await;
     for number in 0..TICKETS {
         let ticket = api.open(ANA, &format!("ticket {number}")).await;
         let ticket = api.set(DAN, &ticket, "in_progress").await;
@@ -56,8 +73,11 @@ async fn two_workers_send_nothing_twice_and_count_each_ticket_in_order() {
     }
 }
 
-/// A worker as a process of its own, on these parts.
-struct Worker(Child);
+/// A worker as a process of its own, on these parts; killed when it is dropped.
+struct Worker {
+    process: Child,
+    log: Receiver<String>,
+}
 
 impl Worker {
     fn start(stage: &Stage, database: &str) -> Self {
@@ -73,25 +93,46 @@ impl Worker {
         let mut command = Command::new(env!("CARGO_BIN_EXE_ticketflow"));
         command.arg("--config").arg(&file).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut process = command.spawn().expect("it runs");
-        let mut first = String::new();
-        BufReader::new(process.stdout.take().expect("piped")).read_line(&mut first).expect("text");
+        let stdout = lines(process.stdout.take().expect("piped"));
+        let log = lines(process.stderr.take().expect("piped"));
+        let worker = Self { process, log };
+        let first = stdout.recv_timeout(DEADLINE).expect("it says that it serves");
         assert!(first.starts_with("TicketFlow listens"), "{first}");
         std::fs::remove_file(file).ok();
-        Self(process)
+        worker
     }
 
     /// Reads log lines until one has this in it.
-    fn logs(&mut self, text: &str) -> Value {
-        let lines = BufReader::new(self.0.stderr.take().expect("piped")).lines();
-        let mut lines = lines.map(|line| line.expect("text"));
-        let line = lines.find(|line| line.contains(text)).expect("it logs until it ends");
-        serde_json::from_str(&line).expect("a line is JSON")
+    fn logs(&self, text: &str) -> Value {
+        let end = Instant::now() + DEADLINE;
+        loop {
+            let line = self.log.recv_timeout(end.saturating_duration_since(Instant::now())).expect("it logs that");
+            if line.contains(text) {
+                return serde_json::from_str(&line).expect("a line is JSON");
+            }
+        }
     }
 
     fn kill9(mut self) {
-        self.0.kill().expect("it runs");
-        self.0.wait().expect("it is ours");
+        self.process.kill().expect("it runs");
+        self.process.wait().expect("it is ours");
     }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        // One that has ended is no problem.
+        self.process.kill().ok();
+        self.process.wait().ok();
+    }
+}
+
+/// What is written there, read by a thread: whoever waits for a line can give up.
+fn lines(from: impl Read + Send + 'static) -> Receiver<String> {
+    let (sender, lines) = mpsc::channel();
+    let from = BufReader::new(from);
+    std::thread::spawn(move || from.lines().map_while(Result::ok).try_for_each(|line| sender.send(line)));
+    lines
 }
 
 /// The mail server has taken the e-mail and said so; the worker is killed before it could write that down.
@@ -103,7 +144,7 @@ async fn a_worker_killed_between_answer_and_commit_leaves_a_repeat_with_the_same
     let upstream = format!("{}:{}", options.get_host(), options.get_port()).parse().expect("an address");
     let proxy = CutProxy::start(upstream).await;
     let through = stage.database.url().replace(&upstream.to_string(), &proxy.addr().to_string());
-    let mut worker = tokio::task::block_in_place(|| Worker::start(&stage, &through));
+    let worker = tokio::task::block_in_place(|| Worker::start(&stage, &through));
     stage.smtp.hold();
     api.open(ANA, "once").await;
     until(async || so(stage.smtp.mails().len() == 1, stage.smtp.events())).await;
@@ -114,7 +155,8 @@ async fn a_worker_killed_between_answer_and_commit_leaves_a_repeat_with_the_same
     assert_eq!(number(&mut stage.session().await, "SELECT count(*) FROM ticketflow.email").await, 0);
 
     let other = tokio::task::block_in_place(|| Worker::start(&stage, &stage.database.url()));
-    until(async || so(stage.smtp.mails().len() == 2, stage.smtp.events())).await;
+    // What the killed one had claimed is its own for 75 s: twice what an e-mail may take with this deadline, and some.
+    until_within(Duration::from_mins(3), async || so(stage.smtp.mails().len() == 2, stage.smtp.events())).await;
     let mails = stage.smtp.mails();
     assert_eq!(mails[0], mails[1], "the repeat is the same to the last byte");
     let id = format!("<{}>", sent["message_id"].as_str().expect("an id"));
