@@ -14,6 +14,7 @@ use relevo_core::trace::{About, Operation};
 use relevo_core::{Message, MessageId, Traces};
 use relevo_observe::traces::{Config, Exporter, Ratio};
 use stage::Stage;
+use tokio::net::TcpSocket;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
@@ -181,8 +182,10 @@ async fn a_full_queue_drops_spans_and_counts_them() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_collector_that_is_away_costs_spans_only_and_one_that_comes_back_takes_them_again() {
-    // Nobody listens there until later.
-    let address = Collector::start().await.address;
+    // The port is nobody else's, and nobody listens there until later.
+    let socket = TcpSocket::new_v4().expect("a socket");
+    socket.bind("127.0.0.1:0".parse().expect("an address")).expect("a port");
+    let address = socket.local_addr().expect("an address");
     let every = Duration::from_millis(5);
     let config = Config { every, queue_max: 1000, ..Config::new(format!("http://{address}"), "relay") };
     let exporter = Exporter::new(config).expect("a configuration");
@@ -196,7 +199,7 @@ async fn a_collector_that_is_away_costs_spans_only_and_one_that_comes_back_takes
     while counts.dropped() < 50_000 {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    let collector = Collector::on(address).await;
+    let collector = Collector::on(socket.listen(64).expect("the port is ours"));
     while counts.exported() == 0 {
         tell(&traces, 1);
         tokio::time::sleep(Duration::from_millis(5)).await;

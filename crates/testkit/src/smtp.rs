@@ -157,6 +157,8 @@ impl Smtp {
     /// Ends it at once; what it kept stays.
     pub fn kill9(&mut self) {
         marked::kill9(self.scratch.path());
+        // Before it has its mark it is in no listing, and would be waited for without an end.
+        self.process.kill().ok();
         self.process.wait().ok();
     }
 
@@ -203,6 +205,7 @@ fn spawn(python: &PathBuf, scratch: &Scratch, port: u16, asks: &Asks) -> Child {
 impl Drop for Smtp {
     fn drop(&mut self) {
         marked::signal(self.scratch.path(), "KILL");
+        self.process.kill().ok();
         // Nobody can act on a failure here, and a panic in drop would hide the test's own.
         self.process.wait().ok();
     }

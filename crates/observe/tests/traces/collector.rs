@@ -70,11 +70,10 @@ pub(crate) struct Collector {
 
 impl Collector {
     pub(crate) async fn start() -> Self {
-        Self::on("127.0.0.1:0".parse().expect("an address")).await
+        Self::on(TcpListener::bind("127.0.0.1:0").await.expect("a port"))
     }
 
-    pub(crate) async fn on(address: SocketAddr) -> Self {
-        let listener = TcpListener::bind(address).await.expect("a port");
+    pub(crate) fn on(listener: TcpListener) -> Self {
         let (address, kept) = (listener.local_addr().expect("an address"), Kept::default());
         let router = Router::new().route("/v1/traces", post(take)).with_state(Arc::clone(&kept));
         let mut serving = JoinSet::new();
