@@ -33,7 +33,7 @@ impl Upkeep {
         let kept = [(Old::Requests, config.limits.idempotency), (Old::Emails, retention)];
         let folder = match &config.mail {
             Mail::Folder(path) if config.role.works() => Some((Folder::at(path), retention)),
-            Mail::Folder(_) | Mail::Smtp(_) => None,
+            Mail::Folder(_) | Mail::Smtp { .. } => None,
         };
         Self { desk, kept, folder }
     }
