@@ -95,6 +95,7 @@ macro_rules! inbox_suite {
             queues::two_members_claim_different_queues,
             queues::a_message_that_fails_again_keeps_its_place,
             queues::what_was_not_tried_keeps_its_count_of_starts,
+            queues::a_call_that_was_not_made_keeps_its_count_of_starts,
             queues::attempts_belong_to_the_first_message,
             queues::a_queue_is_handled_from_its_front,
             queues::a_waiting_message_may_be_skipped,

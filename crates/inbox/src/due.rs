@@ -22,6 +22,10 @@ use crate::stats::add;
 use crate::verdict::{Handled, Kind, Trouble};
 use crate::work::{Company, Work};
 
+/// So many beats later it is looked again whether a lane is still paused: many keys that wait in one would keep those of all others
+/// waiting if each were claimed at every beat.
+const PAUSED_BEATS: u32 = 10;
+
 /// Works on due queues until it is told to stop; then those under way end with the message that they have in hand.
 pub(crate) async fn run<I: Inbox + 'static>(
     work: Arc<Work<I>>,
@@ -223,7 +227,8 @@ where
             return self.stopped(number, attempts).await;
         }
         if !self.pulse.borrow().allows(lane) {
-            return self.put_off(number, attempts, self.work.config.beat_every, "paused", "its lane is paused").await;
+            let pause = self.work.config.beat_every * PAUSED_BEATS;
+            return self.put_off(number, attempts, pause, "paused", "its lane is paused").await;
         }
         let probe = match self.work.breakers.gate(lane, now) {
             Gate::Flow => false,

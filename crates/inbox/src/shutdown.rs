@@ -1,6 +1,7 @@
 //! The end: what runs may finish, what was begun is kept, the rest goes back at once.
 
 use relevo_core::inbox::{Inbox, Setback, Stop};
+use relevo_core::store::StoreError;
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 use tracing::warn;
 
@@ -82,13 +83,9 @@ where
             match timeout_at(end, self.work.keep(&mut item, held.as_ref())).await {
                 Ok(Ok(Ended::Answer(answer))) => self.settling.push(item, answer, &self.work.config.traces),
                 Ok(Ok(_)) => {} // another has it, or its lane: what it does with it counts
-                Ok(Err(error)) => {
-                    warn!(
-                        error = &error as &dyn std::error::Error,
-                        "attempts of messages that were begun are forgotten"
-                    );
-                    return;
-                }
+                // One that the database refuses says nothing of the others.
+                Ok(Err(error @ StoreError::Broken(_))) => forgotten(&error),
+                Ok(Err(error)) => return forgotten(&error),
                 Err(_) => return,
             }
         }
@@ -106,4 +103,8 @@ where
             }
         }
     }
+}
+
+fn forgotten(error: &StoreError) {
+    warn!(error = error as &dyn std::error::Error, "attempts of messages that were begun are forgotten");
 }

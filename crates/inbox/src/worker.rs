@@ -151,9 +151,11 @@ where
         }
         let _company = self.company(claim.started).await;
         if begun.elapsed() + deadline > lasts {
-            // Waiting to be alone took what the call would need.
-            self.put_down(item).await?;
-            return Ok(Ended::Busy(self.config.busy_pause));
+            // Waiting to be alone took what the call would need. It waits where its starts are counted on: one that takes its
+            // process down would be tried for ever where others always run beside it.
+            let trouble = Trouble::retry("others were waited for").with_class("busy");
+            Self::decide(item, Stop::Wait { after: self.config.busy_pause }, trouble);
+            return self.keep(item, held).await;
         }
         match self.process_call(registered, handler, &incoming).await {
             Ok(answered) => {

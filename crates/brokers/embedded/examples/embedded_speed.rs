@@ -1,4 +1,4 @@
-//! How fast it is here: `cargo run --release -p relevo-broker-embedded --example speed [messages]`.
+//! How fast it is here: `cargo run --release -p relevo-broker-embedded --example embedded_speed [messages]`.
 //!
 //! 300-byte payloads of 1 000 keys in batches of 1 000: published, then received and acknowledged, then both at once.
 

@@ -1,5 +1,5 @@
 //! How fast the broker publishes, beside the client library alone, on servers of its own:
-//! `cargo run --release -p relevo-broker-nats --example speed`.
+//! `cargo run --release -p relevo-broker-nats --example nats_speed`.
 //!
 //! It needs what the tests need: `eval "$(cargo xtask services up)"`.
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use relevo_core::inbox::operate::{DeadFilter, Operate};
-use relevo_core::inbox::{Begun, Entered, Inbox, Kept, State, Stop};
+use relevo_core::inbox::{Begun, Claimed, Entered, Inbox, Kept, Setback, State, Stop};
 
 use super::harness::Harness;
 use super::stage::{
@@ -165,14 +165,34 @@ pub async fn what_was_not_tried_keeps_its_count_of_starts(h: &mut impl Harness) 
     for _ in 0..2 {
         let claimed = due_one(&inbox).await;
         assert_eq!((claimed.messages[0].attempts, claimed.messages[0].started), (3, 2));
-        let put_off = setback(Stop::Wait { after: SHORT }, 3);
+        let put_off = Setback { error: "others run".to_owned(), ..setback(Stop::Wait { after: SHORT }, 3) };
         assert_eq!(ok(inbox.set_back_due(&claimed, claimed.messages[0].number, &put_off).await), Kept::Kept);
         assert!(due(&inbox).await.is_empty());
+        let shown = ok(h.operator().await.consumer(BILLING, 10).await).expect("a consumer");
+        assert_eq!(shown.queues[0].error, retry(Duration::ZERO, 3).error, "why it failed when it was tried");
         h.pass(SHORT).await;
     }
     let claimed = due_one(&inbox).await;
     ok(inbox.set_back_due(&claimed, claimed.messages[0].number, &retry(Duration::ZERO, 4)).await);
     assert_eq!(due_one(&inbox).await.messages[0].started, 1, "a try that failed is no crash");
+}
+
+/// The same of a live message that was to be called for.
+pub async fn a_call_that_was_not_made_keeps_its_count_of_starts(h: &mut impl Harness) {
+    let inbox = h.inbox(BILLING).await;
+    let message = arrival(1, "a");
+    for started in 1..=2 {
+        let Claimed::Mine(claim) = ok(inbox.claim(&message, None, SHORT).await) else { panic!("nobody has it") };
+        assert_eq!(claim.started, started);
+        if started == 2 {
+            let put_off = setback(Stop::Wait { after: Duration::ZERO }, 0);
+            assert_eq!(ok(inbox.set_back(&message, None, Some(claim), &put_off).await), Kept::Kept);
+        }
+        // The first time its process is never heard of again.
+        h.pass(SHORT).await;
+    }
+    let claimed = due_one(&inbox).await;
+    assert_eq!((claimed.messages[0].attempts, claimed.messages[0].started), (0, 2));
 }
 
 /// Whatever was counted of a message does not count for the next one, also if nobody released the queue.

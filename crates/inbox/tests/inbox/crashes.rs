@@ -7,7 +7,7 @@ use relevo_core::inbox::retries::Retries;
 use relevo_core::inbox::{Arrival, Entry, Inbox as _, Keeping, Setback, Stop};
 use relevo_core::message::Headers;
 use relevo_core::{Consumer as _, Lane, Raw};
-use relevo_inbox::{Config, Order};
+use relevo_inbox::{Config, Handlers, Options, Order};
 use relevo_store_memory::Inbox;
 use tokio::time::Instant;
 
@@ -183,6 +183,31 @@ async fn a_suspect_that_finds_a_process_busy_is_left_to_another_one() {
     assert!(began.elapsed() < Duration::from_secs(140), "{:?}", began.elapsed());
     assert_eq!((busy.stats.busy(), busy.stats.lost(), idle.stats.lost()), (1, 0, 0));
     assert!(!slow.tried().contains(&"suspect".to_owned()));
+}
+
+/// Where others always run beside it, it would be begun in company again and again, as if nothing had been.
+#[tokio::test(start_paused = true)]
+async fn a_suspect_that_cannot_be_alone_before_its_call_stays_a_suspect() {
+    let stage = Stage::new();
+    let inbox = stage.outbox.inbox(CONSUMER, Keeping::default());
+    let suspect = stage.raw("OrderPlaced", "k", "suspect", Headers::new());
+    // A process began it and was never heard of again.
+    inbox.claim(&arrival(&suspect, 2), None, Duration::from_secs(1)).await.expect("the store answers");
+    let (slow, quick) = (told(|_| Do::DoneAfter(Duration::from_mins(30))), told(|_| Do::Done));
+    let within = |deadline| Options { deadline: Some(deadline), ..Options::default() };
+    let handlers = Handlers::new()
+        .inside_with("Slow", within(Duration::from_hours(1)), slow.clone())
+        .call_with("OrderPlaced", within(Duration::from_secs(10)), quick.clone());
+    stage.wire.put("0", stage.raw("Slow", "slow", "slow", Headers::new()));
+    let process = stage.start(unordered(), handlers);
+    until("the slow one runs", async || slow.tried().len() == 1).await;
+    stage.wire.put("0", suspect);
+    until("it waits in the retry table", async || stage.shown().await.consumer.waiting == 1).await;
+    assert_eq!(quick.tried().len(), 0);
+    process.kill().await;
+    tokio::time::sleep(Duration::from_hours(6)).await;
+    let due = inbox.due(1, 1, Duration::from_secs(1)).await.expect("the store answers");
+    assert!(due[0].messages[0].started >= 2, "{due:?}");
 }
 
 #[tokio::test(start_paused = true)]

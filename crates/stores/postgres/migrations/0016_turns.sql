@@ -13,7 +13,8 @@ AS $$
 $$;
 
 -- As before, and a call whose time is over counts as one that was only begun: whoever made it is gone. `busy` while another's
--- call may still run. The pause is the message's own, whatever goes before it meanwhile.
+-- call may still run. The pause is the message's own, whatever goes before it meanwhile. `wait` is for a message that was not tried:
+-- how often it was begun before its claim counts on.
 CREATE OR REPLACE FUNCTION inbox_set_back(
     of_consumer text, a inbox_arrival, of_lane text, lane_epoch bigint, lane_owner uuid, claim uuid, stop text,
     pause_ms bigint, attempts int, class text, error text, backtrace text, wait_ms int, traced boolean
@@ -23,6 +24,7 @@ AS $$
 DECLARE
     word text;
     arrived timestamptz;
+    begun int;
     again timestamptz := after_ms(pause_ms);
     of_no bigint;
 BEGIN
@@ -30,7 +32,7 @@ BEGIN
     IF NOT inbox_hold_lane(of_consumer, of_lane, lane_epoch, lane_owner) THEN
         RETURN 'lost';
     END IF;
-    SELECT i.entered_at INTO arrived FROM inbox AS i
+    SELECT i.entered_at, i.started INTO arrived, begun FROM inbox AS i
     WHERE i.consumer = of_consumer AND i.id = a.id AND i.replay = a.replay AND i.state IN ('open', 'calling');
     IF claim IS NULL THEN
         INSERT INTO inbox AS i (consumer, id, replay, state, entered_at)
@@ -57,12 +59,12 @@ BEGIN
     END IF;
     INSERT INTO inbox_waiting AS w
         (consumer, queue, id, replay, header_names, header_values, payload, address, lane, place, correlation, attempts,
-        class, error, arrived_at, not_before)
+        started, class, error, arrived_at, not_before)
     VALUES (of_consumer, a.queue, a.id, a.replay, a.header_names, a.header_values, a.payload, a.address, a.lane, a.place,
-        a.correlation, inbox_set_back.attempts, inbox_set_back.class, inbox_set_back.error,
-        coalesce(arrived, clock_timestamp()), again)
+        a.correlation, inbox_set_back.attempts, CASE stop WHEN 'wait' THEN greatest(coalesce(begun, 0) - 1, 0) ELSE 0 END,
+        inbox_set_back.class, inbox_set_back.error, coalesce(arrived, clock_timestamp()), again)
     RETURNING w.no INTO of_no;
-    IF stop <> 'retry' THEN
+    IF stop NOT IN ('retry', 'wait') THEN
         PERFORM inbox_bury(of_consumer, a.queue, of_no, attempts, class, error, backtrace, stop = 'dead_hold', traced);
     ELSIF traced THEN
         PERFORM inbox_note(of_consumer, a, 'waiting');
@@ -73,8 +75,8 @@ BEGIN
     RETURN 'kept';
 END $$;
 
--- As before, and `wait` is for a message that was not tried: only the start counts no more which its claim has counted, and it is
--- its queue that waits.
+-- As before, and `wait` is for a message that was not tried: only the start counts no more which its claim has counted, it is
+-- its queue that waits, and what went wrong the last time that it was tried is told on.
 CREATE OR REPLACE FUNCTION inbox_set_back_due(
     of_consumer text, of_queue text, claim uuid, of_no bigint, stop text, pause_ms bigint, attempts int, class text,
     error text, backtrace text, wait_ms int, traced boolean
@@ -92,8 +94,9 @@ BEGIN
     IF NOT FOUND THEN
         RETURN 'lost';
     END IF;
-    UPDATE inbox_waiting AS u SET attempts = inbox_set_back_due.attempts, class = inbox_set_back_due.class,
-        error = inbox_set_back_due.error, started = CASE stop WHEN 'wait' THEN greatest(u.started - 1, 0) ELSE 0 END,
+    UPDATE inbox_waiting AS u SET attempts = inbox_set_back_due.attempts,
+        class = CASE WHEN stop = 'wait' AND u.attempts > 0 THEN u.class ELSE inbox_set_back_due.class END,
+        error = CASE WHEN stop = 'wait' AND u.attempts > 0 THEN u.error ELSE inbox_set_back_due.error END, started = CASE stop WHEN 'wait' THEN greatest(u.started - 1, 0) ELSE 0 END,
         not_before = CASE stop WHEN 'wait' THEN u.not_before ELSE again END
     WHERE u.consumer = of_consumer AND u.queue = of_queue AND u.no = of_no AND NOT EXISTS (
         SELECT 1 FROM inbox_waiting AS f WHERE f.consumer = of_consumer AND f.queue = of_queue AND f.no < of_no)

@@ -69,10 +69,13 @@ impl Queue {
         match setback.stop {
             Stop::Retry { after } | Stop::Wait { after } => {
                 let first = self.messages.get_mut(&number)?;
-                first.attempts = setback.attempts;
                 let untried = matches!(setback.stop, Stop::Wait { .. });
                 first.started = if untried { first.started.saturating_sub(1) } else { 0 };
-                first.error.clone_from(&setback.error);
+                // What went wrong the last time that it was tried is told on.
+                if !untried || first.attempts == 0 {
+                    first.error.clone_from(&setback.error);
+                }
+                first.attempts = setback.attempts;
                 self.next = now.saturating_add(micros(after));
                 if !untried {
                     first.not_before = self.next;
@@ -95,12 +98,14 @@ impl Desk {
     fn keep(&mut self, arrival: &Arrival, setback: &Setback, now: Micros) {
         match setback.stop {
             Stop::Retry { after } | Stop::Wait { after } => {
+                let begun = self.rows.get(&arrival.entry).map_or(0, |row| row.started);
+                let untried = matches!(setback.stop, Stop::Wait { .. });
                 self.know(arrival.entry, Known::Waiting, now);
                 let again = now.saturating_add(micros(after));
                 let waiting = Waiting {
                     arrival: arrival.clone(),
                     attempts: setback.attempts,
-                    started: 0,
+                    started: if untried { begun.saturating_sub(1) } else { 0 },
                     error: setback.error.clone(),
                     not_before: again,
                 };

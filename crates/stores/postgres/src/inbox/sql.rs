@@ -139,7 +139,7 @@ impl Says {
             row(schema, arrival, Body::Whole),
             lane(held),
             token(claim),
-            why(setback, "retry"),
+            self.why(setback),
             self.traces()
         )
     }
@@ -166,10 +166,25 @@ impl Says {
         )
     }
 
+    fn why(&self, setback: &Setback) -> String {
+        let (stop, after) = match setback.stop {
+            Stop::Wait { after } if self.waits => ("wait", millis(after)),
+            Stop::Retry { after } | Stop::Wait { after } => ("retry", millis(after)),
+            Stop::DeadHold => ("dead_hold", 0),
+            Stop::DeadContinue => ("dead_continue", 0),
+        };
+        format!(
+            "'{stop}', {after}, {}, {}, {}, {}",
+            i32::try_from(setback.attempts).unwrap_or(i32::MAX),
+            literal(setback.class),
+            literal(&setback.error),
+            setback.backtrace.as_ref().map_or_else(|| "NULL".to_owned(), |text| literal(text)),
+        )
+    }
+
     pub(super) fn set_back_due(&self, due: &Due, number: i64, setback: &Setback) -> String {
         let Self { schema, consumer, wait_ms, .. } = self;
-        let untried = if self.waits { "wait" } else { "retry" };
-        let (queue, token, why) = (literal(&due.queue), due.token, why(setback, untried));
+        let (queue, token, why) = (literal(&due.queue), due.token, self.why(setback));
         format!(
             "SELECT {schema}.inbox_set_back_due({consumer}, {queue}, '{token}', {number}, {why}, {wait_ms}, {})",
             self.traces()
@@ -278,23 +293,6 @@ fn lane(held: Option<&Held>) -> String {
 
 fn token(claim: Option<Claim>) -> String {
     claim.map_or_else(|| "NULL".to_owned(), |claim| format!("'{}'", claim.token))
-}
-
-/// `untried` is the word for a message that was put off.
-fn why(setback: &Setback, untried: &str) -> String {
-    let (stop, after) = match setback.stop {
-        Stop::Retry { after } => ("retry", millis(after)),
-        Stop::Wait { after } => (untried, millis(after)),
-        Stop::DeadHold => ("dead_hold", 0),
-        Stop::DeadContinue => ("dead_continue", 0),
-    };
-    format!(
-        "'{stop}', {after}, {}, {}, {}, {}",
-        i32::try_from(setback.attempts).unwrap_or(i32::MAX),
-        literal(setback.class),
-        literal(&setback.error),
-        setback.backtrace.as_ref().map_or_else(|| "NULL".to_owned(), |text| literal(text)),
-    )
 }
 
 fn join(values: impl Iterator<Item = impl std::fmt::Display>) -> String {

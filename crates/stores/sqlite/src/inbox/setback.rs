@@ -24,8 +24,10 @@ pub(super) async fn set_back(
         return Ok(Kept::Lost);
     }
     let now = clock(connection).await?;
-    let sql = "SELECT state, token, entered_at_ms, until_ms FROM relevo_inbox WHERE consumer = ?1 AND id = ?2 AND replay = ?3";
+    let sql = "SELECT state, token, entered_at_ms, until_ms, started FROM relevo_inbox \
+               WHERE consumer = ?1 AND id = ?2 AND replay = ?3";
     let row = of_entry(sql, consumer, arrival.entry).fetch_optional(&mut *connection).await?;
+    let started: i64 = row.as_ref().map_or(Ok(0), |row| column(row, 4))?;
     let arrived = match row {
         None if claim.is_none() => now,
         None => return Ok(Kept::Lost),
@@ -58,6 +60,8 @@ pub(super) async fn set_back(
         Stop::DeadContinue => {}
     }
     let no = append(connection, consumer, arrival, arrived).await?;
+    let sql = "UPDATE relevo_inbox_waiting SET started = ?2 WHERE no = ?1";
+    sqlx::query(sql).bind(no).bind(started).execute(&mut *connection).await?;
     count(connection, no, setback, now).await?;
     if let Stop::Retry { .. } | Stop::Wait { .. } = setback.stop {
         note(connection, asking, arrival, State::Waiting).await?;
@@ -110,8 +114,11 @@ pub(super) async fn set_back_due(
 
 /// What is told of a failure stands with the message.
 async fn count(connection: &mut SqliteConnection, no: i64, setback: &Setback, now: i64) -> Result<(), Error> {
-    // Of one that was not tried only the start counts no more which its claim has counted, and it is its queue that waits.
-    let sql = "UPDATE relevo_inbox_waiting SET attempts = ?2, class = ?3, error = ?4, \
+    // Of one that was not tried only the start counts no more which its claim has counted, it is its queue that waits, and what
+    // went wrong the last time that it was tried is told on.
+    let sql = "UPDATE relevo_inbox_waiting SET attempts = ?2, \
+               class = CASE WHEN ?5 AND attempts > 0 THEN class ELSE ?3 END, \
+               error = CASE WHEN ?5 AND attempts > 0 THEN error ELSE ?4 END, \
                started = CASE WHEN ?5 THEN max(started - 1, 0) ELSE 0 END, not_before_ms = coalesce(?6, not_before_ms) \
                WHERE no = ?1";
     let again = match setback.stop {
