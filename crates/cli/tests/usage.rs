@@ -61,6 +61,7 @@ fn wrong_usage_is_exit_code_2() {
         &["dead", "redrive", "--all", "--topic", "orders", "--reason", "mended"],
         &["consumers", "breaker", "billing", "open"],
         &["consumers", "breaker", "billing", "--lane", "orders.0", "ajar"],
+        &["consumers", "forget"],
         &["consumers", "dead", "redrive", "--note", "mended"],
         &["consumers", "dead", "redrive", "--all"],
         &["consumers", "dead", "redrive", "--all", "--key", "o-1", "--note", "mended"],

@@ -173,6 +173,10 @@ macro_rules! inbox_suite {
             orders::an_order_to_nobody_is_refused,
             orders::a_consumer_is_shown_as_its_members_tell,
             orders::what_waits_is_counted_and_shown,
+            orders::a_consumer_that_nobody_works_for_is_forgotten,
+            orders::a_consumer_with_a_living_member_is_not_forgotten,
+            orders::a_consumer_is_not_forgotten_under_an_open_transaction,
+            orders::what_a_forgotten_consumer_left_is_there_when_it_comes_back,
         }
     };
 }

@@ -1,6 +1,7 @@
 //! `relevo consumers`
 
 mod dead;
+mod forget;
 mod orders;
 pub(super) mod show;
 
@@ -36,6 +37,8 @@ pub(crate) enum Command {
     Resume(orders::Args),
     /// Forces the breaker of a lane open or closed, or lets it decide by itself again.
     Breaker(orders::Breaker),
+    /// Forgets who worked for a consumer that was taken away for good; what it handled and what it left stays.
+    Forget(forget::Args),
     /// Lists what consumers gave up, has it handled again or puts it aside.
     #[command(subcommand)]
     Dead(dead::Command),
@@ -57,6 +60,7 @@ pub(super) async fn run(command: Command) -> Result<Code> {
         Command::Pause(args) => orders::pause(&args).await,
         Command::Resume(args) => orders::resume(&args).await,
         Command::Breaker(args) => orders::force(&args).await,
+        Command::Forget(args) => forget::run(&args).await,
         Command::Dead(command) => dead::run(command).await,
     }
 }

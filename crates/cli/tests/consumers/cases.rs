@@ -3,7 +3,7 @@
 use relevo_core::inbox::{Entered, Inbox, State, Stop};
 use serde_json::{Value, json};
 
-use super::scene::{arrival, billing, fail_again, handle, hears, id, member, set_back};
+use super::scene::{arrival, billing, fail_again, handle, hears, id, leaves, member, set_back};
 
 const UNKNOWN: &str = "00000000-0000-4000-8000-000000000000";
 
@@ -73,6 +73,37 @@ pub(crate) async fn orders_reach_the_members(cli: &impl Run, inbox: &impl Inbox)
     cli.fails(4, &["consumers", "pause", "nobody"], &["consumer `nobody` is not known", "there are `billing`"]);
     let nowhere = ["consumers", "breaker", "billing", "--lane", "orders.9", "open"];
     cli.fails(4, &nowhere, &["consumer `billing` has no lane `orders.9`", "hint: there are `orders.0`"]);
+}
+
+pub(crate) async fn a_consumer_taken_away_for_good_is_forgotten(cli: &impl Run, inbox: &impl Inbox) {
+    let forget = ["consumers", "forget", "billing", "--yes"];
+    cli.fails(4, &forget, &["consumer `billing` is not known", "hint: there is none in this database"]);
+    member(inbox).await;
+    let handled = arrival(id(1), "o-1", "{}");
+    assert_eq!(handle(inbox, &handled).await, Entered::New);
+    cli.ok(&["consumers", "pause", "billing"]);
+    let refused = ["somebody works for consumer `billing`, nothing was changed", "hint: stop its processes"];
+    cli.fails(1, &forget, &refused);
+    cli.fails(1, &forget[..3], &refused);
+    leaves(inbox).await;
+    let (code, _, asked) = cli.run(&forget[..3]);
+    assert_eq!(code, 1);
+    assert!(asked.starts_with("forget consumer `billing`? its members, "), "{asked}");
+    assert!(asked.ends_with("nothing was changed\nhint: `--yes` answers beforehand\n"), "{asked}");
+    assert_eq!(cli.objects(&["consumers", "list"])[0]["paused"], json!(true), "nobody said yes");
+    let (_, told) = cli.ok(&forget);
+    assert_eq!(told, "consumer `billing` is forgotten; if a member starts, it goes on as if it had slept\n");
+    assert_eq!(cli.objects(&["consumers", "list"]), [] as [Value; 0]);
+    cli.fails(4, &forget, &["consumer `billing` is not known"]);
+    assert!(!hears(inbox).await.paused, "the order is forgotten too");
+    assert_eq!(handle(inbox, &handled).await, Entered::Repeat(State::Done));
+    assert_eq!(cli.objects(&["consumers", "list"])[0]["members"], json!(1));
+    billing(inbox).await;
+    leaves(inbox).await;
+    let (_, told) = cli.ok(&forget);
+    assert!(told.ends_with("\nit is listed for as long as something of it is left: 1 waiting and 2 dead\n"), "{told}");
+    let listed = &cli.objects(&["consumers", "list"])[0];
+    assert_eq!((&listed["members"], &listed["beat_at"], &listed["dead"]), (&json!(0), &Value::Null, &json!(2)));
 }
 
 pub(crate) async fn dead_letters_are_shown_as_they_came(cli: &impl Run, inbox: &impl Inbox) {

@@ -75,6 +75,11 @@ pub(crate) async fn member(inbox: &impl Inbox) {
     inbox.beat(&told).await.expect("a heartbeat is taken");
 }
 
+/// The one member ends in good order.
+pub(crate) async fn leaves(inbox: &impl Inbox) {
+    inbox.leave(beat().owner).await.expect("it may always leave");
+}
+
 /// Handles a message, or finds that it came before.
 pub(crate) async fn handle(inbox: &impl Inbox, arrival: &Arrival) -> Entered {
     let enter = Enter { held: None, arrivals: std::slice::from_ref(arrival) };

@@ -46,6 +46,12 @@ async fn orders_reach_the_members() {
 }
 
 #[tokio::test]
+async fn a_consumer_taken_away_for_good_is_forgotten() {
+    let (cli, inbox) = stage().await;
+    cases::a_consumer_taken_away_for_good_is_forgotten(&cli, &inbox).await;
+}
+
+#[tokio::test]
 async fn dead_letters_are_shown_as_they_came() {
     let (cli, inbox) = stage().await;
     cases::dead_letters_are_shown_as_they_came(&cli, &inbox).await;
@@ -121,4 +127,18 @@ async fn a_schema_that_is_older_than_the_inbox_is_told_with_the_command_that_men
     }
     let (_, findings, _) = cli.run(&["doctor", "--json"], "");
     assert!(!findings.contains("inbox retention"), "{findings}");
+}
+
+#[tokio::test]
+async fn a_schema_that_is_older_than_forgetting_is_told_with_the_command_that_mends_it() {
+    let cli = Cli::new().await;
+    let mut connection = cli.database.connect().await;
+    let schema = relevo_store_postgres::Schema::default();
+    relevo_store_postgres::migrate::migrate_to(&mut connection, &schema, 18).await.expect("an empty database");
+    cli.sql("SELECT relevo.inbox_begin('billing', gen_random_uuid())").await;
+    let stderr = cli.fails(1, &["consumers", "forget", "billing", "--yes"]);
+    assert_eq!(
+        stderr,
+        "error: schema \"relevo\" is older than version 19, which this needs\nhint: run `relevo migrate`\n"
+    );
 }

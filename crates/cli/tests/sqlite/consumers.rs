@@ -37,6 +37,12 @@ async fn orders_reach_the_members() {
 }
 
 #[tokio::test]
+async fn a_consumer_taken_away_for_good_is_forgotten() {
+    let (file, inbox) = stage("forget").await;
+    cases::a_consumer_taken_away_for_good_is_forgotten(&file, &inbox).await;
+}
+
+#[tokio::test]
 async fn dead_letters_are_shown_as_they_came() {
     let (file, inbox) = stage("dead").await;
     cases::dead_letters_are_shown_as_they_came(&file, &inbox).await;

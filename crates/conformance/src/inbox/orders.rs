@@ -3,11 +3,14 @@
 use std::time::Duration;
 
 use relevo_core::consume::Lane;
-use relevo_core::inbox::operate::{Operate, Order};
-use relevo_core::inbox::{Beat, Inbox, Orders, Stop};
+use relevo_core::inbox::operate::{Forgotten, Operate, Order};
+use relevo_core::inbox::{Beat, Enter, Entered, Inbox, Orders, State, Stop};
 
 use super::harness::Harness;
-use super::stage::{BILLING, LONG, SHORT, arrival, beat, bury, handle, keep, lane, member, ok, retry, take};
+use super::stage::{
+    BILLING, LONG, SHORT, WAITED, arrival, beat, beside, bury, due_one, finish, handle, keep, lane, lines, lost, mark,
+    member, numbers, of, ok, open, retry, take, work,
+};
 
 /// Every member hears it with its next heartbeat.
 pub async fn a_paused_consumer_hears_of_it(h: &mut impl Harness) {
@@ -132,4 +135,93 @@ pub async fn what_waits_is_counted_and_shown(h: &mut impl Harness) {
     assert_eq!(shown, [("b", 1, 1), ("a", 3, 4)], "by the time of their next attempt");
     assert_eq!((queues[1].head, queues[1].error.as_str()), (arrival(1, "a").entry, "the far side said no"));
     assert_eq!(ok(operator.consumer(BILLING, 1).await).expect("a consumer").queues.len(), 1);
+}
+
+/// Who worked for it, and what people ordered. Who comes back begins anew, and what was handled stays handled.
+pub async fn a_consumer_that_nobody_works_for_is_forgotten(h: &mut impl Harness) {
+    let (old, new) = (h.inbox(BILLING).await, h.inbox(BILLING).await);
+    let before = take(&old, 1, SHORT).await;
+    handle(h, &old, &[arrival(1, "a")]).await;
+    ok(old.prune(10).await);
+    let operator = h.operator().await;
+    assert!(ok(operator.order(BILLING, None, Order::Pause).await));
+    for order in [Order::Pause, Order::OpenBreaker] {
+        assert!(ok(operator.order(BILLING, Some(lane().name()), order).await));
+    }
+    h.pass(SHORT).await;
+    assert_eq!(ok(operator.forget("nobody").await), Forgotten::Unknown);
+    assert_eq!(ok(operator.forget(BILLING).await), Forgotten::Gone);
+    assert_eq!(ok(operator.consumers().await), []);
+    assert_eq!(ok(operator.consumer(BILLING, 10).await), None);
+    assert!(!ok(operator.order(BILLING, None, Order::Pause).await), "there is none of that name");
+    assert_eq!(ok(operator.forget(BILLING).await), Forgotten::Unknown, "a second time");
+    lost(old.begin(Enter { held: Some(&before), arrivals: &[arrival(2, "a")] }).await);
+    take(&new, 2, LONG).await;
+    assert_eq!(ok(new.beat(&beat(2, LONG)).await), Orders::default());
+    let shown = ok(operator.consumer(BILLING, 10).await).expect("it is heard of again");
+    let members: Vec<_> = shown.members.iter().map(|member| (member.name.as_str(), member.alive)).collect();
+    assert_eq!(members, [("member 2", true)]);
+    assert!(shown.consumer.remembers.is_some(), "its inbox was pruned");
+    assert_eq!(handle(h, &new, &[arrival(1, "a")]).await, [Entered::Repeat(State::Done)]);
+}
+
+/// One is enough, and nothing is changed then.
+pub async fn a_consumer_with_a_living_member_is_not_forgotten(h: &mut impl Harness) {
+    let inbox = h.inbox(BILLING).await;
+    take(&inbox, 1, SHORT).await;
+    ok(inbox.beat(&beat(2, LONG)).await);
+    let operator = h.operator().await;
+    assert!(ok(operator.order(BILLING, Some(lane().name()), Order::Pause).await));
+    h.pass(SHORT).await;
+    let shown = ok(operator.consumer(BILLING, 10).await);
+    assert_eq!(ok(operator.forget(BILLING).await), Forgotten::Alive);
+    assert_eq!(ok(operator.consumer(BILLING, 10).await), shown);
+    assert_eq!(ok(inbox.beat(&beat(2, LONG)).await).paused_lanes, [lane()]);
+    ok(inbox.leave(member(2)).await);
+    assert_eq!(ok(operator.forget(BILLING).await), Forgotten::Gone);
+}
+
+/// Its member was not heard of for long, and may still commit.
+pub async fn a_consumer_is_not_forgotten_under_an_open_transaction(h: &mut impl Harness) {
+    let inbox = h.inbox(BILLING).await;
+    let operator = h.operator().await;
+    let held = take(&inbox, 1, WAITED).await;
+    let message = [arrival(1, "a")];
+    let (transaction, entered) = open(inbox.begin(Enter { held: Some(&held), arrivals: &message }).await);
+    h.pass(WAITED).await;
+    let forgotten = beside(h, operator.forget(BILLING).await);
+    assert!(forgotten.is_none_or(|forgotten| forgotten == Forgotten::Alive), "{forgotten:?}");
+    finish(h, &inbox, transaction, &message, &entered).await;
+    assert_eq!(h.effects().await, lines(&[1]));
+    assert_eq!(ok(operator.forget(BILLING).await), Forgotten::Gone);
+    lost(inbox.begin(Enter { held: Some(&held), arrivals: &[arrival(2, "a")] }).await);
+}
+
+/// It is told of for as long as that is so, and whoever comes back goes on with it.
+pub async fn what_a_forgotten_consumer_left_is_there_when_it_comes_back(h: &mut impl Harness) {
+    let (old, new) = (h.inbox(BILLING).await, h.inbox(BILLING).await);
+    take(&old, 1, SHORT).await;
+    handle(h, &old, &[arrival(1, "a")]).await;
+    keep(&old, &arrival(2, "b"), &retry(Duration::ZERO, 1)).await;
+    bury(&old, &arrival(3, "c"), Stop::DeadHold).await;
+    h.pass(SHORT).await;
+    let operator = h.operator().await;
+    assert_eq!(ok(operator.forget(BILLING).await), Forgotten::Gone);
+    let shown = ok(operator.consumer(BILLING, 10).await).expect("something waits, and something is dead");
+    assert_eq!((shown.consumer.waiting, shown.consumer.dead), (1, 1));
+    assert_eq!((shown.consumer.members, shown.consumer.beat_at, shown.consumer.last_message_at), (0, None, None));
+    assert_eq!((shown.members.len(), shown.lanes.len(), shown.queues.len()), (0, 0, 2));
+    take(&new, 2, LONG).await;
+    assert_eq!(handle(h, &new, &[arrival(1, "a")]).await, [Entered::Repeat(State::Done)]);
+    assert_eq!(handle(h, &new, &[arrival(4, "c")]).await, [Entered::Behind]);
+    let due = due_one(&new).await;
+    assert_eq!(numbers(&due), [2]);
+    work(h, &new, &due).await;
+    assert_eq!(ok(operator.redrive(&mark(of(&[3]))).await), 1);
+    let due = due_one(&new).await;
+    assert_eq!(numbers(&due), [3, 4]);
+    work(h, &new, &due).await;
+    assert_eq!(h.effects().await, lines(&[1, 2, 3, 4]));
+    let listed = ok(operator.consumers().await);
+    assert_eq!((listed[0].members, listed[0].waiting, listed[0].dead), (1, 0, 0));
 }

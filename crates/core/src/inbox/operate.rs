@@ -108,6 +108,17 @@ pub enum Order {
     FreeBreaker,
 }
 
+/// What became of a consumer that was to be forgotten.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Forgotten {
+    /// Nobody works for it, and nobody is remembered who did.
+    Gone,
+    /// Somebody works for it. Nothing was changed.
+    Alive,
+    /// There is none of that name.
+    Unknown,
+}
+
 /// What became of a dead letter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Fate {
@@ -341,7 +352,8 @@ pub enum Fed {
 /// What operators do with consumers.
 #[async_trait]
 pub trait Operate: Send + Sync {
-    /// Every consumer that was ever heard of.
+    /// Every consumer that was ever heard of. One that was forgotten is told only while something of it waits or is dead, and again
+    /// once it gave a sign of life, or handled something.
     async fn consumers(&self) -> Result<Vec<Consumer>, StoreError>;
 
     /// One consumer, with the first `limit` queues of its retry table; `None` if nobody heard of it.
@@ -349,6 +361,12 @@ pub trait Operate: Send + Sync {
 
     /// Orders something of a consumer, or of one of its lanes. `false` if there is none of that name.
     async fn order(&self, consumer: &str, lane: Option<&str>, order: Order) -> Result<bool, StoreError>;
+
+    /// Forgets who worked for a consumer: its members, its lanes with their marks, and what people ordered of them. What it handled,
+    /// what waits, dead letters, traces and replays stay: if it comes back, it goes on as if it had slept. While a member is alive, or
+    /// has a transaction open in one of the lanes, nothing is changed; one that gives a sign of life at the same moment does so
+    /// before this, which then changes nothing, or after it.
+    async fn forget(&self, consumer: &str) -> Result<Forgotten, StoreError>;
 
     /// Dead letters, oldest first.
     async fn dead(&self, filter: &DeadFilter, limit: usize) -> Result<Vec<DeadLetter>, StoreError>;

@@ -23,6 +23,14 @@ pub(crate) enum Error {
     /// The schema is older than the inbox.
     #[error("schema {0} has no inbox yet; hint: run `relevo migrate`")]
     NoInbox(String),
+    /// The schema is older than what was asked of it.
+    #[error("schema {schema} is older than version {since}, which this needs; hint: run `relevo migrate`")]
+    Older {
+        /// Which schema.
+        schema: String,
+        /// The version that it needs.
+        since: i32,
+    },
     /// A search came to the end of its time.
     #[error("message {id} was not found within {budget:?}; hint: look for it with `relevo outbox list --key KEY`")]
     NotFoundInTime {
@@ -75,6 +83,7 @@ impl Error {
             Self::Answer(_)
             | Self::NoDestination(_)
             | Self::NoInbox(_)
+            | Self::Older { .. }
             | Self::NotFoundInTime { .. }
             | Self::Timeline { .. } => true,
             Self::Connection(_) | Self::Deadline(_) => false,
@@ -87,7 +96,7 @@ impl From<Error> for StoreError {
         match error {
             Error::Server(server) => of_server(server),
             Error::Connection(_) | Error::Deadline(_) | Error::Timeline { .. } => Self::Away(Box::new(error)),
-            Error::NoInbox(_) => Self::Schema { what: error.to_string() },
+            Error::NoInbox(_) | Error::Older { .. } => Self::Schema { what: error.to_string() },
             Error::Answer(_) => Self::Broken(Box::new(error)),
             Error::NoDestination(_) | Error::NotFoundInTime { .. } => Self::Refused { what: error.to_string() },
         }

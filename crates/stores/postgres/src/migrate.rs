@@ -29,7 +29,7 @@ impl Migration {
     }
 }
 
-const MIGRATIONS: [Migration; 18] = [
+const MIGRATIONS: [Migration; 19] = [
     Migration::new(1, "log", include_str!("../migrations/0001_log.sql")),
     Migration::new(2, "ticks", include_str!("../migrations/0002_ticks.sql")),
     Migration::new(3, "leases", include_str!("../migrations/0003_leases.sql")),
@@ -48,6 +48,7 @@ const MIGRATIONS: [Migration; 18] = [
     Migration::new(16, "turns", include_str!("../migrations/0016_turns.sql")).serving_from(6),
     Migration::new(17, "probes", include_str!("../migrations/0017_probes.sql")).serving_from(6),
     Migration::new(18, "sweep", include_str!("../migrations/0018_sweep.sql")).serving_from(6),
+    Migration::new(19, "forget", include_str!("../migrations/0019_forget.sql")).serving_from(6),
 ];
 
 /// So long a table is waited for, and everybody else behind that.

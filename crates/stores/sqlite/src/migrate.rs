@@ -19,7 +19,7 @@ struct Migration {
     sql: &'static str,
 }
 
-const MIGRATIONS: [Migration; 8] = [
+const MIGRATIONS: [Migration; 9] = [
     Migration { version: 1, name: "log", sql: include_str!("../migrations/0001_log.sql") },
     Migration { version: 2, name: "leases", sql: include_str!("../migrations/0002_leases.sql") },
     Migration { version: 3, name: "parking", sql: include_str!("../migrations/0003_parking.sql") },
@@ -28,6 +28,7 @@ const MIGRATIONS: [Migration; 8] = [
     Migration { version: 6, name: "replays", sql: include_str!("../migrations/0006_replays.sql") },
     Migration { version: 7, name: "sampling", sql: include_str!("../migrations/0007_sampling.sql") },
     Migration { version: 8, name: "pace", sql: include_str!("../migrations/0008_pace.sql") },
+    Migration { version: 9, name: "forget", sql: include_str!("../migrations/0009_forget.sql") },
 ];
 
 /// The version that this program needs.

@@ -97,18 +97,10 @@ async fn oldest_unsettled(connection: &mut SqliteConnection, destination: &str) 
     Ok(oldest)
 }
 
-/// Those that only have rows in the inbox are found by stepping from name to name. What a dead member last said of a breaker
-/// says nothing any more.
+/// What a dead member last said of a breaker says nothing any more.
 async fn consumers(connection: &mut SqliteConnection) -> Result<Vec<ConsumerVitals>, Error> {
     let sql = concat!(
-        "WITH RECURSIVE step (name) AS ( \
-             SELECT min(consumer) FROM relevo_inbox \
-             UNION ALL \
-             SELECT (SELECT min(i.consumer) FROM relevo_inbox AS i WHERE i.consumer > step.name) \
-             FROM step WHERE step.name IS NOT NULL \
-         ), known (name) AS ( \
-             SELECT name FROM step WHERE name IS NOT NULL UNION SELECT name FROM relevo_inbox_consumer \
-         ), clock (now) AS (SELECT ",
+        "WITH clock (now) AS (SELECT ",
         now!(),
         ") SELECT n.name, \
              (SELECT count(*) FROM relevo_inbox_member AS m WHERE m.consumer = n.name AND m.until_ms > c.now), \
@@ -121,7 +113,7 @@ async fn consumers(connection: &mut SqliteConnection) -> Result<Vec<ConsumerVita
                  SELECT k.lane, iif(EXISTS (SELECT 1 FROM relevo_inbox_member AS m WHERE m.consumer = k.consumer \
                      AND m.owner = k.owner AND m.until_ms > c.now), k.breaker, NULL) AS breaker \
                  FROM relevo_inbox_lane AS k WHERE k.consumer = n.name ORDER BY k.lane) AS l) \
-         FROM known AS n CROSS JOIN clock AS c ORDER BY n.name"
+         FROM relevo_inbox_known AS n CROSS JOIN clock AS c ORDER BY n.name"
     );
     let rows = sqlx::query(sql).bind(COUNT_MAX).fetch_all(connection).await?;
     let consumer = |row: &SqliteRow| {

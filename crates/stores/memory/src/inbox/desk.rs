@@ -15,6 +15,8 @@ use crate::state::Micros;
 #[derive(Debug, Default)]
 pub(crate) struct Desk {
     pub(crate) paused: bool,
+    /// Since when nobody works for it, if a person said that nobody will.
+    pub(crate) forgotten: Option<Micros>,
     /// What it was last pruned with.
     pub(crate) remembers: Option<Duration>,
     pub(crate) rows: BTreeMap<Entry, Row>,

@@ -1,7 +1,8 @@
 //! Members and lanes: who is alive, and who may handle what.
 
 use relevo_core::consume::Lane;
-use relevo_core::inbox::{Beat, Held, Orders};
+use relevo_core::inbox::operate::{Fate, Forgotten};
+use relevo_core::inbox::{Beat, Held, Orders, State as Known};
 use uuid::Uuid;
 
 use super::Asking;
@@ -24,9 +25,40 @@ impl State {
         }
         held
     }
+
+    /// The tables of a consumer that people know.
+    pub(crate) fn known(&self, consumer: &str) -> Option<&Desk> {
+        self.desks.get(consumer).filter(|desk| desk.is_known())
+    }
+
+    /// Forgets who worked for a consumer, unless somebody does.
+    pub(crate) fn forget(&mut self, consumer: &str) -> Forgotten {
+        let now = self.now();
+        let Some(desk) = self.known(consumer) else { return Forgotten::Unknown };
+        let is_alive = desk.members.keys().any(|owner| desk.is_alive(*owner, now));
+        if is_alive || desk.lanes.keys().any(|lane| self.is_lane_locked(consumer, lane)) {
+            return Forgotten::Alive;
+        }
+        if let Some(desk) = self.desks.get_mut(consumer) {
+            desk.members.clear();
+            desk.lanes.clear();
+            desk.paused = false;
+            desk.forgotten = Some(now);
+        }
+        Forgotten::Gone
+    }
 }
 
 impl Desk {
+    /// Whether people would look for it: it was not forgotten, or something of it waits, is dead, or was handled since.
+    pub(crate) fn is_known(&self) -> bool {
+        self.forgotten.is_none_or(|at| {
+            self.queues.values().any(|queue| !queue.messages.is_empty())
+                || self.letters.values().any(|letter| letter.fate == Fate::Pending)
+                || self.rows.values().any(|row| matches!(row.state, Known::Done | Known::Skipped) && row.changed > at)
+        })
+    }
+
     pub(crate) fn is_alive(&self, owner: Uuid, now: Micros) -> bool {
         self.members.get(&owner).is_some_and(|member| member.until > now)
     }
@@ -72,6 +104,7 @@ impl Desk {
             last_message_at: beat.last_message_at,
         };
         self.members.insert(beat.owner, member);
+        self.forgotten = None;
         for (lane, row) in self.lanes.iter_mut().filter(|(_, row)| row.owner == Some(beat.owner)) {
             let mark = beat.marks.iter().find(|(marked, _)| marked == lane).and_then(|(_, mark)| *mark);
             row.mark = mark.or(row.mark);

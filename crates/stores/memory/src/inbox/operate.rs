@@ -6,8 +6,8 @@ use async_trait::async_trait;
 use jiff::Timestamp;
 use relevo_core::MessageId;
 use relevo_core::inbox::operate::{
-    Consumer, DeadFilter, DeadLetter, Fate, Fed, Known, Lane, Mark, Member, Operate, Order, Plan, Portion, Queue,
-    Replay, ReplayState, Shown, Trace,
+    Consumer, DeadFilter, DeadLetter, Fate, Fed, Forgotten, Known, Lane, Mark, Member, Operate, Order, Plan, Portion,
+    Queue, Replay, ReplayState, Shown, Trace,
 };
 use relevo_core::store::StoreError;
 
@@ -34,13 +34,14 @@ impl Operate for Operator {
     async fn consumers(&self) -> Result<Vec<Consumer>, StoreError> {
         let state = lock(&self.0);
         let clock = Clock::of(&state);
-        Ok(state.desks.iter().map(|(name, desk)| desk.list(name, clock)).collect())
+        let known = state.desks.iter().filter(|(_, desk)| desk.is_known());
+        Ok(known.map(|(name, desk)| desk.list(name, clock)).collect())
     }
 
     async fn consumer(&self, name: &str, limit: usize) -> Result<Option<Shown>, StoreError> {
         let state = lock(&self.0);
         let clock = Clock::of(&state);
-        Ok(state.desks.get(name).map(|desk| Shown {
+        Ok(state.known(name).map(|desk| Shown {
             consumer: desk.list(name, clock),
             members: desk.show_members(clock),
             lanes: desk.show_lanes(),
@@ -49,7 +50,13 @@ impl Operate for Operator {
     }
 
     async fn order(&self, consumer: &str, lane: Option<&str>, order: Order) -> Result<bool, StoreError> {
-        Ok(lock(&self.0).desks.get_mut(consumer).is_some_and(|desk| desk.order(lane, order)))
+        let mut state = lock(&self.0);
+        let desk = state.desks.get_mut(consumer).filter(|desk| desk.is_known());
+        Ok(desk.is_some_and(|desk| desk.order(lane, order)))
+    }
+
+    async fn forget(&self, consumer: &str) -> Result<Forgotten, StoreError> {
+        Ok(lock(&self.0).forget(consumer))
     }
 
     async fn dead(&self, filter: &DeadFilter, limit: usize) -> Result<Vec<DeadLetter>, StoreError> {

@@ -5,8 +5,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use relevo_core::MessageId;
 use relevo_core::inbox::operate::{
-    Consumer, DeadFilter, DeadLetter, Fate, Fed, Known, Lane, Mark, Member, Operate, Order, Plan, Portion, Queue,
-    Replay, ReplayState, Shown, Trace,
+    Consumer, DeadFilter, DeadLetter, Fate, Fed, Forgotten, Known, Lane, Mark, Member, Operate, Order, Plan, Portion,
+    Queue, Replay, ReplayState, Shown, Trace,
 };
 use relevo_core::inbox::{Arrival, Entry};
 use relevo_core::store::StoreError;
@@ -19,6 +19,9 @@ use super::sql::{Body, arrivals};
 use crate::classify::Error;
 use crate::queries::{column, json_answer, json_literal, literal};
 use crate::store::Store;
+
+/// The version of the schema that forgetting came with.
+const FORGETS_SINCE: i32 = 19;
 
 impl Store {
     async fn inbox_call(&self, call: String) -> Result<Vec<PgRow>, Error> {
@@ -79,6 +82,19 @@ impl Operate for Store {
         let lane = lane.map_or_else(|| "NULL".to_owned(), literal);
         let sql = format!("SELECT {}.inbox_order({}, {lane}, '{what}')", self.schema, literal(consumer));
         Ok(only(&self.inbox_call(sql).await?)?)
+    }
+
+    async fn forget(&self, consumer: &str) -> Result<Forgotten, StoreError> {
+        let sql = format!("SELECT {}.inbox_forget({})", self.schema, literal(consumer));
+        let called = self.asking.call(read_committed(&sql)).await;
+        let older = || Error::Older { schema: self.schema.clone(), since: FORGETS_SINCE };
+        let rows = called.map_err(|error| if error.is_missing() { older() } else { error })?;
+        match only(&rows)? {
+            "gone" => Ok(Forgotten::Gone),
+            "alive" => Ok(Forgotten::Alive),
+            "unknown" => Ok(Forgotten::Unknown),
+            _ => Err(Error::Answer("what became of a consumer is not known").into()),
+        }
     }
 
     async fn dead(&self, wanted: &DeadFilter, limit: usize) -> Result<Vec<DeadLetter>, StoreError> {

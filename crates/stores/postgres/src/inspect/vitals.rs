@@ -107,10 +107,10 @@ impl Store {
         if !column::<bool>(rows.first().ok_or(Error::Answer("no row"))?, 0)? {
             return Ok(Vec::new());
         }
-        let mut rows = Rows::new(self.asking.copy(consumers(&self.schema)).await?, 7)?;
+        let mut rows = Rows::new(self.asking.copy(consumers(&self.schema)).await?, 8)?;
         let mut consumers = Vec::new();
         while let Some(mut row) = rows.next_row()? {
-            consumers.push(ConsumerVitals {
+            let consumer = ConsumerVitals {
                 name: row.string()?,
                 members: row.count()?,
                 heartbeat: row.optional_int8()?.map(millis),
@@ -118,7 +118,12 @@ impl Store {
                 waiting: row.count()?,
                 dead: row.count()?,
                 breakers: serde_json::from_str(&row.string()?).map_err(|_| Error::Answer("not JSON"))?,
-            });
+            };
+            // One that a person had forgotten is told of for as long as it has left something.
+            let is_forgotten = row.boolean()?;
+            if !is_forgotten || consumer.waiting > 0 || consumer.dead > 0 {
+                consumers.push(consumer);
+            }
         }
         Ok(consumers)
     }
@@ -207,7 +212,8 @@ fn vitals(schema: &str, destination: &str) -> String {
 }
 
 /// Those that only have rows in the inbox are found by stepping from name to name. What a dead member last said of a breaker
-/// says nothing any more.
+/// says nothing any more. The last column is true of those that were forgotten, which came with version 19, and have
+/// handled nothing since.
 fn consumers(schema: &str) -> String {
     format!(
         "WITH RECURSIVE step (n) AS ( \
@@ -224,8 +230,11 @@ fn consumers(schema: &str) -> String {
              coalesce((SELECT jsonb_agg(jsonb_build_array(k.lane, k.breaker IS NOT NULL AND EXISTS ( \
                      SELECT 1 FROM {schema}.inbox_lane AS l JOIN {schema}.inbox_member AS o USING (consumer, owner) \
                      WHERE l.consumer = n AND l.lane = k.lane AND o.until >= clock_timestamp())) ORDER BY k.lane) \
-                 FROM {schema}.inbox_mark AS k WHERE k.consumer = n), '[]')::text \
-         FROM name CROSS JOIN LATERAL ( \
+                 FROM {schema}.inbox_mark AS k WHERE k.consumer = n), '[]')::text, \
+             coalesce((to_jsonb(h) ->> 'forgotten_at')::timestamptz >= coalesce(( \
+                 SELECT i.entered_at FROM {schema}.inbox AS i WHERE i.consumer = n AND i.entered_at < 'infinity' \
+                 ORDER BY i.entered_at DESC LIMIT 1), '-infinity'), false) \
+         FROM name LEFT JOIN {schema}.inbox_consumer AS h ON h.name = n CROSS JOIN LATERAL ( \
              SELECT count(*) FILTER (WHERE m.until >= clock_timestamp()) AS members, max(m.beat_at) AS beat_at, \
                  max(m.last_message_at) AS last_message_at \
              FROM {schema}.inbox_member AS m WHERE m.consumer = n) AS m ORDER BY n",

@@ -247,13 +247,15 @@ async fn with_a_dead_owner() -> Bed {
     let bed = bed().await;
     let mut session = bed.session().await;
     for owner in [OLD, NEW] {
-        session
-            .run(&format!("SELECT relevo.inbox_beat('billing', '{owner}', 'm', 60000, NULL, '[]', '[]', 100)"))
-            .await;
+        session.run(&beat(owner)).await;
     }
     assert_eq!(session.one::<i64>(&take(OLD)).await, 1);
     session.run(&format!("UPDATE relevo.inbox_member SET until = '-infinity' WHERE owner = '{OLD}'")).await;
     bed
+}
+
+fn beat(owner: &str) -> String {
+    format!("SELECT relevo.inbox_beat('billing', '{owner}', 'm', 60000, NULL, '[]', '[]', 100)")
 }
 
 fn take(owner: &str) -> String {
@@ -306,6 +308,44 @@ async fn e4_a_look_at_the_lane_without_a_lock_inverts_a_key() {
         old.run(&format!("{}; COMMIT", effect("m3"))).await;
         assert_eq!(new.list(EFFECTS).await, ["m3"], "m2 of the same key still waits");
     }
+}
+
+/// A consumer whose only member is dead, and another that begins: its first heartbeat is not committed yet.
+async fn with_a_first_heartbeat(bed: &Bed) -> Session {
+    let mut session = bed.session().await;
+    session.run(&beat(OLD)).await;
+    session.run("UPDATE relevo.inbox_member SET until = '-infinity'").await;
+    session.run(&format!("BEGIN; {}", beat(NEW))).await;
+    session
+}
+
+const FORGET: &str = "SELECT relevo.inbox_forget('billing')";
+const IS_FORGOTTEN: &str = "SELECT forgotten_at IS NOT NULL FROM relevo.inbox_consumer";
+
+#[tokio::test]
+async fn e4_a_consumer_is_not_forgotten_beside_a_first_heartbeat() {
+    let bed = bed().await;
+    let mut member = with_a_first_heartbeat(&bed).await;
+    let forgetting = bed.session().await.start(FORGET);
+    bed.until_blocked(&forgetting).await;
+    member.run("COMMIT").await;
+    let mut session = forgetting.done().await;
+    assert!(!session.one::<bool>(IS_FORGOTTEN).await, "it has seen the heartbeat");
+    assert_eq!(session.one::<i64>("SELECT count(*) FROM relevo.inbox_member").await, 2);
+    assert_eq!(session.one::<String>(FORGET).await, "alive");
+}
+
+#[tokio::test]
+async fn e4_without_a_common_lock_a_living_consumer_is_forgotten() {
+    let bed = bed().await;
+    let lock = "PERFORM pg_advisory_xact_lock_shared(lock_number('consumer/' || of_consumer));";
+    bed.mutate("inbox_beat", lock, "").await;
+    let mut member = with_a_first_heartbeat(&bed).await;
+    let mut session = bed.session().await;
+    assert_eq!(session.one::<String>(FORGET).await, "gone");
+    member.run("COMMIT").await;
+    assert!(session.one::<bool>(IS_FORGOTTEN).await, "and it lives");
+    assert_eq!(session.one::<i64>("SELECT count(*) FROM relevo.inbox_member").await, 1);
 }
 
 /// A queue whose only message was just handled by whoever claimed it; its token.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use relevo_core::MessageId;
 use relevo_core::consume::{Lane, Raw};
-use relevo_core::inbox::operate::{DeadFilter, Fed, Mark, Operate, Order, Plan, Portion};
+use relevo_core::inbox::operate::{DeadFilter, Fed, Forgotten, Mark, Operate, Order, Plan, Portion};
 use relevo_core::inbox::{Arrival, Beat, Begun, Claimed, Enter, Entry, Inbox, Kept, Setback, Stop};
 use uuid::Uuid;
 
@@ -104,4 +104,5 @@ pub(crate) async fn operate(operator: &impl Operate) {
     assert!(operator.stop_replay("billing", number).await.expect("stop_replay"));
     assert!(operator.resume_replay("billing", number, 1).await.expect("resume_replay"));
     assert_eq!(operator.replays("billing").await.expect("replays").len(), 1);
+    assert_eq!(operator.forget("billing").await.expect("forget"), Forgotten::Gone);
 }

@@ -264,6 +264,40 @@ async fn consumers_of_the_same_database_are_told() {
 }
 
 #[tokio::test]
+async fn a_consumer_that_was_forgotten_is_told_of_while_it_has_left_something() {
+    let world = World::new().await;
+    let store = world.store().await;
+    let told = async || {
+        let consumers = store.surroundings().await.unwrap().consumers;
+        consumers.into_iter().map(|it| (it.name, it.heartbeat.is_some(), it.waiting)).collect::<Vec<_>>()
+    };
+    let billing = |heartbeat: bool, waiting: u64| ("billing".to_owned(), heartbeat, waiting);
+    world.run("SELECT relevo.inbox_begin('billing', gen_random_uuid())").await;
+    for _ in 0..2 {
+        world
+            .run(
+                "SELECT relevo.inbox_beat('billing', '00000000-0000-0000-0000-000000000001', 'one', 60000, NULL, '[]', '[]', 100); \
+                 UPDATE relevo.inbox_member SET until = clock_timestamp() - interval '1 second'",
+            )
+            .await;
+        assert_eq!(told().await, [billing(true, 0)], "its silence is told");
+        world.run("SELECT relevo.inbox_forget('billing')").await;
+        assert!(told().await.is_empty());
+    }
+    world
+        .run(
+            "INSERT INTO relevo.inbox_waiting (consumer, queue, id, replay, header_names, header_values, payload, address, lane) \
+             VALUES ('billing', 'k', gen_random_uuid(), 0, '{}', '{}', '', 'orders', '0')",
+        )
+        .await;
+    assert_eq!(told().await, [billing(false, 1)]);
+    world.run("DELETE FROM relevo.inbox_waiting").await;
+    assert!(told().await.is_empty());
+    world.run("SELECT relevo.inbox_begin('billing', gen_random_uuid())").await;
+    assert_eq!(told().await, [billing(false, 0)], "it gives no sign of life, and works");
+}
+
+#[tokio::test]
 async fn an_older_schema_is_sampled_too() {
     let world = World::at_version(6).await;
     world.emit(&["a"]).await;

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use relevo_core::consume::Lane;
+use relevo_core::inbox::operate::Forgotten;
 use relevo_core::inbox::{Beat, Held, Orders};
 use serde_json::Value;
 use sqlx::Row as _;
@@ -16,8 +17,9 @@ use crate::queries::{column, millis};
 /// A member is alive, and says what it does; hears what people ordered.
 pub(super) async fn beat(connection: &mut SqliteConnection, consumer: &str, beat: &Beat) -> Result<Orders, Error> {
     let now = clock(connection).await?;
-    let insert = sqlx::query("INSERT OR IGNORE INTO relevo_inbox_consumer (name) VALUES (?1)");
-    insert.bind(consumer).execute(&mut *connection).await?;
+    let sql = "INSERT INTO relevo_inbox_consumer AS c (name) VALUES (?1) \
+               ON CONFLICT (name) DO UPDATE SET forgotten_at_ms = NULL WHERE c.forgotten_at_ms IS NOT NULL";
+    sqlx::query(sql).bind(consumer).execute(&mut *connection).await?;
     let sql = "SELECT until_ms FROM relevo_inbox_member WHERE consumer = ?1 AND owner = ?2";
     let row = sqlx::query(sql).bind(consumer).bind(beat.owner).fetch_optional(&mut *connection).await?;
     let before: Option<i64> = row.map(|row| column(&row, 0)).transpose()?;
@@ -120,4 +122,25 @@ pub(super) async fn leave(connection: &mut SqliteConnection, consumer: &str, own
     let delete = sqlx::query("DELETE FROM relevo_inbox_member WHERE consumer = ?1 AND owner = ?2");
     delete.bind(consumer).bind(owner).execute(connection).await?;
     Ok(())
+}
+
+/// Forgets who worked for a consumer, unless somebody does. No handler's transaction is open while this one is.
+pub(super) async fn forget(connection: &mut SqliteConnection, consumer: &str) -> Result<Forgotten, Error> {
+    let known = sqlx::query("SELECT 1 FROM relevo_inbox_known WHERE name = ?1").bind(consumer);
+    if known.fetch_optional(&mut *connection).await?.is_none() {
+        return Ok(Forgotten::Unknown);
+    }
+    let now = clock(connection).await?;
+    let alive = sqlx::query("SELECT 1 FROM relevo_inbox_member WHERE consumer = ?1 AND until_ms > ?2");
+    if alive.bind(consumer).bind(now).fetch_optional(&mut *connection).await?.is_some() {
+        return Ok(Forgotten::Alive);
+    }
+    let lanes = sqlx::query("DELETE FROM relevo_inbox_lane WHERE consumer = ?1");
+    lanes.bind(consumer).execute(&mut *connection).await?;
+    let members = sqlx::query("DELETE FROM relevo_inbox_member WHERE consumer = ?1");
+    members.bind(consumer).execute(&mut *connection).await?;
+    let sql = "INSERT INTO relevo_inbox_consumer (name, forgotten_at_ms) VALUES (?1, ?2) \
+               ON CONFLICT (name) DO UPDATE SET paused = 0, forgotten_at_ms = excluded.forgotten_at_ms";
+    sqlx::query(sql).bind(consumer).bind(now).execute(connection).await?;
+    Ok(Forgotten::Gone)
 }

@@ -3,11 +3,12 @@
 use async_trait::async_trait;
 use relevo_core::MessageId;
 use relevo_core::inbox::operate::{
-    Consumer, DeadFilter, DeadLetter, Fate, Fed, Known, Mark, Operate, Order, Plan, Portion, Replay, Shown, Trace,
+    Consumer, DeadFilter, DeadLetter, Fate, Fed, Forgotten, Known, Mark, Operate, Order, Plan, Portion, Replay, Shown,
+    Trace,
 };
 use relevo_core::store::StoreError;
 
-use super::{dead, replays, show};
+use super::{dead, members, replays, show};
 use crate::link::Durability;
 use crate::store::Store;
 
@@ -60,6 +61,10 @@ impl Operate for Store {
 
     async fn order(&self, consumer: &str, lane: Option<&str>, order: Order) -> Result<bool, StoreError> {
         change!(self, session, show::order(&mut session, consumer, lane, order))
+    }
+
+    async fn forget(&self, consumer: &str) -> Result<Forgotten, StoreError> {
+        change!(self, session, members::forget(&mut session, consumer))
     }
 
     async fn dead(&self, filter: &DeadFilter, limit: usize) -> Result<Vec<DeadLetter>, StoreError> {

@@ -11,18 +11,9 @@ use super::rows::{clock, state};
 use crate::classify::Error;
 use crate::queries::{column, id, number, optional_time, time};
 
-/// Consumers that were heard of, or the one of this name. Those that only have rows in the inbox are found by stepping from
-/// name to name.
+/// Consumers that people know, or the one of this name.
 pub(super) async fn consumers(connection: &mut SqliteConnection, only: Option<&str>) -> Result<Vec<Consumer>, Error> {
-    let sql = "WITH RECURSIVE step (name) AS ( \
-                   SELECT min(consumer) FROM relevo_inbox \
-                   UNION ALL \
-                   SELECT (SELECT min(i.consumer) FROM relevo_inbox AS i WHERE i.consumer > step.name) \
-                   FROM step WHERE step.name IS NOT NULL \
-               ), known (name) AS ( \
-                   SELECT name FROM step WHERE name IS NOT NULL UNION SELECT name FROM relevo_inbox_consumer \
-               ) \
-               SELECT n.name, coalesce(c.paused, 0), \
+    let sql = "SELECT n.name, coalesce(c.paused, 0), \
                (SELECT count(*) FROM relevo_inbox_member AS m WHERE m.consumer = n.name AND m.until_ms > ?2), \
                (SELECT max(m.beat_at_ms) FROM relevo_inbox_member AS m WHERE m.consumer = n.name), \
                (SELECT max(m.last_message_at_ms) FROM relevo_inbox_member AS m WHERE m.consumer = n.name), \
@@ -31,7 +22,7 @@ pub(super) async fn consumers(connection: &mut SqliteConnection, only: Option<&s
                (SELECT count(*) FROM ( \
                    SELECT 1 FROM relevo_inbox_dead AS d WHERE d.consumer = n.name AND d.fate = 'pending' LIMIT 10000)), \
                c.remembers_ms \
-               FROM known AS n LEFT JOIN relevo_inbox_consumer AS c ON c.name = n.name \
+               FROM relevo_inbox_known AS n LEFT JOIN relevo_inbox_consumer AS c ON c.name = n.name \
                WHERE ?1 IS NULL OR n.name = ?1 ORDER BY n.name";
     let now = clock(connection).await?;
     let rows = sqlx::query(sql).bind(only).bind(now).fetch_all(connection).await?;

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use jiff::Timestamp;
+use relevo_core::inbox::operate::{self as consumers, Forgotten};
 use relevo_core::operate::{Cause, Inspect as _, Operate as _, Range, Search, Severity, Status};
 use relevo_core::sample::Sample as _;
 use relevo_core::store::{DeadFilter, DeadLetters as _, Entry, Mark, Park, ParkedKeys as _, Stop, Stopped};
@@ -248,4 +249,7 @@ async fn consumers_of_the_same_file_are_told() {
     run(&scratch.file(), "UPDATE relevo_inbox_member SET until_ms = 1").await;
     let billing = &store.surroundings().await.unwrap().consumers[1];
     assert_eq!(billing.breakers, [("0".to_owned(), false), ("1".to_owned(), false)], "who said so is dead");
+    assert_eq!(consumers::Operate::forget(&store, "billing").await.unwrap(), Forgotten::Gone);
+    let names: Vec<_> = store.surroundings().await.unwrap().consumers.into_iter().map(|it| it.name).collect();
+    assert_eq!(names, ["audit"], "nobody is told of its silence");
 }
