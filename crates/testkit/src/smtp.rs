@@ -53,16 +53,16 @@ impl Asks {
 impl Smtp {
     /// Starts one that takes letters of anybody.
     pub fn start() -> Self {
-        Self::start_that(Asks::default())
+        Self::start_that(&Asks::default())
     }
 
     /// Starts one that asks something of its clients.
-    pub fn start_that(asks: Asks) -> Self {
+    pub fn start_that(asks: &Asks) -> Self {
         // Debian's own Python has Debian's aiosmtpd.
         let python = program("RELEVO_TEST_PYTHON", "/usr/bin/python3");
         for _ in 0..STARTS_MAX {
             let (scratch, port) = (Scratch::for_marked(), port::free());
-            let process = spawn(&python, &scratch, port, &asks);
+            let process = spawn(&python, &scratch, port, asks);
             let mut server = Self { scratch, port, process, asks: asks.clone() };
             if server.becomes_ready() {
                 return server;

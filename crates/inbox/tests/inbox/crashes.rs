@@ -195,9 +195,11 @@ async fn a_suspect_that_cannot_be_alone_before_its_call_stays_a_suspect() {
     inbox.claim(&arrival(&suspect, 2), None, Duration::from_secs(1)).await.expect("the store answers");
     let (slow, quick) = (told(|_| Do::DoneAfter(Duration::from_mins(30))), told(|_| Do::Done));
     let within = |deadline| Options { deadline: Some(deadline), ..Options::default() };
-    let handlers = Handlers::new()
-        .inside_with("Slow", within(Duration::from_hours(1)), slow.clone())
-        .call_with("OrderPlaced", within(Duration::from_secs(10)), quick.clone());
+    let handlers = Handlers::new().inside_with("Slow", within(Duration::from_hours(1)), slow.clone()).call_with(
+        "OrderPlaced",
+        within(Duration::from_secs(10)),
+        quick.clone(),
+    );
     stage.wire.put("0", stage.raw("Slow", "slow", "slow", Headers::new()));
     let process = stage.start(unordered(), handlers);
     until("the slow one runs", async || slow.tried().len() == 1).await;

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use relevo_core::store::StoreError;
+use sqlx::error::DatabaseError;
 use sqlx::postgres::PgConnection;
 use sqlx::{AssertSqlSafe, Connection as _, Row as _};
 
@@ -103,7 +104,7 @@ async fn try_to_migrate(connection: &mut PgConnection, schema: &Schema, last: i3
 
 /// Somebody else's lock was in the way for too long.
 fn is_locked(error: &sqlx::Error) -> bool {
-    error.as_database_error().and_then(|error| error.code()).is_some_and(|code| code == "55P03")
+    error.as_database_error().and_then(DatabaseError::code).is_some_and(|code| code == "55P03")
 }
 
 /// The versions that [`migrate`] would apply now, with their names; changes nothing.

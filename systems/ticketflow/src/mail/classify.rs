@@ -151,7 +151,7 @@ impl Status {
 
     /// Whether something may be, or whether the sender is liked.
     const fn is_policy(self) -> bool {
-        matches!(self, Self(7, _) | Self(1, _))
+        matches!(self, Self(1 | 7, _))
     }
 }
 

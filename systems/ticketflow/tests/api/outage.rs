@@ -10,7 +10,7 @@ use sqlx::{AssertSqlSafe, Connection as _};
 use ticketflow::config::{Config, Database, Secret};
 use ticketflow::{desk, run};
 use tokio::task::JoinSet;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::place::Place;
@@ -121,7 +121,7 @@ async fn a_start_waits_for_a_database_that_says_not_now() {
     let joint = if url.expose().contains('?') { '&' } else { '?' };
     config.database = Database::Postgres(Secret::new(format!("{}{joint}options[lock_timeout]=200ms", url.expose())));
     let (served, stop) = (AtomicBool::new(false), CancellationToken::new());
-    let serves = |_: &run::Serving| {
+    let tell = |_: &run::Serving| {
         served.store(true, Ordering::Relaxed);
         stop.cancel();
     };
@@ -135,7 +135,9 @@ async fn a_start_waits_for_a_database_that_says_not_now() {
         sleep(Duration::from_millis(500)).await;
         tx.rollback().await.unwrap();
     };
-    let (ran, ()) = tokio::join!(run::run(config, true, serves, stop.clone()), release);
+    let release = timeout(Duration::from_mins(1), release);
+    let (ran, released) = tokio::join!(run::run(config, true, tell, stop.clone()), release);
     ran.unwrap();
+    released.expect("it waits for the lock");
     assert!(served.load(Ordering::Relaxed), "it served before it was told to stop");
 }

@@ -26,7 +26,7 @@ async fn send(server: &Smtp, scheme: &str, login: &str, certs: Option<&Certs>) -
 async fn letters_go_over_tls_to_a_server_that_knows_our_login() {
     let certs = Certs::new();
     for (scheme, wrapped) in [("smtp+starttls", false), ("smtps", true)] {
-        let server = Smtp::start_that(asks(&certs, Fault::None, wrapped));
+        let server = Smtp::start_that(&asks(&certs, Fault::None, wrapped));
         send(&server, scheme, "desk:s3cret%3A%20%C3%B1%40@", Some(&certs)).await.expect("it is taken");
         assert_eq!(server.mails().len(), 1, "{scheme}");
         assert!(server.events().contains(&"login right".to_owned()), "{scheme}: {:?}", server.events());
@@ -37,7 +37,7 @@ async fn letters_go_over_tls_to_a_server_that_knows_our_login() {
 #[tokio::test]
 async fn a_server_that_does_not_know_us_or_that_we_do_not_know_is_away() {
     let certs = Certs::new();
-    let server = Smtp::start_that(asks(&certs, Fault::None, false));
+    let server = Smtp::start_that(&asks(&certs, Fault::None, false));
     for login in ["desk:wrong@", ""] {
         let sent = send(&server, "smtp+starttls", login, Some(&certs)).await;
         assert!(matches!(&sent, Err(PostError::Away(_))), "{login}: {sent:?}");
@@ -47,7 +47,7 @@ async fn a_server_that_does_not_know_us_or_that_we_do_not_know_is_away() {
     let stranger = send(&server, "smtp+starttls", known, None).await;
     assert!(matches!(&stranger, Err(PostError::Away(_))), "nobody vouches for it: {stranger:?}");
     for fault in [Fault::Expired, Fault::Foreign] {
-        let server = Smtp::start_that(asks(&certs, fault, true));
+        let server = Smtp::start_that(&asks(&certs, fault, true));
         let sent = send(&server, "smtps", known, Some(&certs)).await;
         assert!(matches!(&sent, Err(PostError::Away(_))), "{fault:?}: {sent:?}");
     }
