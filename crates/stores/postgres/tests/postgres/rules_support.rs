@@ -251,8 +251,10 @@ impl Reader {
     pub(crate) async fn drain(&mut self) -> Vec<String> {
         let mut labels = Vec::new();
         loop {
+            // The rest of a window may be empty, and the next one not.
+            let in_window = !self.at.is_exhausted();
             let page = self.next(100).await;
-            if page.is_empty() && self.at.is_exhausted() {
+            if page.is_empty() && !in_window {
                 return labels;
             }
             labels.extend(page);
