@@ -10,7 +10,6 @@ mod kept;
 mod letter;
 mod server;
 mod smtp;
-mod suspects;
 mod taken;
 mod words;
 
@@ -49,7 +48,7 @@ pub enum PostError {
     /// ever would be sending for ever.
     #[error("the mail server did not answer for it: {0}")]
     Unanswered(String),
-    /// It was refused for a reason that may be one for all: given up if others are taken and it is not, again and again.
+    /// It was refused for a reason that may be one for all: tried as often as one that asks for patience, and then given up.
     #[error("the mail server refuses it, perhaps not for what it is: {0}")]
     Doubted(String),
     /// It will never be taken.

@@ -55,7 +55,8 @@ pub(super) enum Doubt {
         /// A rule was in the way, which may be one about us.
         by_policy: bool,
     },
-    /// Nothing can be asked without sending a letter: what becomes of others tells.
+    /// Nothing can be asked without sending a letter, so that nothing is final at once. It counts all the same: a few letters that
+    /// are refused for good must not keep all others waiting, as an outage would.
     Letters,
 }
 

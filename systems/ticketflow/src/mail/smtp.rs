@@ -10,7 +10,6 @@ use tokio::time::timeout;
 use super::classify::{Doubt, Refusal, Stage};
 use super::kept::Kept;
 use super::server::{self, Server};
-use super::suspects::Suspects;
 use super::taken::Taken;
 use super::{Letter, Post, PostError, Receipt};
 
@@ -19,7 +18,6 @@ pub struct Smtp {
     server: Server,
     kept: Kept,
     taken: Taken,
-    suspects: Suspects,
     patience: Patience,
 }
 
@@ -62,7 +60,7 @@ impl Smtp {
         for recipient in recipients.iter().rev().filter_map(|recipient| recipient.parse().ok()) {
             taken.note(&recipient);
         }
-        Ok(Self { server, kept: Kept::default(), taken, suspects: Suspects::default(), patience })
+        Ok(Self { server, kept: Kept::default(), taken, patience })
     }
 
     /// Sends a message. Whatever ends it early ends its connection: a late answer finds nobody.
@@ -77,7 +75,6 @@ impl Smtp {
             Err(_) => return Err(Untaken::late(Stage::Content, answer)),
         };
         self.kept.put(connection);
-        self.suspects.taken();
         for recipient in message.envelope().to() {
             self.taken.note(recipient);
         }
@@ -150,9 +147,6 @@ impl Post for Smtp {
         if doubt != Doubt::None
             && let Some(why) = self.refuses_us(&message, doubt).await
         {
-            return Err(PostError::Away(why));
-        }
-        if doubt == Doubt::Letters && self.suspects.refused(message.envelope().to()) {
             return Err(PostError::Away(why));
         }
         Err(refusal.told(why))

@@ -77,6 +77,17 @@ impl Stage {
         Self { database, smtp, config, vhost }
     }
 
+    /// While every recipient has this answer an e-mail for Ana opens the breaker; when they are taken again it arrives.
+    pub(crate) async fn waits_while_barred(&self, all: &Running, answer: &str) {
+        let before = self.smtp.mails().len();
+        self.smtp.bar_but("nowhere.example", answer);
+        all.open(ANA, "who are we").await;
+        until(async || so(all.metric("inbox_breakers_open", "notifications").await > 0.5, self.smtp.events())).await;
+        self.smtp.unbar();
+        until(async || so(self.smtp.mails().len() == before + 1, self.smtp.events())).await;
+        until(async || so(all.metric("inbox_breakers_open", "notifications").await < 0.5, answer)).await;
+    }
+
     /// Starts a process of this role, in this one.
     pub(crate) async fn start(&self, role: Role) -> Running {
         Running::start(Config { role, ..self.config.clone() }).await
