@@ -19,7 +19,7 @@ pub(crate) fn run(runner: &Runner) -> Result<ExitCode> {
     step("docs");
     runner.run(cargo::command(&["doc", "--workspace", "--no-deps"])?.env("RUSTDOCFLAGS", "-D warnings"))?;
     step("tests");
-    let tested = test::run(runner, &test::Ask::everything())?;
+    let tested = test::run(runner, &test::Options::everything())?;
     ensure!(tested == ExitCode::SUCCESS, "the tests failed");
     step("simulation");
     sim(runner, None, Some(SEEDS))?;

@@ -40,7 +40,7 @@ struct Arguments {
 #[derive(Subcommand)]
 enum Command {
     /// Starts the servers, runs the tests, ends the servers.
-    Test(test::Ask),
+    Test(test::Options),
     /// The whole check: format, clippy, docs, tests, simulation, deny, tidy.
     Ci,
     /// The servers that tests talk to, for running `cargo test` by hand.
@@ -91,7 +91,7 @@ fn main() -> ExitCode {
 
 fn dispatch(runner: &Runner, command: Command) -> Result<ExitCode> {
     match command {
-        Command::Test(ask) => return test::run(runner, &ask),
+        Command::Test(options) => return test::run(runner, &options),
         Command::Ci => return ci::run(runner),
         Command::Services { action } => services::run(runner, action)?,
         Command::Sim { seed, seeds } => ci::sim(runner, seed, seeds)?,

@@ -1,5 +1,6 @@
-//! Runs other programs so that a signal ends them too, and lets this one clean up behind them.
+//! Runs other programs. A signal to this program ends them too, and this program then cleans up.
 
+use std::collections::BTreeSet;
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -15,8 +16,8 @@ pub(crate) struct Runner {
 #[derive(Default)]
 struct State {
     signal: Option<u8>,
-    /// The process group of the program that runs now.
-    group: Option<u32>,
+    /// The process groups of the programs that run now.
+    groups: BTreeSet<u32>,
 }
 
 impl Runner {
@@ -27,23 +28,23 @@ impl Runner {
         std::thread::spawn(move || {
             for signal in signals.forever() {
                 let mut state = lock(&shared);
-                // Asked once, a program may finish in good order; asked again, it must go.
+                // The first signal lets programs finish in good order, the second kills them.
                 let how = if state.signal.is_none() { "TERM" } else { "KILL" };
                 state.signal = u8::try_from(signal).ok();
-                if let Some(group) = state.group {
-                    end_group(group, how);
+                for group in &state.groups {
+                    end_group(*group, how);
                 }
             }
         });
         Ok(Self { state })
     }
 
-    /// The signal that asked this program to end, if one did.
+    /// The signal that this program received, if any.
     pub(crate) fn signal(&self) -> Option<u8> {
         lock(&self.state).signal
     }
 
-    /// Fails once a signal has asked this program to end.
+    /// Fails after a signal.
     pub(crate) fn check(&self) -> Result<()> {
         match self.signal() {
             Some(signal) => bail!("ended by signal {signal}"),
@@ -51,7 +52,7 @@ impl Runner {
         }
     }
 
-    /// Runs a program to its end and fails if it does.
+    /// Runs a program to its end; an error if it fails.
     pub(crate) fn run(&self, command: &mut Command) -> Result<()> {
         if self.succeeds(command)? {
             return Ok(());
@@ -59,37 +60,37 @@ impl Runner {
         bail!("`{}` failed", shown(command))
     }
 
-    /// Runs a program to its end: whether it succeeded.
+    /// Runs a program to its end. Returns whether it succeeded.
     pub(crate) fn succeeds(&self, command: &mut Command) -> Result<bool> {
         self.with(command, |_| Ok(()))
     }
 
-    /// Runs a program to its end, `meanwhile` something reads its output: whether it succeeded.
+    /// Runs a program to its end while `meanwhile` reads its output. Returns whether it succeeded.
     pub(crate) fn with(&self, command: &mut Command, meanwhile: impl FnOnce(&mut Child) -> Result<()>) -> Result<bool> {
         self.check()?;
-        // A group of its own, so that all it starts can be ended, and so that a terminal's Ctrl-C comes by way of here.
+        // A group of its own, so that all its processes can be killed, and a terminal's Ctrl-C reaches only this program.
         command.process_group(0).stdin(Stdio::null());
         let mut child = command.spawn().with_context(|| format!("cannot run `{}`", shown(command)))?;
         self.attach(child.id());
         let read = meanwhile(&mut child);
         let status = child.wait();
-        lock(&self.state).group = None;
+        lock(&self.state).groups.remove(&child.id());
         self.check()?;
         read?;
         Ok(status?.success())
     }
 
-    /// Ends the program that runs now, with all that it started; whoever runs it is told that it failed.
-    pub(crate) fn end_what_runs(&self) {
-        if let Some(group) = lock(&self.state).group {
+    /// Kills a running program and all that it started; its caller sees a failure.
+    pub(crate) fn kill(&self, group: u32) {
+        if lock(&self.state).groups.contains(&group) {
             end_group(group, "KILL");
         }
     }
 
     fn attach(&self, group: u32) {
         let mut state = lock(&self.state);
-        state.group = Some(group);
-        // The signal may have come between the last look and the start.
+        state.groups.insert(group);
+        // The signal may have come between the last check and the start.
         if state.signal.is_some() {
             end_group(group, "TERM");
         }
@@ -102,7 +103,7 @@ fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
 
 fn end_group(group: u32, signal: &str) {
     let script = format!("kill -s {signal} -- -{group}");
-    // It may be gone already, which is what was wanted.
+    // It may have ended already.
     Command::new("sh").args(["-c", &script]).stderr(Stdio::null()).status().ok();
 }
 

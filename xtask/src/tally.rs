@@ -1,4 +1,4 @@
-//! Adds up what the test programs say of themselves.
+//! Number of passed, failed and skipped tests.
 
 use std::fmt;
 
@@ -10,9 +10,15 @@ pub(crate) struct Tally {
 }
 
 impl Tally {
-    /// Counts a line of output, if it is one that a test program ends with.
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.passed += other.passed;
+        self.failed += other.failed;
+        self.skipped += other.skipped;
+    }
+
+    /// Counts a line of output, if it is the closing line of a test program.
     pub(crate) fn read(&mut self, line: &str) {
-        // A test that prints to the raw stdout may leave its own words before it on the line.
+        // A test that prints to the raw stdout may leave its own text before it on the line.
         let Some((_, result)) = line.split_once("test result: ") else {
             return;
         };

@@ -1,16 +1,18 @@
 //! `cargo xtask test`.
 
-use std::io::{BufRead as _, BufReader, Write as _};
-use std::process::{Child, Command, ExitCode, Stdio};
-use std::sync::mpsc::{self, RecvTimeoutError};
-use std::time::Duration;
+mod program;
+mod report;
+mod schedule;
 
-use anyhow::{Context as _, Result};
+use std::process::{Command, ExitCode};
+
+use anyhow::Result;
 use clap::{Args, ValueEnum};
 
 use crate::runner::Runner;
-use crate::tally::Tally;
 use crate::{cargo, install, services};
+use program::Program;
+use report::Report;
 
 /// The packages whose tests need no server.
 const QUICK: [&str; 10] = [
@@ -26,137 +28,132 @@ const QUICK: [&str; 10] = [
     "xtask",
 ];
 
-/// No test is silent for as long: what is has stopped for ever, and is ended, so that the others' results are told.
-const SILENCE_MAX: Duration = Duration::from_mins(10);
-
 #[derive(Args)]
-pub(crate) struct Ask {
+pub(crate) struct Options {
     /// Which tests to run.
     #[arg(long, value_enum, default_value_t)]
     profile: Profile,
-    /// Handed to `cargo test` as they are; a `-p` among them replaces `--workspace`.
+    /// Number of test programs that run at the same time.
+    #[arg(long, default_value_t = schedule::jobs())]
+    jobs: usize,
+    /// Number of slow tests in the report at the end.
+    #[arg(long, default_value_t = 20)]
+    slowest: usize,
+    /// Arguments of `cargo test`: a `-p` replaces `--workspace`, names after it are filters.
     #[arg(last = true)]
     arguments: Vec<String>,
 }
 
 #[derive(Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 enum Profile {
-    /// All of them, against real servers; none may be skipped.
+    /// All tests, against real servers. A skipped test is an error.
     #[default]
     Full,
-    /// Those of the packages that need no server.
+    /// The tests of packages that need no server.
     Quick,
 }
 
-impl Ask {
-    /// What the whole check runs.
+impl Options {
+    /// What `cargo xtask ci` runs.
     pub(crate) fn everything() -> Self {
-        Self { profile: Profile::Full, arguments: Vec::new() }
+        Self { profile: Profile::Full, jobs: schedule::jobs(), slowest: 20, arguments: Vec::new() }
+    }
+
+    /// Arguments that choose what is built, and those that each test program gets.
+    fn split(&self) -> (Vec<&str>, Vec<&str>) {
+        let mut build = Vec::new();
+        let mut arguments = self.arguments.iter().map(String::as_str);
+        while let Some(argument) = arguments.next() {
+            match argument {
+                "--" => break,
+                "-p" | "--package" | "--test" | "--bin" | "--example" | "--features" => {
+                    build.push(argument);
+                    build.extend(arguments.next());
+                }
+                _ if argument.starts_with('-') => build.push(argument),
+                filter => {
+                    return (build, std::iter::once(filter).chain(arguments.filter(|next| *next != "--")).collect());
+                }
+            }
+        }
+        (build, arguments.collect())
     }
 }
 
-/// Prints, as its last line, how many passed, failed and were skipped.
-pub(crate) fn run(runner: &Runner, ask: &Ask) -> Result<ExitCode> {
-    let installed = match ask.profile {
+/// Builds the tests, starts the servers, runs the test programs side by side. The last line that it prints is
+/// `N passed, N failed, N skipped`.
+pub(crate) fn run(runner: &Runner, options: &Options) -> Result<ExitCode> {
+    let installed = match options.profile {
         Profile::Full => Some(install::all(runner)?),
         Profile::Quick => None,
     };
-    let mut tally = Tally::default();
-    // By itself, because a compiler may be silent for as long as it likes. Examples in documents cannot be built alone.
-    let only_documents = ask.arguments.iter().any(|argument| argument == "--doc");
-    let mut succeeded = only_documents || runner.succeeds(&mut tests(ask, &["--no-run"])?)?;
-    if succeeded {
-        let servers = installed.map(|installed| services::for_one_run(runner, &installed)).transpose()?;
-        let mut command = tests(ask, &[])?;
-        command.envs(servers.iter().flat_map(|servers| servers.variables.clone())).stdout(Stdio::piped());
-        succeeded = runner.with(&mut command, |child| follow(runner, child, SILENCE_MAX, &mut tally))?;
+    let (selection, passed_on) = options.split();
+    let selection: Vec<_> = packages(options.profile, &selection).into_iter().chain(selection).collect();
+    let mut report = Report::default();
+    let Some(mut programs) = program::build(runner, &selection)? else {
+        report.build_failed();
+        return Ok(conclude(options, report));
+    };
+    if runs_documentation(&selection) {
+        programs.push(Program::documentation(&selection)?);
     }
-    Ok(conclude(ask.profile, succeeded, tally))
+    let servers = installed.map(|installed| services::for_one_run(runner, &installed)).transpose()?;
+    let variables = servers.iter().flat_map(|servers| servers.variables.clone()).collect();
+    let commands = programs.into_iter().map(|program| program.command(&passed_on, &variables)).collect();
+    schedule::run(runner, options.jobs, commands, &mut report)?;
+    Ok(conclude(options, report))
 }
 
-fn tests(ask: &Ask, flags: &[&str]) -> Result<Command> {
-    let mut command = cargo::command(&["test", "--no-fail-fast"])?;
-    // Before what was handed over: that may go on to the test programs.
-    command.args(flags).args(packages(ask)).args(&ask.arguments);
-    Ok(command)
-}
-
-/// Passes on what the tests print, and counts their results; ends them when they are silent for too long.
-fn follow(runner: &Runner, child: &mut Child, silence_max: Duration, tally: &mut Tally) -> Result<()> {
-    let mut output = BufReader::new(child.stdout.take().context("the output was piped")?);
-    let (heard, silence) = mpsc::channel();
-    std::thread::scope(|scope| {
-        scope.spawn(move || {
-            loop {
-                match silence.recv_timeout(silence_max) {
-                    Ok(()) => {}
-                    Err(RecvTimeoutError::Timeout) => {
-                        eprintln!("error: no test has said anything for {silence_max:?}; those that run are ended");
-                        runner.end_what_runs();
-                    }
-                    Err(RecvTimeoutError::Disconnected) => return,
-                }
-            }
-        });
-        let mut line = Vec::new();
-        // Not `lines()`: a test may print what is no UTF-8.
-        while output.read_until(b'\n', &mut line)? > 0 {
-            std::io::stdout().write_all(&line)?;
-            tally.read(&String::from_utf8_lossy(&line));
-            line.clear();
-            heard.send(()).context("the watch ends with its sender")?;
-        }
-        drop(heard);
-        Ok(())
-    })
-}
-
-fn packages(ask: &Ask) -> Vec<&str> {
-    let chosen = ask.arguments.iter().any(|argument| argument.starts_with("-p") || argument.starts_with("--package"));
-    match ask.profile {
+fn packages<'a>(profile: Profile, selection: &[&str]) -> Vec<&'a str> {
+    let chosen = selection.iter().any(|argument| argument.starts_with("-p") || argument.starts_with("--package"));
+    match profile {
         _ if chosen => Vec::new(),
         Profile::Full => vec!["--workspace"],
         Profile::Quick => QUICK.iter().flat_map(|package| ["-p", *package]).collect(),
     }
 }
 
-fn conclude(profile: Profile, succeeded: bool, mut tally: Tally) -> ExitCode {
-    if !succeeded && tally.failed == 0 {
-        eprintln!("error: something did not build, or a test program ended without a result; counted as one failure");
-        tally.failed = 1;
-    }
-    let nothing = tally.passed + tally.failed == 0;
-    if nothing {
-        eprintln!("error: no test ran");
-    }
-    let skipped = profile == Profile::Full && tally.skipped > 0;
+/// Examples in documentation run unless the selection names other targets.
+fn runs_documentation(selection: &[&str]) -> bool {
+    let targets = ["--test", "--tests", "--bin", "--bins", "--lib", "--example", "--examples", "--all-targets"];
+    !selection.iter().any(|argument| targets.contains(argument))
+}
+
+fn conclude(options: &Options, report: Report) -> ExitCode {
+    report.print_times(options.slowest);
+    let skipped = options.profile == Profile::Full && report.tally.skipped > 0;
     if skipped {
         eprintln!("error: tests were skipped; the full profile runs all of them");
     }
-    println!("{tally}");
-    if succeeded && tally.failed == 0 && !nothing && !skipped { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    let succeeded = report.succeeded() && !skipped;
+    println!("{}", report.tally);
+    if succeeded { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Cargo's command line for these tests.
+fn cargo_test(flags: &[&str], selection: &[&str]) -> Result<Command> {
+    let mut command = cargo::command(&["test", "--no-fail-fast"])?;
+    command.args(flags).args(selection);
+    Ok(command)
 }
 
 #[cfg(test)]
 mod tests {
-    use std::process::{Command, Stdio};
-    use std::time::Duration;
+    use super::{Options, Profile};
 
-    use super::follow;
-    use crate::runner::Runner;
-    use crate::tally::Tally;
+    fn split(arguments: &[&str]) -> (Vec<String>, Vec<String>) {
+        let arguments = arguments.iter().map(|argument| (*argument).to_owned()).collect();
+        let options = Options { profile: Profile::Full, jobs: 1, slowest: 0, arguments };
+        let (build, passed_on) = options.split();
+        let owned = |words: Vec<&str>| words.into_iter().map(str::to_owned).collect();
+        (owned(build), owned(passed_on))
+    }
 
     #[test]
-    fn tests_that_stop_for_ever_are_ended_and_what_came_before_counts() {
-        let runner = Runner::new().unwrap();
-        let mut command = Command::new("sh");
-        command
-            .args(["-c", "echo 'test result: ok. 3 passed; 0 failed; 0 ignored'; sleep 1000"])
-            .stdout(Stdio::piped());
-        let mut tally = Tally::default();
-        let succeeded =
-            runner.with(&mut command, |child| follow(&runner, child, Duration::from_secs(3), &mut tally)).unwrap();
-        assert!(!succeeded);
-        assert_eq!(tally.passed, 3);
+    fn cargo_gets_the_selection_and_test_programs_get_the_filters() {
+        let (build, passed_on) = split(&["-p", "relevo-core", "--test", "rules", "leases", "--", "--exact"]);
+        assert_eq!(build, ["-p", "relevo-core", "--test", "rules"]);
+        assert_eq!(passed_on, ["leases", "--exact"]);
+        assert_eq!(split(&["--", "--nocapture"]), (vec![], vec!["--nocapture".to_owned()]));
     }
 }

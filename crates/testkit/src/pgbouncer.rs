@@ -10,7 +10,6 @@ use sqlx::ConnectOptions as _;
 use sqlx::postgres::PgConnectOptions;
 
 use crate::account::Account;
-use crate::port;
 use crate::scratch::Scratch;
 
 const STARTS_MAX: usize = 10;
@@ -54,7 +53,7 @@ impl PgBouncer {
         let account = Account::for_servers();
         let scratch = Scratch::new(account, "pid", "TERM");
         let directory = scratch.path().display();
-        let port = port::free();
+        let port = scratch.reserve_port();
         let file = scratch.path().join("pgbouncer.ini");
         let settings = format!(
             "[databases]\n* = {upstream}\n[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\n\

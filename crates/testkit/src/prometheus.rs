@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::installed::program;
 use crate::scratch::Scratch;
-use crate::{http, marked, port};
+use crate::{http, marked};
 
 const STARTS_MAX: usize = 10;
 const READY_DEADLINE: Duration = Duration::from_secs(30);
@@ -92,7 +92,8 @@ struct Watcher {
 impl Watcher {
     fn start(name: &str, config: &str, files: &[(&str, &str)], command: impl Fn(u16, &Path) -> Command) -> Self {
         for _ in 0..STARTS_MAX {
-            let (scratch, port) = (Scratch::for_marked(), port::free());
+            let scratch = Scratch::for_marked();
+            let port = scratch.reserve_port();
             for (name, text) in files.iter().chain([&(name, config)]) {
                 std::fs::write(scratch.path().join(name), text).expect("the directory can be written");
             }

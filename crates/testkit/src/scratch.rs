@@ -4,12 +4,15 @@ use std::ffi::OsString;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::Mutex;
 
 use crate::account::Account;
+use crate::port::ReservedPort;
 
 pub(crate) struct Scratch {
     path: PathBuf,
     watchdog: Child,
+    ports: Mutex<Vec<ReservedPort>>,
 }
 
 impl Scratch {
@@ -40,7 +43,15 @@ impl Scratch {
             .process_group(0)
             .spawn()
             .expect("`sh` runs");
-        Self { path, watchdog }
+        Self { path, watchdog, ports: Mutex::default() }
+    }
+
+    /// A port that is reserved for as long as this directory exists.
+    pub(crate) fn reserve_port(&self) -> u16 {
+        let port = ReservedPort::new();
+        let number = port.number();
+        self.ports.lock().expect("no holder panics").push(port);
+        number
     }
 
     pub(crate) fn path(&self) -> &Path {

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use crate::certs::Pair;
 use crate::installed::program;
+use crate::marked;
 use crate::scratch::Scratch;
-use crate::{marked, port};
 
 const STARTS_MAX: usize = 10;
 const READY_DEADLINE: Duration = Duration::from_secs(30);
@@ -61,7 +61,8 @@ impl Smtp {
         // Debian's own Python has Debian's aiosmtpd.
         let python = program("RELEVO_TEST_PYTHON", "/usr/bin/python3");
         for _ in 0..STARTS_MAX {
-            let (scratch, port) = (Scratch::for_marked(), port::free());
+            let scratch = Scratch::for_marked();
+            let port = scratch.reserve_port();
             let process = spawn(&python, &scratch, port, asks);
             let mut server = Self { scratch, port, process, asks: asks.clone() };
             if server.becomes_ready() {

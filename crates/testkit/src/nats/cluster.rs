@@ -1,6 +1,6 @@
 use super::node::{Node, RUNNING};
 use super::{NatsVersion, Private, Settings};
-use crate::port;
+use crate::port::ReservedPort;
 use crate::unblocked::unblocked;
 
 const STARTS_MAX: usize = 5;
@@ -8,6 +8,7 @@ const STARTS_MAX: usize = 5;
 /// Three servers of the newest version that are one JetStream, each of which can be killed, paused and started again.
 pub struct Cluster {
     nodes: [Private; 3],
+    _routes: [ReservedPort; 3],
 }
 
 impl Cluster {
@@ -18,8 +19,8 @@ impl Cluster {
 
     /// Starts one with other settings, the same for all nodes.
     pub async fn of_three_with(settings: Settings) -> Self {
-        let nodes = unblocked(move || launch(&settings)).await;
-        let cluster = Self { nodes: nodes.map(Private::of) };
+        let (nodes, routes) = unblocked(move || launch(&settings)).await;
+        let cluster = Self { nodes: nodes.map(Private::of), _routes: routes };
         cluster.healthy().await;
         cluster
     }
@@ -42,9 +43,10 @@ impl Cluster {
     }
 }
 
-fn launch(settings: &Settings) -> [Node; 3] {
+fn launch(settings: &Settings) -> ([Node; 3], [ReservedPort; 3]) {
     for _ in 0..STARTS_MAX {
-        let ports = [port::free(), port::free(), port::free()];
+        let reserved = [(); 3].map(|()| ReservedPort::new());
+        let ports = reserved.each_ref().map(ReservedPort::number);
         let routes = ports.map(|port| format!("nats://127.0.0.1:{port}")).join(", ");
         let nodes = ports.map(|port| {
             let block = format!("cluster {{ name: relevo, listen: \"127.0.0.1:{port}\", routes: [{routes}] }}");
@@ -52,7 +54,7 @@ fn launch(settings: &Settings) -> [Node; 3] {
         });
         let started = nodes.each_ref().map(Node::try_start);
         if started == [true; 3] {
-            return nodes;
+            return (nodes, reserved);
         }
         // Somebody else may have been quicker to a port.
         let failed = nodes.iter().zip(started).filter(|(_, started)| !started);

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::{NatsVersion, Settings};
 use crate::scratch::Scratch;
-use crate::{http, marked, port};
+use crate::{http, marked};
 
 const DEBIAN: &str = "/usr/sbin/nats-server";
 const STARTS_MAX: usize = 10;
@@ -34,12 +34,6 @@ pub(super) struct Ports {
     pub(super) monitor: u16,
 }
 
-impl Ports {
-    pub(super) fn free() -> Self {
-        Self { client: port::free(), monitor: port::free() }
-    }
-}
-
 impl Node {
     /// A new server on free ports, started.
     pub(super) fn launch(version: NatsVersion, settings: &Settings) -> Self {
@@ -56,8 +50,9 @@ impl Node {
 
     /// A new server on free ports, not started.
     pub(super) fn create(version: NatsVersion, settings: &Settings, ready: &'static str) -> Self {
-        let ports = Ports::free();
-        let node = Self { scratch: Scratch::for_marked(), version, ports, ready, process: Mutex::new(None) };
+        let scratch = Scratch::for_marked();
+        let ports = Ports { client: scratch.reserve_port(), monitor: scratch.reserve_port() };
+        let node = Self { scratch, version, ports, ready, process: Mutex::new(None) };
         settings.write(node.directory(), ports);
         node
     }

@@ -98,7 +98,7 @@ impl Cluster {
         // The first time somebody may be quicker to the port. Later what is left of a killed server may still hold its
         // memory, on a busy machine for long.
         while starts < STARTS_MAX || (known != NO_PORT_YET && begun.elapsed() < END_DEADLINE) {
-            let port = if known == NO_PORT_YET { port::free() } else { known };
+            let port = if known == NO_PORT_YET { self.scratch.reserve_port() } else { known };
             if self.start_on(port) {
                 self.port.store(port, Ordering::SeqCst);
                 return;

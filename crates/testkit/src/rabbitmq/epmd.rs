@@ -5,8 +5,8 @@ use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::marked;
 use crate::scratch::Scratch;
-use crate::{marked, port};
 
 const STARTS_MAX: usize = 10;
 const READY_DEADLINE: Duration = Duration::from_secs(10);
@@ -22,7 +22,8 @@ pub(super) struct Epmd {
 impl Epmd {
     pub(super) fn start() -> Self {
         for _ in 0..STARTS_MAX {
-            let (scratch, port) = (Scratch::for_marked(), port::free());
+            let scratch = Scratch::for_marked();
+            let port = scratch.reserve_port();
             let mut command = Command::new("epmd");
             command.args(["-address", "127.0.0.1", "-port", &port.to_string()]).current_dir("/");
             command.env(marked::VARIABLE, scratch.path()).process_group(0);

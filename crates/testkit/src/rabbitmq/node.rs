@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use super::Settings;
 use crate::scratch::Scratch;
-use crate::{http, marked, port};
+use crate::{http, marked};
 
 /// Debian's own command insists on the user `rabbitmq`; what it wraps does not.
 const PROGRAMS: &str = "/usr/lib/rabbitmq/bin";
@@ -47,14 +47,14 @@ impl Node {
     /// A new node on free ports, started, without its users; with the epmd on this port, or else one of its own.
     pub(super) fn launch_as(name: &'static str, epmd: Option<u16>, settings: &Settings) -> Self {
         for _ in 0..STARTS_MAX {
-            let ports = Ports {
-                amqp: port::free(),
-                management: port::free(),
-                tls: port::free(),
-                between_nodes: port::free(),
-                epmd: epmd.unwrap_or_else(port::free),
-            };
             let (scratch, process) = (Scratch::for_marked(), Mutex::new(None));
+            let ports = Ports {
+                amqp: scratch.reserve_port(),
+                management: scratch.reserve_port(),
+                tls: scratch.reserve_port(),
+                between_nodes: scratch.reserve_port(),
+                epmd: epmd.unwrap_or_else(|| scratch.reserve_port()),
+            };
             let node = Self { scratch, name, settings: settings.clone(), ports, process };
             node.settings.write(node.directory(), ports);
             write_cookie(node.directory());

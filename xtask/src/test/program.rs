@@ -1,0 +1,129 @@
+//! The test programs of the workspace.
+
+use std::io::BufReader;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context as _, Result};
+use serde_json::Value;
+
+use super::cargo_test;
+use crate::runner::Runner;
+
+/// Programs that take longest, first: started last, one of them would run alone at the end.
+const LONGEST: [&str; 12] = [
+    "postgres",
+    "run",
+    "rabbitmq",
+    "torture",
+    "nats",
+    "consumers",
+    "outside",
+    "observed",
+    "api",
+    "parts",
+    "inbox",
+    "sim",
+];
+
+pub(super) enum Program {
+    /// A program that Cargo built from one target.
+    Built { package: String, target: String, executable: PathBuf, directory: PathBuf },
+    /// The examples in documentation, which only Cargo can build and run.
+    Documentation(Command),
+}
+
+/// A command to run, with the name that the report shows.
+pub(super) struct NamedCommand {
+    pub(super) name: String,
+    pub(super) command: Command,
+}
+
+/// Builds all test programs of the selection, longest first; `None` when something does not build.
+pub(super) fn build(runner: &Runner, selection: &[&str]) -> Result<Option<Vec<Program>>> {
+    let mut command = cargo_test(&["--no-run", "--message-format=json-render-diagnostics"], selection)?;
+    command.stdout(Stdio::piped());
+    let mut programs = Vec::new();
+    let built = runner.with(&mut command, |child| {
+        let output = BufReader::new(child.stdout.take().context("the output was piped")?);
+        for message in serde_json::Deserializer::from_reader(output).into_iter::<Value>() {
+            programs.extend(Program::from_message(&message.context("Cargo's messages are JSON")?));
+        }
+        Ok(())
+    })?;
+    programs.sort_by_key(Program::rank);
+    Ok(built.then_some(programs))
+}
+
+impl Program {
+    /// The examples in the documentation of the selected packages.
+    pub(super) fn documentation(selection: &[&str]) -> Result<Self> {
+        Ok(Self::Documentation(cargo_test(&["--doc"], selection)?))
+    }
+
+    fn from_message(message: &Value) -> Option<Self> {
+        if message["reason"] != "compiler-artifact" || message["profile"]["test"] != true {
+            return None;
+        }
+        let manifest = Path::new(message["manifest_path"].as_str()?);
+        let package =
+            message["package_id"].as_str()?.rsplit(['/', '#']).find(|part| !part.starts_with(char::is_numeric))?;
+        Some(Self::Built {
+            package: package.split('@').next()?.to_owned(),
+            target: message["target"]["name"].as_str()?.to_owned(),
+            executable: message["executable"].as_str()?.into(),
+            directory: manifest.parent()?.to_owned(),
+        })
+    }
+
+    fn rank(&self) -> usize {
+        match self {
+            Self::Built { target, .. } => LONGEST.iter().position(|name| name == target).unwrap_or(LONGEST.len()),
+            Self::Documentation(_) => LONGEST.len(),
+        }
+    }
+
+    /// Runs it as `cargo test` does: in its package's folder, with these variables.
+    pub(super) fn command(self, arguments: &[&str], variables: &Vec<(String, String)>) -> NamedCommand {
+        let (name, mut command) = match self {
+            Self::Built { package, target, executable, directory } => {
+                let mut command = Command::new(executable);
+                command.current_dir(&directory).env("CARGO_MANIFEST_DIR", directory);
+                // Times of single tests are an unstable option of the test harness, which this variable permits.
+                command.env("RUSTC_BOOTSTRAP", "1").args(["-Zunstable-options", "--report-time"]).args(arguments);
+                (format!("{package} {target}"), command)
+            }
+            Self::Documentation(mut command) => {
+                command.arg("--").args(arguments);
+                ("documentation".to_owned(), command)
+            }
+        };
+        command.envs(variables.iter().map(|(name, value)| (name, value)));
+        NamedCommand { name, command }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::Program;
+
+    #[test]
+    fn only_test_programs_are_run() {
+        let artifact = |test: bool| {
+            json!({
+                "reason": "compiler-artifact",
+                "package_id": "path+file:///src/crates/stores/postgres#relevo-store-postgres@0.1.0",
+                "manifest_path": "/src/crates/stores/postgres/Cargo.toml",
+                "target": { "name": "postgres" },
+                "profile": { "test": test },
+                "executable": "/target/debug/deps/postgres-1",
+            })
+        };
+        let program = Program::from_message(&artifact(true)).unwrap().command(&["leases"], &vec![]);
+        assert_eq!(program.name, "relevo-store-postgres postgres");
+        assert_eq!(program.command.get_current_dir().unwrap().to_str(), Some("/src/crates/stores/postgres"));
+        assert!(Program::from_message(&artifact(false)).is_none());
+    }
+}
