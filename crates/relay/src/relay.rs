@@ -24,11 +24,11 @@ use crate::keys::{Item, Keys, Source};
 use crate::pages::{Pages, Verdict};
 use crate::parked::{Holds, ParkedKeys};
 use crate::quiet::Quiet;
-use crate::random::Random;
 use crate::routes::RoutesHandle;
 use crate::runs::Runs;
 use crate::stats::{Stats, add};
 use crate::watched::Watched;
+use relevo_core::random::SplitMix64;
 
 pub(crate) type Pending<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
@@ -60,7 +60,7 @@ pub struct Relay<S: ?Sized, B: ?Sized> {
     /// Routes that are to replace the configured ones.
     new_routes: watch::Receiver<Routes>,
     routes_handle: RoutesHandle,
-    pub(crate) random: Random,
+    pub(crate) random: SplitMix64,
 
     pub(crate) owner: Uuid,
     pub(crate) held: BTreeMap<u16, Held>,
@@ -140,7 +140,7 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
     /// A relay whose jitter and token come from a seed, so that a simulation can replay it.
     pub fn with_seed(store: Arc<S>, broker: Arc<B>, config: Config, seed: u64) -> Self {
         let now = Instant::now();
-        let mut random = Random::new(seed);
+        let mut random = SplitMix64::new(seed);
         let (routes_handle, new_routes) = RoutesHandle::new(config.routes.clone());
         Self {
             store,
@@ -149,7 +149,7 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
             watched: Arc::default(),
             new_routes,
             routes_handle,
-            owner: random.owner(),
+            owner: random.uuid(),
             random,
             held: BTreeMap::new(),
             settled: BTreeMap::new(),
@@ -455,7 +455,7 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
     }
 
     pub(crate) fn new_owner(&mut self) {
-        self.owner = self.random.owner();
+        self.owner = self.random.uuid();
     }
 
     fn wakes_at(&self) -> Instant {

@@ -15,7 +15,7 @@ use crate::consumers::Group;
 use crate::harms::Blow;
 use crate::ledger::Feed;
 use crate::oracle::Arrival;
-use crate::random::Random;
+use relevo_core::random::SplitMix64;
 
 /// Which broker the relays carry messages to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,7 +104,7 @@ impl Broker {
     }
 
     /// Does it; returns when the broker is back. Says whether there was anything to be done it to.
-    pub(crate) async fn blow(&self, blow: Blow, past: Duration, random: &mut Random) -> bool {
+    pub(crate) async fn blow(&self, blow: Blow, past: Duration, random: &mut SplitMix64) -> bool {
         match (self, blow) {
             // A library within the relays: whatever is done to them is done to it.
             (Self::Embedded(_), _) => return false,
@@ -144,7 +144,7 @@ impl Broker {
     }
 }
 
-async fn pause(random: &mut Random) {
+async fn pause(random: &mut SplitMix64) {
     sleep(Duration::from_millis(random.below(500).into())).await;
 }
 

@@ -7,10 +7,10 @@ use tokio::time::Instant;
 
 use crate::consumers::BEAT_LASTS;
 use crate::process::Process;
-use crate::random::Random;
 use crate::relays::{CALL_DEADLINE, LEASE, PUBLISH_DEADLINE};
 use crate::report::Ended;
 use crate::stage::Stage;
+use relevo_core::random::SplitMix64;
 
 /// What is done to a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,7 +60,7 @@ const EACH: [Harm; 12] = [
 
 impl Harm {
     /// Whatever chance says: often to processes, seldom what takes long to mend.
-    fn by_chance(random: &mut Random) -> Self {
+    fn by_chance(random: &mut SplitMix64) -> Self {
         let deed = match random.below(5) {
             0..=1 => Deed::Kill,
             2..=3 => Deed::Freeze,
@@ -120,7 +120,7 @@ async fn harm_one(
     deed: Deed,
     lasts: Duration,
     ended: &mut Ended,
-    random: &mut Random,
+    random: &mut SplitMix64,
 ) -> Result<()> {
     let at_hand = |process: &Process| if deed == Deed::Kill { !process.is_gone() } else { process.is_awake() };
     let mut possible: Vec<&mut Process> = processes.iter_mut().filter(|process| at_hand(process)).collect();

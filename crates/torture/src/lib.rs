@@ -13,7 +13,6 @@ mod operator;
 mod oracle;
 mod process;
 mod producers;
-mod random;
 mod relays;
 mod report;
 mod server;

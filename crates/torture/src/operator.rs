@@ -16,13 +16,13 @@ use crate::database::Database;
 use crate::ledger::Store;
 use crate::oracle::Mark;
 use crate::producers::Done;
-use crate::random::Random;
+use relevo_core::random::SplitMix64;
 
 /// Looks after all consumers of a run.
 pub(crate) struct Operator {
     database: Database,
     store: Store,
-    random: Random,
+    random: SplitMix64,
     done: Arc<Done>,
     /// This consumer's inbox is emptied all the time.
     forgets: Option<&'static str>,
@@ -32,7 +32,7 @@ pub(crate) struct Operator {
 pub(crate) type Seen = BTreeMap<&'static str, Vec<Mark>>;
 
 impl Operator {
-    pub(crate) fn new(database: &Database, random: Random, done: Arc<Done>, forgets: Option<&'static str>) -> Self {
+    pub(crate) fn new(database: &Database, random: SplitMix64, done: Arc<Done>, forgets: Option<&'static str>) -> Self {
         Self { database: database.clone(), store: database.ledger(), random, done, forgets }
     }
 

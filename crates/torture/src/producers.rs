@@ -11,7 +11,7 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use crate::database::{Database, KEYS, Link};
-use crate::random::Random;
+use relevo_core::random::SplitMix64;
 
 /// One transaction in so many rolls back, and as many connections vanish in mid-transaction.
 const ENDS: u32 = 10;
@@ -49,7 +49,7 @@ pub(crate) struct Producer {
     pub(crate) name: String,
     pub(crate) database: Database,
     pub(crate) done: Arc<Done>,
-    pub(crate) random: Random,
+    pub(crate) random: SplitMix64,
     /// The longest pause between two transactions.
     pub(crate) pause_ms: u32,
     /// How often one transaction changes its key at most.

@@ -9,7 +9,7 @@ use sqlx::postgres::PgConnectOptions;
 use tokio::time::sleep;
 
 use crate::harms::Blow;
-use crate::random::Random;
+use relevo_core::random::SplitMix64;
 
 /// A server of the run's own.
 pub(crate) struct Server {
@@ -36,7 +36,7 @@ impl Server {
     }
 
     /// Does it; returns when the server is back. Stopped for `past`, it takes afterwards what was said to it meanwhile.
-    pub(crate) async fn blow(&self, blow: Blow, past: Duration, random: &mut Random) {
+    pub(crate) async fn blow(&self, blow: Blow, past: Duration, random: &mut SplitMix64) {
         match blow {
             Blow::Kill => {
                 self.server.kill9().await;

@@ -17,10 +17,10 @@ use crate::operator::{Operator, Seen};
 use crate::oracle::{Change, Findings, judge, judge_effects};
 use crate::process::Process;
 use crate::producers::{Done, Producer};
-use crate::random::Random;
 use crate::relays;
 use crate::report::{Deeds, Report};
 use crate::server::Server;
+use relevo_core::random::SplitMix64;
 
 const RELAYS: usize = 3;
 const SHARDS: u16 = 8;
@@ -118,7 +118,7 @@ pub(crate) struct Stage {
     pub(crate) consumers: Vec<Process>,
     /// The consumers are broken on purpose.
     pub(crate) careless: bool,
-    pub(crate) random: Random,
+    pub(crate) random: SplitMix64,
     pub(crate) deeds: Deeds,
 }
 
@@ -149,7 +149,7 @@ impl Stage {
             relays: Vec::new(),
             consumers: Vec::new(),
             careless: plan.careless,
-            random: Random::new(plan.seed),
+            random: SplitMix64::new(plan.seed),
             deeds: Deeds::default(),
         };
         let destination = stage.broker.config(DESTINATION);

@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use relevo_core::Failure;
 use relevo_core::consume::{Answer, Consumer, Consuming, Delivery, Lane, Tag};
 
-use super::random::Random;
+use relevo_core::random::SplitMix64;
 
 /// One answer in so many is forgotten.
 const FORGETS: u32 = 100;
@@ -15,7 +15,7 @@ const FORGETS: u32 = 100;
 /// Passes on to the consumer inside all but what it forgets.
 pub(crate) struct Forgetful<C> {
     pub(crate) inner: C,
-    pub(crate) random: Mutex<Random>,
+    pub(crate) random: Mutex<SplitMix64>,
 }
 
 #[async_trait]

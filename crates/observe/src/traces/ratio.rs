@@ -3,6 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use relevo_core::random::mix;
 use relevo_core::trace::TraceId;
 use uuid::Uuid;
 
@@ -27,16 +28,9 @@ impl Ratio {
     pub(super) fn has(self, trace: TraceId) -> bool {
         let (high, low) = Uuid::from_bytes(*trace.as_bytes()).as_u64_pair();
         // Ids may be counted up or made from a clock: every bit of them is to matter alike.
-        let part = mixed(high ^ mixed(low)) % u64::from(MILLION);
+        let part = mix(high ^ mix(low)) % u64::from(MILLION);
         part < u64::from(self.0)
     }
-}
-
-/// The last step of `SplitMix64`.
-const fn mixed(value: u64) -> u64 {
-    let value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    value ^ (value >> 31)
 }
 
 /// What a text that is no ratio is told.
