@@ -1,6 +1,6 @@
-//! Chance by seed.
+//! A seeded random generator.
 
-/// `SplitMix64`: one number of state, and good enough to choose what breaks next.
+/// `SplitMix64`: a single number of state, and good enough to choose faults.
 #[derive(Clone, Debug)]
 pub(crate) struct Random(u64);
 
@@ -9,14 +9,14 @@ impl Random {
         Self(seed)
     }
 
-    /// Another one, whose numbers have nothing to do with this one's.
+    /// Creates an independent generator.
     pub(crate) fn fork(&mut self) -> Self {
         Self(self.next())
     }
 
     /// A number below `limit`.
     pub(crate) fn below(&mut self, limit: u32) -> u32 {
-        // The upper half of the product of 32 bits and the limit is below the limit.
+        // The upper half of the product of a 32-bit number and the limit is below the limit.
         u32::try_from(((self.next() >> 32) * u64::from(limit)) >> 32).expect("it is below a 32-bit limit")
     }
 
