@@ -1,4 +1,4 @@
-//! `cargo xtask tidy`: what a machine can check of how the project is written.
+//! `cargo xtask tidy`: checks the project's writing rules as far as a program can.
 
 mod arrows;
 mod links;
@@ -14,7 +14,7 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::cargo;
 
-/// Something to put right, and where.
+/// A problem and its location.
 #[derive(Debug, PartialEq, Eq)]
 struct Finding {
     file: PathBuf,
@@ -28,7 +28,7 @@ impl fmt::Display for Finding {
     }
 }
 
-/// Prints every finding; fails if there is one.
+/// Prints all findings. Fails if there are any.
 pub(crate) fn run() -> Result<()> {
     let root = cargo::root()?;
     let (mut findings, mut pages, mut known) = (Vec::new(), Vec::new(), BTreeSet::new());
@@ -67,7 +67,7 @@ pub(crate) fn run() -> Result<()> {
     }
 }
 
-/// Every file of the project, relative to its top, in order.
+/// All files of the project, sorted, relative to its root directory.
 fn files(root: &Path) -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     let mut open = vec![root.to_owned()];
