@@ -59,7 +59,9 @@ impl From<Error> for End {
 pub(super) async fn read(shared: Arc<Shared>, number: u16, epoch: u64) {
     let cell = &shared.cells[usize::from(number)];
     let mut reader = Reader { shared: &shared, cell, epoch };
-    for attempt in 1.. {
+    let mut backoff = link::Backoff::default();
+    loop {
+        let began = Instant::now();
         match reader.session().await {
             Err(End::Gone) => return,
             Err(End::Fault(error)) => {
@@ -72,7 +74,7 @@ pub(super) async fn read(shared: Arc<Shared>, number: u16, epoch: u64) {
             // The library ended its stream: a new one is asked for.
             Ok(()) => {}
         }
-        sleep(link::pause(attempt)).await;
+        sleep(backoff.after(began.elapsed())).await;
     }
 }
 
