@@ -67,7 +67,7 @@ impl Host {
         let broker = Port::new(connection, self.mutant);
         let relay =
             Relay::with_seed(Arc::new(store), Arc::new(broker), self.scenario.config.clone(), random.next_u64());
-        Box::pin(relay.run(stop))
+        Box::pin(relay.expect("scenarios have valid configurations").run(stop))
     }
 
     /// Lets a relay run until something ends it. False if it ended itself.
