@@ -5,6 +5,7 @@ mod links;
 mod named;
 mod names;
 mod sources;
+mod words;
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -40,6 +41,7 @@ pub(crate) fn run() -> Result<()> {
         }
         let text =
             std::fs::read_to_string(root.join(&file)).with_context(|| format!("cannot read `{}`", file.display()))?;
+        findings.extend(words::check(&file, &text));
         match extension {
             "md" => {
                 findings.extend(links::check(&root, &file, &text));

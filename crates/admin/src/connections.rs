@@ -61,7 +61,7 @@ impl Listener for Limited {
     type Addr = SocketAddr;
 
     async fn accept(&mut self) -> (Self::Io, SocketAddr) {
-        let room = Arc::clone(&self.room).acquire_owned().await.expect("nobody closes it");
+        let room = Arc::clone(&self.room).acquire_owned().await.expect("the semaphore is never closed");
         let (stream, address) = Listener::accept(&mut self.listener).await;
         (Connection::new(stream, self.patience, Some(room)), address)
     }
@@ -154,7 +154,7 @@ mod tests {
     const PATIENCE: Duration = Duration::from_secs(30);
 
     #[tokio::test(start_paused = true)]
-    async fn a_request_that_comes_letter_by_letter_is_given_up() {
+    async fn a_request_that_arrives_byte_by_byte_times_out() {
         let (mut client, server) = duplex(64);
         let mut server = Connection::new(server, PATIENCE, None);
         let began = Instant::now();
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn whoever_is_answered_may_ask_again_and_whoever_takes_no_answer_is_given_up() {
+    async fn a_client_that_reads_may_ask_again_and_one_that_does_not_times_out() {
         let (mut client, server) = duplex(4);
         let mut server = Connection::new(server, PATIENCE, None);
         for _ in 0..5 {
@@ -177,7 +177,7 @@ mod tests {
             server.write_all(b"fine").await.expect("it is taken");
             client.read_exact(&mut [0; 4]).await.expect("an answer");
         }
-        let error = server.write_all(b"more than there is room for").await.expect_err("nobody reads");
+        let error = server.write_all(b"more than there is room for").await.expect_err("the client does not read");
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
     }
 }

@@ -61,7 +61,7 @@ impl Alertmanager {
     /// Starts it with a receiver that sends no notifications.
     pub fn start() -> Self {
         let program = program("RELEVO_TEST_ALERTMANAGER_BIN", "/usr/bin/prometheus-alertmanager");
-        let config = "route: { receiver: nobody }\nreceivers: [{ name: nobody }]\n";
+        let config = "route: { receiver: none }\nreceivers: [{ name: none }]\n";
         Self(Watcher::start("alertmanager.yml", config, &[], |port, config| {
             let mut command = Command::new(&program);
             command.arg(format!("--config.file={}", config.display()));

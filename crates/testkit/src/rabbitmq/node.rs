@@ -166,7 +166,7 @@ impl Node {
     /// Kills all processes of the node, like a crash of the machine.
     pub(super) fn kill9(&self) {
         marked::kill9(self.directory());
-        self.bury();
+        self.wait_for_child();
     }
 
     /// Shuts the node down cleanly.
@@ -191,7 +191,7 @@ impl Node {
     }
 
     /// Collects the child, so that no zombie remains.
-    fn bury(&self) {
+    fn wait_for_child(&self) {
         let child = self.process.lock().expect("no holder panics").take();
         if let Some(mut child) = child {
             child.wait().expect("the process is ours");
