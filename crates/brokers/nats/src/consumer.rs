@@ -13,7 +13,7 @@ use relevo_core::{Answer, Consumer, Consuming, Delivery, Failure, Lane, Tag};
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 
-use crate::classify::Error;
+use crate::classify::{Error, api};
 use crate::config::Config;
 use crate::group::Group;
 use crate::lanes::Bucket;
@@ -123,8 +123,8 @@ async fn open(
     group.check_record(client.max_payload() - client.max_payload() / lane::REASONS_SHARE)?;
     let context = declare::context(&client, config);
     declare::check(&context, group).await?;
-    let api = |source| Error::Api { what: "looking for the stream", source };
-    let stream = context.get_stream_no_info(&group.stream).await.map_err(|error| api(error.into()))?;
+    let stream = context.get_stream_no_info(&group.stream).await;
+    let stream = stream.map_err(|error| api("looking for the stream", error))?;
     let bucket = Bucket::open(&context, group, config.ack_deadline).await?;
     let shared = Arc::new(Shared {
         client,
