@@ -9,7 +9,8 @@ use std::time::Duration;
 use relevo_core::Broker;
 use relevo_core::slot::shard_of;
 use relevo_core::store::{
-    Advance, Advanced, Ask, Ceiling, Lease, Leased, Maintained, Run, Settled, Standing, Store, StoreError,
+    Advance, Advanced, Ask, Ceiling, Lease, Leased, Maintained, Run, Settled, Standing, Stop, Stopped, Store,
+    StoreError,
 };
 use relevo_core::trace::Open;
 use tokio::time::{Instant, sleep};
@@ -21,8 +22,9 @@ use crate::pages::Covered;
 use crate::relay::{Held, Pending, Relay, RelayError};
 use crate::stats::add;
 
-/// The keys of which the store was told what came of their runs, each with the address that it proved to pass.
-type Told = Vec<(bytestring::ByteString, Option<Arc<str>>)>;
+/// The keys of which the store was told what came of their runs, each with the address that it proved to pass and the one
+/// that stopped it.
+type Told = Vec<(bytestring::ByteString, Option<Arc<str>>, Option<Arc<str>>)>;
 
 /// The answer of a chore.
 pub(crate) enum Done {
@@ -143,7 +145,12 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
             return None;
         }
         let advances: Vec<Advance> = self.runs.take_ended();
-        let told = advances.iter().map(|advance| (advance.key.clone(), advance.released.clone())).collect();
+        let stopped_at =
+            |advance: &Advance| held_address(advance.stopped.as_ref().map(|(_, stopped)| stopped)?).cloned();
+        let told = advances
+            .iter()
+            .map(|advance| (advance.key.clone(), advance.released.clone(), stopped_at(advance)))
+            .collect();
         let spans = self.runs.take_spans();
         let store = Arc::clone(&self.store);
         Some(Box::pin(async move { Done::Advanced { told, spans, result: store.advance(advances).await } }))
@@ -278,7 +285,8 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
                 }
             }
         }
-        self.holds.settled();
+        let stopped = covered.settlement.parks.iter().filter_map(|park| park.stopped.as_ref());
+        self.holds.settled(stopped.filter_map(held_address).map(|address| &**address));
     }
 
     fn take_runs(&mut self, runs: Vec<Run>) {
@@ -330,21 +338,30 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
         }
     }
 
-    fn has_advanced(&mut self, told: &[(bytestring::ByteString, Option<Arc<str>>)], answers: &[Advanced]) {
+    fn has_advanced(&mut self, told: &Told, answers: &[Advanced]) {
         if answers.contains(&Advanced::Lost) {
             self.has_lost(1);
             self.forget();
             return;
         }
-        for ((key, released), answer) in told.iter().zip(answers) {
+        for ((key, released, held), answer) in told.iter().zip(answers) {
             if let Some(address) = released {
                 self.holds.told(address);
             }
+            self.holds.settled(held.as_deref());
             // A head of the log that stopped meanwhile, and is not settled yet, holds the key in the store's place.
             if *answer == Advanced::Unparked && !self.pages.holds_stopped(key) {
                 self.unpark(key);
             }
         }
+    }
+}
+
+/// The address that stopped a message, if it was that.
+fn held_address(stopped: &Stopped) -> Option<&Arc<str>> {
+    match &stopped.stop {
+        Stop::Address { address, .. } => Some(address),
+        Stop::Retry { .. } | Stop::Quarantine { .. } | Stop::DeadHold | Stop::DeadContinue => None,
     }
 }
 
