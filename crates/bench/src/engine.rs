@@ -25,7 +25,7 @@ pub(crate) async fn drain<B: Broker + ?Sized + 'static>(
     config: Config,
     count: u64,
 ) -> anyhow::Result<f64> {
-    drain_with(Relay::new(Arc::new(store), broker, config), count).await
+    drain_with(Relay::new(Arc::new(store), broker, config)?, count).await
 }
 
 /// The same with a relay that is there.

@@ -60,7 +60,7 @@ pub(crate) async fn at_rate(
     clients: u32,
     time: Duration,
 ) -> anyhow::Result<Vec<f64>> {
-    let relay = Relay::new(Arc::new(bench.store().await?), broker, Config::default());
+    let relay = Relay::new(Arc::new(bench.store().await?), broker, Config::default())?;
     let stop = CancellationToken::new();
     let mut tasks = tokio::task::JoinSet::new();
     tasks.spawn(relay.run(stop.clone()));

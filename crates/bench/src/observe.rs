@@ -86,7 +86,7 @@ async fn round(bench: &mut Bench, watching: Watching) -> anyhow::Result<Round> {
             Ok(0)
         });
     }
-    let relay = Relay::new(Arc::new(bench.store().await?), Arc::new(quick_broker()), config);
+    let relay = Relay::new(Arc::new(bench.store().await?), Arc::new(quick_broker()), config)?;
     if watching != Watching::Nobody {
         let seen = Arc::new(Embedded::new("bench", "main", "memory", relay.stats(), relay.watched()));
         watch(bench, &seen, &stop, &mut beside).await?;

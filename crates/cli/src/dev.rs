@@ -132,7 +132,7 @@ impl Demo {
         };
         demo.introduce(&before, &format!("http://{address}/"))?;
         let relay =
-            Relay::new(store, Arc::new(Moods::new(demo.broker.clone(), Arc::clone(&demo.flow))), relay_config());
+            Relay::new(store, Arc::new(Moods::new(demo.broker.clone(), Arc::clone(&demo.flow))), relay_config())?;
         demo.others.spawn(relay_runs(relay, demo.stop_others.clone()));
         let membership = Membership { name: "dev".to_owned(), lease: LEASE, ..Membership::default() };
         let consumer = demo.broker.consumer(GROUP, membership).await?;

@@ -184,13 +184,11 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
                 }
                 self.has_advanced(&told, &answers);
             }
-            Done::Maintained(Ok(maintained)) => {
-                for warning in maintained.warnings {
-                    warn!(relay = %self.config.name, "{warning}");
-                }
-            }
+            Done::Maintained(Ok(maintained)) => self.has_maintained(&maintained.warnings),
             Done::Maintained(Err(error)) if error.is_passing() => {
-                warn!(relay = %self.config.name, error = &error as &dyn std::error::Error, "upkeep failed, will try again");
+                if let Some(times) = self.upkeep_failures.happened(Instant::now(), self.config.maintain_every) {
+                    warn!(relay = %self.config.name, error = &error as &dyn std::error::Error, times, "maintenance failed, will retry");
+                }
             }
             Done::Runs(Err(error)) | Done::Advanced { result: Err(error), .. } | Done::Maintained(Err(error)) => {
                 return self.store_failed(error);
@@ -251,6 +249,17 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
             for held in self.held.values_mut().filter(|held| held.leaving).take(leaving - excess) {
                 held.leaving = false;
             }
+        }
+    }
+
+    /// What maintenance warns of mostly stays for many runs.
+    fn has_maintained(&mut self, warnings: &[String]) {
+        if warnings.is_empty() {
+            return;
+        }
+        let Some(times) = self.upkeep_warnings.happened(Instant::now(), self.config.maintain_every) else { return };
+        for warning in warnings {
+            warn!(relay = %self.config.name, warning, times, "maintenance warning");
         }
     }
 
@@ -379,4 +388,60 @@ fn leave<S: Store + ?Sized + 'static>(
         }
         Done::Left
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use relevo_broker_memory::{MemoryBroker, Settings};
+    use relevo_store_memory::{self as memory, MAIN, Outbox};
+    use tracing::span::{Attributes, Id, Record};
+    use tracing::{Event, Metadata, Subscriber};
+
+    use super::*;
+    use crate::config::Config;
+
+    /// Counts the lines of the log.
+    struct Lines(Arc<AtomicUsize>);
+
+    impl Subscriber for Lines {
+        fn enabled(&self, _: &Metadata<'_>) -> bool {
+            true
+        }
+
+        fn new_span(&self, _: &Attributes<'_>) -> Id {
+            Id::from_u64(1)
+        }
+
+        fn record(&self, _: &Id, _: &Record<'_>) {}
+
+        fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+        fn event(&self, _: &Event<'_>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+
+        fn enter(&self, _: &Id) {}
+
+        fn exit(&self, _: &Id) {}
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_maintenance_warning_that_stays_is_logged_at_growing_intervals() {
+        let outbox = Outbox::new(memory::Settings::default());
+        let (store, broker) = (Arc::new(outbox.destination(MAIN)), Arc::new(MemoryBroker::new(Settings::default())));
+        let config = Config::default();
+        let every = config.maintain_every;
+        let mut relay = Relay::with_seed(store, broker, config, 7).expect("a valid configuration");
+        let lines = Arc::new(AtomicUsize::new(0));
+        let _log = tracing::subscriber::set_default(Lines(Arc::clone(&lines)));
+        let warned = || Maintained { warnings: vec!["a partition is overdue".to_owned()], ..Maintained::default() };
+        for _ in 0..120 {
+            relay.chore_done(Done::Maintained(Ok(warned()))).expect("it goes on");
+            tokio::time::advance(every).await;
+        }
+        let logged = lines.load(Ordering::Relaxed);
+        assert!((2..20).contains(&logged), "ten minutes are {logged} lines");
+    }
 }

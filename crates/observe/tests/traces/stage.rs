@@ -200,6 +200,7 @@ async fn relay(
 ) {
     let store = Store::open(StoreConfig::new(database.options(), destination)).await.expect("a migrated database");
     let relay = Relay::new(Arc::new(store), broker, RelayConfig { traces, ..RelayConfig::default() });
+    let relay = relay.expect("a valid configuration");
     running.spawn(async move { relay.run(CancellationToken::new()).await.expect("it goes on") });
 }
 

@@ -65,7 +65,7 @@ impl Host {
         let connection = Connection::new(Arc::clone(&self.far_side), self.wire.clone(), Random::new(random.draw()));
         let broker = Port::new(connection, self.mutant);
         let relay = Relay::with_seed(Arc::new(store), Arc::new(broker), self.scenario.config.clone(), random.draw());
-        Box::pin(relay.run(stop))
+        Box::pin(relay.expect("scenarios have valid configurations").run(stop))
     }
 
     /// Lets a relay run until something ends it. False if it ended itself.
