@@ -157,14 +157,14 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
     }
 
     pub(crate) fn leave_chore(&self) -> Pending<Done> {
-        leave(Arc::clone(&self.store), self.owner, self.held.values().map(|held| held.lease).collect(), Duration::ZERO)
+        leave(Arc::clone(&self.store), self.owner, Duration::ZERO)
     }
 
     /// After a pause, gives back what the former owner may still hold; then leases are taken by a new one.
     pub(crate) fn leave_later(&mut self, pause: Duration) -> Pending<Done> {
         let owner = self.owner;
         self.new_owner();
-        leave(Arc::clone(&self.store), owner, Vec::new(), pause)
+        leave(Arc::clone(&self.store), owner, pause)
     }
 
     pub(crate) fn chore_done(&mut self, done: Done) -> Result<(), RelayError> {
@@ -374,15 +374,10 @@ fn held_address(stopped: &Stopped) -> Option<&Arc<str>> {
     }
 }
 
-fn leave<S: Store + ?Sized + 'static>(
-    store: Arc<S>,
-    owner: Uuid,
-    leases: Vec<Lease>,
-    pause: Duration,
-) -> Pending<Done> {
+fn leave<S: Store + ?Sized + 'static>(store: Arc<S>, owner: Uuid, pause: Duration) -> Pending<Done> {
     Box::pin(async move {
         sleep(pause).await;
-        if let Err(error) = store.leave(owner, &leases).await {
+        if let Err(error) = store.leave(owner).await {
             // Its leases end by themselves.
             warn!(error = &error as &dyn std::error::Error, "leases could not be given back");
         }
