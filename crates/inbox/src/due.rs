@@ -50,7 +50,10 @@ where
         };
         match ended.map_err(RuntimeError::Died)? {
             Ok(()) => failures = 0,
-            Err(error) => sleep(away(&work, error, &mut failures)?).await,
+            Err(error) => {
+                let pause = away(&work, error, &mut failures)?;
+                stop.run_until_cancelled(sleep(pause)).await;
+            }
         }
     }
     while let Some(ended) = running.join_next().await {
@@ -279,9 +282,10 @@ where
                     add(&self.work.stats.lost, 1);
                     return Ok(Onward::Lost);
                 }
+                Tried::Busy if self.stop.is_cancelled() => return self.stopped(number, attempts).await,
                 Tried::Busy if self.has_time() => {
                     add(&self.work.stats.busy, 1);
-                    sleep(self.work.config.busy_pause).await;
+                    self.stop.run_until_cancelled(sleep(self.work.config.busy_pause)).await;
                 }
                 Tried::Busy => return Ok(Onward::Lost),
             }
