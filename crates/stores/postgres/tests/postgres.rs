@@ -24,6 +24,8 @@ mod inbox_harness;
 mod inbox_plans;
 #[path = "postgres/inbox_python.rs"]
 mod inbox_python;
+#[path = "postgres/inbox_round_trips.rs"]
+mod inbox_round_trips;
 #[path = "postgres/inbox_rules.rs"]
 mod inbox_rules;
 #[path = "postgres/inbox_walk.rs"]
