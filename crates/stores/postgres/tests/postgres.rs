@@ -68,6 +68,8 @@ mod rules_d;
 mod rules_d_restore;
 #[path = "postgres/rules_support.rs"]
 mod rules_support;
+#[path = "postgres/vanished_peer.rs"]
+mod vanished_peer;
 #[path = "postgres/verify.rs"]
 mod verify;
 #[path = "postgres/vitals.rs"]

@@ -3,15 +3,15 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use sqlx::AssertSqlSafe;
 use sqlx::postgres::{PgConnectOptions, PgConnection, PgRow};
-use sqlx::{AssertSqlSafe, ConnectOptions as _};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 use super::config::Config;
 use super::handling::{Handling, Transaction};
 use crate::classify::Error;
-use crate::link::Link;
+use crate::link::{self, Link};
 
 /// What stands before every call: later statements of a function must see what others committed meanwhile, whatever the
 /// database's default is.
@@ -30,8 +30,8 @@ impl Links {
     /// Connects when it is first used.
     pub(super) fn new(config: &Config) -> Self {
         Self {
-            handling: Arc::new(Handling::new(config.connect.clone(), config.handlers_max)),
-            calling: Calling::new(config.connect.clone(), config.calls_max),
+            handling: Arc::new(Handling::new(config.connect.clone(), config.handlers_max, config.call_deadline)),
+            calling: Calling::new(config.connect.clone(), config.calls_max, config.call_deadline),
             beating: beating(config.connect.clone(), config.call_deadline),
             deadline: config.call_deadline,
         }
@@ -92,6 +92,7 @@ fn beating(options: PgConnectOptions, deadline: Duration) -> Link {
 /// is returned: three round trips for one call.
 struct Calling {
     options: PgConnectOptions,
+    deadline: Duration,
     /// As many as there may be connections.
     permits: Semaphore,
     idle: Mutex<Vec<PgConnection>>,
@@ -99,8 +100,8 @@ struct Calling {
 
 impl Calling {
     /// Connects when it is first used.
-    fn new(options: PgConnectOptions, most: u32) -> Self {
-        Self { options, permits: Semaphore::new(most.max(1) as usize), idle: Mutex::default() }
+    fn new(options: PgConnectOptions, most: u32, deadline: Duration) -> Self {
+        Self { options, deadline, permits: Semaphore::new(most.max(1) as usize), idle: Mutex::default() }
     }
 
     /// One statement. A connection is taken out while it is in use: after a call that is cancelled it is closed.
@@ -111,7 +112,7 @@ impl Calling {
             let was_idle = idle.is_some();
             let mut connection = match idle {
                 Some(connection) => connection,
-                None => self.options.connect().await?,
+                None => link::connect(&self.options, self.deadline).await?,
             };
             let result = sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).fetch_all(&mut connection).await;
             match result.map_err(Error::from) {
