@@ -20,19 +20,15 @@ use crate::classify::Error;
 use crate::queries::{column, json_answer, json_literal, literal};
 use crate::store::Store;
 
-/// The version of the schema that forgetting came with.
-const FORGETS_SINCE: i32 = 19;
-
 impl Store {
     async fn inbox_call(&self, call: String) -> Result<Vec<PgRow>, Error> {
-        let called = self.asking.call(read_committed(&call)).await;
-        called.map_err(|error| if error.is_missing() { Error::NoInbox(self.schema.clone()) } else { error })
+        self.asking.call(read_committed(&call)).await
     }
 
-    /// Consumers, or the one of this name. How long they remember is not there before version 12.
+    /// All consumers, or the one with this name.
     async fn inbox_consumers(&self, only: &str) -> Result<Vec<PgRow>, Error> {
         let schema = &self.schema;
-        let remembers = "round(date_part('epoch', (to_jsonb(k) ->> 'remembers')::interval) * 1000)::bigint";
+        let remembers = "round(date_part('epoch', k.remembers) * 1000)::bigint";
         let sql = format!(
             "SELECT c.*, {remembers} FROM {schema}.inbox_consumers({only}) AS c \
              LEFT JOIN {schema}.inbox_consumer AS k ON k.name = c.name ORDER BY c.name"
@@ -86,10 +82,7 @@ impl Operate for Store {
 
     async fn forget(&self, consumer: &str) -> Result<Forgotten, StoreError> {
         let sql = format!("SELECT {}.inbox_forget({})", self.schema, literal(consumer));
-        let called = self.asking.call(read_committed(&sql)).await;
-        let older = || Error::Older { schema: self.schema.clone(), since: FORGETS_SINCE };
-        let rows = called.map_err(|error| if error.is_missing() { older() } else { error })?;
-        match only(&rows)? {
+        match only(&self.inbox_call(sql).await?)? {
             "gone" => Ok(Forgotten::Gone),
             "alive" => Ok(Forgotten::Alive),
             "unknown" => Ok(Forgotten::Unknown),

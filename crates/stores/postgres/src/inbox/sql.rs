@@ -11,11 +11,6 @@ use uuid::Uuid;
 use super::config::Config;
 use crate::queries::{json_literal, literal, millis};
 
-/// The version of the schema that has `inbox_enter_one`.
-const ENTERS_ONE_SINCE: i32 = 14;
-/// The version of the schema that knows a message that was put off without a try.
-const WAITS_SINCE: i32 = 16;
-
 /// What every statement of one consumer says.
 #[derive(Clone)]
 pub(super) struct Says {
@@ -26,10 +21,6 @@ pub(super) struct Says {
     patience_ms: u64,
     stall_ms: u64,
     keeping: Keeping,
-    /// Whether the schema can enter one message by itself.
-    enters_one: bool,
-    /// Whether the schema tells a message that was not tried from one that failed.
-    waits: bool,
 }
 
 impl Says {
@@ -42,14 +33,7 @@ impl Says {
             patience_ms: (millis(config.call_deadline) / 2).max(1),
             stall_ms: millis(config.stall_deadline).min(i32::MAX.unsigned_abs().into()),
             keeping,
-            enters_one: false,
-            waits: false,
         }
-    }
-
-    /// For a schema of this version.
-    pub(super) fn at_version(self, version: i32) -> Self {
-        Self { enters_one: version >= ENTERS_ONE_SINCE, waits: version >= WAITS_SINCE, ..self }
     }
 
     pub(super) fn of(&self, consumer: &str, keeping: Keeping) -> Self {
@@ -64,7 +48,6 @@ impl Says {
     pub(super) fn enter(&self, held: Option<&Held>, entries: &[&Arrival]) -> String {
         let Self { schema, consumer, wait_ms, stall_ms, .. } = self;
         if let [arrival] = entries
-            && self.enters_one
             && !self.traces()
         {
             let (entry, queue, lane) = (named(arrival.entry), literal(&arrival.queue), lane(held));
@@ -139,7 +122,7 @@ impl Says {
             row(schema, arrival, Body::Whole),
             lane(held),
             token(claim),
-            self.why(setback),
+            why(setback),
             self.traces()
         )
     }
@@ -166,25 +149,9 @@ impl Says {
         )
     }
 
-    fn why(&self, setback: &Setback) -> String {
-        let (stop, after) = match setback.stop {
-            Stop::Wait { after } if self.waits => ("wait", millis(after)),
-            Stop::Retry { after } | Stop::Wait { after } => ("retry", millis(after)),
-            Stop::DeadHold => ("dead_hold", 0),
-            Stop::DeadContinue => ("dead_continue", 0),
-        };
-        format!(
-            "'{stop}', {after}, {}, {}, {}, {}",
-            i32::try_from(setback.attempts).unwrap_or(i32::MAX),
-            literal(setback.class),
-            literal(&setback.error),
-            setback.backtrace.as_ref().map_or_else(|| "NULL".to_owned(), |text| literal(text)),
-        )
-    }
-
     pub(super) fn set_back_due(&self, due: &Due, number: i64, setback: &Setback) -> String {
         let Self { schema, consumer, wait_ms, .. } = self;
-        let (queue, token, why) = (literal(&due.queue), due.token, self.why(setback));
+        let (queue, token, why) = (literal(&due.queue), due.token, why(setback));
         format!(
             "SELECT {schema}.inbox_set_back_due({consumer}, {queue}, '{token}', {number}, {why}, {wait_ms}, {})",
             self.traces()
@@ -277,6 +244,23 @@ fn row(schema: &str, arrival: &Arrival, body: Body) -> String {
         literal(arrival.lane.name()),
         arrival.place.map_or_else(|| "NULL".to_owned(), |place| place.to_string()),
         arrival.correlation.as_ref().map_or_else(|| "NULL".to_owned(), |text| literal(text)),
+    )
+}
+
+/// The arguments of a setback.
+fn why(setback: &Setback) -> String {
+    let (stop, after) = match setback.stop {
+        Stop::Wait { after } => ("wait", millis(after)),
+        Stop::Retry { after } => ("retry", millis(after)),
+        Stop::DeadHold => ("dead_hold", 0),
+        Stop::DeadContinue => ("dead_continue", 0),
+    };
+    format!(
+        "'{stop}', {after}, {}, {}, {}, {}",
+        i32::try_from(setback.attempts).unwrap_or(i32::MAX),
+        literal(setback.class),
+        literal(&setback.error),
+        setback.backtrace.as_ref().map_or_else(|| "NULL".to_owned(), |text| literal(text)),
     )
 }
 

@@ -81,19 +81,8 @@ impl World {
         world
     }
 
-    /// With the schema as an older program left it.
-    pub(crate) async fn at_version(version: i32) -> Self {
-        let world = Self { database: Server::shared(PgVersion::V15).database().await, server: None };
-        world.prepare_at(8, version).await;
-        world
-    }
-
     async fn prepare(&self, shards: u16) {
-        self.prepare_at(shards, migrate::VERSION).await;
-    }
-
-    async fn prepare_at(&self, shards: u16, version: i32) {
-        migrate::migrate_to(&mut self.connect().await, &Schema::default(), version).await.expect("an empty database");
+        migrate::migrate(&mut self.connect().await, &Schema::default()).await.expect("an empty database");
         self.run(&format!("SELECT relevo.add_destination('{MAIN}', {shards}, 'oldest')")).await;
     }
 

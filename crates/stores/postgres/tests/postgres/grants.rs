@@ -209,19 +209,3 @@ async fn a_search_path_full_of_traps_catches_nobody_but_the_one_who_set_it() {
         assert_eq!(world.number(slots).await, 1, "and nothing of it is believed");
     }
 }
-
-#[tokio::test]
-async fn a_relay_that_was_granted_before_there_was_an_inbox_samples_the_rest() {
-    let server = Private::start(PgVersion::V15).await;
-    let world = World { database: server.database().await, server: Some(server) };
-    world.run("CREATE ROLE carrier LOGIN").await;
-    migrate::migrate_to(&mut world.connect().await, &Schema::default(), 6).await.expect("an empty database");
-    world.run(&format!("SELECT relevo.add_destination('{MAIN}', 8, 'oldest'), relevo.grant_relay('carrier')")).await;
-    migrate::migrate(&mut world.connect().await, &Schema::default()).await.expect("an old schema");
-    world.emit(&["a"]).await;
-    world.run("SELECT relevo.inbox_begin('billing', gen_random_uuid())").await;
-    let store = store(world.database.options().username("carrier"), MAIN).await;
-    assert_eq!(store.vitals().await.expect("a sample").backlog.pending, 1);
-    let around = store.surroundings().await.expect("a sample");
-    assert!(around.horizon.is_some() && around.consumers.is_empty(), "{around:?}");
-}

@@ -1,6 +1,6 @@
 //! Two more grants: a consumer may consume and reads nothing; an operator may read and act.
 
-use relevo_core::inbox::operate::{DeadFilter, Forgotten, Mark, Operate};
+use relevo_core::inbox::operate::{DeadFilter, Mark, Operate};
 use relevo_core::inbox::{Begun, Enter, Inbox as _, Keeping};
 use relevo_store_postgres::inbox::{Config, Inbox};
 use relevo_store_postgres::{Config as StoreConfig, Schema, Store, migrate};
@@ -118,38 +118,6 @@ async fn a_search_path_full_of_traps_catches_no_owner() {
         assert_eq!(world.number(owned).await, 0, "PostgreSQL {}", version.major());
         assert_eq!(world.number("SELECT count(*) FROM relevo.inbox").await, 4);
     }
-}
-
-/// Who was granted before `inbox_enter_one` was there goes on, with connections that are open and with new ones.
-#[tokio::test]
-async fn a_consumer_that_was_granted_goes_on_after_a_migration() {
-    let server = Private::start(PgVersion::V15).await;
-    let world = World { database: server.database().await, server: Some(server) };
-    world.run("CREATE ROLE \"odd one\" LOGIN").await;
-    migrate::migrate_to(&mut world.connect().await, &Schema::default(), 13).await.expect("an empty database");
-    world.run("SELECT relevo.grant_consumer('odd one')").await;
-    let config = Config::new(world.database.options().username("odd one"));
-    let before = Inbox::open(&config, "before", Keeping::default()).await.expect("an older version");
-    crate::inbox_walk::everything(&before).await;
-    migrate::migrate(&mut world.connect().await, &Schema::default()).await.expect("an older version");
-    crate::inbox_walk::everything(&before.of("between", Keeping::default())).await;
-    let after = Inbox::open(&config, "after", Keeping::default()).await.expect("this program's version");
-    crate::inbox_walk::everything(&after).await;
-}
-
-/// Who was granted before consumers could be forgotten may forget one.
-#[tokio::test]
-async fn an_operator_that_was_granted_goes_on_after_a_migration() {
-    let server = Private::start(PgVersion::V15).await;
-    let world = World { database: server.database().await, server: Some(server) };
-    world.run("CREATE ROLE \"odd one\" LOGIN").await;
-    migrate::migrate_to(&mut world.connect().await, &Schema::default(), 18).await.expect("an empty database");
-    world.run("SELECT relevo.grant_operator('odd one')").await;
-    migrate::migrate(&mut world.connect().await, &Schema::default()).await.expect("an older version");
-    world.run("SELECT relevo.inbox_begin('billing', gen_random_uuid())").await;
-    let store = Store::open(StoreConfig::new(world.database.options().username("odd one"), "main")).await;
-    let store = store.expect("the version may be read");
-    assert_eq!(Operate::forget(&store, "billing").await.expect("an operator may"), Forgotten::Gone);
 }
 
 /// Without a grant there is nothing.

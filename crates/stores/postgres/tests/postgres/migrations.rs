@@ -6,7 +6,7 @@ use crate::e2e_support::{MAIN, Running, Traffic, World, config, execute, refusal
 use relevo_broker_memory::{MemoryBroker, Settings};
 use relevo_core::operate::{Inspect as _, Operate as _};
 use relevo_core::store::{StoreError, Upkeep as _};
-use relevo_store_postgres::migrate::{OLDEST, VERSION, migrate, migrate_to, script};
+use relevo_store_postgres::migrate::{BASELINE, Migration, OLDEST, VERSION, apply, migrate, script};
 use relevo_store_postgres::{Config, Draft, Outbox, Schema, Start, Store};
 use relevo_testkit::PgVersion;
 use relevo_testkit::postgres::{Database, Server};
@@ -59,16 +59,35 @@ async fn a_failure_in_the_middle_changes_nothing() {
     assert_eq!(migrate(&mut connection, &Schema::default()).await.expect("nothing is in the way"), all());
 }
 
-/// Behind one that waits for an exclusive lock everybody waits: a handler's transaction would stop all others for as long.
+/// A version that does not exist yet: a new column, a replaced function and a new one. Programs of version 1 run on it.
+const SECOND: Migration = Migration {
+    version: VERSION + 1,
+    name: "second",
+    files: &["ALTER TABLE inbox_waiting ADD COLUMN note text;
+        CREATE OR REPLACE FUNCTION leave(of_destination text, me uuid) RETURNS void
+        LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
+        AS $$
+        BEGIN
+            UPDATE lease SET owner = NULL, until = '-infinity' WHERE destination = of_destination AND owner = me;
+            DELETE FROM member WHERE destination = of_destination AND owner = me;
+        END $$;
+        CREATE FUNCTION brought_by_second() RETURNS int LANGUAGE sql AS 'SELECT 2';"],
+    compatible_from: 1,
+};
+
+/// A version on which no older program runs.
+const THIRD: Migration = Migration { version: VERSION + 2, name: "third", files: &[], compatible_from: VERSION + 2 };
+
+/// Other sessions queue behind one that waits for an exclusive lock: a handler's transaction would stop all of them.
 #[tokio::test]
-async fn whoever_works_while_a_table_is_waited_for_is_not_kept_from_it() {
+async fn sessions_continue_while_a_migration_waits_for_a_table() {
     let database = database().await;
     let mut connection = database.connect().await;
-    migrate_to(&mut connection, &Schema::default(), 15).await.expect("an empty database");
+    migrate(&mut connection, &Schema::default()).await.expect("an empty database");
     let (mut handler, mut other) = (database.connect().await, database.connect().await);
     execute(&mut handler, "BEGIN; SELECT count(*) FROM relevo.inbox_waiting").await.expect("a transaction");
     let mut tasks = JoinSet::new();
-    tasks.spawn(async move { migrate(&mut connection, &Schema::default()).await });
+    tasks.spawn(async move { apply(&mut connection, &Schema::default(), &[BASELINE, SECOND]).await });
     until("the table is waited for", async || {
         let waits = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'relevo.inbox_waiting'::regclass";
         execute(&mut other, waits).await.expect("a count")[0].try_get::<i64, _>(0).expect("a count") > 0
@@ -78,7 +97,7 @@ async fn whoever_works_while_a_table_is_waited_for_is_not_kept_from_it() {
     assert!(tasks.try_join_next().is_none(), "the handler still has the table");
     execute(&mut handler, "COMMIT").await.expect("it ends");
     let applied = tasks.join_next().await.expect("one task").expect("it does not panic");
-    assert_eq!(applied.expect("nobody is in the way"), (16..=VERSION).collect::<Vec<_>>());
+    assert_eq!(applied.expect("nobody is in the way"), [SECOND.version]);
 }
 
 /// Two outboxes in one database, one of them with a name that must be quoted.
@@ -121,7 +140,7 @@ async fn another_schema_works_from_end_to_end() {
 /// Every function, table, column, index and constraint, with its text and its rights.
 const CATALOGUE: &str = "
     SELECT concat_ws(' ', 'function', p.oid::regprocedure, p.prosecdef, p.provolatile, p.proconfig, p.proacl,
-        md5(p.prosrc)) COLLATE \"C\" AS line
+        pg_get_function_result(p.oid), md5(p.prosrc)) COLLATE \"C\" AS line
     FROM pg_proc AS p WHERE p.pronamespace = 'relevo'::regnamespace
     UNION ALL
     SELECT concat_ws(' ', 'relation', c.relname, c.relkind, c.relacl, pg_get_indexdef(i.indexrelid),
@@ -132,7 +151,7 @@ const CATALOGUE: &str = "
         a.attidentity, pg_get_expr(d.adbin, d.adrelid))
     FROM pg_attribute AS a JOIN pg_class AS c ON c.oid = a.attrelid
     LEFT JOIN pg_attrdef AS d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
-    WHERE c.relnamespace = 'relevo'::regnamespace AND a.attnum > 0
+    WHERE c.relnamespace = 'relevo'::regnamespace AND a.attnum > 0 AND c.relkind NOT IN ('i', 'I')
     UNION ALL
     SELECT concat_ws(' ', 'constraint', o.conname, pg_get_constraintdef(o.oid))
     FROM pg_constraint AS o WHERE o.connamespace = 'relevo'::regnamespace
@@ -174,39 +193,49 @@ async fn a_store_says_which_command_mends_the_schema() {
     execute(&mut connection, &newer).await.expect("a newer version");
     let what = open().await;
     assert!(what.contains("newer than this program") && what.contains("upgrade the program"), "{what}");
-    let older = format!("DELETE FROM relevo.migration WHERE version >= {OLDEST}");
-    execute(&mut connection, &older).await.expect("the newest versions");
+    let older = format!("DELETE FROM relevo.migration; INSERT INTO relevo.migration VALUES ({}, 'older')", OLDEST - 1);
+    execute(&mut connection, &older).await.expect("an older version");
     let what = open().await;
     let (old, needed) = (format!("version {}", OLDEST - 1), format!("needs {OLDEST}"));
     assert!(what.contains(&old) && what.contains(&needed) && what.contains("`relevo migrate`"), "{what}");
 }
 
 #[tokio::test]
-async fn a_program_runs_on_the_version_before_and_on_a_newer_one_that_serves_it() {
+async fn a_program_runs_on_a_newer_version_only_if_that_is_compatible() {
     let database = database().await;
     let mut connection = database.connect().await;
-    migrate_to(&mut connection, &Schema::default(), OLDEST).await.expect("an empty database");
-    Store::open(Config::new(database.options(), MAIN)).await.expect("the oldest version that this program runs on");
-    migrate(&mut connection, &Schema::default()).await.expect("an older version");
-    let newer = format!(
-        "INSERT INTO relevo.migration (version, name, serves_from) VALUES ({}, 'later', {VERSION})",
-        VERSION + 5
-    );
-    execute(&mut connection, &newer).await.expect("a newer version");
-    Store::open(Config::new(database.options(), MAIN)).await.expect("a newer version that serves this program");
+    let applied = apply(&mut connection, &Schema::default(), &[BASELINE, SECOND]).await;
+    assert_eq!(applied.expect("an empty database"), [BASELINE.version, SECOND.version]);
+    Store::open(Config::new(database.options(), MAIN)).await.expect("a compatible version");
+    let applied = apply(&mut connection, &Schema::default(), &[BASELINE, SECOND, THIRD]).await;
+    assert_eq!(applied.expect("an older version"), [THIRD.version]);
+    let opened = Store::open(Config::new(database.options(), MAIN)).await.map(|_| ());
+    let Err(StoreError::Schema { what }) = opened else { panic!("{opened:?}") };
+    assert!(what.contains("version 3") && what.contains("upgrade the program"), "{what}");
+}
+
+/// The schema as it is. A change of the SQL changes this file in the same commit.
+#[tokio::test]
+async fn the_catalogue_is_the_recorded_one() {
+    let database = database().await;
+    let mut connection = database.connect().await;
+    migrate(&mut connection, &Schema::default()).await.expect("an empty database");
+    let rows = execute(&mut connection, CATALOGUE).await.expect("a catalogue");
+    let lines: Vec<&str> = rows.iter().map(|row| row.try_get::<&str, _>(0).expect("a line").trim_end()).collect();
+    insta::assert_snapshot!("catalogue", lines.join("\n"));
 }
 
 /// A rolling restart: the schema is migrated while relays run and writers write, then relays are exchanged one by one.
 #[tokio::test]
 async fn a_database_with_messages_in_flight_is_migrated_under_its_relays() {
-    let world = World::at_version(OLDEST).await;
+    let world = World::on(PgVersion::V15).await;
     let broker = MemoryBroker::new(Settings::default());
     let first = Running::start(world.store().await, &broker, config());
     let second = Running::start(world.store().await, &broker, config());
     let traffic = Traffic::start(&world, 3);
     until("messages flow", async || broker.received() >= 200).await;
-    let applied = migrate(&mut world.connect().await, &Schema::default()).await.expect("an older version");
-    assert_eq!(applied, (OLDEST + 1..=VERSION).collect::<Vec<_>>());
+    let applied = apply(&mut world.connect().await, &Schema::default(), &[BASELINE, SECOND]).await;
+    assert_eq!(applied.expect("an older version"), [SECOND.version]);
     let third = Running::start(world.store().await, &broker, config());
     first.stop().await;
     let received = broker.received();

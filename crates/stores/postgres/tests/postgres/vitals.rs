@@ -296,12 +296,3 @@ async fn a_consumer_that_was_forgotten_is_told_of_while_it_has_left_something() 
     world.run("SELECT relevo.inbox_begin('billing', gen_random_uuid())").await;
     assert_eq!(told().await, [billing(false, 0)], "it gives no sign of life, and works");
 }
-
-#[tokio::test]
-async fn an_older_schema_is_sampled_too() {
-    let world = World::at_version(6).await;
-    world.emit(&["a"]).await;
-    let store = world.store_for(MAIN).await;
-    assert_eq!(store.vitals().await.unwrap().backlog.pending, 1);
-    assert_eq!(store.surroundings().await.unwrap().consumers, [], "it has no inbox");
-}

@@ -1,4 +1,5 @@
--- Keys that wait, with whole messages, so that no partition waits for them; dead letters; and settling.
+-- Settling, and the keys and messages that could not be published: parked keys, dead letters and address holds. Parked messages are full
+-- copies, so that retention does not wait for them.
 
 CREATE TABLE parked_key (
     destination text NOT NULL REFERENCES destination ON DELETE CASCADE,
@@ -22,6 +23,7 @@ CREATE INDEX parked_key_next_at_idx ON parked_key (destination, next_at) WHERE n
 CREATE INDEX parked_key_address_idx ON parked_key (destination, address, since) WHERE state = 'address';
 
 CREATE SEQUENCE parked_seq AS bigint CACHE 1;
+
 CREATE TABLE parked_message (
     destination  text NOT NULL,
     key          text NOT NULL,
@@ -67,8 +69,10 @@ CREATE TABLE dead_letter (
 );
 CREATE INDEX dead_letter_marked_idx ON dead_letter (destination, seq) WHERE state IN ('redrive', 'discard');
 CREATE INDEX dead_letter_seq_idx ON dead_letter (destination, seq);
+-- `backlog` counts unmarked dead letters by this index, however many were redriven or discarded.
+CREATE INDEX dead_letter_dead_idx ON dead_letter (destination, seq) WHERE state = 'dead';
 
--- When messages went out that had been parked: progress passed them earlier.
+-- When parked messages were published. Progress passed them earlier.
 CREATE TABLE parked_delivery (
     destination  text NOT NULL REFERENCES destination ON DELETE CASCADE,
     seq          bigint NOT NULL,
@@ -77,7 +81,7 @@ CREATE TABLE parked_delivery (
 );
 CREATE INDEX parked_delivery_delivered_at_idx ON parked_delivery (delivered_at);
 
--- Addresses that nothing can pass to, and when one message probes them.
+-- Addresses that accept no messages, and when one message probes them.
 CREATE TABLE hold (
     destination text NOT NULL REFERENCES destination ON DELETE CASCADE,
     address     text NOT NULL,
@@ -88,19 +92,15 @@ CREATE TABLE hold (
     PRIMARY KEY (destination, address)
 );
 
--- One stopped message, as relays send it.
+-- One message that was not published, as relays send it.
 CREATE TYPE park AS (
     seq bigint, slot smallint, key text, stop text, after_ms bigint, attempts int, class text, error text, route text,
     address text
 );
 
-CREATE FUNCTION after_ms(ms bigint) RETURNS timestamptz
-LANGUAGE sql VOLATILE
-AS $$ SELECT clock_timestamp() + make_interval(secs => ms / 1000.0) $$;
-
--- Settles batches: {"leases": [[shard, epoch, owner], …], "shards": n, "progress": [[shard, from, to, place], …],
--- "parks": [park, …]}. One call, one transaction: leases are locked first; a shard whose lease is gone, or one of
--- whose messages was to wait behind a head that is gone, changes nothing.
+-- Settles batches: {"leases": [[shard, epoch, owner], …], "shards": n, "progress": [[shard, from, to, place], …], "parks": [park, …]}.
+-- One call is one transaction and locks the leases first. Nothing changes for a shard whose lease is lost, or with a message that was
+-- to wait behind a head that is no longer parked.
 CREATE FUNCTION settle(of_destination text, doc jsonb) RETURNS jsonb
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
 AS $$
@@ -139,8 +139,8 @@ BEGIN
         'passed', to_jsonb(passed));
 END $$;
 
--- Parks what did not go out. Returns the messages that were to wait behind a head that is gone; nothing of their
--- shards is parked.
+-- Parks messages that were not published. Returns the messages that were to wait behind a head that is no longer parked; nothing of
+-- their shards is parked.
 CREATE FUNCTION settle_parks(of_destination text, n smallint, held smallint[], parks jsonb) RETURNS bigint[]
 LANGUAGE plpgsql SET search_path = @schema@, pg_temp
 AS $$
@@ -198,20 +198,20 @@ BEGIN
     RETURN passed;
 END $$;
 
--- Holds an address. Only a probe that failed holds it for longer: messages that arrive meanwhile were not even tried, and
--- would put the probe off for ever. The row is locked all the same, so that a release sees the keys parked for it.
+-- Holds an address. Only a failed probe that was due extends the hold. Messages that arrive meanwhile were not tried, and would postpone
+-- the probe forever. The row is locked in any case, so that a release sees the keys parked for it.
 CREATE FUNCTION hold_address(of_destination text, p park, probed boolean) RETURNS void
 LANGUAGE sql SET search_path = @schema@, pg_temp
 AS $$
     INSERT INTO hold AS h (destination, address, class, error, next_at)
     VALUES (of_destination, p.address, p.class, p.error, after_ms(p.after_ms))
     ON CONFLICT (destination, address) DO UPDATE SET
-        class = CASE WHEN probed THEN excluded.class ELSE h.class END,
-        error = CASE WHEN probed THEN excluded.error ELSE h.error END,
-        next_at = CASE WHEN probed THEN excluded.next_at ELSE h.next_at END
+        class = CASE WHEN probed AND h.next_at <= clock_timestamp() THEN excluded.class ELSE h.class END,
+        error = CASE WHEN probed AND h.next_at <= clock_timestamp() THEN excluded.error ELSE h.error END,
+        next_at = CASE WHEN probed AND h.next_at <= clock_timestamp() THEN excluded.next_at ELSE h.next_at END
 $$;
 
--- Carries out what operators marked, for the shards that are held.
+-- Redrives and discards the dead letters that operators marked, for the held shards.
 CREATE FUNCTION carry_out_marks(of_destination text, n smallint, held smallint[]) RETURNS void
 LANGUAGE plpgsql SET search_path = @schema@, pg_temp
 AS $$
@@ -249,7 +249,7 @@ BEGIN
     END LOOP;
 END $$;
 
--- Frees a key whose queue is empty, unless it waits for a person. The caller holds its row FOR UPDATE.
+-- Deletes a parked key whose queue is empty, unless a dead letter blocks it. The caller holds its row FOR UPDATE.
 CREATE FUNCTION drop_if_empty(of_destination text, of_key text) RETURNS boolean
 LANGUAGE plpgsql SET search_path = @schema@, pg_temp
 AS $$
@@ -261,8 +261,8 @@ BEGIN
     RETURN FOUND;
 END $$;
 
--- The runs that are due, after what operators marked was carried out: {"leases": …, "shards": n, "keys": most,
--- "messages": most of each}. One message probes each held address.
+-- Applies the operators' marks, then returns due messages of parked keys: {"leases": …, "shards": n, "keys": limit, "messages": limit per
+-- key}. One message probes each held address that is due.
 CREATE FUNCTION due_runs(of_destination text, doc jsonb)
 RETURNS TABLE (key text, slot smallint, attempts int, state text, address text, no bigint, seq bigint, id uuid,
     created_at timestamptz, topic text, type text, content_type text, headers text, payload bytea)
@@ -298,8 +298,8 @@ BEGIN
         ORDER BY r.next_at, r.key, m.no;
 END $$;
 
--- Records what came of runs: {"leases": …, "shards": n, "runs": [{"key", "shard", "delivered": [no, …],
--- "no": stopped no, "park": …, "released": address}, …]}. Answers "lost", "unparked" or "waits" for each.
+-- Records the results of retries: {"leases": …, "shards": n, "runs": [{"key", "shard", "delivered": [no, …], "no": failed no,
+-- "park": …, "released": address}, …]}. Returns "lost", "unparked" or "waits" for each.
 CREATE FUNCTION advance(of_destination text, doc jsonb) RETURNS jsonb
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
 AS $$
@@ -373,7 +373,7 @@ BEGIN
     RETURN answers;
 END $$;
 
--- Moves a parked message to the dead letters; one that was there before is opened again.
+-- Moves a parked message to the dead letters. A letter that was redriven before is dead again.
 CREATE FUNCTION bury(of_destination text, of_key text, of_no bigint, p park) RETURNS uuid
 LANGUAGE plpgsql SET search_path = @schema@, pg_temp
 AS $$

@@ -1,4 +1,4 @@
--- Ticks: snapshots of the log. Any two of them make a window.
+-- Ticks: snapshots of the log. Any two ticks define a window of messages.
 
 CREATE TABLE tick (
     tick     bigint PRIMARY KEY,
@@ -11,18 +11,51 @@ CREATE TABLE tick (
     timeline int NOT NULL,
     made_at  timestamptz NOT NULL DEFAULT clock_timestamp()
 );
--- The beginning of time: nothing is visible (3 is the first ordinary transaction id).
+-- Tick 0: nothing is visible (3 is the first normal transaction id).
 INSERT INTO tick (tick, snapshot, high, late, timeline) VALUES (0, '3:3:', 0, '{}', 0);
 
--- The server's timeline, read from the log's insert position: the control file lags behind a promotion.
+-- Raises an error unless the isolation level is READ COMMITTED. Only there do later statements of a function see what was committed
+-- while the function waited.
+CREATE FUNCTION inbox_read_committed() RETURNS void
+LANGUAGE plpgsql SET search_path = @schema@, pg_temp
+AS $$
+BEGIN
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        RAISE EXCEPTION 'this needs READ COMMITTED' USING ERRCODE = 'RV001';
+    END IF;
+END $$;
+
+-- Makes this transaction's commit survive a crash. An acknowledgement follows the commit.
+CREATE FUNCTION inbox_durable() RETURNS void
+LANGUAGE plpgsql SET search_path = @schema@, pg_temp
+AS $$
+BEGIN
+    IF current_setting('synchronous_commit') IN ('off', 'local') THEN
+        PERFORM set_config('synchronous_commit', 'on', true);
+    END IF;
+END $$;
+
+-- The time in so many milliseconds.
+CREATE FUNCTION after_ms(ms bigint) RETURNS timestamptz
+LANGUAGE sql VOLATILE
+AS $$ SELECT clock_timestamp() + make_interval(secs => ms / 1000.0) $$;
+
+-- The server's timeline, read from the WAL insert position. The control file lags behind a promotion.
 CREATE FUNCTION current_timeline() RETURNS int
 LANGUAGE sql VOLATILE
 AS $$ SELECT ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::int $$;
 
--- Makes a tick, or returns the newest one if there is nothing new or another session is making one.
--- It must be a statement of its own: the snapshot, the sequence and the transaction's id are taken in this order, each
--- by a statement with a new snapshot, after the lock; and the tick commits durably before anything of its window is
--- published, which makes everything that it sees durable too.
+-- The last value drawn from the sequence. `SELECT last_value` reads the sequence's row without its lock: while `nextval` writes WAL, once
+-- in 32 values, the row shows a value up to 32 ahead. A tick with such a value would skip every message that is emitted below it, or
+-- the next tick would report a restored database. `pg_sequence_last_value` takes the lock.
+CREATE FUNCTION last_number() RETURNS bigint
+LANGUAGE sql VOLATILE
+AS $$ SELECT coalesce(pg_sequence_last_value('@schema@.message_seq'::regclass), 0) $$;
+
+-- Makes a tick. Returns the newest one if nothing is new or another session makes one.
+-- It must be a statement of its own. It takes the snapshot, the sequence's last value and the transaction id in this order, each in a
+-- statement with a new snapshot, after the lock. The tick commits durably before anything of its window is published, which makes
+-- everything that it sees durable too.
 CREATE FUNCTION make_tick() RETURNS TABLE (tick bigint, snapshot text, high bigint, late text, timeline int, due boolean)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = @schema@, pg_temp
 AS $$
@@ -46,7 +79,7 @@ BEGIN
     IF pg_try_advisory_xact_lock(lock_number('tick')) THEN
         SELECT * INTO last_tick FROM tick ORDER BY tick DESC LIMIT 1;
         SELECT pg_current_snapshot() INTO s;
-        SELECT CASE WHEN is_called THEN last_value ELSE 0 END INTO h FROM message_seq;
+        SELECT last_number() INTO h;
         line := current_timeline();
         IF pg_snapshot_xmin(s) < pg_snapshot_xmin(last_tick.snapshot)
             OR pg_snapshot_xmax(s) < pg_snapshot_xmax(last_tick.snapshot) OR h < last_tick.high THEN

@@ -1,14 +1,21 @@
--- Which database this is, partitions ahead, retention, and what to do after a restore.
+-- Settings, partitions and retention.
 
-CREATE TABLE identity (
+-- One row. Operators change it by hand.
+CREATE TABLE setting (
     only_row          boolean PRIMARY KEY DEFAULT true CHECK (only_row),
-    system_identifier bigint NOT NULL,
-    database_oid      oid NOT NULL
+    partition_rows    bigint NOT NULL DEFAULT 1000000 CHECK (partition_rows > 0),
+    partitions_ahead  int NOT NULL DEFAULT 4 CHECK (partitions_ahead > 0),
+    retention         interval NOT NULL DEFAULT '7 days',
+    id_retention      interval NOT NULL DEFAULT '30 days',
+    dead_retention    interval NOT NULL DEFAULT '90 days',
+    -- How many rows a destination that does not move may hold back, and which gives way then: `disk` keeps the rows and
+    -- warns, `delivery` drops them and records the loss.
+    holdback_rows_max bigint NOT NULL DEFAULT 50000000,
+    gives_way         text NOT NULL DEFAULT 'disk' CHECK (gives_way IN ('disk', 'delivery'))
 );
-INSERT INTO identity (system_identifier, database_oid)
-SELECT c.system_identifier, d.oid FROM pg_control_system() AS c, pg_database AS d WHERE d.datname = current_database();
+INSERT INTO setting DEFAULT VALUES;
 
--- The prepared partitions; an emptied one waits for a quiet moment to be dropped.
+-- The attached partitions. An emptied one is dropped later, when its lock is free.
 CREATE TABLE partition (
     first      bigint PRIMARY KEY,
     past       bigint NOT NULL,
@@ -16,7 +23,7 @@ CREATE TABLE partition (
 );
 INSERT INTO partition (first, past) VALUES (1, 1000001);
 
--- Rows that were dropped although a destination had not taken them, because `gives_way` said so.
+-- Rows that retention dropped although a destination had not published them.
 CREATE TABLE loss (
     lost_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     first   bigint NOT NULL,
@@ -24,104 +31,7 @@ CREATE TABLE loss (
     rows    bigint NOT NULL
 );
 
--- Whether every stored transaction id is behind the server's counter.
-CREATE FUNCTION counters_are_ahead() RETURNS boolean
-LANGUAGE sql STABLE SET search_path = @schema@, pg_temp
-AS $$
-    SELECT pg_snapshot_xmax(pg_current_snapshot()) > ALL (ARRAY(
-        SELECT pg_snapshot_xmax(t.snapshot) FROM tick AS t ORDER BY t.tick DESC LIMIT 1))
-        AND pg_snapshot_xmax(pg_current_snapshot()) > ALL (ARRAY(SELECT m.xid FROM message AS m ORDER BY m.xid DESC LIMIT 1))
-$$;
-
--- Stops whoever runs in a database whose rows were written in another one.
-CREATE FUNCTION check_identity() RETURNS void
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
-AS $$
-DECLARE
-    known identity;
-    mend text;
-BEGIN
-    IF pg_is_in_recovery() THEN
-        RAISE EXCEPTION 'this server is a standby' USING ERRCODE = 'RV002';
-    END IF;
-    SELECT * INTO known FROM identity;
-    IF NOT EXISTS (
-        SELECT 1 FROM pg_control_system() AS c, pg_database AS d
-        WHERE d.datname = current_database() AND d.oid = known.database_oid
-            AND c.system_identifier = known.system_identifier)
-    THEN
-        mend := CASE WHEN counters_are_ahead() THEN 'adopt' ELSE 'rebase' END;
-        RAISE EXCEPTION 'the outbox was written in another database (system %, oid %): a copy, a restored dump or an upgraded cluster',
-            known.system_identifier, known.database_oid
-            USING ERRCODE = 'RV003', HINT = format('If this one shall publish from now on, run `relevo %s`.', mend);
-    END IF;
-END $$;
-
--- Takes the outbox over as it is: after an upgrade, or where a copy shall publish from now on.
-CREATE FUNCTION adopt() RETURNS void
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
-AS $$
-BEGIN
-    IF NOT counters_are_ahead() THEN
-        RAISE EXCEPTION 'stored transaction ids are ahead of this server''s counter' USING ERRCODE = 'RV003',
-            HINT = 'Run `relevo rebase`.';
-    END IF;
-    UPDATE lease SET owner = NULL, until = '-infinity', epoch = epoch + 1, timeline = 0;
-    UPDATE identity SET (system_identifier, database_oid) = (
-        SELECT c.system_identifier, d.oid FROM pg_control_system() AS c, pg_database AS d
-        WHERE d.datname = current_database());
-END $$;
-
--- Gives every row a transaction id of this server: one that is visible to all for what every destination has taken, this
--- transaction's for the rest, so that the next window holds exactly that. What one destination had taken and another
--- had not is sent to both.
-CREATE FUNCTION rebase() RETURNS bigint
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
-AS $$
-DECLARE
-    s pg_snapshot;
-    r xid8;
-    next_tick bigint;
-    waiting bigint;
-BEGIN
-    IF current_setting('transaction_isolation') <> 'read committed' THEN
-        RAISE EXCEPTION 'rebase needs READ COMMITTED' USING ERRCODE = 'RV001';
-    END IF;
-    -- Writers wait; no transaction id is assigned before the snapshot is taken.
-    LOCK TABLE message IN SHARE ROW EXCLUSIVE MODE;
-    SELECT pg_current_snapshot() INTO s;
-    r := pg_current_xact_id();
-    UPDATE lease SET owner = NULL, until = '-infinity', epoch = epoch + 1, timeline = 0;
-    UPDATE message AS m SET xid = CASE WHEN EXISTS (
-        SELECT 1 FROM destination AS d CROSS JOIN LATERAL standing(d.name) AS p
-        JOIN tick AS f ON f.tick = p.from_tick JOIN tick AS t ON t.tick = p.to_tick
-        WHERE p.shard = m.slot % d.shards
-            AND NOT (m.seq <= f.high AND pg_visible_in_snapshot(m.xid, f.snapshot))
-            AND NOT (m.seq <= p.place AND m.seq <= t.high AND pg_visible_in_snapshot(m.xid, t.snapshot))
-    ) THEN r ELSE '3'::xid8 END;
-    SELECT count(*) INTO waiting FROM message WHERE xid = r;
-    PERFORM setval('message_seq', greatest(
-        (SELECT last_value FROM message_seq), coalesce((SELECT max(seq) FROM message), 1)));
-    SELECT max(tick) + 1 INTO next_tick FROM tick;
-    DELETE FROM tick WHERE tick <> 0;
-    INSERT INTO tick (tick, snapshot, high, late, timeline)
-    SELECT next_tick, s, last_value, ARRAY(
-        SELECT pg_snapshot_xip(s)
-        UNION ALL
-        SELECT x::text::xid8 FROM generate_series(pg_snapshot_xmax(s)::text::bigint, r::text::bigint) AS x
-    ), current_timeline() FROM message_seq;
-    DELETE FROM progress;
-    INSERT INTO progress (destination, shards, shard, from_tick, to_tick, place, epoch)
-    SELECT l.destination, d.shards, l.shard, next_tick, next_tick, 0, l.epoch
-    FROM lease AS l JOIN destination AS d ON d.name = l.destination;
-    UPDATE destination SET regroup_tick = NULL;
-    UPDATE identity SET (system_identifier, database_oid) = (
-        SELECT c.system_identifier, d.oid FROM pg_control_system() AS c, pg_database AS d
-        WHERE d.datname = current_database());
-    RETURN waiting;
-END $$;
-
--- Attaches partitions ahead of the sequence. An attached partition blocks no writer: the parent's lock admits them.
+-- Attaches partitions ahead of the sequence. This blocks no writer: ATTACH takes a lock that admits writers.
 CREATE FUNCTION prepare_partitions() RETURNS int
 LANGUAGE plpgsql SET search_path = @schema@, pg_temp SET lock_timeout = '200ms'
 AS $$
@@ -151,8 +61,8 @@ BEGIN
     RETURN made;
 END $$;
 
--- Whether every row of a partition is settled by every destination. The caller holds the partition's lock, so that no
--- writer can still commit into it, and this statement's snapshot is younger than the lock.
+-- Whether every destination has settled every row of a partition. The caller holds the partition's lock, so that no writer can commit
+-- into it, and this statement's snapshot is newer than the lock.
 CREATE FUNCTION is_settled(partition_name text, oldest pg_snapshot) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SET search_path = @schema@, pg_temp
 AS $$
@@ -164,8 +74,8 @@ BEGIN
     RETURN answer;
 END $$;
 
--- Empties partitions that are old and settled, without waiting for anybody: TRUNCATE needs no lock on the parent, so no
--- emit waits; a partition with an open writer or reader is left for the next time.
+-- Empties old, settled partitions without waiting. TRUNCATE takes no lock on the parent, so `emit` never waits. A partition with an open
+-- writer or reader is skipped until the next call.
 CREATE FUNCTION apply_retention(OUT dropped int, OUT warnings text[])
 LANGUAGE plpgsql SET search_path = @schema@, pg_temp
 AS $$
@@ -231,8 +141,8 @@ BEGIN
         ORDER BY m.seq LIMIT 10000);
 END $$;
 
--- Drops emptied partitions. That needs the parent's lock: it is tried without waiting, and only when many have come
--- together does it wait, shortly.
+-- Drops emptied partitions. This needs the parent's lock: it is tried without waiting, and with a short wait only when many partitions
+-- are emptied.
 CREATE FUNCTION drop_emptied() RETURNS int
 LANGUAGE plpgsql SET search_path = @schema@, pg_temp SET lock_timeout = '50ms'
 AS $$
@@ -257,24 +167,67 @@ EXCEPTION WHEN lock_not_available THEN
     RETURN 0;
 END $$;
 
--- Prunes histories, a batch at a time. The newest progress of a shard, and the ticks that it names, are never pruned.
+-- How much longer than `retention` a row may stay before it is deleted by row. Partitions that fill within that time are emptied whole,
+-- which costs almost nothing; the others receive so few rows that deleting them is cheap.
+CREATE FUNCTION sweep_after(st setting) RETURNS interval
+LANGUAGE sql IMMUTABLE SET search_path = @schema@, pg_temp
+AS $$ SELECT least(st.retention, interval '1 day') $$;
+
+-- Deletes the oldest rows of the log that every destination has settled, if the first one is far too old: one batch a call, and no more
+-- rows are inspected than that. No reader needs these rows, so no session waits.
+CREATE FUNCTION sweep() RETURNS int
+LANGUAGE plpgsql SET search_path = @schema@, pg_temp
+AS $$
+DECLARE
+    st setting;
+    oldest tick;
+    p partition;
+    first_at timestamptz;
+    swept int;
+BEGIN
+    SELECT * INTO st FROM setting;
+    SELECT * INTO p FROM partition WHERE emptied_at IS NULL ORDER BY first LIMIT 1;
+    IF NOT FOUND THEN
+        RETURN 0;
+    END IF;
+    EXECUTE format('SELECT created_at FROM %I ORDER BY seq LIMIT 1', 'message_' || p.first) INTO first_at;
+    IF first_at IS NULL OR first_at > clock_timestamp() - st.retention - sweep_after(st)
+        OR NOT pg_try_advisory_xact_lock(lock_number('retention')) THEN
+        RETURN 0;
+    END IF;
+    SELECT * INTO oldest FROM tick WHERE tick = coalesce(
+        (SELECT min(s.from_tick) FROM destination AS d CROSS JOIN LATERAL standing(d.name) AS s),
+        (SELECT max(t.tick) FROM tick AS t));
+    EXECUTE format('DELETE FROM %1$I WHERE seq IN (
+        SELECT m.seq FROM (SELECT seq, xid, created_at FROM %1$I ORDER BY seq LIMIT 10000) AS m
+        WHERE m.created_at < $1 AND m.seq <= $2 AND pg_visible_in_snapshot(m.xid, $3))', 'message_' || p.first)
+    USING clock_timestamp() - st.retention, oldest.high, oldest.snapshot;
+    GET DIAGNOSTICS swept = ROW_COUNT;
+    RETURN swept;
+END $$;
+
+-- Deletes old history, one batch a call. The newest progress of a shard, and the ticks that it names, are never deleted. Progress and
+-- ticks stay as long as a message may: they show when it was published.
 CREATE FUNCTION prune() RETURNS void
 LANGUAGE plpgsql SET search_path = @schema@, pg_temp
 AS $$
 DECLARE
     st setting;
+    before timestamptz;
 BEGIN
     SELECT * INTO st FROM setting;
+    before := clock_timestamp() - st.retention - 2 * sweep_after(st);
+    PERFORM sweep();
     DELETE FROM progress WHERE no IN (
         SELECT p.no FROM progress AS p
-        WHERE p.settled_at < clock_timestamp() - st.retention AND p.no < (
+        WHERE p.settled_at < before AND p.no < (
             SELECT q.no FROM progress AS q
             WHERE q.destination = p.destination AND q.shards = p.shards AND q.shard = p.shard
             ORDER BY q.no DESC LIMIT 1)
         ORDER BY p.settled_at LIMIT 10000);
     DELETE FROM tick WHERE tick IN (
         SELECT t.tick FROM tick AS t
-        WHERE t.tick > 0 AND t.made_at < clock_timestamp() - st.retention
+        WHERE t.tick > 0 AND t.made_at < before
             AND t.tick < (SELECT max(tick) FROM tick)
             AND t.tick < coalesce((
                 SELECT min(s.from_tick) FROM destination AS d CROSS JOIN LATERAL standing(d.name) AS s), t.tick + 1)
@@ -282,7 +235,7 @@ BEGIN
         ORDER BY t.tick LIMIT 10000);
     DELETE FROM parked_delivery WHERE (destination, seq) IN (
         SELECT p.destination, p.seq FROM parked_delivery AS p
-        WHERE p.delivered_at < clock_timestamp() - st.retention LIMIT 10000);
+        WHERE p.delivered_at < before LIMIT 10000);
     DELETE FROM own_id WHERE id IN (
         SELECT o.id FROM own_id AS o WHERE o.claimed_at < clock_timestamp() - st.id_retention LIMIT 10000);
     DELETE FROM dead_letter WHERE (destination, id) IN (
@@ -290,7 +243,7 @@ BEGIN
         WHERE d.state IN ('redriven', 'discarded') AND d.marked_at < clock_timestamp() - st.dead_retention LIMIT 1000);
 END $$;
 
--- All of the upkeep; one session does it at a time.
+-- All maintenance. One session runs it at a time.
 CREATE FUNCTION maintain() RETURNS jsonb
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
 AS $$

@@ -1,21 +1,6 @@
--- The log: an insert-only table of messages, and the functions that any language calls to emit into it.
+-- The log: an insert-only table of messages, and the functions that applications call to emit messages into it.
 
--- One row of settings, changed by hand.
-CREATE TABLE setting (
-    only_row          boolean PRIMARY KEY DEFAULT true CHECK (only_row),
-    partition_rows    bigint NOT NULL DEFAULT 1000000 CHECK (partition_rows > 0),
-    partitions_ahead  int NOT NULL DEFAULT 4 CHECK (partitions_ahead > 0),
-    retention         interval NOT NULL DEFAULT '7 days',
-    id_retention      interval NOT NULL DEFAULT '30 days',
-    dead_retention    interval NOT NULL DEFAULT '90 days',
-    -- How many rows a destination that does not move may hold back, and which gives way then: `disk` keeps the rows and
-    -- warns, `delivery` drops them and records the loss.
-    holdback_rows_max bigint NOT NULL DEFAULT 50000000,
-    gives_way         text NOT NULL DEFAULT 'disk' CHECK (gives_way IN ('disk', 'delivery'))
-);
-INSERT INTO setting DEFAULT VALUES;
-
--- Cache 1: a session that kept numbers back would emit them out of order.
+-- CACHE 1: a session that caches values would emit messages out of order.
 CREATE SEQUENCE message_seq AS bigint CACHE 1;
 
 CREATE TABLE message (
@@ -34,18 +19,18 @@ CREATE TABLE message (
 ) PARTITION BY RANGE (seq);
 CREATE INDEX message_seq_idx ON message (seq);
 CREATE INDEX message_xid_idx ON message (xid, seq);
--- Where messages go when nobody prepared a partition: emit works even if no relay has run for months.
+-- Default partition. It receives rows that have no partition yet, so `emit` works when no relay has run for months.
 CREATE TABLE message_overflow PARTITION OF message DEFAULT;
 CREATE TABLE message_1 PARTITION OF message FOR VALUES FROM (1) TO (1000001);
 
--- Ids that callers brought: a partitioned table cannot keep them unique. Ids made here need no row.
+-- Ids that callers passed. A partitioned table has no unique constraint on them. Generated ids have no row here.
 CREATE TABLE own_id (
     id         uuid PRIMARY KEY,
     claimed_at timestamptz NOT NULL DEFAULT clock_timestamp()
 );
 CREATE INDEX own_id_claimed_at_idx ON own_id (claimed_at);
 
--- Messages that wait for their time; they enter the log when it comes.
+-- Messages with a later `deliver_at`. They enter the log when they are due.
 CREATE TABLE scheduled (
     id           uuid PRIMARY KEY,
     no           bigint GENERATED ALWAYS AS IDENTITY,
@@ -61,7 +46,13 @@ CREATE TABLE scheduled (
 );
 CREATE INDEX scheduled_due_at_idx ON scheduled (due_at, no);
 
--- The number of an advisory lock of this outbox.
+-- One element of `emit_many`.
+CREATE TYPE draft AS (
+    topic text, key text, type text, payload bytea, content_type text, headers jsonb, id uuid, deliver_at timestamptz,
+    serialize boolean, on_repeat text
+);
+
+-- The key of an advisory lock of this schema.
 CREATE FUNCTION lock_number(what text) RETURNS bigint
 LANGUAGE sql STABLE SET search_path = @schema@, pg_temp
 AS $$ SELECT hashtextextended('relevo/' || '@schema@' || '/' || what, 0) $$;
@@ -91,7 +82,7 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- Raises the error that says which argument is wrong, if one is.
+-- Raises an error that names the invalid argument, if there is one.
 CREATE FUNCTION check_draft(
     topic text, key text, type text, payload bytea, content_type text, headers jsonb, deliver_at timestamptz,
     serialize boolean, on_repeat text, place text
@@ -137,7 +128,7 @@ BEGIN
     END IF;
 END $$;
 
--- Takes a caller's id; false if it was taken before and that may be ignored.
+-- Records a caller's id. Returns false for a duplicate that may be ignored.
 CREATE FUNCTION claim_id(wanted uuid, on_repeat text) RETURNS boolean
 LANGUAGE plpgsql SET search_path = @schema@, pg_temp
 AS $$
@@ -152,10 +143,8 @@ BEGIN
         USING ERRCODE = 'unique_violation', HINT = 'Pass on_repeat => ''ignore'' to make a repeat do nothing.';
 END $$;
 
--- The next two are put in place by the planner, in `put` too, which has no search path of its own: every name in them is
--- qualified.
-
--- A version 7 UUID: milliseconds, then random bits. The text may leave out hyphens, and most of it is random already.
+-- A version 7 UUID: milliseconds, then random bits. The cast accepts text without hyphens; most of it comes from a random UUID.
+-- The planner inlines this function and the next one, also in `put`, which sets no search path: every name in them is qualified.
 CREATE FUNCTION new_id() RETURNS uuid
 LANGUAGE sql VOLATILE
 AS $$
@@ -165,13 +154,13 @@ AS $$
         pg_catalog.substr(pg_catalog.gen_random_uuid()::pg_catalog.text, 16))::pg_catalog.uuid
 $$;
 
--- The slot of a key: the first byte of its SHA-256. Ours and fixed, because rows store it.
+-- The slot of a key: the first byte of its SHA-256. It never changes, because rows store it.
 CREATE FUNCTION slot_of(key text) RETURNS smallint
 LANGUAGE sql STABLE
 AS $$ SELECT pg_catalog.get_byte(pg_catalog.sha256(pg_catalog.convert_to(key, 'UTF8')), 0)::pg_catalog.int2 $$;
 
--- Writes one message that was checked: into the log, or into the waiting room. `nextval` alone assigns no transaction
--- id, and a tick in between must see this transaction as open: the id is assigned by a statement before it.
+-- Inserts a checked message into the log, or into `scheduled`. `nextval` alone assigns no transaction id, and a tick in between must see
+-- this transaction as open: an earlier statement assigns the id.
 CREATE FUNCTION append(
     topic text, key text, type text, payload bytea, content_type text, headers jsonb, id uuid, deliver_at timestamptz
 ) RETURNS uuid
@@ -193,9 +182,8 @@ BEGIN
     RETURN id;
 END $$;
 
--- Checks and writes one message. The order of its statements is what keeps the order of a key (each takes a new
--- snapshot, and a number drawn before a wait would be too old): the key's lock, the caller's id, the transaction's id,
--- the number.
+-- Checks and inserts one message. The order of the statements preserves the order of a key: the key's lock, the caller's id, the
+-- transaction id, the sequence number. Each statement has a new snapshot, and a number drawn before a wait would be too old.
 CREATE FUNCTION put_checked(
     topic text, key text, type text, payload bytea, content_type text, headers jsonb, id uuid, deliver_at timestamptz,
     serialize boolean, on_repeat text
@@ -213,9 +201,9 @@ BEGIN
     RETURN append(topic, key, type, payload, content_type, headers, id, deliver_at);
 END $$;
 
--- The same for the usual case, in as few expressions as there can be, because each is prepared anew in every
--- transaction: short, printable, and nothing asked for beside. Setting a search path would cost as much as all of them,
--- so every name and operator is qualified instead: a caller's own cannot take their place.
+-- The common case in as few expressions as possible, because each expression is prepared again in every transaction: short printable
+-- text and no options. SET search_path would cost as much as all of them together, so every name and operator is qualified instead: a
+-- caller's objects cannot replace them.
 CREATE FUNCTION put(
     topic text, key text, type text, payload bytea, content_type text, headers jsonb, id uuid, deliver_at timestamptz,
     serialize boolean, on_repeat text
@@ -244,8 +232,7 @@ BEGIN
     RETURN @schema@.put_checked(topic, key, type, payload, content_type, headers, id, deliver_at, serialize, on_repeat);
 END $$;
 
--- Emits a message with a JSON payload in the caller's transaction and returns its id.
--- This function and the next are only names for `put`: the planner puts it in their place.
+-- Emits a message with a JSON payload in the caller's transaction and returns its id. The planner inlines this function and the next one.
 CREATE FUNCTION emit(
     topic text, key text, type text, payload jsonb, headers jsonb DEFAULT NULL, id uuid DEFAULT NULL,
     deliver_at timestamptz DEFAULT NULL, serialize boolean DEFAULT false, on_repeat text DEFAULT 'refuse'
@@ -256,7 +243,7 @@ AS $$
         headers, id, deliver_at, serialize, on_repeat)
 $$;
 
--- Emits exactly these bytes.
+-- Emits a message whose payload is exactly these bytes.
 CREATE FUNCTION emit_bytes(
     topic text, key text, type text, payload bytea, content_type text, headers jsonb DEFAULT NULL,
     id uuid DEFAULT NULL, deliver_at timestamptz DEFAULT NULL, serialize boolean DEFAULT false,
@@ -267,11 +254,7 @@ AS $$
     SELECT @schema@.put(topic, key, type, payload, content_type, headers, id, deliver_at, serialize, on_repeat)
 $$;
 
--- One element of `emit_many`, checked field by field; an error names the field.
-CREATE TYPE draft AS (
-    topic text, key text, type text, payload bytea, content_type text, headers jsonb, id uuid, deliver_at timestamptz,
-    serialize boolean, on_repeat text
-);
+-- Parses and checks one element of `emit_many`. An error names the field.
 CREATE FUNCTION read_draft(item jsonb, place text) RETURNS draft
 LANGUAGE plpgsql STABLE SET search_path = @schema@, pg_temp
 AS $$
@@ -316,8 +299,8 @@ BEGIN
     RETURN d;
 END $$;
 
--- Emits an array of objects whose fields are the arguments of `emit`, or `payload_base64` and `content_type` for bytes;
--- returns the ids in the same order. Locks and ids are taken in sorted order, so that two calls cannot deadlock.
+-- Emits an array of objects whose fields are the arguments of `emit`, or `payload_base64` and `content_type` for bytes. Returns the ids in
+-- the same order. It takes locks and ids in sorted order, so that two calls cannot deadlock.
 CREATE FUNCTION emit_many(messages jsonb[]) RETURNS uuid[]
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
 AS $$
@@ -352,7 +335,7 @@ BEGIN
     RETURN ids;
 END $$;
 
--- Takes back a message whose time has not come; false if it is not there any more.
+-- Deletes a scheduled message that is not due yet. Returns false if it does not exist any more.
 CREATE FUNCTION cancel(id uuid) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
 AS $$
@@ -361,8 +344,8 @@ BEGIN
     RETURN FOUND;
 END $$;
 
--- Moves messages whose time has come into the log, in the order of their times. One caller at a time, so that two
--- movers cannot exchange the order of a key; never in a transaction that makes a tick.
+-- Moves due messages into the log, ordered by due time. One caller at a time, so that two callers cannot swap messages of a key. Never
+-- called in a transaction that makes a tick.
 CREATE FUNCTION enter_due(most int) RETURNS int
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
 AS $$

@@ -1,6 +1,6 @@
--- What operators see and mark, and who may do what.
+-- What operators read, and how they redrive and discard dead letters.
 
--- What operators expect of an outbox table, derived from the log: one row a message and destination.
+-- One row for each message and destination, derived from the log.
 CREATE VIEW outbox AS
 SELECT NULL::bigint AS seq, s.id, NULL::text AS destination, s.topic, s.key, s.type, s.created_at,
     'scheduled' AS status, 0 AS attempts, s.due_at AS next_attempt_at, NULL::text AS last_error,
@@ -52,7 +52,9 @@ WHERE NOT EXISTS (SELECT 1 FROM parked_message AS p WHERE p.destination = d.name
     AND NOT EXISTS (
         SELECT 1 FROM dead_letter AS x WHERE x.destination = d.name AND x.seq = m.seq AND x.state <> 'redriven');
 
--- Messages of the log that were not settled yet: exact up to `exact_max`, an estimate above.
+-- Unsettled messages: an exact count up to `exact_max`, an estimate above. It is called every few seconds and costs the same whatever the
+-- tables hold: messages settled in the middle of a window are skipped by index too. Below a shard's position only transactions that
+-- were open at one of its ticks remain.
 CREATE FUNCTION backlog(of_destination text, exact_max int DEFAULT 10000,
     OUT pending bigint, OUT exact boolean, OUT parked bigint, OUT dead bigint)
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = @schema@, pg_temp
@@ -69,20 +71,24 @@ BEGIN
     pending := 0;
     exact := true;
     FOR g IN
-        SELECT array_agg(s.shard) AS shards, s.place, f.snapshot AS f, f.high, f.late, t.snapshot AS t
+        SELECT array_agg(s.shard) AS shards, s.place, f.snapshot AS f, t.snapshot AS t, greatest(f.high, s.place) AS start,
+            ARRAY(SELECT DISTINCT unnest(f.late || t.late)) AS late
         FROM standing(of_destination) AS s
         JOIN tick AS f ON f.tick = s.from_tick JOIN tick AS t ON t.tick = s.to_tick
         GROUP BY s.place, f.tick, t.tick
     LOOP
         SELECT count(*) INTO part FROM (
-            SELECT 1 FROM (
-                SELECT m.seq, m.slot, m.xid FROM message AS m WHERE m.seq > g.high
-                UNION ALL
-                SELECT m.seq, m.slot, m.xid FROM unnest(g.late) AS x CROSS JOIN LATERAL (
-                    SELECT * FROM message AS m WHERE m.xid = x AND m.seq <= g.high) AS m
-            ) AS m
-            WHERE m.slot % n = ANY (g.shards) AND NOT pg_visible_in_snapshot(m.xid, g.f)
-                AND NOT (m.seq <= g.place AND pg_visible_in_snapshot(m.xid, g.t))
+            (SELECT 1 FROM message AS m
+            WHERE m.seq > g.start AND CASE WHEN m.slot % n = ANY (g.shards) AND NOT pg_visible_in_snapshot(m.xid, g.f)
+                THEN true END
+            ORDER BY m.seq LIMIT exact_max + 1 - pending)
+            UNION ALL
+            (SELECT 1 FROM unnest(g.late) AS x CROSS JOIN LATERAL (
+                SELECT 1 FROM message AS m
+                WHERE (m.xid, m.seq) > (x, 0) AND (m.xid, m.seq) <= (x, g.start)
+                    AND CASE WHEN m.slot % n = ANY (g.shards) AND NOT pg_visible_in_snapshot(m.xid, g.f)
+                        AND NOT (m.seq <= g.place AND pg_visible_in_snapshot(m.xid, g.t)) THEN true END
+                ORDER BY m.xid, m.seq LIMIT exact_max + 1 - pending) AS m)
             LIMIT exact_max + 1 - pending
         ) AS counted;
         pending := pending + part;
@@ -94,13 +100,14 @@ BEGIN
         END IF;
     END LOOP;
     SELECT count(*) INTO parked FROM (
-        SELECT 1 FROM parked_message AS m WHERE m.destination = of_destination LIMIT exact_max) AS counted;
+        SELECT 1 FROM parked_message AS m WHERE m.destination = of_destination ORDER BY m.seq LIMIT exact_max) AS counted;
     SELECT count(*) INTO dead FROM (
-        SELECT 1 FROM dead_letter AS d WHERE d.destination = of_destination AND d.state = 'dead' LIMIT exact_max) AS counted;
+        SELECT 1 FROM dead_letter AS d WHERE d.destination = of_destination AND d.state = 'dead'
+        ORDER BY d.seq LIMIT exact_max) AS counted;
 END $$;
 
--- Marks dead letters; the lease's owner acts. Only what is dead and unmarked: a double click marks once. `filter` is
--- {"ids": [uuid, …], "key": …, "route": …}, each of them optional.
+-- Marks dead letters; the owner of the lease acts. Only letters in state `dead` are marked: a repeated call marks nothing. `filter` is
+-- {"ids": [uuid, …], "key": …, "route": …}, each optional.
 CREATE FUNCTION mark_dead(of_destination text, as_state text, filter jsonb, dry_run boolean, by_whom text, why text)
 RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
@@ -133,24 +140,4 @@ BEGIN
     )
     SELECT CASE WHEN dry_run THEN (SELECT count(*) FROM wanted) ELSE (SELECT count(*) FROM changed) END INTO marked;
     RETURN marked;
-END $$;
-
--- A writer may emit, and take back what it scheduled; nothing else.
-CREATE FUNCTION grant_writer(role_name text) RETURNS void
-LANGUAGE plpgsql SET search_path = @schema@, pg_temp
-AS $$
-BEGIN
-    EXECUTE format('GRANT USAGE ON SCHEMA @schema@ TO %I', role_name);
-    EXECUTE format('GRANT EXECUTE ON FUNCTION emit, emit_bytes, emit_many, put, cancel TO %I', role_name);
-END $$;
-
--- A relay may read and settle; it changes tables only through functions that check its lease.
-CREATE FUNCTION grant_relay(role_name text) RETURNS void
-LANGUAGE plpgsql SET search_path = @schema@, pg_temp
-AS $$
-BEGIN
-    EXECUTE format('GRANT USAGE ON SCHEMA @schema@ TO %I', role_name);
-    EXECUTE format('GRANT SELECT ON ALL TABLES IN SCHEMA @schema@ TO %I', role_name);
-    EXECUTE format('GRANT EXECUTE ON FUNCTION make_tick, enter_due, take_leases, leave, settle, standing, due_runs, '
-        'advance, maintain, backlog, mark_dead TO %I', role_name);
 END $$;

@@ -1,4 +1,4 @@
--- Who reads which shard for which destination, and how far each has come.
+-- Destinations, the relays that lease their shards, and the progress of each shard.
 
 CREATE TABLE destination (
     name         text PRIMARY KEY CHECK (name <> ''),
@@ -22,7 +22,7 @@ CREATE TABLE lease (
     PRIMARY KEY (destination, shard)
 );
 
--- The relays that are alive, to share the shards evenly among them.
+-- The live relays. Shards are shared evenly among them.
 CREATE TABLE member (
     destination text NOT NULL REFERENCES destination ON DELETE CASCADE,
     owner       uuid NOT NULL,
@@ -31,7 +31,7 @@ CREATE TABLE member (
     PRIMARY KEY (destination, owner)
 );
 
--- Insert-only: one row a settled batch, read newest first, pruned later. The history tells when a message went out.
+-- Insert-only: one row for each settled batch. The newest row counts; the history shows when a message was published.
 CREATE TABLE progress (
     no          bigint GENERATED ALWAYS AS IDENTITY (CACHE 1),
     destination text NOT NULL REFERENCES destination ON DELETE CASCADE,
@@ -46,7 +46,7 @@ CREATE TABLE progress (
 CREATE INDEX progress_newest_idx ON progress (destination, shards, shard, no DESC);
 CREATE INDEX progress_settled_at_idx ON progress (settled_at);
 
--- Where the shards of a destination stand.
+-- The current position of each shard of a destination.
 CREATE FUNCTION standing(of_destination text)
 RETURNS TABLE (shard smallint, from_tick bigint, to_tick bigint, place bigint)
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = @schema@, pg_temp
@@ -61,8 +61,8 @@ AS $$
     WHERE d.name = of_destination
 $$;
 
--- Adds a destination that starts with what commits from now on, or with the oldest message that is retained. Takes the
--- lock that retention takes. Adding one that exists changes nothing and returns false.
+-- Adds a destination that starts with new messages, or with the oldest retained one. Takes the lock of retention. Returns false and
+-- changes nothing if the destination exists.
 CREATE FUNCTION add_destination(name text, shards int DEFAULT 8, start text DEFAULT 'now') RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
 AS $$
@@ -90,7 +90,7 @@ BEGIN
     RETURN true;
 END $$;
 
--- Forgets a destination: its progress, parked messages and dead letters. It no longer holds retention back.
+-- Deletes a destination with its progress, parked messages and dead letters. Retention no longer waits for it.
 CREATE FUNCTION remove_destination(name text) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
 AS $$
@@ -99,7 +99,7 @@ BEGIN
     RETURN FOUND;
 END $$;
 
--- The operator's switch. A physical clone of a database cannot be told from its original: switch it off there.
+-- Enables or disables a destination. A physical clone cannot be distinguished from its original: disable its destinations.
 CREATE FUNCTION switch_destination(name text, enabled boolean) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
 AS $$
@@ -108,7 +108,7 @@ BEGIN
     RETURN FOUND;
 END $$;
 
--- Asks for another number of shards. Relays finish their windows, meet at one tick, and the last one there regroups.
+-- Requests a different number of shards. Relays finish their windows, meet at one tick, and the last one changes the shards.
 CREATE FUNCTION regroup(name text, shards int) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
 AS $$
@@ -121,7 +121,7 @@ BEGIN
     RETURN FOUND;
 END $$;
 
--- Takes the next step of a regrouping, if every shard is ready for it.
+-- Performs the next step of a requested change, if every shard is ready for it.
 CREATE FUNCTION regroup_step(of_destination text) RETURNS void
 LANGUAGE plpgsql SET search_path = @schema@, pg_temp
 AS $$
@@ -167,8 +167,8 @@ BEGIN
     UPDATE destination SET shards = regroup_to, regroup_to = NULL, regroup_tick = NULL WHERE name = of_destination;
 END $$;
 
--- Gives back, renews and takes leases, in one statement of one transaction: {"owner", "name", "lease_ms",
--- "give_back": [[shard, epoch], …]}. The epoch of every shard taken rises. Locks are on shards, never on messages.
+-- Releases, renews and acquires leases in one transaction: {"owner", "name", "lease_ms", "give_back": [[shard, epoch], …]}. Acquiring a
+-- shard increments its epoch. Locks are on shards, never on messages.
 CREATE FUNCTION take_leases(of_destination text, ask jsonb) RETURNS jsonb
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
 AS $$
@@ -254,7 +254,7 @@ BEGIN
     RETURN answer;
 END $$;
 
--- Leaves politely: the leases are free at once.
+-- Releases all leases of a relay that stops.
 CREATE FUNCTION leave(of_destination text, me uuid) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
 AS $$
@@ -263,8 +263,8 @@ BEGIN
     DELETE FROM member WHERE destination = of_destination AND owner = me;
 END $$;
 
--- Locks the leases named in [[shard, epoch, owner], …] against takeover until the transaction ends, and returns the
--- shards that are really held. FOR SHARE waits for, and is waited for by, whoever takes them.
+-- Locks the leases in [[shard, epoch, owner], …] against takeover until the transaction ends, and returns the shards that are still
+-- held. FOR SHARE conflicts with a takeover in both directions.
 CREATE FUNCTION lock_leases(of_destination text, wanted jsonb) RETURNS smallint[]
 LANGUAGE plpgsql SET search_path = @schema@, pg_temp
 AS $$

@@ -1,5 +1,5 @@
--- The inbox: one row for each (consumer, message, replay), written in the transaction of the handler's effect. The insert is
--- the check: a row that is there is a repeat.
+-- The inbox: one row for each (consumer, message, replay), written in the handler's transaction. The insert is the check: a conflict
+-- means that the message is a duplicate.
 
 CREATE TABLE inbox (
     consumer   text NOT NULL,
@@ -21,8 +21,8 @@ CREATE TABLE inbox (
 -- No index has the state in it, so that changing it touches none.
 CREATE INDEX inbox_entered_at_idx ON inbox (consumer, entered_at);
 
--- Who may handle the messages of a lane, for consumers that keep order. Handlers hold this row while they work, so that
--- nothing stands here that a heartbeat or an operator writes.
+-- Which member may handle the messages of a lane, for consumers that keep order. A handler's transaction locks this row, so it has no
+-- column that a heartbeat or an operator updates.
 CREATE TABLE inbox_lane (
     consumer text NOT NULL,
     lane     text NOT NULL,
@@ -32,90 +32,13 @@ CREATE TABLE inbox_lane (
     PRIMARY KEY (consumer, lane)
 );
 
--- A message that arrived, with all that a dead letter keeps of it.
+-- A delivered message, with everything that a dead letter stores.
 CREATE TYPE inbox_arrival AS (
     id uuid, replay int, queue text, header_names bytea[], header_values bytea[], payload bytea, address text, lane text,
     place numeric, correlation text
 );
 
--- The retry table: queues, and the messages that wait in them.
-CREATE TABLE inbox_queue (
-    consumer    text NOT NULL,
-    -- A key for a consumer that keeps order, a message's id for one that does not.
-    queue       text NOT NULL,
-    -- When its first message may be tried; null while it waits for a person.
-    next_at     timestamptz,
-    -- The member that works on it, and for how long at most.
-    token       uuid,
-    claim_until timestamptz,
-    -- A dead letter holds it.
-    held        boolean NOT NULL DEFAULT false,
-    PRIMARY KEY (consumer, queue)
-) WITH (fillfactor = 80);
-CREATE INDEX inbox_queue_next_at_idx ON inbox_queue (consumer, next_at) WHERE next_at IS NOT NULL;
-
-CREATE SEQUENCE inbox_seq AS bigint CACHE 1;
-CREATE TABLE inbox_waiting (
-    consumer      text NOT NULL,
-    queue         text NOT NULL,
-    no            bigint NOT NULL DEFAULT nextval('inbox_seq'),
-    id            uuid NOT NULL,
-    replay        int NOT NULL,
-    -- As they came: names in UTF-8, a value for each, in their order.
-    header_names  bytea[] NOT NULL,
-    header_values bytea[] NOT NULL,
-    payload       bytea NOT NULL,
-    address       text NOT NULL,
-    lane          text NOT NULL,
-    place         numeric(20),
-    correlation   text,
-    attempts      int NOT NULL DEFAULT 0,
-    -- How often handling was begun that has not ended.
-    started       int NOT NULL DEFAULT 0,
-    -- A person took it out of the dead letters.
-    reopened      boolean NOT NULL DEFAULT false,
-    class         text NOT NULL DEFAULT '',
-    error         text NOT NULL DEFAULT '',
-    arrived_at    timestamptz NOT NULL DEFAULT clock_timestamp(),
-    PRIMARY KEY (consumer, queue, no)
-);
-CREATE INDEX inbox_waiting_replay_idx ON inbox_waiting (consumer, replay) WHERE replay > 0;
-
-CREATE TABLE inbox_dead (
-    consumer      text NOT NULL,
-    id            uuid NOT NULL,
-    replay        int NOT NULL,
-    queue         text NOT NULL,
-    -- Its place among the messages of its queue, which it goes back to.
-    no            bigint NOT NULL,
-    header_names  bytea[] NOT NULL,
-    header_values bytea[] NOT NULL,
-    payload       bytea NOT NULL,
-    address       text NOT NULL,
-    lane          text NOT NULL,
-    place         numeric(20),
-    correlation   text,
-    class         text NOT NULL,
-    error         text NOT NULL,
-    backtrace     text,
-    attempts      int NOT NULL,
-    arrived_at    timestamptz NOT NULL,
-    dead_at       timestamptz NOT NULL DEFAULT clock_timestamp(),
-    redriven      int NOT NULL DEFAULT 0,
-    fate          text NOT NULL DEFAULT 'pending' CHECK (fate IN ('pending', 'replayed', 'archived')),
-    -- Its queue waits for a person because of it.
-    holds         boolean NOT NULL DEFAULT false,
-    note          text,
-    marked_by     text,
-    marked_at     timestamptz,
-    PRIMARY KEY (consumer, id, replay)
-);
-CREATE INDEX inbox_dead_pending_idx ON inbox_dead (consumer, no) WHERE fate = 'pending';
-CREATE INDEX inbox_dead_holds_idx ON inbox_dead (consumer, queue, no) WHERE holds;
-CREATE INDEX inbox_dead_marked_at_idx ON inbox_dead (consumer, marked_at) WHERE fate <> 'pending';
-CREATE INDEX inbox_dead_dead_at_idx ON inbox_dead (dead_at, no);
-
--- What consumers did with messages, for those that trace.
+-- What consumers did with messages, for consumers that trace.
 CREATE TABLE inbox_trace (
     consumer    text NOT NULL,
     id          uuid NOT NULL,
@@ -131,28 +54,7 @@ CREATE TABLE inbox_trace (
 );
 CREATE INDEX inbox_trace_at_idx ON inbox_trace (consumer, at);
 
--- What every transaction of an inbox needs that is followed by an acknowledgement: a commit that survives a crash.
-CREATE FUNCTION inbox_durable() RETURNS void
-LANGUAGE plpgsql SET search_path = @schema@, pg_temp
-AS $$
-BEGIN
-    IF current_setting('synchronous_commit') IN ('off', 'local') THEN
-        PERFORM set_config('synchronous_commit', 'on', true);
-    END IF;
-END $$;
-
--- What was committed while a function waited is seen by its later statements only in READ COMMITTED. Functions that rely on
--- that refuse anything else.
-CREATE FUNCTION inbox_read_committed() RETURNS void
-LANGUAGE plpgsql SET search_path = @schema@, pg_temp
-AS $$
-BEGIN
-    IF current_setting('transaction_isolation') <> 'read committed' THEN
-        RAISE EXCEPTION 'this needs READ COMMITTED' USING ERRCODE = 'RV001';
-    END IF;
-END $$;
-
--- For a call that is a transaction of its own: waits for locks no longer than this.
+-- Prepares a call that is its own transaction: READ COMMITTED, a lock timeout, a durable commit.
 CREATE FUNCTION inbox_call(wait_ms int) RETURNS void
 LANGUAGE plpgsql SET search_path = @schema@, pg_temp
 AS $$
@@ -162,8 +64,8 @@ BEGIN
     PERFORM inbox_durable();
 END $$;
 
--- For a transaction in which a handler works, what `inbox_enter` says of it. The wait for locks is only the calling
--- function's, which says SET lock_timeout and so has it restored.
+-- Sets the time limits of a handler's transaction. The lock timeout applies to the calling function only: its SET lock_timeout restores
+-- the old value.
 CREATE FUNCTION inbox_handling(stall_ms int) RETURNS void
 LANGUAGE plpgsql SET search_path = @schema@, pg_temp
 AS $$
@@ -177,7 +79,7 @@ BEGIN
     END IF;
 END $$;
 
--- Locks a lane against a change of its owner until the transaction ends; false if it is another's. True without a lane.
+-- Locks a lane against a change of its owner until the transaction ends. Returns false if another member owns it, true without a lane.
 CREATE FUNCTION inbox_hold_lane(of_consumer text, of_lane text, lane_epoch bigint, lane_owner uuid) RETURNS boolean
 LANGUAGE plpgsql SET search_path = @schema@, pg_temp
 AS $$
@@ -190,7 +92,7 @@ BEGIN
     RETURN FOUND;
 END $$;
 
--- Traces what became of a message. A repeat only counts.
+-- Records what became of a traced message.
 CREATE FUNCTION inbox_note(of_consumer text, a inbox_arrival, as_state text, is_repeat boolean DEFAULT false) RETURNS void
 LANGUAGE sql SET search_path = @schema@, pg_temp
 AS $$
@@ -202,7 +104,7 @@ AS $$
         at = CASE WHEN is_repeat THEN t.at ELSE excluded.at END
 $$;
 
--- When a row counts as entered whose state changes: as before if that is not long ago, so that no index is touched.
+-- The new `entered_at` of a row whose state changes. A recent value is kept, so that no index changes.
 CREATE FUNCTION inbox_entered(before timestamptz) RETURNS timestamptz
 LANGUAGE sql VOLATILE
 AS $$
@@ -210,17 +112,64 @@ AS $$
         ELSE clock_timestamp() END
 $$;
 
--- Enters messages in the handler's transaction. Null if all of them are plainly new; `lost` or `busy` of all of them, and the
--- transaction is to be rolled back; otherwise a line, `id replay word`, for each that is not new: its state if it is a
--- repeat, or `behind` if its queue waits. Those are then put into their queues by `inbox_append`, in the same
--- transaction. Every (id, replay) stands once.
+-- Like `inbox_enter` for one message that is not traced, the common case. With arrays of one element the settings, the checks and the
+-- queue lookup cost as much as the insert itself.
+CREATE FUNCTION inbox_enter_one(
+    of_consumer text, of_id uuid, of_replay int, of_queue text, of_lane text, lane_epoch bigint, lane_owner uuid,
+    wait_ms int, stall_ms int
+) RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER
+AS $$
+DECLARE
+    waits pg_catalog.text := pg_catalog.current_setting('lock_timeout');
+    answer pg_catalog.text := pg_catalog.concat(
+        pg_catalog.set_config('lock_timeout', wait_ms::pg_catalog.text, true),
+        CASE WHEN stall_ms OPERATOR(pg_catalog.>) 0
+            AND pg_catalog.current_setting('statement_timeout') OPERATOR(pg_catalog.=) '0'
+            THEN pg_catalog.set_config('statement_timeout', stall_ms::pg_catalog.text, true) END,
+        CASE WHEN stall_ms OPERATOR(pg_catalog.>) 0
+            AND pg_catalog.current_setting('idle_in_transaction_session_timeout') OPERATOR(pg_catalog.=) '0'
+            THEN pg_catalog.set_config('idle_in_transaction_session_timeout', stall_ms::pg_catalog.text, true) END,
+        CASE WHEN pg_catalog.current_setting('synchronous_commit') OPERATOR(pg_catalog.=) ANY ('{off,local}')
+            THEN pg_catalog.set_config('synchronous_commit', 'on', true) END);
+    fresh pg_catalog.bool;
+BEGIN
+    IF of_lane IS NOT NULL THEN
+        PERFORM 1 FROM @schema@.inbox_lane AS l
+        WHERE l.consumer OPERATOR(pg_catalog.=) of_consumer AND l.lane OPERATOR(pg_catalog.=) of_lane
+            AND l.epoch OPERATOR(pg_catalog.=) lane_epoch AND l.owner OPERATOR(pg_catalog.=) lane_owner FOR SHARE;
+        IF NOT FOUND THEN
+            RETURN 'lost';
+        END IF;
+    END IF;
+    INSERT INTO @schema@.inbox (consumer, id, replay) VALUES (of_consumer, of_id, of_replay) ON CONFLICT DO NOTHING;
+    IF FOUND THEN
+        -- Whether a queue waits is decided under its lock, and stays so until the transaction ends.
+        PERFORM 1 FROM @schema@.inbox_queue AS q
+        WHERE q.consumer OPERATOR(pg_catalog.=) of_consumer AND q.queue OPERATOR(pg_catalog.=) of_queue FOR SHARE;
+        IF NOT FOUND THEN
+            answer := pg_catalog.set_config('lock_timeout', waits, true);
+            RETURN NULL;
+        END IF;
+        fresh := true;
+    END IF;
+    answer := @schema@.inbox_sort(
+        of_consumer, ARRAY[of_id], ARRAY[of_replay], ARRAY[of_queue],
+        CASE WHEN fresh THEN ARRAY[of_id] ELSE '{}' END, CASE WHEN fresh THEN ARRAY[of_replay] ELSE '{}' END, NULL);
+    PERFORM pg_catalog.set_config('lock_timeout', waits, true);
+    RETURN answer;
+END $$;
+
+-- Inserts messages in the handler's transaction. Returns null if all of them are new. Returns `lost` or `busy` for all of them, and the
+-- transaction must be rolled back. Otherwise returns a line `id replay word` for each message that is not new: its state if it is a
+-- duplicate, or `behind` if its queue is not empty. `inbox_append` then appends those to their queues in the same transaction. Every
+-- (id, replay) occurs once.
 --
--- Waits for locks no longer than `wait_ms`; the handler's statements wait as long as before. If a statement of the
--- transaction runs, or nothing happens in it, for `stall_ms`, the server ends it, because its locks keep the lane from
--- everybody; a session with limits of its own keeps them. A commit that is followed by an acknowledgement must survive
--- a crash.
+-- It waits for locks no longer than `wait_ms`; the lock timeout of the handler's statements is unchanged. The server aborts the
+-- transaction if a statement runs, or the session is idle, for `stall_ms`, because its locks block the lane. A session with limits of
+-- its own keeps them. The commit must survive a crash, because an acknowledgement follows it.
 --
--- For the usual case in as few expressions as there can be, as `put` is, with every name and operator qualified.
+-- As in `put`, the common case has as few expressions as possible, with every name and operator qualified.
 CREATE FUNCTION inbox_enter(
     of_consumer text, ids uuid[], replays int[], queues text[], of_lane text, lane_epoch bigint, lane_owner uuid,
     wait_ms int, stall_ms int, traces inbox_arrival[]
@@ -280,8 +229,8 @@ BEGIN
     RETURN answer;
 END $$;
 
--- The rare end of entering, for messages of which some are known, or whose queues wait, or that are traced. Those that were
--- open, or whose call is over, become `done` and are new. `busy` if one was there a moment ago and is not now.
+-- The uncommon rest of inserting: some messages are known, or their queues are not empty, or they are traced. Messages in state `open`, or
+-- whose call has expired, become `done` and count as new. Returns `busy` if a row that conflicted does not exist any more.
 CREATE FUNCTION inbox_sort(
     of_consumer text, ids uuid[], replays int[], queues text[], fresh_ids uuid[], fresh_replays int[],
     traces inbox_arrival[]
@@ -337,19 +286,8 @@ BEGIN
     RETURN (SELECT string_agg(a.key || ' ' || a.value, E'\n') FROM jsonb_each_text(answers) AS a);
 END $$;
 
--- Puts messages behind those of their queues, whose rows this transaction holds FOR SHARE.
-CREATE FUNCTION inbox_append(of_consumer text, arrivals inbox_arrival[]) RETURNS void
-LANGUAGE sql SECURITY DEFINER SET search_path = @schema@, pg_temp
-AS $$
-    INSERT INTO inbox_waiting
-        (consumer, queue, id, replay, header_names, header_values, payload, address, lane, place, correlation)
-    SELECT of_consumer, a.queue, a.id, a.replay, a.header_names, a.header_values, a.payload, a.address, a.lane, a.place,
-        a.correlation
-    FROM unnest(arrivals) WITH ORDINALITY AS a ORDER BY a.ordinality
-$$;
-
--- For any language: enters a message in the caller's transaction and says whether it is new. The caller's effect and this
--- entry commit together, or not at all.
+-- For handlers in any language: inserts a message in the caller's transaction and returns whether it is new. The caller's changes and this
+-- row commit together, or not at all.
 CREATE FUNCTION inbox_begin(consumer text, id uuid, replay int DEFAULT 0, wait_ms int DEFAULT 100) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
 AS $$
@@ -374,7 +312,7 @@ BEGIN
     RETURN word IS NULL;
 END $$;
 
--- In the handler's transaction: what was entered as handled counts as skipped.
+-- In the handler's transaction: a message that was inserted as `done` becomes `skipped`.
 CREATE FUNCTION inbox_skip(of_consumer text, of_id uuid, of_replay int) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
 AS $$
@@ -385,7 +323,7 @@ BEGIN
     WHERE t.consumer = of_consumer AND t.id = of_id AND t.replay = of_replay AND t.state = 'done';
 END $$;
 
--- Notes that handling begins; says how often it did. A message that has ended or waits is left as it is.
+-- Records that handling starts. Returns the number of starts that have not ended. A message that was handled or waits is unchanged.
 CREATE FUNCTION inbox_start(of_consumer text, of_id uuid, of_replay int, wait_ms int) RETURNS int
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
 AS $$
@@ -402,7 +340,7 @@ BEGIN
     RETURN times;
 END $$;
 
--- How often handling was begun, as far as that is committed.
+-- The committed number of starts that have not ended.
 CREATE FUNCTION inbox_started(of_consumer text, of_id uuid, of_replay int) RETURNS int
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = @schema@, pg_temp
 AS $$
@@ -410,7 +348,7 @@ AS $$
     WHERE i.consumer = of_consumer AND i.id = of_id AND i.replay = of_replay
 $$;
 
--- Handling ended without a result while the process lives: it counts from zero again, and a claim of this token ends.
+-- Resets the count of starts after handling failed without a result in a live process, and ends a claim with this token.
 CREATE FUNCTION inbox_ended(of_consumer text, of_id uuid, of_replay int, claim uuid, wait_ms int) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
 AS $$
@@ -421,8 +359,8 @@ BEGIN
         AND CASE WHEN claim IS NULL THEN i.state = 'open' ELSE i.state = 'calling' AND i.token = claim END;
 END $$;
 
--- Claims a message for a call to the far side. Says `mine` with the token, `lost`, `busy` with how long another's call may
--- still run, `behind` if its queue waits (nothing is changed then), or the state of one that came before.
+-- Claims a message for a call to an external service. Returns `mine` with the token, `lost`, `busy` with the remaining time of another
+-- member's call, `behind` if the queue is not empty (nothing changes), or the state of a duplicate.
 CREATE FUNCTION inbox_claim(
     of_consumer text, a inbox_arrival, of_lane text, lane_epoch bigint, lane_owner uuid, lasts_ms bigint, wait_ms int,
     OUT word text, OUT claim uuid, OUT times int, OUT rest_ms bigint
@@ -458,7 +396,7 @@ BEGIN
     END IF;
 END $$;
 
--- Enters the result of a call in the handler's transaction, only while the claim is this one.
+-- Records the result of a call in the handler's transaction. Returns false if the claim is no longer this one.
 CREATE FUNCTION inbox_begin_claimed(
     of_consumer text, a inbox_arrival, of_lane text, lane_epoch bigint, lane_owner uuid, claim uuid, wait_ms int,
     stall_ms int, traced boolean

@@ -1,0 +1,475 @@
+-- Retry queues and dead letters of consumers. A transaction that appends to a queue holds the queue's row FOR SHARE. A transaction that
+-- empties a queue holds the row FOR UPDATE and checks again in a later statement (rule C3).
+
+-- A retry queue: the messages of a key, or a single message.
+CREATE TABLE inbox_queue (
+    consumer    text NOT NULL,
+    -- A key for a consumer that keeps order, a message's id for one that does not.
+    queue       text NOT NULL,
+    -- When its first message may be tried; null while it waits for a person.
+    next_at     timestamptz,
+    -- The member that works on it, and for how long at most.
+    token       uuid,
+    claim_until timestamptz,
+    -- A dead letter holds it.
+    held        boolean NOT NULL DEFAULT false,
+    PRIMARY KEY (consumer, queue)
+) WITH (fillfactor = 80);
+CREATE INDEX inbox_queue_next_at_idx ON inbox_queue (consumer, next_at) WHERE next_at IS NOT NULL;
+
+CREATE SEQUENCE inbox_seq AS bigint CACHE 1;
+
+CREATE TABLE inbox_waiting (
+    consumer      text NOT NULL,
+    queue         text NOT NULL,
+    no            bigint NOT NULL DEFAULT nextval('inbox_seq'),
+    id            uuid NOT NULL,
+    replay        int NOT NULL,
+    -- As they came: names in UTF-8, a value for each, in their order.
+    header_names  bytea[] NOT NULL,
+    header_values bytea[] NOT NULL,
+    payload       bytea NOT NULL,
+    address       text NOT NULL,
+    lane          text NOT NULL,
+    place         numeric(20),
+    correlation   text,
+    attempts      int NOT NULL DEFAULT 0,
+    -- How often handling was begun that has not ended.
+    started       int NOT NULL DEFAULT 0,
+    -- A person took it out of the dead letters.
+    reopened      boolean NOT NULL DEFAULT false,
+    class         text NOT NULL DEFAULT '',
+    error         text NOT NULL DEFAULT '',
+    arrived_at    timestamptz NOT NULL DEFAULT clock_timestamp(),
+    -- The replay's cursor before this message was fed; null for any other message.
+    fed_from      text,
+    -- Earliest time of the next attempt: it failed, or was redriven at a rate. Null before the first attempt.
+    not_before    timestamptz,
+    PRIMARY KEY (consumer, queue, no)
+);
+CREATE INDEX inbox_waiting_replay_idx ON inbox_waiting (consumer, replay) WHERE replay > 0;
+
+CREATE TABLE inbox_dead (
+    consumer      text NOT NULL,
+    id            uuid NOT NULL,
+    replay        int NOT NULL,
+    queue         text NOT NULL,
+    -- Its place among the messages of its queue, which it goes back to.
+    no            bigint NOT NULL,
+    header_names  bytea[] NOT NULL,
+    header_values bytea[] NOT NULL,
+    payload       bytea NOT NULL,
+    address       text NOT NULL,
+    lane          text NOT NULL,
+    place         numeric(20),
+    correlation   text,
+    class         text NOT NULL,
+    error         text NOT NULL,
+    backtrace     text,
+    attempts      int NOT NULL,
+    arrived_at    timestamptz NOT NULL,
+    dead_at       timestamptz NOT NULL DEFAULT clock_timestamp(),
+    redriven      int NOT NULL DEFAULT 0,
+    fate          text NOT NULL DEFAULT 'pending' CHECK (fate IN ('pending', 'replayed', 'archived')),
+    -- Its queue waits for a person because of it.
+    holds         boolean NOT NULL DEFAULT false,
+    note          text,
+    marked_by     text,
+    marked_at     timestamptz,
+    PRIMARY KEY (consumer, id, replay)
+);
+CREATE INDEX inbox_dead_pending_idx ON inbox_dead (consumer, no) WHERE fate = 'pending';
+CREATE INDEX inbox_dead_holds_idx ON inbox_dead (consumer, queue, no) WHERE holds;
+CREATE INDEX inbox_dead_marked_at_idx ON inbox_dead (consumer, marked_at) WHERE fate <> 'pending';
+CREATE INDEX inbox_dead_dead_at_idx ON inbox_dead (dead_at, no);
+-- Dead letters of a replay are counted whenever it is fed.
+CREATE INDEX inbox_dead_replay_idx ON inbox_dead (consumer, replay) WHERE replay > 0;
+
+-- Creates a queue and returns true. If the queue exists, locks its row FOR SHARE and returns false.
+CREATE FUNCTION inbox_ensure_queue(of_consumer text, of_queue text, at timestamptz) RETURNS boolean
+LANGUAGE plpgsql SET search_path = @schema@, pg_temp
+AS $$
+BEGIN
+    LOOP
+        INSERT INTO inbox_queue (consumer, queue, next_at) VALUES (of_consumer, of_queue, at) ON CONFLICT DO NOTHING;
+        IF FOUND THEN
+            RETURN true;
+        END IF;
+        PERFORM 1 FROM inbox_queue AS q WHERE q.consumer = of_consumer AND q.queue = of_queue FOR SHARE;
+        IF FOUND THEN
+            RETURN false;
+        END IF;
+    END LOOP;
+END $$;
+
+-- Appends messages to their queues, whose rows this transaction holds FOR SHARE.
+CREATE FUNCTION inbox_append(of_consumer text, arrivals inbox_arrival[]) RETURNS void
+LANGUAGE sql SECURITY DEFINER SET search_path = @schema@, pg_temp
+AS $$
+    INSERT INTO inbox_waiting
+        (consumer, queue, id, replay, header_names, header_values, payload, address, lane, place, correlation)
+    SELECT of_consumer, a.queue, a.id, a.replay, a.header_names, a.header_values, a.payload, a.address, a.lane, a.place,
+        a.correlation
+    FROM unnest(arrivals) WITH ORDINALITY AS a ORDER BY a.ordinality
+$$;
+
+-- When an unclaimed, unblocked queue is due: when its first message is.
+CREATE FUNCTION inbox_first_at(of_consumer text, of_queue text) RETURNS timestamptz
+LANGUAGE sql VOLATILE SET search_path = @schema@, pg_temp
+AS $$
+    SELECT greatest(clock_timestamp(), (
+        SELECT w.not_before FROM inbox_waiting AS w
+        WHERE w.consumer = of_consumer AND w.queue = of_queue ORDER BY w.no LIMIT 1))
+$$;
+
+-- The message of a row of the retry queues.
+CREATE FUNCTION inbox_arrived(w inbox_waiting) RETURNS inbox_arrival
+LANGUAGE sql STABLE
+AS $$
+    SELECT w.id, w.replay, w.queue, w.header_names, w.header_values, w.payload, w.address, w.lane, w.place, w.correlation
+$$;
+
+-- Moves a queued message to the dead letters. A letter that was redriven before is dead again.
+CREATE FUNCTION inbox_bury(
+    of_consumer text, of_queue text, of_no bigint, attempts int, class text, error text, backtrace text, holds boolean,
+    traced boolean
+) RETURNS void
+LANGUAGE plpgsql SET search_path = @schema@, pg_temp
+AS $$
+DECLARE
+    w inbox_waiting;
+BEGIN
+    DELETE FROM inbox_waiting AS q WHERE q.consumer = of_consumer AND q.queue = of_queue AND q.no = of_no
+    RETURNING q.* INTO STRICT w;
+    INSERT INTO inbox_dead AS d
+        (consumer, id, replay, queue, no, header_names, header_values, payload, address, lane, place, correlation, class,
+        error, backtrace, attempts, arrived_at, holds)
+    VALUES (w.consumer, w.id, w.replay, w.queue, w.no, w.header_names, w.header_values, w.payload, w.address, w.lane,
+        w.place, w.correlation, inbox_bury.class, inbox_bury.error, inbox_bury.backtrace, inbox_bury.attempts,
+        w.arrived_at, inbox_bury.holds)
+    ON CONFLICT (consumer, id, replay) DO UPDATE
+    SET fate = 'pending', class = excluded.class, error = excluded.error, backtrace = excluded.backtrace,
+        attempts = excluded.attempts, dead_at = excluded.dead_at, holds = excluded.holds;
+    UPDATE inbox AS i SET state = 'dead', entered_at = 'infinity'
+    WHERE i.consumer = w.consumer AND i.id = w.id AND i.replay = w.replay;
+    IF traced THEN
+        PERFORM inbox_note(w.consumer, inbox_arrived(w), 'dead');
+    END IF;
+END $$;
+
+-- Stores a message that was not handled: at the end of its retry queue, or as a dead letter. Returns `kept`, `lost`, `busy` while another
+-- member's call may still run, or the state of a message that was handled or waits already. An expired call counts as a start only: the
+-- process that made it crashed. The pause belongs to the message, whatever is queued before it meanwhile. `wait` defers a message that
+-- was not tried: earlier starts still count.
+CREATE FUNCTION inbox_set_back(
+    of_consumer text, a inbox_arrival, of_lane text, lane_epoch bigint, lane_owner uuid, claim uuid, stop text,
+    pause_ms bigint, attempts int, class text, error text, backtrace text, wait_ms int, traced boolean
+) RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
+AS $$
+DECLARE
+    word text;
+    arrived timestamptz;
+    begun int;
+    again timestamptz := after_ms(pause_ms);
+    of_no bigint;
+BEGIN
+    PERFORM inbox_call(wait_ms);
+    IF NOT inbox_hold_lane(of_consumer, of_lane, lane_epoch, lane_owner) THEN
+        RETURN 'lost';
+    END IF;
+    SELECT i.entered_at, i.started INTO arrived, begun FROM inbox AS i
+    WHERE i.consumer = of_consumer AND i.id = a.id AND i.replay = a.replay AND i.state IN ('open', 'calling');
+    IF claim IS NULL THEN
+        INSERT INTO inbox AS i (consumer, id, replay, state, entered_at)
+        VALUES (of_consumer, a.id, a.replay, 'waiting', 'infinity')
+        ON CONFLICT (consumer, id, replay) DO UPDATE
+        SET state = 'waiting', entered_at = 'infinity', started = 0, token = NULL, until = NULL
+        WHERE i.state = 'open' OR (i.state = 'calling' AND i.until < clock_timestamp());
+    ELSE
+        UPDATE inbox AS i SET state = 'waiting', entered_at = 'infinity', started = 0, token = NULL, until = NULL
+        WHERE i.consumer = of_consumer AND i.id = a.id AND i.replay = a.replay AND i.state = 'calling' AND i.token = claim;
+    END IF;
+    IF NOT FOUND THEN
+        SELECT i.state INTO word FROM inbox AS i
+        WHERE i.consumer = of_consumer AND i.id = a.id AND i.replay = a.replay;
+        IF word IS NULL OR word IN ('open', 'calling') THEN
+            RETURN CASE WHEN claim IS NULL THEN 'busy' ELSE 'lost' END;
+        ELSIF traced THEN
+            PERFORM inbox_note(of_consumer, a, word, true);
+        END IF;
+        RETURN word;
+    END IF;
+    IF stop <> 'dead_continue' THEN
+        PERFORM inbox_ensure_queue(of_consumer, a.queue, again);
+    END IF;
+    INSERT INTO inbox_waiting AS w
+        (consumer, queue, id, replay, header_names, header_values, payload, address, lane, place, correlation, attempts,
+        started, class, error, arrived_at, not_before)
+    VALUES (of_consumer, a.queue, a.id, a.replay, a.header_names, a.header_values, a.payload, a.address, a.lane, a.place,
+        a.correlation, inbox_set_back.attempts, CASE stop WHEN 'wait' THEN greatest(coalesce(begun, 0) - 1, 0) ELSE 0 END,
+        inbox_set_back.class, inbox_set_back.error, coalesce(arrived, clock_timestamp()), again)
+    RETURNING w.no INTO of_no;
+    IF stop NOT IN ('retry', 'wait') THEN
+        PERFORM inbox_bury(of_consumer, a.queue, of_no, attempts, class, error, backtrace, stop = 'dead_hold', traced);
+    ELSIF traced THEN
+        PERFORM inbox_note(of_consumer, a, 'waiting');
+    END IF;
+    IF stop = 'dead_hold' THEN
+        UPDATE inbox_queue AS q SET next_at = NULL, held = true WHERE q.consumer = of_consumer AND q.queue = a.queue;
+    END IF;
+    RETURN 'kept';
+END $$;
+
+-- Stores a message of a claimed queue that failed again. Returns `kept` or `lost`. `wait` defers a message that was not tried: the start
+-- is not counted, the queue is delayed, the last error is kept.
+CREATE FUNCTION inbox_set_back_due(
+    of_consumer text, of_queue text, claim uuid, of_no bigint, stop text, pause_ms bigint, attempts int, class text,
+    error text, backtrace text, wait_ms int, traced boolean
+) RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
+AS $$
+DECLARE
+    waits boolean := stop IN ('retry', 'wait');
+    again timestamptz := after_ms(pause_ms);
+    w inbox_waiting;
+BEGIN
+    PERFORM inbox_call(wait_ms);
+    PERFORM 1 FROM inbox_queue AS q
+    WHERE q.consumer = of_consumer AND q.queue = of_queue AND q.token = claim FOR UPDATE;
+    IF NOT FOUND THEN
+        RETURN 'lost';
+    END IF;
+    UPDATE inbox_waiting AS u SET attempts = inbox_set_back_due.attempts,
+        class = CASE WHEN stop = 'wait' AND u.attempts > 0 THEN u.class ELSE inbox_set_back_due.class END,
+        error = CASE WHEN stop = 'wait' AND u.attempts > 0 THEN u.error ELSE inbox_set_back_due.error END, started = CASE stop WHEN 'wait' THEN greatest(u.started - 1, 0) ELSE 0 END,
+        not_before = CASE stop WHEN 'wait' THEN u.not_before ELSE again END
+    WHERE u.consumer = of_consumer AND u.queue = of_queue AND u.no = of_no AND NOT EXISTS (
+        SELECT 1 FROM inbox_waiting AS f WHERE f.consumer = of_consumer AND f.queue = of_queue AND f.no < of_no)
+    RETURNING u.* INTO w;
+    IF w.no IS NULL THEN
+        RETURN 'lost';
+    ELSIF NOT waits THEN
+        PERFORM inbox_bury(of_consumer, of_queue, of_no, attempts, class, error, backtrace, stop = 'dead_hold', traced);
+    ELSIF traced THEN
+        PERFORM inbox_note(of_consumer, inbox_arrived(w), 'waiting');
+    END IF;
+    IF stop <> 'dead_continue' THEN
+        UPDATE inbox_queue AS q SET token = NULL, claim_until = NULL, held = q.held OR stop = 'dead_hold',
+            next_at = CASE WHEN waits AND NOT q.held THEN again END
+        WHERE q.consumer = of_consumer AND q.queue = of_queue;
+    END IF;
+    RETURN 'kept';
+END $$;
+
+-- Claims due queues, longest due first, and returns the first messages of each, up to the first message that is not due. Returns a row
+-- without a message for an empty queue, which only has to be released.
+-- Sessions are long-lived and plan while tables are small: these settings leave the planner only indexes.
+CREATE FUNCTION inbox_due(of_consumer text, queues int, messages int, lasts_ms bigint)
+RETURNS TABLE (queue text, token uuid, attempts int, started int, reopened boolean, no bigint, id uuid, replay int,
+    header_names bytea[], header_values bytea[], payload bytea, address text, lane text, place text, correlation text)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
+    SET enable_seqscan = off SET enable_bitmapscan = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    mine text[];
+    -- A value, which an index can be searched for: the function could change from row to row.
+    at timestamptz := clock_timestamp();
+BEGIN
+    PERFORM inbox_read_committed();
+    WITH ready AS (
+        SELECT q.queue FROM inbox_queue AS q
+        WHERE q.consumer = of_consumer AND q.next_at <= at AND (q.claim_until IS NULL OR q.claim_until < at)
+        ORDER BY q.next_at LIMIT queues FOR UPDATE SKIP LOCKED
+    ), claimed AS (
+        UPDATE inbox_queue AS q SET token = gen_random_uuid(), claim_until = after_ms(lasts_ms)
+        FROM ready AS r WHERE q.consumer = of_consumer AND q.queue = r.queue
+        RETURNING q.queue, q.next_at
+    )
+    SELECT array_agg(c.queue ORDER BY c.next_at, c.queue) INTO mine FROM claimed AS c;
+    IF mine IS NULL THEN
+        RETURN;
+    END IF;
+    -- Later statements: what was appended by whoever held a queue before is seen.
+    UPDATE inbox_waiting AS w SET started = w.started + 1
+    FROM unnest(mine) AS m (queue) CROSS JOIN LATERAL (
+        SELECT f.no FROM inbox_waiting AS f WHERE f.consumer = of_consumer AND f.queue = m.queue ORDER BY f.no LIMIT 1
+    ) AS first
+    WHERE w.consumer = of_consumer AND w.queue = m.queue AND w.no = first.no AND (w.not_before IS NULL OR w.not_before <= at);
+    RETURN QUERY
+        SELECT q.queue, q.token, w.attempts, w.started, w.reopened, w.no, w.id, w.replay, w.header_names, w.header_values,
+            w.payload, w.address, w.lane, w.place::text, w.correlation
+        FROM unnest(mine) WITH ORDINALITY AS m (queue, n)
+        JOIN inbox_queue AS q ON q.consumer = of_consumer AND q.queue = m.queue
+        LEFT JOIN LATERAL (
+            SELECT * FROM (
+                SELECT l.*, bool_or(l.not_before > at) OVER (ORDER BY l.no) AS is_early FROM (
+                    SELECT * FROM inbox_waiting AS f
+                    WHERE f.consumer = of_consumer AND f.queue = m.queue ORDER BY f.no LIMIT messages
+                ) AS l
+            ) AS r WHERE r.is_early IS NOT TRUE
+        ) AS w ON true
+        ORDER BY m.n, w.no;
+END $$;
+
+-- Deletes the first message of a claimed queue in the handler's transaction and records it as done. Returns false if the claim expired or
+-- belongs to another member, or if another message is first.
+CREATE FUNCTION inbox_begin_due(
+    of_consumer text, of_queue text, claim uuid, of_no bigint, wait_ms int, stall_ms int, traced boolean
+) RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp SET lock_timeout = '100ms'
+AS $$
+DECLARE
+    w inbox_waiting;
+BEGIN
+    PERFORM inbox_handling(stall_ms);
+    PERFORM set_config('lock_timeout', wait_ms::text, true);
+    PERFORM 1 FROM inbox_queue AS q
+    WHERE q.consumer = of_consumer AND q.queue = of_queue AND q.token = claim AND q.claim_until >= clock_timestamp()
+    FOR SHARE;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    DELETE FROM inbox_waiting AS d
+    WHERE d.consumer = of_consumer AND d.queue = of_queue AND d.no = of_no AND NOT EXISTS (
+        SELECT 1 FROM inbox_waiting AS f WHERE f.consumer = of_consumer AND f.queue = of_queue AND f.no < of_no)
+    RETURNING d.* INTO w;
+    IF w.no IS NULL THEN
+        RETURN false;
+    END IF;
+    UPDATE inbox AS i SET state = 'done', entered_at = clock_timestamp()
+    WHERE i.consumer = of_consumer AND i.id = w.id AND i.replay = w.replay AND i.state IN ('waiting', 'reopened');
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    IF traced THEN
+        PERFORM inbox_note(of_consumer, inbox_arrived(w), 'done');
+    END IF;
+    RETURN true;
+END $$;
+
+-- Deletes an empty queue that no dead letter blocks. The caller holds its row FOR UPDATE since an earlier statement.
+CREATE FUNCTION inbox_drop_if_empty(of_consumer text, of_queue text) RETURNS boolean
+LANGUAGE plpgsql SET search_path = @schema@, pg_temp
+AS $$
+BEGIN
+    DELETE FROM inbox_queue AS q
+    WHERE q.consumer = of_consumer AND q.queue = of_queue AND NOT q.held AND NOT EXISTS (
+        SELECT 1 FROM inbox_waiting AS w WHERE w.consumer = of_consumer AND w.queue = of_queue);
+    RETURN FOUND;
+END $$;
+
+-- Ends a claim. An empty queue is deleted; any other is due when its first message is.
+CREATE FUNCTION inbox_release(of_consumer text, of_queue text, claim uuid, wait_ms int) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
+AS $$
+BEGIN
+    PERFORM inbox_call(wait_ms);
+    PERFORM 1 FROM inbox_queue AS q
+    WHERE q.consumer = of_consumer AND q.queue = of_queue AND q.token = claim FOR UPDATE;
+    IF FOUND AND NOT inbox_drop_if_empty(of_consumer, of_queue) THEN
+        UPDATE inbox_queue AS q SET token = NULL, claim_until = NULL,
+            next_at = CASE WHEN NOT q.held THEN inbox_first_at(of_consumer, of_queue) END
+        WHERE q.consumer = of_consumer AND q.queue = of_queue;
+        -- It was given back in peace, whatever was begun.
+        UPDATE inbox_waiting AS w SET started = 0
+        WHERE w.consumer = of_consumer AND w.queue = of_queue AND w.started > 0;
+    END IF;
+END $$;
+
+-- Whether a filter matches a dead letter: {"consumer", "ids", "queue", "class", "fate", "since", "until"}, each optional.
+CREATE FUNCTION inbox_means(filter jsonb, d inbox_dead) RETURNS boolean
+LANGUAGE sql STABLE
+AS $$
+    SELECT (filter ->> 'consumer' IS NULL OR d.consumer = filter ->> 'consumer')
+        AND (jsonb_array_length(filter -> 'ids') = 0 OR filter -> 'ids' ? d.id::text)
+        AND (filter ->> 'queue' IS NULL OR d.queue = filter ->> 'queue')
+        AND (filter ->> 'class' IS NULL OR d.class = filter ->> 'class')
+        AND (filter ->> 'fate' IS NULL OR d.fate = filter ->> 'fate')
+        AND (filter ->> 'since' IS NULL OR d.dead_at >= (filter ->> 'since')::timestamptz)
+        AND (filter ->> 'until' IS NULL OR d.dead_at < (filter ->> 'until')::timestamptz)
+$$;
+
+-- Moves the matching dead letters back to their queues, or sets them aside; returns their number. A letter in another state when its row
+-- is locked is unchanged, so that two concurrent calls act once.
+CREATE FUNCTION inbox_mark_dead(as_fate text, filter jsonb, dry_run boolean, rate int, by_whom text, why text) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
+AS $$
+DECLARE
+    d inbox_dead;
+    began timestamptz := clock_timestamp();
+    place bigint := 0;
+BEGIN
+    IF dry_run THEN
+        RETURN (SELECT count(*) FROM inbox_dead AS o WHERE o.fate = 'pending' AND inbox_means(filter, o));
+    END IF;
+    PERFORM inbox_read_committed();
+    PERFORM inbox_durable();
+    FOR d IN
+        SELECT * FROM inbox_dead AS o WHERE o.fate = 'pending' AND inbox_means(filter, o) ORDER BY o.no FOR UPDATE
+    LOOP
+        UPDATE inbox_dead AS o SET fate = as_fate, holds = false, redriven = o.redriven + (as_fate = 'replayed')::int, note = why,
+            marked_by = by_whom, marked_at = clock_timestamp()
+        WHERE o.consumer = d.consumer AND o.id = d.id AND o.replay = d.replay;
+        IF as_fate = 'replayed' THEN
+            PERFORM inbox_reopen(d, began + CASE WHEN rate > 0 THEN place * 1000000 / rate ELSE 0 END * interval '1 microsecond');
+        ELSIF d.holds THEN
+            PERFORM inbox_put_aside(d);
+        END IF;
+        place := place + 1;
+    END LOOP;
+    RETURN place;
+END $$;
+
+-- Moves a dead letter back to its place in its queue, before everything that arrived after it; it is not due before `at`. A member that
+-- works on the queue keeps its claim: it finds another message first and releases the queue. Until then no other member repeats its call
+-- to an external service.
+CREATE FUNCTION inbox_reopen(d inbox_dead, at timestamptz) RETURNS void
+LANGUAGE plpgsql SET search_path = @schema@, pg_temp
+AS $$
+BEGIN
+    PERFORM inbox_ensure_queue(d.consumer, d.queue, at);
+    PERFORM 1 FROM inbox_queue AS q WHERE q.consumer = d.consumer AND q.queue = d.queue FOR UPDATE;
+    INSERT INTO inbox_waiting
+        (consumer, queue, no, id, replay, header_names, header_values, payload, address, lane, place, correlation, reopened,
+        class, error, arrived_at, not_before)
+    VALUES (d.consumer, d.queue, d.no, d.id, d.replay, d.header_names, d.header_values, d.payload, d.address, d.lane,
+        d.place, d.correlation, true, d.class, d.error, d.arrived_at, at);
+    UPDATE inbox AS i SET state = 'reopened', started = 0
+    WHERE i.consumer = d.consumer AND i.id = d.id AND i.replay = d.replay AND i.state = 'dead';
+    UPDATE inbox_trace AS t SET state = 'reopened', at = clock_timestamp()
+    WHERE t.consumer = d.consumer AND t.id = d.id AND t.replay = d.replay;
+    IF NOT inbox_free(d) THEN
+        RETURN;
+    END IF;
+    -- Where it is not the head, everything stays as it is.
+    UPDATE inbox_queue AS q SET next_at = at
+    WHERE q.consumer = d.consumer AND q.queue = d.queue AND NOT EXISTS (
+        SELECT 1 FROM inbox_waiting AS w WHERE w.consumer = d.consumer AND w.queue = d.queue AND w.no < d.no);
+END $$;
+
+-- Unblocks a queue after this dead letter, unless another one blocks it; returns whether it did. The queue is due when its first message
+-- is. The caller holds its row FOR UPDATE.
+CREATE FUNCTION inbox_free(d inbox_dead) RETURNS boolean
+LANGUAGE plpgsql SET search_path = @schema@, pg_temp
+AS $$
+BEGIN
+    IF EXISTS (SELECT 1 FROM inbox_dead AS o WHERE o.consumer = d.consumer AND o.queue = d.queue AND o.holds) THEN
+        RETURN false;
+    END IF;
+    UPDATE inbox_queue AS q SET next_at = inbox_first_at(q.consumer, q.queue), held = false
+    WHERE q.consumer = d.consumer AND q.queue = d.queue AND q.held;
+    RETURN true;
+END $$;
+
+-- Sets aside a dead letter that blocks its queue.
+CREATE FUNCTION inbox_put_aside(d inbox_dead) RETURNS void
+LANGUAGE plpgsql SET search_path = @schema@, pg_temp
+AS $$
+BEGIN
+    PERFORM 1 FROM inbox_queue AS q WHERE q.consumer = d.consumer AND q.queue = d.queue FOR UPDATE;
+    IF inbox_free(d) THEN
+        PERFORM inbox_drop_if_empty(d.consumer, d.queue);
+    END IF;
+END $$;
