@@ -155,8 +155,9 @@ fn render(migration: &Migration, schema: &Schema) -> String {
     let sql = files.join("\n").replace("'@schema@'", &literal(schema.name())).replace("@schema@", &quoted);
     format!(
         "-- Version {version}: {name}\n\n{sql}\n\
-         -- Only granted roles may call functions.\n\
+         -- Only granted roles may call functions. They may call the new ones too.\n\
          REVOKE ALL ON ALL FUNCTIONS IN SCHEMA {quoted} FROM PUBLIC;\n\
+         SELECT regrant_roles();\n\
          INSERT INTO migration (version, name, serves_from) VALUES ({version}, '{name}', {compatible_from});\n",
     )
 }

@@ -6,8 +6,7 @@ CREATE TABLE destination (
     enabled      boolean NOT NULL DEFAULT true,
     -- While shards are regrouped: how many there shall be, and the tick at which all of them meet.
     regroup_to   smallint CHECK (regroup_to BETWEEN 1 AND 256),
-    regroup_tick bigint,
-    added_at     timestamptz NOT NULL DEFAULT clock_timestamp()
+    regroup_tick bigint
 );
 
 CREATE TABLE lease (

@@ -52,44 +52,6 @@ BEGIN
     RETURN new_number;
 END $$;
 
--- Appends messages to their queues under the replay's number and records the reader's position; without a cursor the replay is finished.
--- Returns false and changes nothing if the replay is not running, or has too many dead letters and stops now.
-CREATE FUNCTION inbox_feed(of_consumer text, of_number int, arrivals inbox_arrival[], next_cursor text) RETURNS boolean
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
-AS $$
-DECLARE
-    r inbox_replay;
-    a inbox_arrival;
-    n bigint := 0;
-BEGIN
-    PERFORM inbox_read_committed();
-    PERFORM inbox_durable();
-    SELECT * INTO r FROM inbox_replay AS o WHERE o.consumer = of_consumer AND o.number = of_number FOR UPDATE;
-    IF r.state IS DISTINCT FROM 'running' THEN
-        RETURN false;
-    ELSIF (
-        SELECT count(*) FROM inbox_dead AS d
-        WHERE d.consumer = of_consumer AND d.replay = of_number AND d.fate <> 'replayed'
-    ) >= greatest(r.dead_max, 1) THEN
-        PERFORM inbox_stop_replay(of_consumer, of_number);
-        RETURN false;
-    END IF;
-    FOREACH a IN ARRAY arrivals LOOP
-        a.replay := of_number;
-        INSERT INTO inbox (consumer, id, replay, state, entered_at) VALUES (of_consumer, a.id, of_number, 'waiting', 'infinity')
-        ON CONFLICT DO NOTHING;
-        IF FOUND THEN
-            PERFORM inbox_ensure_queue(of_consumer, a.queue, clock_timestamp());
-            PERFORM inbox_append(of_consumer, ARRAY[a]);
-            n := n + 1;
-        END IF;
-    END LOOP;
-    UPDATE inbox_replay AS o SET fed = o.fed + n, cursor = coalesce(next_cursor, o.cursor),
-        state = CASE WHEN next_cursor IS NULL THEN 'finished' ELSE o.state END
-    WHERE o.consumer = of_consumer AND o.number = of_number;
-    RETURN true;
-END $$;
-
 -- Appends messages to their queues under the replay's number and moves its cursor; without a next cursor the replay is finished. Returns
 -- `kept`; `moved` if the cursor is another one; `ended` if the replay is not running, or has too many dead letters and stops now.
 CREATE FUNCTION inbox_feed_portion(

@@ -1,17 +1,21 @@
 //! The schema: applied once, by whoever comes first, wherever it shall be, and checked before anybody relies on it.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::e2e_support::{MAIN, Running, Traffic, World, config, execute, refusal, until};
+use crate::e2e_support::{MAIN, Running, Traffic, World, config, execute, refusal, store, until};
 use relevo_broker_memory::{MemoryBroker, Settings};
+use relevo_core::inbox::Keeping;
 use relevo_core::operate::{Inspect as _, Operate as _};
 use relevo_core::store::{StoreError, Upkeep as _};
+use relevo_store_postgres::inbox::{self, Inbox};
 use relevo_store_postgres::migrate::{BASELINE, Migration, OLDEST, VERSION, apply, migrate, script};
 use relevo_store_postgres::{Config, Draft, Outbox, Schema, Start, Store};
 use relevo_testkit::PgVersion;
 use relevo_testkit::postgres::{Database, Server};
-use sqlx::{AssertSqlSafe, Connection as _, Row as _};
+use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _, Row as _};
 use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
 
 async fn database() -> Database {
     Server::shared(PgVersion::V15).database().await
@@ -59,19 +63,17 @@ async fn a_failure_in_the_middle_changes_nothing() {
     assert_eq!(migrate(&mut connection, &Schema::default()).await.expect("nothing is in the way"), all());
 }
 
-/// A version that does not exist yet: a new column, a replaced function and a new one. Programs of version 1 run on it.
+/// A version that does not exist yet: a new column, a replaced function, and a new one that a consumer may call.
 const SECOND: Migration = Migration {
     version: VERSION + 1,
     name: "second",
-    files: &["ALTER TABLE inbox_waiting ADD COLUMN note text;
-        CREATE OR REPLACE FUNCTION leave(of_destination text, me uuid) RETURNS void
-        LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
-        AS $$
+    files: &["ALTER TABLE parked_key ADD COLUMN note text;
+        CREATE FUNCTION inbox_second() RETURNS int LANGUAGE sql AS 'SELECT 2';
+        DO $$
         BEGIN
-            UPDATE lease SET owner = NULL, until = '-infinity' WHERE destination = of_destination AND owner = me;
-            DELETE FROM member WHERE destination = of_destination AND owner = me;
-        END $$;
-        CREATE FUNCTION brought_by_second() RETURNS int LANGUAGE sql AS 'SELECT 2';"],
+            EXECUTE replace(pg_get_functiondef('settle'::regproc), 'BEGIN', E'BEGIN -- second\\n');
+            EXECUTE replace(pg_get_functiondef('grant_consumer'::regproc), 'inbox_prune TO', 'inbox_prune, inbox_second TO');
+        END $$;"],
     compatible_from: 1,
 };
 
@@ -86,8 +88,9 @@ async fn sessions_continue_while_a_migration_waits_for_a_table() {
     migrate(&mut connection, &Schema::default()).await.expect("an empty database");
     let (mut handler, mut other) = (database.connect().await, database.connect().await);
     execute(&mut handler, "BEGIN; SELECT count(*) FROM relevo.inbox_waiting").await.expect("a transaction");
+    let waits = Migration { files: &["ALTER TABLE inbox_waiting ADD COLUMN later text;"], ..SECOND };
     let mut tasks = JoinSet::new();
-    tasks.spawn(async move { apply(&mut connection, &Schema::default(), &[BASELINE, SECOND]).await });
+    tasks.spawn(async move { apply(&mut connection, &Schema::default(), &[BASELINE, waits]).await });
     until("the table is waited for", async || {
         let waits = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'relevo.inbox_waiting'::regclass";
         execute(&mut other, waits).await.expect("a count")[0].try_get::<i64, _>(0).expect("a count") > 0
@@ -225,26 +228,53 @@ async fn the_catalogue_is_the_recorded_one() {
     insta::assert_snapshot!("catalogue", lines.join("\n"));
 }
 
-/// A rolling restart: the schema is migrated while relays run and writers write, then relays are exchanged one by one.
+/// A rolling restart: the schema is migrated while relays and consumers with restricted roles run and writers write. Relays are then
+/// replaced one by one. No operator grants anything again.
 #[tokio::test]
-async fn a_database_with_messages_in_flight_is_migrated_under_its_relays() {
-    let world = World::on(PgVersion::V15).await;
+async fn a_schema_is_migrated_under_running_relays_and_consumers() {
+    let world = World::alone().await;
+    world.run("CREATE ROLE carrier LOGIN; CREATE ROLE \"odd one\" LOGIN; CREATE ROLE dropped").await;
+    world.run("SELECT relevo.grant_relay('carrier'), relevo.grant_consumer('odd one'), relevo.grant_writer('dropped')").await;
+    world.run("DROP OWNED BY dropped; DROP ROLE dropped").await;
+    let relay = async || store(world.database.options().username("carrier"), MAIN).await;
     let broker = MemoryBroker::new(Settings::default());
-    let first = Running::start(world.store().await, &broker, config());
-    let second = Running::start(world.store().await, &broker, config());
+    let first = Running::start(relay().await, &broker, config());
+    let second = Running::start(relay().await, &broker, config());
+    let options = world.database.options().username("odd one");
+    let inbox = Inbox::open(&inbox::Config::new(options.clone()), "before", Keeping::default()).await.expect("a grant");
+    let (stop, walks) = (CancellationToken::new(), Arc::new(AtomicUsize::new(0)));
+    let mut consumer = JoinSet::new();
+    consumer.spawn({
+        let (stop, walks) = (stop.clone(), Arc::clone(&walks));
+        async move {
+            while !stop.is_cancelled() {
+                let name = format!("walk {}", walks.fetch_add(1, Ordering::SeqCst));
+                crate::inbox_walk::everything(&inbox.of(&name, Keeping::default())).await;
+            }
+        }
+    });
     let traffic = Traffic::start(&world, 3);
-    until("messages flow", async || broker.received() >= 200).await;
+    until("messages flow", async || broker.received() >= 200 && walks.load(Ordering::SeqCst) > 1).await;
     let applied = apply(&mut world.connect().await, &Schema::default(), &[BASELINE, SECOND]).await;
     assert_eq!(applied.expect("an older version"), [SECOND.version]);
-    let third = Running::start(world.store().await, &broker, config());
+    let third = Running::start(relay().await, &broker, config());
     first.stop().await;
-    let received = broker.received();
-    until("messages flow past the migration", async || broker.received() >= received + 200).await;
+    let (received, walked) = (broker.received(), walks.load(Ordering::SeqCst));
+    until("messages flow past the migration", async || {
+        broker.received() >= received + 200 && walks.load(Ordering::SeqCst) > walked + 1
+    })
+    .await;
     second.stop().await;
     let ledger = traffic.stop_after(&broker, broker.received() + 200).await;
     world.drained().await;
     third.stop().await;
     assert_eq!(ledger.check(&broker), 0);
+    stop.cancel();
+    consumer.join_next().await.expect("one task").expect("no call fails");
+    let mut session = options.connect().await.expect("a role that may log in");
+    execute(&mut session, "SELECT relevo.inbox_second()").await.expect("the migration granted it");
+    let roles = world.texts("SELECT role_name || ' ' || kind FROM relevo.granted_role ORDER BY 1").await;
+    assert_eq!(roles, ["carrier relay", "odd one consumer"], "a dropped role is forgotten");
 }
 
 #[tokio::test]
