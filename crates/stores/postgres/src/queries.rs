@@ -222,7 +222,7 @@ pub(crate) fn take_leases(schema: &str, destination: &str, ask: &Ask) -> String 
     let doc = json!({
         "owner": ask.owner.to_string(), "name": ask.name, "lease_ms": millis(ask.lease), "give_back": give_back,
     });
-    format!("SELECT {schema}.take_leases({}, {})::text", literal(destination), json_literal(&doc))
+    format!("SELECT {schema}.acquire_leases({}, {})::text", literal(destination), json_literal(&doc))
 }
 
 /// Reads the answer of [`take_leases`], and the timeline it was given on.
@@ -261,7 +261,7 @@ fn whole_millis(millis: f64) -> u64 {
 }
 
 pub(crate) fn positions(schema: &str, destination: &str) -> String {
-    format!("SELECT shard, from_tick, to_tick, place FROM {schema}.standing({})", literal(destination))
+    format!("SELECT shard, from_tick, to_tick, place FROM {schema}.shard_positions({})", literal(destination))
 }
 
 pub(crate) fn standing(rows: &[PgRow], leases: &[Lease]) -> Result<Vec<Standing>, Error> {
@@ -350,7 +350,7 @@ pub(crate) fn due(schema: &str, destination: &str, leases: &[Lease], keys: usize
     });
     format!(
         "SELECT slot, attempts, state, address, no, seq, id, created_at, topic, key, type, content_type, headers, payload \
-         FROM {schema}.due_runs({}, {})",
+         FROM {schema}.read_parked({}, {})",
         literal(destination),
         json_literal(&doc)
     )
@@ -395,7 +395,7 @@ pub(crate) fn advance(schema: &str, destination: &str, advances: &[Advance]) -> 
         })
         .collect();
     let doc = json!({ "leases": tokens(leases), "runs": runs });
-    format!("SELECT {schema}.advance({}, {})::text", literal(destination), json_literal(&doc))
+    format!("SELECT {schema}.settle_parked({}, {})::text", literal(destination), json_literal(&doc))
 }
 
 pub(crate) fn dead(schema: &str, destination: &str, filter: &relevo_core::store::DeadFilter, limit: usize) -> String {

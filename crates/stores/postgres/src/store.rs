@@ -89,7 +89,7 @@ impl Store {
             return Ok(tick);
         }
         // A transaction of its own: one that makes a tick writes no message.
-        self.reading.call(format!("SELECT {}.enter_due({ENTER_MAX})", self.schema)).await?;
+        self.reading.call(format!("SELECT {}.move_due_scheduled({ENTER_MAX})", self.schema)).await?;
         Ok(self.make_tick().await?.0)
     }
 
@@ -193,7 +193,7 @@ impl Leases for Store {
     }
 
     async fn leave(&self, owner: Uuid, _leases: &[Lease]) -> Result<(), StoreError> {
-        let sql = format!("SELECT {}.leave({}, '{owner}')", self.schema, queries::literal(&self.destination));
+        let sql = format!("SELECT {}.release_leases({}, '{owner}')", self.schema, queries::literal(&self.destination));
         self.settling.call(sql).await.map_err(|error| self.failed(error))?;
         Ok(())
     }

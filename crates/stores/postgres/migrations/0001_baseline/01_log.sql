@@ -53,28 +53,28 @@ CREATE TYPE draft AS (
 );
 
 -- The key of an advisory lock of this schema.
-CREATE FUNCTION lock_number(what text) RETURNS bigint
+CREATE FUNCTION advisory_lock_key(p_name text) RETURNS bigint
 LANGUAGE sql STABLE SET search_path = @schema@, pg_temp
-AS $$ SELECT hashtextextended('relevo/' || '@schema@' || '/' || what, 0) $$;
+AS $$ SELECT hashtextextended('relevo/' || '@schema@' || '/' || p_name, 0) $$;
 
 -- What is wrong with headers, or null.
-CREATE FUNCTION headers_error(headers jsonb) RETURNS text
+CREATE FUNCTION headers_error(p_headers jsonb) RETURNS text
 LANGUAGE plpgsql IMMUTABLE SET search_path = @schema@, pg_temp
 AS $$
 DECLARE
     bytes bigint;
 BEGIN
-    IF jsonb_typeof(headers) <> 'object'
-        OR EXISTS (SELECT 1 FROM jsonb_each(headers) WHERE jsonb_typeof(value) <> 'string') THEN
+    IF jsonb_typeof(p_headers) <> 'object'
+        OR EXISTS (SELECT 1 FROM jsonb_each(p_headers) WHERE jsonb_typeof(value) <> 'string') THEN
         RETURN 'is not an object of strings';
     END IF;
-    SELECT sum(octet_length(key) + octet_length(value)) INTO bytes FROM jsonb_each_text(headers);
-    IF headers ? '' THEN
+    SELECT sum(octet_length(key) + octet_length(value)) INTO bytes FROM jsonb_each_text(p_headers);
+    IF p_headers ? '' THEN
         RETURN 'has an empty name';
     ELSIF bytes > 65536 THEN
         RETURN format('is %s bytes, more than 65536', bytes);
     ELSIF EXISTS (
-        SELECT 1 FROM jsonb_each_text(headers)
+        SELECT 1 FROM jsonb_each_text(p_headers)
         WHERE key ~ '[[:cntrl:]]' OR replace(value, E'\t', '') ~ '[[:cntrl:]]'
     ) THEN
         RETURN 'has a control character';
@@ -84,8 +84,8 @@ END $$;
 
 -- Raises an error that names the invalid argument, if there is one.
 CREATE FUNCTION check_draft(
-    topic text, key text, type text, payload bytea, content_type text, headers jsonb, deliver_at timestamptz,
-    serialize boolean, on_repeat text, place text
+    p_topic text, p_key text, p_type text, p_payload bytea, p_content_type text, p_headers jsonb, p_deliver_at timestamptz,
+    p_serialize boolean, p_on_repeat text, p_path text
 ) RETURNS void
 LANGUAGE plpgsql STABLE SET search_path = @schema@, pg_temp
 AS $$
@@ -95,56 +95,56 @@ DECLARE
     most int;
 BEGIN
     FOR name, value, most IN
-        VALUES ('topic', topic, 255), ('key', key, 512), ('type', type, 255), ('content_type', content_type, 255)
+        VALUES ('topic', p_topic, 255), ('key', p_key, 512), ('type', p_type, 255), ('content_type', p_content_type, 255)
     LOOP
         IF value IS NULL THEN
-            RAISE EXCEPTION 'argument "%" is null', place || name USING ERRCODE = 'null_value_not_allowed';
+            RAISE EXCEPTION 'argument "%" is null', p_path || name USING ERRCODE = 'null_value_not_allowed';
         ELSIF value = '' THEN
-            RAISE EXCEPTION 'argument "%" is empty', place || name USING ERRCODE = 'invalid_parameter_value';
+            RAISE EXCEPTION 'argument "%" is empty', p_path || name USING ERRCODE = 'invalid_parameter_value';
         ELSIF value ~ '[[:cntrl:]]' THEN
-            RAISE EXCEPTION 'argument "%" has a control character', place || name
+            RAISE EXCEPTION 'argument "%" has a control character', p_path || name
                 USING ERRCODE = 'invalid_parameter_value';
         ELSIF octet_length(value) > most THEN
-            RAISE EXCEPTION 'argument "%" is % bytes, more than %', place || name, octet_length(value), most
+            RAISE EXCEPTION 'argument "%" is % bytes, more than %', p_path || name, octet_length(value), most
                 USING ERRCODE = 'invalid_parameter_value';
         END IF;
     END LOOP;
-    IF payload IS NULL THEN
-        RAISE EXCEPTION 'argument "%" is null', place || 'payload' USING ERRCODE = 'null_value_not_allowed';
-    ELSIF octet_length(payload) > 16777216 THEN
-        RAISE EXCEPTION 'argument "%" is % bytes, more than 16777216', place || 'payload', octet_length(payload)
+    IF p_payload IS NULL THEN
+        RAISE EXCEPTION 'argument "%" is null', p_path || 'payload' USING ERRCODE = 'null_value_not_allowed';
+    ELSIF octet_length(p_payload) > 16777216 THEN
+        RAISE EXCEPTION 'argument "%" is % bytes, more than 16777216', p_path || 'payload', octet_length(p_payload)
             USING ERRCODE = 'invalid_parameter_value';
-    ELSIF headers_error(headers) IS NOT NULL THEN
-        RAISE EXCEPTION 'argument "%" %', place || 'headers', headers_error(headers)
+    ELSIF headers_error(p_headers) IS NOT NULL THEN
+        RAISE EXCEPTION 'argument "%" %', p_path || 'headers', headers_error(p_headers)
             USING ERRCODE = 'invalid_parameter_value';
-    ELSIF NOT isfinite(deliver_at) OR deliver_at > clock_timestamp() + interval '10 years' THEN
-        RAISE EXCEPTION 'argument "%" is % (at most ten years ahead)', place || 'deliver_at', deliver_at
+    ELSIF NOT isfinite(p_deliver_at) OR p_deliver_at > clock_timestamp() + interval '10 years' THEN
+        RAISE EXCEPTION 'argument "%" is % (at most ten years ahead)', p_path || 'deliver_at', p_deliver_at
             USING ERRCODE = 'invalid_parameter_value';
-    ELSIF serialize IS NULL THEN
-        RAISE EXCEPTION 'argument "%" is null', place || 'serialize' USING ERRCODE = 'null_value_not_allowed';
-    ELSIF on_repeat IS NULL OR on_repeat NOT IN ('refuse', 'ignore') THEN
-        RAISE EXCEPTION 'argument "%" is %, not "refuse" or "ignore"', place || 'on_repeat', quote_nullable(on_repeat)
+    ELSIF p_serialize IS NULL THEN
+        RAISE EXCEPTION 'argument "%" is null', p_path || 'serialize' USING ERRCODE = 'null_value_not_allowed';
+    ELSIF p_on_repeat IS NULL OR p_on_repeat NOT IN ('refuse', 'ignore') THEN
+        RAISE EXCEPTION 'argument "%" is %, not "refuse" or "ignore"', p_path || 'on_repeat', quote_nullable(p_on_repeat)
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
 END $$;
 
 -- Records a caller's id. Returns false for a duplicate that may be ignored.
-CREATE FUNCTION claim_id(wanted uuid, on_repeat text) RETURNS boolean
+CREATE FUNCTION claim_id(p_id uuid, p_on_repeat text) RETURNS boolean
 LANGUAGE plpgsql SET search_path = @schema@, pg_temp
 AS $$
 BEGIN
-    INSERT INTO own_id (id) VALUES (wanted) ON CONFLICT DO NOTHING;
+    INSERT INTO own_id (id) VALUES (p_id) ON CONFLICT DO NOTHING;
     IF FOUND THEN
         RETURN true;
-    ELSIF on_repeat = 'ignore' THEN
+    ELSIF p_on_repeat = 'ignore' THEN
         RETURN false;
     END IF;
-    RAISE EXCEPTION 'message id % was emitted before', wanted
+    RAISE EXCEPTION 'message id % was emitted before', p_id
         USING ERRCODE = 'unique_violation', HINT = 'Pass on_repeat => ''ignore'' to make a repeat do nothing.';
 END $$;
 
 -- A version 7 UUID: milliseconds, then random bits. The cast accepts text without hyphens; most of it comes from a random UUID.
--- The planner inlines this function and the next one, also in `put`, which sets no search path: every name in them is qualified.
+-- The planner inlines this function and the next one, also in `emit_message`, which sets no search path: every name in them is qualified.
 CREATE FUNCTION new_id() RETURNS uuid
 LANGUAGE sql VOLATILE
 AS $$
@@ -155,81 +155,81 @@ AS $$
 $$;
 
 -- The slot of a key: the first byte of its SHA-256. It never changes, because rows store it.
-CREATE FUNCTION slot_of(key text) RETURNS smallint
+CREATE FUNCTION slot_of(p_key text) RETURNS smallint
 LANGUAGE sql STABLE
-AS $$ SELECT pg_catalog.get_byte(pg_catalog.sha256(pg_catalog.convert_to(key, 'UTF8')), 0)::pg_catalog.int2 $$;
+AS $$ SELECT pg_catalog.get_byte(pg_catalog.sha256(pg_catalog.convert_to(p_key, 'UTF8')), 0)::pg_catalog.int2 $$;
 
 -- Inserts a checked message into the log, or into `scheduled`. `nextval` alone assigns no transaction id, and a tick in between must see
 -- this transaction as open: an earlier statement assigns the id.
-CREATE FUNCTION append(
-    topic text, key text, type text, payload bytea, content_type text, headers jsonb, id uuid, deliver_at timestamptz
+CREATE FUNCTION insert_message(
+    p_topic text, p_key text, p_type text, p_payload bytea, p_content_type text, p_headers jsonb, p_id uuid, p_deliver_at timestamptz
 ) RETURNS uuid
 LANGUAGE plpgsql SET search_path = @schema@, pg_temp
 AS $$
 DECLARE
     xid_now xid8;
 BEGIN
-    id := coalesce(id, new_id());
-    IF deliver_at > clock_timestamp() THEN
+    p_id := coalesce(p_id, new_id());
+    IF p_deliver_at > clock_timestamp() THEN
         INSERT INTO scheduled (id, due_at, slot, created_at, topic, key, type, content_type, headers, payload)
-        VALUES (id, deliver_at, slot_of(key), clock_timestamp(), topic, key, type, content_type, headers, payload);
-        RETURN id;
+        VALUES (p_id, p_deliver_at, slot_of(p_key), clock_timestamp(), p_topic, p_key, p_type, p_content_type, p_headers, p_payload);
+        RETURN p_id;
     END IF;
     xid_now := pg_current_xact_id();
     INSERT INTO message (seq, xid, slot, id, created_at, topic, key, type, content_type, headers, payload)
-    VALUES (nextval('message_seq'), xid_now, slot_of(key), id, clock_timestamp(), topic, key, type, content_type,
-        headers, payload);
-    RETURN id;
+    VALUES (nextval('message_seq'), xid_now, slot_of(p_key), p_id, clock_timestamp(), p_topic, p_key, p_type, p_content_type,
+        p_headers, p_payload);
+    RETURN p_id;
 END $$;
 
 -- Checks and inserts one message. The order of the statements preserves the order of a key: the key's lock, the caller's id, the
 -- transaction id, the sequence number. Each statement has a new snapshot, and a number drawn before a wait would be too old.
-CREATE FUNCTION put_checked(
-    topic text, key text, type text, payload bytea, content_type text, headers jsonb, id uuid, deliver_at timestamptz,
-    serialize boolean, on_repeat text
+CREATE FUNCTION emit_message_checked(
+    p_topic text, p_key text, p_type text, p_payload bytea, p_content_type text, p_headers jsonb, p_id uuid, p_deliver_at timestamptz,
+    p_serialize boolean, p_on_repeat text
 ) RETURNS uuid
 LANGUAGE plpgsql SET search_path = @schema@, pg_temp
 AS $$
 BEGIN
-    PERFORM check_draft(topic, key, type, payload, content_type, headers, deliver_at, serialize, on_repeat, '');
-    IF serialize THEN
-        PERFORM pg_advisory_xact_lock(lock_number('key/' || key));
+    PERFORM check_draft(p_topic, p_key, p_type, p_payload, p_content_type, p_headers, p_deliver_at, p_serialize, p_on_repeat, '');
+    IF p_serialize THEN
+        PERFORM pg_advisory_xact_lock(advisory_lock_key('key/' || p_key));
     END IF;
-    IF id IS NOT NULL AND NOT claim_id(id, on_repeat) THEN
-        RETURN id;
+    IF p_id IS NOT NULL AND NOT claim_id(p_id, p_on_repeat) THEN
+        RETURN p_id;
     END IF;
-    RETURN append(topic, key, type, payload, content_type, headers, id, deliver_at);
+    RETURN insert_message(p_topic, p_key, p_type, p_payload, p_content_type, p_headers, p_id, p_deliver_at);
 END $$;
 
 -- The common case in as few expressions as possible, because each expression is prepared again in every transaction: short printable
 -- text and no options. SET search_path would cost as much as all of them together, so every name and operator is qualified instead: a
 -- caller's objects cannot replace them.
-CREATE FUNCTION put(
-    topic text, key text, type text, payload bytea, content_type text, headers jsonb, id uuid, deliver_at timestamptz,
-    serialize boolean, on_repeat text
+CREATE FUNCTION emit_message(
+    p_topic text, p_key text, p_type text, p_payload bytea, p_content_type text, p_headers jsonb, p_id uuid, p_deliver_at timestamptz,
+    p_serialize boolean, p_on_repeat text
 ) RETURNS uuid
 LANGUAGE plpgsql SECURITY DEFINER
 AS $$
 DECLARE
-    words pg_catalog.text := topic OPERATOR(pg_catalog.||) key OPERATOR(pg_catalog.||) type
-        OPERATOR(pg_catalog.||) content_type;
+    words pg_catalog.text := p_topic OPERATOR(pg_catalog.||) p_key OPERATOR(pg_catalog.||) p_type
+        OPERATOR(pg_catalog.||) p_content_type;
     xid_now pg_catalog.xid8;
 BEGIN
-    IF headers IS NULL AND id IS NULL AND deliver_at IS NULL AND NOT serialize
-        AND on_repeat OPERATOR(pg_catalog.=) 'refuse' AND topic OPERATOR(pg_catalog.<>) ''
-        AND key OPERATOR(pg_catalog.<>) '' AND type OPERATOR(pg_catalog.<>) ''
-        AND content_type OPERATOR(pg_catalog.<>) '' AND pg_catalog.octet_length(words) OPERATOR(pg_catalog.<) 256
+    IF p_headers IS NULL AND p_id IS NULL AND p_deliver_at IS NULL AND NOT p_serialize
+        AND p_on_repeat OPERATOR(pg_catalog.=) 'refuse' AND p_topic OPERATOR(pg_catalog.<>) ''
+        AND p_key OPERATOR(pg_catalog.<>) '' AND p_type OPERATOR(pg_catalog.<>) ''
+        AND p_content_type OPERATOR(pg_catalog.<>) '' AND pg_catalog.octet_length(words) OPERATOR(pg_catalog.<) 256
         AND words OPERATOR(pg_catalog.!~) '[^ -~]'
-        AND pg_catalog.octet_length(payload) OPERATOR(pg_catalog.<=) 16777216
+        AND pg_catalog.octet_length(p_payload) OPERATOR(pg_catalog.<=) 16777216
     THEN
         xid_now := pg_catalog.pg_current_xact_id();
         INSERT INTO @schema@.message AS m (seq, xid, slot, id, created_at, topic, key, type, content_type, payload)
-        VALUES (pg_catalog.nextval('@schema@.message_seq'), xid_now, @schema@.slot_of(key), @schema@.new_id(),
-            pg_catalog.clock_timestamp(), topic, key, type, content_type, payload)
-        RETURNING m.id INTO id;
-        RETURN id;
+        VALUES (pg_catalog.nextval('@schema@.message_seq'), xid_now, @schema@.slot_of(p_key), @schema@.new_id(),
+            pg_catalog.clock_timestamp(), p_topic, p_key, p_type, p_content_type, p_payload)
+        RETURNING m.id INTO p_id;
+        RETURN p_id;
     END IF;
-    RETURN @schema@.put_checked(topic, key, type, payload, content_type, headers, id, deliver_at, serialize, on_repeat);
+    RETURN @schema@.emit_message_checked(p_topic, p_key, p_type, p_payload, p_content_type, p_headers, p_id, p_deliver_at, p_serialize, p_on_repeat);
 END $$;
 
 -- Emits a message with a JSON payload in the caller's transaction and returns its id. The planner inlines this function and the next one.
@@ -239,7 +239,7 @@ CREATE FUNCTION emit(
 ) RETURNS uuid
 LANGUAGE sql VOLATILE
 AS $$
-    SELECT @schema@.put(topic, key, type, pg_catalog.convert_to(payload::pg_catalog.text, 'UTF8'), 'application/json',
+    SELECT @schema@.emit_message(topic, key, type, pg_catalog.convert_to(payload::pg_catalog.text, 'UTF8'), 'application/json',
         headers, id, deliver_at, serialize, on_repeat)
 $$;
 
@@ -251,51 +251,51 @@ CREATE FUNCTION emit_bytes(
 ) RETURNS uuid
 LANGUAGE sql VOLATILE
 AS $$
-    SELECT @schema@.put(topic, key, type, payload, content_type, headers, id, deliver_at, serialize, on_repeat)
+    SELECT @schema@.emit_message(topic, key, type, payload, content_type, headers, id, deliver_at, serialize, on_repeat)
 $$;
 
 -- Parses and checks one element of `emit_many`. An error names the field.
-CREATE FUNCTION read_draft(item jsonb, place text) RETURNS draft
+CREATE FUNCTION parse_draft(p_item jsonb, p_path text) RETURNS draft
 LANGUAGE plpgsql STABLE SET search_path = @schema@, pg_temp
 AS $$
 DECLARE
     d draft;
     field text;
 BEGIN
-    IF item IS NULL OR jsonb_typeof(item) <> 'object' THEN
-        RAISE EXCEPTION 'argument "%" is not an object', place USING ERRCODE = 'invalid_parameter_value';
+    IF p_item IS NULL OR jsonb_typeof(p_item) <> 'object' THEN
+        RAISE EXCEPTION 'argument "%" is not an object', p_path USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    SELECT k INTO field FROM jsonb_object_keys(item) AS k
+    SELECT k INTO field FROM jsonb_object_keys(p_item) AS k
     WHERE k NOT IN ('topic', 'key', 'type', 'payload', 'payload_base64', 'content_type', 'headers', 'id', 'deliver_at',
         'serialize', 'on_repeat') LIMIT 1;
     IF FOUND THEN
-        RAISE EXCEPTION 'argument "%.%" is not known', place, field USING ERRCODE = 'invalid_parameter_value';
-    ELSIF item ? 'payload' = item ? 'payload_base64' THEN
-        RAISE EXCEPTION 'argument "%" needs one of payload and payload_base64', place
+        RAISE EXCEPTION 'argument "%.%" is not known', p_path, field USING ERRCODE = 'invalid_parameter_value';
+    ELSIF p_item ? 'payload' = p_item ? 'payload_base64' THEN
+        RAISE EXCEPTION 'argument "%" needs one of payload and payload_base64', p_path
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    d.topic := item ->> 'topic';
-    d.key := item ->> 'key';
-    d.type := item ->> 'type';
-    d.content_type := coalesce(item ->> 'content_type', CASE WHEN item ? 'payload' THEN 'application/json' END);
-    d.headers := CASE WHEN jsonb_typeof(item -> 'headers') <> 'null' THEN item -> 'headers' END;
-    d.on_repeat := coalesce(item ->> 'on_repeat', 'refuse');
+    d.topic := p_item ->> 'topic';
+    d.key := p_item ->> 'key';
+    d.type := p_item ->> 'type';
+    d.content_type := coalesce(p_item ->> 'content_type', CASE WHEN p_item ? 'payload' THEN 'application/json' END);
+    d.headers := CASE WHEN jsonb_typeof(p_item -> 'headers') <> 'null' THEN p_item -> 'headers' END;
+    d.on_repeat := coalesce(p_item ->> 'on_repeat', 'refuse');
     BEGIN
         field := 'payload_base64';
-        d.payload := CASE WHEN item ? 'payload' THEN convert_to((item -> 'payload')::text, 'UTF8')
-            ELSE decode(item ->> 'payload_base64', 'base64') END;
+        d.payload := CASE WHEN p_item ? 'payload' THEN convert_to((p_item -> 'payload')::text, 'UTF8')
+            ELSE decode(p_item ->> 'payload_base64', 'base64') END;
         field := 'id';
-        d.id := item ->> 'id';
+        d.id := p_item ->> 'id';
         field := 'deliver_at';
-        d.deliver_at := item ->> 'deliver_at';
+        d.deliver_at := p_item ->> 'deliver_at';
         field := 'serialize';
-        d.serialize := coalesce(item ->> 'serialize', 'false');
+        d.serialize := coalesce(p_item ->> 'serialize', 'false');
     EXCEPTION WHEN data_exception THEN
-        RAISE EXCEPTION 'argument "%.%" cannot be read: %', place, field, sqlerrm
+        RAISE EXCEPTION 'argument "%.%" cannot be read: %', p_path, field, sqlerrm
             USING ERRCODE = 'invalid_parameter_value';
     END;
     PERFORM check_draft(d.topic, d.key, d.type, d.payload, d.content_type, d.headers, d.deliver_at, d.serialize,
-        d.on_repeat, place || '.');
+        d.on_repeat, p_path || '.');
     RETURN d;
 END $$;
 
@@ -315,10 +315,10 @@ BEGIN
         RAISE EXCEPTION 'argument "messages" is null' USING ERRCODE = 'null_value_not_allowed';
     END IF;
     FOR i IN 1 .. cardinality(messages) LOOP
-        drafts := drafts || read_draft(messages[i], format('messages[%s]', i));
+        drafts := drafts || parse_draft(messages[i], format('messages[%s]', i));
     END LOOP;
     PERFORM pg_advisory_xact_lock(number) FROM (
-        SELECT DISTINCT lock_number('key/' || m.key) AS number FROM unnest(drafts) AS m WHERE m.serialize ORDER BY 1
+        SELECT DISTINCT advisory_lock_key('key/' || m.key) AS number FROM unnest(drafts) AS m WHERE m.serialize ORDER BY 1
     ) AS locks;
     FOR at IN
         SELECT m.ordinality FROM unnest(drafts) WITH ORDINALITY AS m WHERE m.id IS NOT NULL ORDER BY m.id, m.ordinality
@@ -330,7 +330,7 @@ BEGIN
     FOR i IN 1 .. cardinality(drafts) LOOP
         d := drafts[i];
         ids := ids || CASE WHEN i = ANY (repeated) THEN d.id ELSE
-            append(d.topic, d.key, d.type, d.payload, d.content_type, d.headers, d.id, d.deliver_at) END;
+            insert_message(d.topic, d.key, d.type, d.payload, d.content_type, d.headers, d.id, d.deliver_at) END;
     END LOOP;
     RETURN ids;
 END $$;
@@ -346,7 +346,7 @@ END $$;
 
 -- Moves due messages into the log, ordered by due time. One caller at a time, so that two callers cannot swap messages of a key. Never
 -- called in a transaction that makes a tick.
-CREATE FUNCTION enter_due(most int) RETURNS int
+CREATE FUNCTION move_due_scheduled(p_limit int) RETURNS int
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
 AS $$
 DECLARE
@@ -354,12 +354,12 @@ DECLARE
     moved int := 0;
     xid_now xid8;
 BEGIN
-    IF NOT pg_try_advisory_xact_lock(lock_number('enter_due')) THEN
+    IF NOT pg_try_advisory_xact_lock(advisory_lock_key('enter_due')) THEN
         RETURN 0;
     END IF;
     xid_now := pg_current_xact_id();
     FOR s IN
-        SELECT * FROM scheduled WHERE due_at <= clock_timestamp() ORDER BY due_at, no LIMIT most
+        SELECT * FROM scheduled WHERE due_at <= clock_timestamp() ORDER BY due_at, no LIMIT p_limit
         FOR UPDATE SKIP LOCKED
     LOOP
         DELETE FROM scheduled WHERE id = s.id;

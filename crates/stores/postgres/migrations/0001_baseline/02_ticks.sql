@@ -16,7 +16,7 @@ INSERT INTO tick (tick, snapshot, high, late, timeline) VALUES (0, '3:3:', 0, '{
 
 -- Raises an error unless the isolation level is READ COMMITTED. Only there do later statements of a function see what was committed
 -- while the function waited.
-CREATE FUNCTION inbox_read_committed() RETURNS void
+CREATE FUNCTION require_read_committed() RETURNS void
 LANGUAGE plpgsql SET search_path = @schema@, pg_temp
 AS $$
 BEGIN
@@ -26,7 +26,7 @@ BEGIN
 END $$;
 
 -- Makes this transaction's commit survive a crash. An acknowledgement follows the commit.
-CREATE FUNCTION inbox_durable() RETURNS void
+CREATE FUNCTION require_durable_commit() RETURNS void
 LANGUAGE plpgsql SET search_path = @schema@, pg_temp
 AS $$
 BEGIN
@@ -36,9 +36,9 @@ BEGIN
 END $$;
 
 -- The time in so many milliseconds.
-CREATE FUNCTION after_ms(ms bigint) RETURNS timestamptz
+CREATE FUNCTION after_ms(p_ms bigint) RETURNS timestamptz
 LANGUAGE sql VOLATILE
-AS $$ SELECT clock_timestamp() + make_interval(secs => ms / 1000.0) $$;
+AS $$ SELECT clock_timestamp() + make_interval(secs => p_ms / 1000.0) $$;
 
 -- The server's timeline, read from the WAL insert position. The control file lags behind a promotion.
 CREATE FUNCTION current_timeline() RETURNS int
@@ -48,7 +48,7 @@ AS $$ SELECT ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit
 -- The last value drawn from the sequence. `SELECT last_value` reads the sequence's row without its lock: while `nextval` writes WAL, once
 -- in 32 values, the row shows a value up to 32 ahead. A tick with such a value would skip every message that is emitted below it, or
 -- the next tick would report a restored database. `pg_sequence_last_value` takes the lock.
-CREATE FUNCTION last_number() RETURNS bigint
+CREATE FUNCTION last_seq() RETURNS bigint
 LANGUAGE sql VOLATILE
 AS $$ SELECT coalesce(pg_sequence_last_value('@schema@.message_seq'::regclass), 0) $$;
 
@@ -76,10 +76,10 @@ BEGIN
     ELSIF pg_current_xact_id_if_assigned() IS NOT NULL THEN
         RAISE EXCEPTION 'a tick needs a transaction of its own that has written nothing' USING ERRCODE = 'RV001';
     END IF;
-    IF pg_try_advisory_xact_lock(lock_number('tick')) THEN
+    IF pg_try_advisory_xact_lock(advisory_lock_key('tick')) THEN
         SELECT * INTO last_tick FROM tick ORDER BY tick DESC LIMIT 1;
         SELECT pg_current_snapshot() INTO s;
-        SELECT last_number() INTO h;
+        SELECT last_seq() INTO h;
         line := current_timeline();
         IF pg_snapshot_xmin(s) < pg_snapshot_xmin(last_tick.snapshot)
             OR pg_snapshot_xmax(s) < pg_snapshot_xmax(last_tick.snapshot) OR h < last_tick.high THEN

@@ -46,7 +46,7 @@ CREATE INDEX progress_newest_idx ON progress (destination, shards, shard, no DES
 CREATE INDEX progress_settled_at_idx ON progress (settled_at);
 
 -- The current position of each shard of a destination.
-CREATE FUNCTION standing(of_destination text)
+CREATE FUNCTION shard_positions(p_destination text)
 RETURNS TABLE (shard smallint, from_tick bigint, to_tick bigint, place bigint)
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = @schema@, pg_temp
 AS $$
@@ -57,7 +57,7 @@ AS $$
         SELECT * FROM progress AS p
         WHERE p.destination = d.name AND p.shards = d.shards AND p.shard = l.shard ORDER BY p.no DESC LIMIT 1
     ) AS p
-    WHERE d.name = of_destination
+    WHERE d.name = p_destination
 $$;
 
 -- Adds a destination that starts with new messages, or with the oldest retained one. Takes the lock of retention. Returns false and
@@ -72,7 +72,7 @@ BEGIN
         RAISE EXCEPTION 'argument "start" is %, not "now" or "oldest"', quote_nullable(start)
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    PERFORM pg_advisory_xact_lock(lock_number('retention'));
+    PERFORM pg_advisory_xact_lock(advisory_lock_key('retention'));
     IF start = 'now' THEN
         SELECT t.tick INTO start_tick FROM make_tick() AS t;
     END IF;
@@ -121,60 +121,60 @@ BEGIN
 END $$;
 
 -- Performs the next step of a requested change, if every shard is ready for it.
-CREATE FUNCTION regroup_step(of_destination text) RETURNS void
+CREATE FUNCTION reshard_step(p_destination text) RETURNS void
 LANGUAGE plpgsql SET search_path = @schema@, pg_temp
 AS $$
 DECLARE
     d destination;
     epoch_max bigint;
 BEGIN
-    SELECT * INTO d FROM destination WHERE name = of_destination FOR UPDATE SKIP LOCKED;
+    SELECT * INTO d FROM destination WHERE name = p_destination FOR UPDATE SKIP LOCKED;
     IF d.regroup_to IS NULL THEN
         RETURN;
     ELSIF d.regroup_tick IS NULL THEN
-        IF NOT EXISTS (SELECT 1 FROM standing(of_destination) AS s WHERE s.from_tick <> s.to_tick) THEN
-            UPDATE destination SET regroup_tick = (SELECT max(s.to_tick) FROM standing(of_destination) AS s)
-            WHERE name = of_destination;
+        IF NOT EXISTS (SELECT 1 FROM shard_positions(p_destination) AS s WHERE s.from_tick <> s.to_tick) THEN
+            UPDATE destination SET regroup_tick = (SELECT max(s.to_tick) FROM shard_positions(p_destination) AS s)
+            WHERE name = p_destination;
         END IF;
         RETURN;
-    ELSIF EXISTS (SELECT 1 FROM standing(of_destination) AS s WHERE s.to_tick > d.regroup_tick) THEN
+    ELSIF EXISTS (SELECT 1 FROM shard_positions(p_destination) AS s WHERE s.to_tick > d.regroup_tick) THEN
         -- An owner that had not heard of it yet went further: all meet there.
-        UPDATE destination SET regroup_tick = (SELECT max(s.to_tick) FROM standing(of_destination) AS s)
-        WHERE name = of_destination;
+        UPDATE destination SET regroup_tick = (SELECT max(s.to_tick) FROM shard_positions(p_destination) AS s)
+        WHERE name = p_destination;
         RETURN;
     ELSIF EXISTS (
-        SELECT 1 FROM standing(of_destination) AS s
+        SELECT 1 FROM shard_positions(p_destination) AS s
         WHERE s.from_tick <> s.to_tick OR s.to_tick <> d.regroup_tick
     ) THEN
         RETURN;
     END IF;
     -- Nobody can settle any more; what was settled before is read again, in a later statement.
-    PERFORM 1 FROM lease WHERE destination = of_destination ORDER BY shard FOR UPDATE;
+    PERFORM 1 FROM lease WHERE destination = p_destination ORDER BY shard FOR UPDATE;
     IF EXISTS (
-        SELECT 1 FROM standing(of_destination) AS s
+        SELECT 1 FROM shard_positions(p_destination) AS s
         WHERE s.from_tick <> s.to_tick OR s.to_tick <> d.regroup_tick
     ) THEN
         RETURN;
     END IF;
-    SELECT max(epoch) INTO epoch_max FROM lease WHERE destination = of_destination;
-    DELETE FROM lease WHERE destination = of_destination;
+    SELECT max(epoch) INTO epoch_max FROM lease WHERE destination = p_destination;
+    DELETE FROM lease WHERE destination = p_destination;
     INSERT INTO lease (destination, shard, epoch)
-    SELECT of_destination, s, epoch_max + 1 FROM generate_series(0, d.regroup_to - 1) AS s;
+    SELECT p_destination, s, epoch_max + 1 FROM generate_series(0, d.regroup_to - 1) AS s;
     INSERT INTO progress (destination, shards, shard, from_tick, to_tick, place, epoch)
-    SELECT of_destination, d.regroup_to, s, d.regroup_tick, d.regroup_tick, 0, epoch_max + 1
+    SELECT p_destination, d.regroup_to, s, d.regroup_tick, d.regroup_tick, 0, epoch_max + 1
     FROM generate_series(0, d.regroup_to - 1) AS s;
-    UPDATE destination SET shards = regroup_to, regroup_to = NULL, regroup_tick = NULL WHERE name = of_destination;
+    UPDATE destination SET shards = regroup_to, regroup_to = NULL, regroup_tick = NULL WHERE name = p_destination;
 END $$;
 
 -- Releases, renews and acquires leases in one transaction: {"owner", "name", "lease_ms", "give_back": [[shard, epoch], …]}. Acquiring a
 -- shard increments its epoch. Locks are on shards, never on messages.
-CREATE FUNCTION take_leases(of_destination text, ask jsonb) RETURNS jsonb
+CREATE FUNCTION acquire_leases(p_destination text, p_request jsonb) RETURNS jsonb
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
 AS $$
 DECLARE
     d destination;
-    me uuid := (ask ->> 'owner')::uuid;
-    lasts interval := make_interval(secs => (ask ->> 'lease_ms')::int / 1000.0);
+    me uuid := (p_request ->> 'owner')::uuid;
+    lasts interval := make_interval(secs => (p_request ->> 'lease_ms')::int / 1000.0);
     line int;
     changed boolean;
     live int;
@@ -182,57 +182,57 @@ DECLARE
     held int;
     answer jsonb;
 BEGIN
-    PERFORM check_identity();
+    PERFORM check_database_identity();
     line := current_timeline(); -- Not before: a standby has none.
-    SELECT * INTO d FROM destination WHERE name = of_destination;
+    SELECT * INTO d FROM destination WHERE name = p_destination;
     IF NOT FOUND THEN
-        RAISE EXCEPTION 'destination "%" is not known', of_destination
+        RAISE EXCEPTION 'destination "%" is not known', p_destination
             USING ERRCODE = 'RV005', HINT = 'Add it with `relevo destination add`.';
     ELSIF NOT d.enabled THEN
-        RAISE EXCEPTION 'destination "%" is switched off', of_destination
+        RAISE EXCEPTION 'destination "%" is switched off', p_destination
             USING ERRCODE = 'RV005', HINT = 'Switch it on with `relevo destination switch`.';
     END IF;
     -- A relay that hangs in the middle must not keep the rows from others for ever.
-    PERFORM set_config('idle_in_transaction_session_timeout', (greatest((ask ->> 'lease_ms')::int / 2, 1))::text, true);
+    PERFORM set_config('idle_in_transaction_session_timeout', (greatest((p_request ->> 'lease_ms')::int / 2, 1))::text, true);
     -- Relays ask often, so that shards which become free are taken at once; rows are rewritten only when a third of their
     -- time is over.
     INSERT INTO member AS m (destination, owner, name, until)
-    VALUES (of_destination, me, ask ->> 'name', clock_timestamp() + lasts)
+    VALUES (p_destination, me, p_request ->> 'name', clock_timestamp() + lasts)
     ON CONFLICT (destination, owner) DO UPDATE SET until = excluded.until
     WHERE m.until < clock_timestamp() + lasts * 2 / 3;
     DELETE FROM member WHERE (destination, owner) IN (
         SELECT m.destination, m.owner FROM member AS m
-        WHERE m.destination = of_destination AND m.until < clock_timestamp() FOR UPDATE SKIP LOCKED);
+        WHERE m.destination = p_destination AND m.until < clock_timestamp() FOR UPDATE SKIP LOCKED);
     UPDATE lease AS l SET owner = NULL, until = '-infinity'
-    FROM jsonb_array_elements(ask -> 'give_back') AS g
-    WHERE l.destination = of_destination AND l.shard = (g ->> 0)::smallint AND l.epoch = (g ->> 1)::bigint
+    FROM jsonb_array_elements(p_request -> 'give_back') AS g
+    WHERE l.destination = p_destination AND l.shard = (g ->> 0)::smallint AND l.epoch = (g ->> 1)::bigint
         AND l.owner = me;
     IF d.regroup_to IS NOT NULL THEN
-        PERFORM regroup_step(of_destination);
-        SELECT * INTO d FROM destination WHERE name = of_destination;
+        PERFORM reshard_step(p_destination);
+        SELECT * INTO d FROM destination WHERE name = p_destination;
     END IF;
-    SELECT count(*) INTO live FROM member WHERE destination = of_destination AND until >= clock_timestamp();
+    SELECT count(*) INTO live FROM member WHERE destination = p_destination AND until >= clock_timestamp();
     fair := ceil(d.shards::numeric / greatest(live, 1));
     changed := EXISTS (
-        SELECT 1 FROM lease WHERE destination = of_destination AND timeline NOT IN (0, line));
+        SELECT 1 FROM lease WHERE destination = p_destination AND timeline NOT IN (0, line));
     -- What was taken on another timeline is not renewed: it is taken again, with a new epoch.
     UPDATE lease AS l SET owner = NULL, until = '-infinity'
-    WHERE l.destination = of_destination AND l.owner = me AND l.timeline <> line;
+    WHERE l.destination = p_destination AND l.owner = me AND l.timeline <> line;
     UPDATE lease AS l SET until = clock_timestamp() + lasts
     FROM (
         SELECT m.shard FROM lease AS m
-        WHERE m.destination = of_destination AND m.owner = me AND m.until < clock_timestamp() + lasts * 2 / 3
+        WHERE m.destination = p_destination AND m.owner = me AND m.until < clock_timestamp() + lasts * 2 / 3
         ORDER BY m.shard FOR UPDATE
     ) AS mine
-    WHERE l.destination = of_destination AND l.shard = mine.shard;
-    SELECT count(*) INTO held FROM lease WHERE destination = of_destination AND owner = me;
+    WHERE l.destination = p_destination AND l.shard = mine.shard;
+    SELECT count(*) INTO held FROM lease WHERE destination = p_destination AND owner = me;
     UPDATE lease AS l SET epoch = l.epoch + 1, owner = me, until = clock_timestamp() + lasts, timeline = line
     FROM (
         SELECT f.shard FROM lease AS f
-        WHERE f.destination = of_destination AND (f.owner IS NULL OR f.until < clock_timestamp())
+        WHERE f.destination = p_destination AND (f.owner IS NULL OR f.until < clock_timestamp())
         ORDER BY f.shard LIMIT greatest(fair - held, 0) FOR UPDATE SKIP LOCKED
     ) AS free
-    WHERE l.destination = of_destination AND l.shard = free.shard;
+    WHERE l.destination = p_destination AND l.shard = free.shard;
     SELECT jsonb_build_object(
         'shards', d.shards,
         'fair', fair,
@@ -242,29 +242,29 @@ BEGIN
         'regroup_tick', d.regroup_tick,
         'lasts_ms', (
             SELECT floor(date_part('epoch', min(l.until) - clock_timestamp()) * 1000)
-            FROM lease AS l WHERE l.destination = of_destination AND l.owner = me),
+            FROM lease AS l WHERE l.destination = p_destination AND l.owner = me),
         'leases', coalesce((
             SELECT jsonb_agg(jsonb_build_array(l.shard, l.epoch) ORDER BY l.shard)
-            FROM lease AS l WHERE l.destination = of_destination AND l.owner = me), '[]'),
+            FROM lease AS l WHERE l.destination = p_destination AND l.owner = me), '[]'),
         'holds', coalesce((
             SELECT jsonb_agg(jsonb_build_array(h.address, h.error) ORDER BY h.address)
-            FROM hold AS h WHERE h.destination = of_destination), '[]')
+            FROM hold AS h WHERE h.destination = p_destination), '[]')
     ) INTO answer;
     RETURN answer;
 END $$;
 
 -- Releases all leases of a relay that stops.
-CREATE FUNCTION leave(of_destination text, me uuid) RETURNS void
+CREATE FUNCTION release_leases(p_destination text, p_owner uuid) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
 AS $$
 BEGIN
-    UPDATE lease SET owner = NULL, until = '-infinity' WHERE destination = of_destination AND owner = me;
-    DELETE FROM member WHERE destination = of_destination AND owner = me;
+    UPDATE lease SET owner = NULL, until = '-infinity' WHERE destination = p_destination AND owner = p_owner;
+    DELETE FROM member WHERE destination = p_destination AND owner = p_owner;
 END $$;
 
 -- Locks the leases in [[shard, epoch, owner], …] against takeover until the transaction ends, and returns the shards that are still
 -- held. FOR SHARE conflicts with a takeover in both directions.
-CREATE FUNCTION lock_leases(of_destination text, wanted jsonb) RETURNS smallint[]
+CREATE FUNCTION lock_held_leases(p_destination text, p_leases jsonb) RETURNS smallint[]
 LANGUAGE plpgsql SET search_path = @schema@, pg_temp
 AS $$
 DECLARE
@@ -273,9 +273,9 @@ BEGIN
     PERFORM set_config('idle_in_transaction_session_timeout', '5000', true);
     SELECT coalesce(array_agg(locked.shard), '{}') INTO held FROM (
         SELECT l.shard FROM lease AS l
-        JOIN jsonb_array_elements(wanted) AS w
+        JOIN jsonb_array_elements(p_leases) AS w
             ON l.shard = (w ->> 0)::smallint AND l.epoch = (w ->> 1)::bigint AND l.owner = (w ->> 2)::uuid
-        WHERE l.destination = of_destination AND l.timeline = current_timeline()
+        WHERE l.destination = p_destination AND l.timeline = current_timeline()
         ORDER BY l.shard FOR SHARE OF l
     ) AS locked;
     RETURN held;

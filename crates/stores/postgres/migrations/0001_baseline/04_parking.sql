@@ -101,23 +101,23 @@ CREATE TYPE park AS (
 -- Settles batches: {"leases": [[shard, epoch, owner], …], "shards": n, "progress": [[shard, from, to, place], …], "parks": [park, …]}.
 -- One call is one transaction and locks the leases first. Nothing changes for a shard whose lease is lost, or with a message that was
 -- to wait behind a head that is no longer parked.
-CREATE FUNCTION settle(of_destination text, doc jsonb) RETURNS jsonb
+CREATE FUNCTION settle(p_destination text, p_request jsonb) RETURNS jsonb
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
 AS $$
 DECLARE
-    held smallint[] := lock_leases(of_destination, doc -> 'leases');
+    held smallint[] := lock_held_leases(p_destination, p_request -> 'leases');
     passed bigint[] := '{}';
-    n smallint := (doc ->> 'shards')::smallint;
+    n smallint := (p_request ->> 'shards')::smallint;
 BEGIN
-    IF jsonb_array_length(doc -> 'parks') > 0 THEN
+    IF jsonb_array_length(p_request -> 'parks') > 0 THEN
         IF current_setting('synchronous_commit') IN ('off', 'local') THEN
             PERFORM set_config('synchronous_commit', 'on', true);
         END IF;
-        SELECT settle_parks(of_destination, n, held, doc -> 'parks') INTO passed;
+        SELECT park_messages(p_destination, n, held, p_request -> 'parks') INTO passed;
         IF cardinality(passed) > 0 THEN
             SELECT coalesce(array_agg(shard), '{}') INTO held FROM unnest(held) AS shard
             WHERE NOT EXISTS (
-                SELECT 1 FROM jsonb_populate_recordset(NULL::park, doc -> 'parks') AS p
+                SELECT 1 FROM jsonb_populate_recordset(NULL::park, p_request -> 'parks') AS p
                 WHERE p.seq = ANY (passed) AND p.slot % n = shard);
         END IF;
     ELSE
@@ -125,39 +125,39 @@ BEGIN
         PERFORM set_config('synchronous_commit', 'off', true);
     END IF;
     INSERT INTO progress (destination, shards, shard, from_tick, to_tick, place, epoch)
-    SELECT of_destination, n, (p ->> 0)::smallint, (p ->> 1)::bigint, (p ->> 2)::bigint, (p ->> 3)::bigint,
-        (SELECT (l ->> 1)::bigint FROM jsonb_array_elements(doc -> 'leases') AS l WHERE l -> 0 = p -> 0)
-    FROM jsonb_array_elements(doc -> 'progress') AS p
+    SELECT p_destination, n, (p ->> 0)::smallint, (p ->> 1)::bigint, (p ->> 2)::bigint, (p ->> 3)::bigint,
+        (SELECT (l ->> 1)::bigint FROM jsonb_array_elements(p_request -> 'leases') AS l WHERE l -> 0 = p -> 0)
+    FROM jsonb_array_elements(p_request -> 'progress') AS p
     WHERE (p ->> 0)::smallint = ANY (held);
     RETURN jsonb_build_object(
         'lost', coalesce((
-            SELECT jsonb_agg(l -> 0) FROM jsonb_array_elements(doc -> 'leases') AS l
+            SELECT jsonb_agg(l -> 0) FROM jsonb_array_elements(p_request -> 'leases') AS l
             WHERE (l ->> 0)::smallint <> ALL (held)
                 AND NOT EXISTS (
-                    SELECT 1 FROM jsonb_populate_recordset(NULL::park, doc -> 'parks') AS p
+                    SELECT 1 FROM jsonb_populate_recordset(NULL::park, p_request -> 'parks') AS p
                     WHERE p.seq = ANY (passed) AND p.slot % n = (l ->> 0)::smallint)), '[]'),
         'passed', to_jsonb(passed));
 END $$;
 
 -- Parks messages that were not published. Returns the messages that were to wait behind a head that is no longer parked; nothing of
 -- their shards is parked.
-CREATE FUNCTION settle_parks(of_destination text, n smallint, held smallint[], parks jsonb) RETURNS bigint[]
+CREATE FUNCTION park_messages(p_destination text, p_shards smallint, p_held smallint[], p_parks jsonb) RETURNS bigint[]
 LANGUAGE plpgsql SET search_path = @schema@, pg_temp
 AS $$
 DECLARE
     passed bigint[];
     all_parks park[] := ARRAY(
-        SELECT p FROM jsonb_populate_recordset(NULL::park, parks) AS p WHERE p.slot % n = ANY (held) ORDER BY p.seq);
+        SELECT p FROM jsonb_populate_recordset(NULL::park, p_parks) AS p WHERE p.slot % p_shards = ANY (p_held) ORDER BY p.seq);
     ok park[];
     existing text[];
 BEGIN
     -- Locked against unparking until this transaction ends; read in the statement after, with a new snapshot.
     PERFORM 1 FROM parked_key AS k
-    WHERE k.destination = of_destination AND k.key = ANY (ARRAY(SELECT p.key FROM unnest(all_parks) AS p))
+    WHERE k.destination = p_destination AND k.key = ANY (ARRAY(SELECT p.key FROM unnest(all_parks) AS p))
     ORDER BY k.key FOR SHARE;
     existing := ARRAY(
         SELECT k.key FROM parked_key AS k
-        WHERE k.destination = of_destination AND k.key = ANY (ARRAY(SELECT p.key FROM unnest(all_parks) AS p)));
+        WHERE k.destination = p_destination AND k.key = ANY (ARRAY(SELECT p.key FROM unnest(all_parks) AS p)));
     passed := ARRAY(
         SELECT p.seq FROM unnest(all_parks) AS p
         WHERE p.stop IS NULL AND p.key <> ALL (existing) AND NOT EXISTS (
@@ -166,10 +166,10 @@ BEGIN
     ok := ARRAY(
         SELECT p FROM unnest(all_parks) AS p
         WHERE NOT EXISTS (
-            SELECT 1 FROM unnest(all_parks) AS q WHERE q.seq = ANY (passed) AND q.slot % n = p.slot % n));
+            SELECT 1 FROM unnest(all_parks) AS q WHERE q.seq = ANY (passed) AND q.slot % p_shards = p.slot % p_shards));
     INSERT INTO parked_key (destination, key, slot, state, attempts, next_at, address, dead_id, route, class, error)
     SELECT DISTINCT ON (p.key)
-        of_destination, p.key, p.slot, CASE p.stop WHEN 'dead_hold' THEN 'dead' ELSE p.stop END, p.attempts,
+        p_destination, p.key, p.slot, CASE p.stop WHEN 'dead_hold' THEN 'dead' ELSE p.stop END, p.attempts,
         CASE WHEN p.stop IN ('retry', 'quarantine') THEN after_ms(p.after_ms) END, p.address,
         CASE p.stop WHEN 'dead_hold' THEN (SELECT m.id FROM message AS m WHERE m.seq = p.seq) END,
         p.route, p.class, p.error
@@ -178,7 +178,7 @@ BEGIN
     -- A message that was to hold a key which waits already takes its turn behind the others.
     INSERT INTO parked_message
         (destination, key, seq, slot, id, created_at, topic, type, content_type, headers, payload)
-    SELECT of_destination, m.key, m.seq, m.slot, m.id, m.created_at, m.topic, m.type, m.content_type, m.headers, m.payload
+    SELECT p_destination, m.key, m.seq, m.slot, m.id, m.created_at, m.topic, m.type, m.content_type, m.headers, m.payload
     FROM message AS m
     WHERE m.seq = ANY (ARRAY(
         SELECT p.seq FROM unnest(ok) AS p
@@ -187,32 +187,32 @@ BEGIN
     ORDER BY m.seq;
     INSERT INTO dead_letter
         (destination, id, seq, slot, created_at, topic, key, type, content_type, headers, payload, route, class, error, attempts)
-    SELECT of_destination, m.id, m.seq, m.slot, m.created_at, m.topic, m.key, m.type, m.content_type, m.headers,
+    SELECT p_destination, m.id, m.seq, m.slot, m.created_at, m.topic, m.key, m.type, m.content_type, m.headers,
         m.payload, p.route, p.class, p.error, p.attempts
     FROM unnest(ok) AS p JOIN message AS m ON m.seq = p.seq
     WHERE p.stop = 'dead_continue' OR (p.stop = 'dead_hold' AND p.key <> ALL (existing))
     ON CONFLICT (destination, id) DO UPDATE
     SET state = 'dead', class = excluded.class, error = excluded.error, dead_at = clock_timestamp();
-    PERFORM hold_address(of_destination, p, false)
+    PERFORM hold_address(p_destination, p, false)
     FROM (SELECT DISTINCT ON (o.address) o FROM unnest(ok) AS o WHERE o.stop = 'address' ORDER BY o.address, o.seq) AS first(p);
     RETURN passed;
 END $$;
 
 -- Holds an address. Only a failed probe that was due extends the hold. Messages that arrive meanwhile were not tried, and would postpone
 -- the probe forever. The row is locked in any case, so that a release sees the keys parked for it.
-CREATE FUNCTION hold_address(of_destination text, p park, probed boolean) RETURNS void
+CREATE FUNCTION hold_address(p_destination text, p_park park, p_probed boolean) RETURNS void
 LANGUAGE sql SET search_path = @schema@, pg_temp
 AS $$
     INSERT INTO hold AS h (destination, address, class, error, next_at)
-    VALUES (of_destination, p.address, p.class, p.error, after_ms(p.after_ms))
+    VALUES (p_destination, p_park.address, p_park.class, p_park.error, after_ms(p_park.after_ms))
     ON CONFLICT (destination, address) DO UPDATE SET
-        class = CASE WHEN probed AND h.next_at <= clock_timestamp() THEN excluded.class ELSE h.class END,
-        error = CASE WHEN probed AND h.next_at <= clock_timestamp() THEN excluded.error ELSE h.error END,
-        next_at = CASE WHEN probed AND h.next_at <= clock_timestamp() THEN excluded.next_at ELSE h.next_at END
+        class = CASE WHEN p_probed AND h.next_at <= clock_timestamp() THEN excluded.class ELSE h.class END,
+        error = CASE WHEN p_probed AND h.next_at <= clock_timestamp() THEN excluded.error ELSE h.error END,
+        next_at = CASE WHEN p_probed AND h.next_at <= clock_timestamp() THEN excluded.next_at ELSE h.next_at END
 $$;
 
 -- Redrives and discards the dead letters that operators marked, for the held shards.
-CREATE FUNCTION carry_out_marks(of_destination text, n smallint, held smallint[]) RETURNS void
+CREATE FUNCTION apply_marks(p_destination text, p_shards smallint, p_held smallint[]) RETURNS void
 LANGUAGE plpgsql SET search_path = @schema@, pg_temp
 AS $$
 DECLARE
@@ -221,90 +221,90 @@ BEGIN
     -- Last first: each goes to the front of its key's queue, so the first is in front at the end.
     FOR d IN
         SELECT * FROM dead_letter
-        WHERE destination = of_destination AND state IN ('redrive', 'discard') AND slot % n = ANY (held)
+        WHERE destination = p_destination AND state IN ('redrive', 'discard') AND slot % p_shards = ANY (p_held)
         ORDER BY seq DESC FOR UPDATE SKIP LOCKED
     LOOP
-        PERFORM 1 FROM parked_key WHERE destination = of_destination AND key = d.key FOR UPDATE;
+        PERFORM 1 FROM parked_key WHERE destination = p_destination AND key = d.key FOR UPDATE;
         IF d.state = 'redrive' THEN
             -- A key that another dead letter holds stays held: this one then waits in front.
             INSERT INTO parked_key AS k (destination, key, slot, state, attempts, next_at, route, class, error)
-            VALUES (of_destination, d.key, d.slot, 'retry', 0, clock_timestamp(), d.route, d.class, d.error)
+            VALUES (p_destination, d.key, d.slot, 'retry', 0, clock_timestamp(), d.route, d.class, d.error)
             ON CONFLICT (destination, key) DO UPDATE
             SET state = 'retry', attempts = 0, next_at = clock_timestamp(), address = NULL, dead_id = NULL
             WHERE k.state <> 'dead' OR k.dead_id = d.id;
             INSERT INTO parked_message
                 (destination, key, no, seq, slot, id, created_at, topic, type, content_type, headers, payload)
-            VALUES (of_destination, d.key, (
+            VALUES (p_destination, d.key, (
                     SELECT coalesce(min(m.no), nextval('parked_seq')) - 1 FROM parked_message AS m
-                    WHERE m.destination = of_destination AND m.key = d.key),
+                    WHERE m.destination = p_destination AND m.key = d.key),
                 d.seq, d.slot, d.id, d.created_at, d.topic, d.type, d.content_type, d.headers, d.payload);
             UPDATE dead_letter SET state = 'redriven', redrives = redrives + 1
-            WHERE destination = of_destination AND id = d.id;
+            WHERE destination = p_destination AND id = d.id;
         ELSE
-            UPDATE dead_letter SET state = 'discarded' WHERE destination = of_destination AND id = d.id;
+            UPDATE dead_letter SET state = 'discarded' WHERE destination = p_destination AND id = d.id;
             UPDATE parked_key SET state = 'retry', attempts = 0, next_at = clock_timestamp(), dead_id = NULL
-            WHERE destination = of_destination AND key = d.key AND state = 'dead' AND dead_id = d.id;
-            PERFORM drop_if_empty(of_destination, d.key);
+            WHERE destination = p_destination AND key = d.key AND state = 'dead' AND dead_id = d.id;
+            PERFORM unpark_if_empty(p_destination, d.key);
         END IF;
     END LOOP;
 END $$;
 
 -- Deletes a parked key whose queue is empty, unless a dead letter blocks it. The caller holds its row FOR UPDATE.
-CREATE FUNCTION drop_if_empty(of_destination text, of_key text) RETURNS boolean
+CREATE FUNCTION unpark_if_empty(p_destination text, p_key text) RETURNS boolean
 LANGUAGE plpgsql SET search_path = @schema@, pg_temp
 AS $$
 BEGIN
     DELETE FROM parked_key AS k
-    WHERE k.destination = of_destination AND k.key = of_key AND k.state <> 'dead'
+    WHERE k.destination = p_destination AND k.key = p_key AND k.state <> 'dead'
         AND NOT EXISTS (
-            SELECT 1 FROM parked_message AS m WHERE m.destination = of_destination AND m.key = of_key);
+            SELECT 1 FROM parked_message AS m WHERE m.destination = p_destination AND m.key = p_key);
     RETURN FOUND;
 END $$;
 
 -- Applies the operators' marks, then returns due messages of parked keys: {"leases": …, "shards": n, "keys": limit, "messages": limit per
 -- key}. One message probes each held address that is due.
-CREATE FUNCTION due_runs(of_destination text, doc jsonb)
+CREATE FUNCTION read_parked(p_destination text, p_request jsonb)
 RETURNS TABLE (key text, slot smallint, attempts int, state text, address text, no bigint, seq bigint, id uuid,
     created_at timestamptz, topic text, type text, content_type text, headers text, payload bytea)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
 AS $$
 #variable_conflict use_column
 DECLARE
-    held smallint[] := lock_leases(of_destination, doc -> 'leases');
-    n smallint := (doc ->> 'shards')::smallint;
+    held smallint[] := lock_held_leases(p_destination, p_request -> 'leases');
+    n smallint := (p_request ->> 'shards')::smallint;
 BEGIN
-    PERFORM carry_out_marks(of_destination, n, held);
+    PERFORM apply_marks(p_destination, n, held);
     RETURN QUERY
         WITH ready AS (
             (SELECT k.* FROM parked_key AS k
-            WHERE k.destination = of_destination AND k.next_at <= clock_timestamp() AND k.slot % n = ANY (held)
-            ORDER BY k.next_at LIMIT (doc ->> 'keys')::int)
+            WHERE k.destination = p_destination AND k.next_at <= clock_timestamp() AND k.slot % n = ANY (held)
+            ORDER BY k.next_at LIMIT (p_request ->> 'keys')::int)
             UNION ALL
             (SELECT k.* FROM hold AS h CROSS JOIN LATERAL (
                 SELECT * FROM parked_key AS k
-                WHERE k.destination = of_destination AND k.address = h.address AND k.state = 'address'
+                WHERE k.destination = p_destination AND k.address = h.address AND k.state = 'address'
                     AND k.slot % n = ANY (held)
                 ORDER BY k.since LIMIT 1
             ) AS k
-            WHERE h.destination = of_destination AND h.next_at <= clock_timestamp())
+            WHERE h.destination = p_destination AND h.next_at <= clock_timestamp())
         )
         SELECT r.key, r.slot, r.attempts, r.state, r.address, m.no, m.seq, m.id, m.created_at, m.topic, m.type,
             m.content_type, m.headers::text, m.payload
         FROM ready AS r CROSS JOIN LATERAL (
             SELECT * FROM parked_message AS m
-            WHERE m.destination = of_destination AND m.key = r.key ORDER BY m.no
-            LIMIT CASE WHEN r.state IN ('address', 'quarantine') THEN 1 ELSE (doc ->> 'messages')::int END
+            WHERE m.destination = p_destination AND m.key = r.key ORDER BY m.no
+            LIMIT CASE WHEN r.state IN ('address', 'quarantine') THEN 1 ELSE (p_request ->> 'messages')::int END
         ) AS m
         ORDER BY r.next_at, r.key, m.no;
 END $$;
 
 -- Records the results of retries: {"leases": …, "shards": n, "runs": [{"key", "shard", "delivered": [no, …], "no": failed no,
 -- "park": …, "released": address}, …]}. Returns "lost", "unparked" or "waits" for each.
-CREATE FUNCTION advance(of_destination text, doc jsonb) RETURNS jsonb
+CREATE FUNCTION settle_parked(p_destination text, p_request jsonb) RETURNS jsonb
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
 AS $$
 DECLARE
-    held smallint[] := lock_leases(of_destination, doc -> 'leases');
+    held smallint[] := lock_held_leases(p_destination, p_request -> 'leases');
     answers jsonb := '[]';
     run jsonb;
     p park;
@@ -315,7 +315,7 @@ BEGIN
     IF current_setting('synchronous_commit') IN ('off', 'local') THEN
         PERFORM set_config('synchronous_commit', 'on', true);
     END IF;
-    FOR run IN SELECT r FROM jsonb_array_elements(doc -> 'runs') AS r LOOP
+    FOR run IN SELECT r FROM jsonb_array_elements(p_request -> 'runs') AS r LOOP
         IF (run ->> 'shard')::smallint <> ALL (held) THEN
             answers := answers || '"lost"'::jsonb;
             CONTINUE;
@@ -323,32 +323,32 @@ BEGIN
         of_key := run ->> 'key';
         IF run ->> 'released' IS NOT NULL THEN
             -- The hold first: a key that is parked for it meanwhile waits here, and is seen by the next statement.
-            DELETE FROM hold WHERE destination = of_destination AND address = run ->> 'released';
+            DELETE FROM hold WHERE destination = p_destination AND address = run ->> 'released';
             UPDATE parked_key SET state = 'retry', next_at = clock_timestamp(), address = NULL
-            WHERE destination = of_destination AND state = 'address' AND address = run ->> 'released';
+            WHERE destination = p_destination AND state = 'address' AND address = run ->> 'released';
         END IF;
-        PERFORM 1 FROM parked_key AS k WHERE k.destination = of_destination AND k.key = of_key FOR UPDATE;
+        PERFORM 1 FROM parked_key AS k WHERE k.destination = p_destination AND k.key = of_key FOR UPDATE;
         WITH gone AS (
             DELETE FROM parked_message AS m
-            WHERE m.destination = of_destination AND m.key = of_key
+            WHERE m.destination = p_destination AND m.key = of_key
                 AND m.no IN (SELECT v::bigint FROM jsonb_array_elements_text(run -> 'delivered') AS v)
             RETURNING m.seq
         )
-        INSERT INTO parked_delivery (destination, seq) SELECT of_destination, g.seq FROM gone AS g
+        INSERT INTO parked_delivery (destination, seq) SELECT p_destination, g.seq FROM gone AS g
         ON CONFLICT DO NOTHING;
         IF jsonb_typeof(run -> 'park') = 'object' THEN
             p := jsonb_populate_record(NULL::park, run -> 'park');
             buried := NULL;
             IF p.stop IN ('dead_hold', 'dead_continue') THEN
-                buried := bury(of_destination, of_key, (run ->> 'no')::bigint, p);
+                buried := move_to_dead_letters(p_destination, of_key, (run ->> 'no')::bigint, p);
             END IF;
             IF p.stop = 'address' THEN
-                PERFORM hold_address(of_destination, p, true);
+                PERFORM hold_address(p_destination, p, true);
             END IF;
             -- A message that was redriven to the front meanwhile has attempts of its own.
             overtaken := EXISTS (
                 SELECT 1 FROM parked_message AS m
-                WHERE m.destination = of_destination AND m.key = of_key AND m.no < (run ->> 'no')::bigint);
+                WHERE m.destination = p_destination AND m.key = of_key AND m.no < (run ->> 'no')::bigint);
             UPDATE parked_key AS k SET
                 state = CASE
                     WHEN p.stop = 'dead_hold' THEN 'dead'
@@ -360,35 +360,35 @@ BEGIN
                     WHEN p.stop IN ('retry', 'quarantine') THEN after_ms(p.after_ms) END,
                 address = CASE WHEN NOT overtaken THEN p.address END, dead_id = buried,
                 route = p.route, class = p.class, error = p.error
-            WHERE k.destination = of_destination AND k.key = of_key;
+            WHERE k.destination = p_destination AND k.key = of_key;
         ELSIF jsonb_array_length(run -> 'delivered') > 0 THEN
             UPDATE parked_key AS k SET state = 'retry', attempts = 0, next_at = clock_timestamp(), address = NULL
-            WHERE k.destination = of_destination AND k.key = of_key;
+            WHERE k.destination = p_destination AND k.key = of_key;
         END IF;
         answers := answers || CASE
-            WHEN drop_if_empty(of_destination, of_key)
-                OR NOT EXISTS (SELECT 1 FROM parked_key AS k WHERE k.destination = of_destination AND k.key = of_key)
+            WHEN unpark_if_empty(p_destination, of_key)
+                OR NOT EXISTS (SELECT 1 FROM parked_key AS k WHERE k.destination = p_destination AND k.key = of_key)
             THEN '"unparked"'::jsonb ELSE '"waits"'::jsonb END;
     END LOOP;
     RETURN answers;
 END $$;
 
 -- Moves a parked message to the dead letters. A letter that was redriven before is dead again.
-CREATE FUNCTION bury(of_destination text, of_key text, of_no bigint, p park) RETURNS uuid
+CREATE FUNCTION move_to_dead_letters(p_destination text, p_key text, p_ordinal bigint, p_park park) RETURNS uuid
 LANGUAGE plpgsql SET search_path = @schema@, pg_temp
 AS $$
 DECLARE
     m parked_message;
 BEGIN
-    DELETE FROM parked_message AS q WHERE q.destination = of_destination AND q.key = of_key AND q.no = of_no
+    DELETE FROM parked_message AS q WHERE q.destination = p_destination AND q.key = p_key AND q.no = p_ordinal
     RETURNING q.* INTO m;
     IF NOT FOUND THEN
         RETURN NULL;
     END IF;
     INSERT INTO dead_letter AS d
         (destination, id, seq, slot, created_at, topic, key, type, content_type, headers, payload, route, class, error, attempts)
-    VALUES (of_destination, m.id, m.seq, m.slot, m.created_at, m.topic, m.key, m.type, m.content_type, m.headers,
-        m.payload, p.route, p.class, p.error, p.attempts)
+    VALUES (p_destination, m.id, m.seq, m.slot, m.created_at, m.topic, m.key, m.type, m.content_type, m.headers,
+        m.payload, p_park.route, p_park.class, p_park.error, p_park.attempts)
     ON CONFLICT (destination, id) DO UPDATE
     SET state = 'dead', class = excluded.class, error = excluded.error, attempts = d.attempts + excluded.attempts,
         dead_at = clock_timestamp();

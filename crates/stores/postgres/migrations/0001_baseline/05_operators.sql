@@ -73,7 +73,7 @@ BEGIN
     FOR g IN
         SELECT array_agg(s.shard) AS shards, s.place, f.snapshot AS f, t.snapshot AS t, greatest(f.high, s.place) AS start,
             ARRAY(SELECT DISTINCT unnest(f.late || t.late)) AS late
-        FROM standing(of_destination) AS s
+        FROM shard_positions(of_destination) AS s
         JOIN tick AS f ON f.tick = s.from_tick JOIN tick AS t ON t.tick = s.to_tick
         GROUP BY s.place, f.tick, t.tick
     LOOP
@@ -95,7 +95,7 @@ BEGIN
         IF pending > exact_max THEN
             exact := false;
             SELECT sum(q.last_value - greatest(f.high, s.place)) / n INTO pending
-            FROM standing(of_destination) AS s JOIN tick AS f ON f.tick = s.from_tick CROSS JOIN message_seq AS q;
+            FROM shard_positions(of_destination) AS s JOIN tick AS f ON f.tick = s.from_tick CROSS JOIN message_seq AS q;
             EXIT;
         END IF;
     END LOOP;

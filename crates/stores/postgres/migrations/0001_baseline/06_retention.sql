@@ -32,7 +32,7 @@ CREATE TABLE loss (
 );
 
 -- Attaches partitions ahead of the sequence. This blocks no writer: ATTACH takes a lock that admits writers.
-CREATE FUNCTION prepare_partitions() RETURNS int
+CREATE FUNCTION create_partitions_ahead() RETURNS int
 LANGUAGE plpgsql SET search_path = @schema@, pg_temp SET lock_timeout = '200ms'
 AS $$
 DECLARE
@@ -63,20 +63,20 @@ END $$;
 
 -- Whether every destination has settled every row of a partition. The caller holds the partition's lock, so that no writer can commit
 -- into it, and this statement's snapshot is newer than the lock.
-CREATE FUNCTION is_settled(partition_name text, oldest pg_snapshot) RETURNS boolean
+CREATE FUNCTION partition_is_settled(p_partition_name text, p_oldest pg_snapshot) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SET search_path = @schema@, pg_temp
 AS $$
 DECLARE
     answer boolean;
 BEGIN
     EXECUTE format('SELECT NOT EXISTS (SELECT 1 FROM %I WHERE xid >= $1 AND NOT pg_visible_in_snapshot(xid, $2))',
-        partition_name) INTO answer USING pg_snapshot_xmin(oldest), oldest;
+        p_partition_name) INTO answer USING pg_snapshot_xmin(p_oldest), p_oldest;
     RETURN answer;
 END $$;
 
 -- Empties old, settled partitions without waiting. TRUNCATE takes no lock on the parent, so `emit` never waits. A partition with an open
 -- writer or reader is skipped until the next call.
-CREATE FUNCTION apply_retention(OUT dropped int, OUT warnings text[])
+CREATE FUNCTION empty_old_partitions(OUT dropped int, OUT warnings text[])
 LANGUAGE plpgsql SET search_path = @schema@, pg_temp
 AS $$
 DECLARE
@@ -94,13 +94,13 @@ BEGIN
     dropped := 0;
     warnings := '{}';
     SELECT * INTO st FROM setting;
-    IF NOT pg_try_advisory_xact_lock(lock_number('retention')) THEN
+    IF NOT pg_try_advisory_xact_lock(advisory_lock_key('retention')) THEN
         RETURN; -- A destination is being added: again next time.
     END IF;
-    SELECT d.name INTO who FROM destination AS d CROSS JOIN LATERAL standing(d.name) AS s ORDER BY s.from_tick LIMIT 1;
+    SELECT d.name INTO who FROM destination AS d CROSS JOIN LATERAL shard_positions(d.name) AS s ORDER BY s.from_tick LIMIT 1;
     IF FOUND THEN
         SELECT * INTO oldest FROM tick
-        WHERE tick = (SELECT min(s.from_tick) FROM destination AS d CROSS JOIN LATERAL standing(d.name) AS s);
+        WHERE tick = (SELECT min(s.from_tick) FROM destination AS d CROSS JOIN LATERAL shard_positions(d.name) AS s);
     ELSE
         SELECT * INTO oldest FROM tick ORDER BY tick DESC LIMIT 1;
     END IF;
@@ -116,7 +116,7 @@ BEGIN
         EXIT WHEN newest > clock_timestamp() - st.retention AND NOT must_go;
         BEGIN
             EXECUTE format('LOCK TABLE %I IN ACCESS EXCLUSIVE MODE NOWAIT', 'message_' || p.first);
-            IF NOT is_settled('message_' || p.first, oldest.snapshot) THEN
+            IF NOT partition_is_settled('message_' || p.first, oldest.snapshot) THEN
                 IF NOT must_go THEN
                     RAISE EXCEPTION 'not settled' USING ERRCODE = 'RV009'; -- Gives the lock back.
                 END IF;
@@ -143,7 +143,7 @@ END $$;
 
 -- Drops emptied partitions. This needs the parent's lock: it is tried without waiting, and with a short wait only when many partitions
 -- are emptied.
-CREATE FUNCTION drop_emptied() RETURNS int
+CREATE FUNCTION drop_emptied_partitions() RETURNS int
 LANGUAGE plpgsql SET search_path = @schema@, pg_temp SET lock_timeout = '50ms'
 AS $$
 DECLARE
@@ -169,13 +169,13 @@ END $$;
 
 -- How much longer than `retention` a row may stay before it is deleted by row. Partitions that fill within that time are emptied whole,
 -- which costs almost nothing; the others receive so few rows that deleting them is cheap.
-CREATE FUNCTION sweep_after(st setting) RETURNS interval
+CREATE FUNCTION row_delete_delay(p_settings setting) RETURNS interval
 LANGUAGE sql IMMUTABLE SET search_path = @schema@, pg_temp
-AS $$ SELECT least(st.retention, interval '1 day') $$;
+AS $$ SELECT least(p_settings.retention, interval '1 day') $$;
 
 -- Deletes the oldest rows of the log that every destination has settled, if the first one is far too old: one batch a call, and no more
 -- rows are inspected than that. No reader needs these rows, so no session waits.
-CREATE FUNCTION sweep() RETURNS int
+CREATE FUNCTION delete_old_rows() RETURNS int
 LANGUAGE plpgsql SET search_path = @schema@, pg_temp
 AS $$
 DECLARE
@@ -191,12 +191,12 @@ BEGIN
         RETURN 0;
     END IF;
     EXECUTE format('SELECT created_at FROM %I ORDER BY seq LIMIT 1', 'message_' || p.first) INTO first_at;
-    IF first_at IS NULL OR first_at > clock_timestamp() - st.retention - sweep_after(st)
-        OR NOT pg_try_advisory_xact_lock(lock_number('retention')) THEN
+    IF first_at IS NULL OR first_at > clock_timestamp() - st.retention - row_delete_delay(st)
+        OR NOT pg_try_advisory_xact_lock(advisory_lock_key('retention')) THEN
         RETURN 0;
     END IF;
     SELECT * INTO oldest FROM tick WHERE tick = coalesce(
-        (SELECT min(s.from_tick) FROM destination AS d CROSS JOIN LATERAL standing(d.name) AS s),
+        (SELECT min(s.from_tick) FROM destination AS d CROSS JOIN LATERAL shard_positions(d.name) AS s),
         (SELECT max(t.tick) FROM tick AS t));
     EXECUTE format('DELETE FROM %1$I WHERE seq IN (
         SELECT m.seq FROM (SELECT seq, xid, created_at FROM %1$I ORDER BY seq LIMIT 10000) AS m
@@ -208,7 +208,7 @@ END $$;
 
 -- Deletes old history, one batch a call. The newest progress of a shard, and the ticks that it names, are never deleted. Progress and
 -- ticks stay as long as a message may: they show when it was published.
-CREATE FUNCTION prune() RETURNS void
+CREATE FUNCTION prune_history() RETURNS void
 LANGUAGE plpgsql SET search_path = @schema@, pg_temp
 AS $$
 DECLARE
@@ -216,8 +216,8 @@ DECLARE
     before timestamptz;
 BEGIN
     SELECT * INTO st FROM setting;
-    before := clock_timestamp() - st.retention - 2 * sweep_after(st);
-    PERFORM sweep();
+    before := clock_timestamp() - st.retention - 2 * row_delete_delay(st);
+    PERFORM delete_old_rows();
     DELETE FROM progress WHERE no IN (
         SELECT p.no FROM progress AS p
         WHERE p.settled_at < before AND p.no < (
@@ -230,7 +230,7 @@ BEGIN
         WHERE t.tick > 0 AND t.made_at < before
             AND t.tick < (SELECT max(tick) FROM tick)
             AND t.tick < coalesce((
-                SELECT min(s.from_tick) FROM destination AS d CROSS JOIN LATERAL standing(d.name) AS s), t.tick + 1)
+                SELECT min(s.from_tick) FROM destination AS d CROSS JOIN LATERAL shard_positions(d.name) AS s), t.tick + 1)
             AND NOT EXISTS (SELECT 1 FROM destination AS d WHERE d.regroup_tick = t.tick)
         ORDER BY t.tick LIMIT 10000);
     DELETE FROM parked_delivery WHERE (destination, seq) IN (
@@ -254,14 +254,14 @@ DECLARE
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         RAISE EXCEPTION 'upkeep needs READ COMMITTED' USING ERRCODE = 'RV001';
-    ELSIF NOT pg_try_advisory_xact_lock(lock_number('maintain')) THEN
+    ELSIF NOT pg_try_advisory_xact_lock(advisory_lock_key('maintain')) THEN
         RETURN '{"busy": true, "prepared": 0, "dropped": 0, "warnings": []}';
     END IF;
     -- What takes locks comes last, and ends with the transaction.
-    PERFORM prune();
-    prepared := prepare_partitions();
-    SELECT * INTO kept FROM apply_retention();
-    gone := drop_emptied();
+    PERFORM prune_history();
+    prepared := create_partitions_ahead();
+    SELECT * INTO kept FROM empty_old_partitions();
+    gone := drop_emptied_partitions();
     RETURN jsonb_build_object('busy', false, 'prepared', prepared, 'dropped', kept.dropped, 'gone', gone,
         'warnings', to_jsonb(kept.warnings));
 END $$;

@@ -9,7 +9,7 @@ INSERT INTO identity (system_identifier, database_oid)
 SELECT c.system_identifier, d.oid FROM pg_control_system() AS c, pg_database AS d WHERE d.datname = current_database();
 
 -- Whether every stored transaction id is below the server's counter.
-CREATE FUNCTION counters_are_ahead() RETURNS boolean
+CREATE FUNCTION xid_counter_is_ahead() RETURNS boolean
 LANGUAGE sql STABLE SET search_path = @schema@, pg_temp
 AS $$
     SELECT pg_snapshot_xmax(pg_current_snapshot()) > ALL (ARRAY(
@@ -18,7 +18,7 @@ AS $$
 $$;
 
 -- Raises an error in a database whose rows were written in another one.
-CREATE FUNCTION check_identity() RETURNS void
+CREATE FUNCTION check_database_identity() RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
 AS $$
 DECLARE
@@ -34,7 +34,7 @@ BEGIN
         WHERE d.datname = current_database() AND d.oid = known.database_oid
             AND c.system_identifier = known.system_identifier)
     THEN
-        mend := CASE WHEN counters_are_ahead() THEN 'adopt' ELSE 'rebase' END;
+        mend := CASE WHEN xid_counter_is_ahead() THEN 'adopt' ELSE 'rebase' END;
         RAISE EXCEPTION 'the outbox was written in another database (system %, oid %): a copy, a restored dump or an upgraded cluster',
             known.system_identifier, known.database_oid
             USING ERRCODE = 'RV003', HINT = format('If this one shall publish from now on, run `relevo %s`.', mend);
@@ -46,7 +46,7 @@ CREATE FUNCTION adopt() RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
 AS $$
 BEGIN
-    IF NOT counters_are_ahead() THEN
+    IF NOT xid_counter_is_ahead() THEN
         RAISE EXCEPTION 'stored transaction ids are ahead of this server''s counter' USING ERRCODE = 'RV003',
             HINT = 'Run `relevo rebase`.';
     END IF;
@@ -77,18 +77,18 @@ BEGIN
     r := pg_current_xact_id();
     UPDATE lease SET owner = NULL, until = '-infinity', epoch = epoch + 1, timeline = 0;
     UPDATE message AS m SET xid = CASE WHEN EXISTS (
-        SELECT 1 FROM destination AS d CROSS JOIN LATERAL standing(d.name) AS p
+        SELECT 1 FROM destination AS d CROSS JOIN LATERAL shard_positions(d.name) AS p
         JOIN tick AS f ON f.tick = p.from_tick JOIN tick AS t ON t.tick = p.to_tick
         WHERE p.shard = m.slot % d.shards
             AND NOT (m.seq <= f.high AND pg_visible_in_snapshot(m.xid, f.snapshot))
             AND NOT (m.seq <= p.place AND m.seq <= t.high AND pg_visible_in_snapshot(m.xid, t.snapshot))
     ) THEN r ELSE '3'::xid8 END;
     SELECT count(*) INTO waiting FROM message WHERE xid = r;
-    PERFORM setval('message_seq', greatest(last_number(), (SELECT max(seq) FROM message), 1));
+    PERFORM setval('message_seq', greatest(last_seq(), (SELECT max(seq) FROM message), 1));
     SELECT max(tick) + 1 INTO next_tick FROM tick;
     DELETE FROM tick WHERE tick <> 0;
     INSERT INTO tick (tick, snapshot, high, late, timeline)
-    SELECT next_tick, s, last_number(), ARRAY(
+    SELECT next_tick, s, last_seq(), ARRAY(
         SELECT pg_snapshot_xip(s)
         UNION ALL
         SELECT x::text::xid8 FROM generate_series(pg_snapshot_xmax(s)::text::bigint, r::text::bigint) AS x

@@ -55,107 +55,107 @@ CREATE TABLE inbox_trace (
 CREATE INDEX inbox_trace_at_idx ON inbox_trace (consumer, at);
 
 -- Prepares a call that is its own transaction: READ COMMITTED, a lock timeout, a durable commit.
-CREATE FUNCTION inbox_call(wait_ms int) RETURNS void
+CREATE FUNCTION inbox_begin_call(p_lock_timeout_ms int) RETURNS void
 LANGUAGE plpgsql SET search_path = @schema@, pg_temp
 AS $$
 BEGIN
-    PERFORM inbox_read_committed();
-    PERFORM set_config('lock_timeout', wait_ms::text, true);
-    PERFORM inbox_durable();
+    PERFORM require_read_committed();
+    PERFORM set_config('lock_timeout', p_lock_timeout_ms::text, true);
+    PERFORM require_durable_commit();
 END $$;
 
 -- Sets the time limits of a handler's transaction. The lock timeout applies to the calling function only: its SET lock_timeout restores
 -- the old value.
-CREATE FUNCTION inbox_handling(stall_ms int) RETURNS void
+CREATE FUNCTION inbox_limit_handler(p_stall_timeout_ms int) RETURNS void
 LANGUAGE plpgsql SET search_path = @schema@, pg_temp
 AS $$
 BEGIN
-    PERFORM inbox_durable();
-    IF stall_ms > 0 AND current_setting('statement_timeout') = '0' THEN
-        PERFORM set_config('statement_timeout', stall_ms::text, true);
+    PERFORM require_durable_commit();
+    IF p_stall_timeout_ms > 0 AND current_setting('statement_timeout') = '0' THEN
+        PERFORM set_config('statement_timeout', p_stall_timeout_ms::text, true);
     END IF;
-    IF stall_ms > 0 AND current_setting('idle_in_transaction_session_timeout') = '0' THEN
-        PERFORM set_config('idle_in_transaction_session_timeout', stall_ms::text, true);
+    IF p_stall_timeout_ms > 0 AND current_setting('idle_in_transaction_session_timeout') = '0' THEN
+        PERFORM set_config('idle_in_transaction_session_timeout', p_stall_timeout_ms::text, true);
     END IF;
 END $$;
 
 -- Locks a lane against a change of its owner until the transaction ends. Returns false if another member owns it, true without a lane.
-CREATE FUNCTION inbox_hold_lane(of_consumer text, of_lane text, lane_epoch bigint, lane_owner uuid) RETURNS boolean
+CREATE FUNCTION inbox_lock_lane(p_consumer text, p_lane text, p_lane_epoch bigint, p_lane_owner uuid) RETURNS boolean
 LANGUAGE plpgsql SET search_path = @schema@, pg_temp
 AS $$
 BEGIN
-    IF of_lane IS NULL THEN
+    IF p_lane IS NULL THEN
         RETURN true;
     END IF;
     PERFORM 1 FROM inbox_lane AS l
-    WHERE l.consumer = of_consumer AND l.lane = of_lane AND l.epoch = lane_epoch AND l.owner = lane_owner FOR SHARE;
+    WHERE l.consumer = p_consumer AND l.lane = p_lane AND l.epoch = p_lane_epoch AND l.owner = p_lane_owner FOR SHARE;
     RETURN FOUND;
 END $$;
 
 -- Records what became of a traced message.
-CREATE FUNCTION inbox_note(of_consumer text, a inbox_arrival, as_state text, is_repeat boolean DEFAULT false) RETURNS void
+CREATE FUNCTION inbox_note(p_consumer text, p_arrival inbox_arrival, p_state text, p_is_repeat boolean DEFAULT false) RETURNS void
 LANGUAGE sql SET search_path = @schema@, pg_temp
 AS $$
     INSERT INTO inbox_trace AS t (consumer, id, replay, state, repeats, address, lane, place, correlation)
-    VALUES (of_consumer, a.id, a.replay, as_state, is_repeat::int, a.address, a.lane, a.place, a.correlation)
+    VALUES (p_consumer, p_arrival.id, p_arrival.replay, p_state, p_is_repeat::int, p_arrival.address, p_arrival.lane, p_arrival.place, p_arrival.correlation)
     ON CONFLICT (id, consumer, replay) DO UPDATE SET
-        state = CASE WHEN is_repeat THEN t.state ELSE excluded.state END,
-        repeats = t.repeats + is_repeat::int,
-        at = CASE WHEN is_repeat THEN t.at ELSE excluded.at END
+        state = CASE WHEN p_is_repeat THEN t.state ELSE excluded.state END,
+        repeats = t.repeats + p_is_repeat::int,
+        at = CASE WHEN p_is_repeat THEN t.at ELSE excluded.at END
 $$;
 
 -- The new `entered_at` of a row whose state changes. A recent value is kept, so that no index changes.
-CREATE FUNCTION inbox_entered(before timestamptz) RETURNS timestamptz
+CREATE FUNCTION inbox_entered_at(p_before timestamptz) RETURNS timestamptz
 LANGUAGE sql VOLATILE
 AS $$
-    SELECT CASE WHEN before > clock_timestamp() - interval '1 hour' AND before < 'infinity' THEN before
+    SELECT CASE WHEN p_before > clock_timestamp() - interval '1 hour' AND p_before < 'infinity' THEN p_before
         ELSE clock_timestamp() END
 $$;
 
--- Like `inbox_enter` for one message that is not traced, the common case. With arrays of one element the settings, the checks and the
+-- Like `inbox_insert_many` for one message that is not traced, the common case. With arrays of one element the settings, the checks and the
 -- queue lookup cost as much as the insert itself.
-CREATE FUNCTION inbox_enter_one(
-    of_consumer text, of_id uuid, of_replay int, of_queue text, of_lane text, lane_epoch bigint, lane_owner uuid,
-    wait_ms int, stall_ms int
+CREATE FUNCTION inbox_insert_one(
+    p_consumer text, p_message_id uuid, p_replay int, p_queue text, p_lane text, p_lane_epoch bigint, p_lane_owner uuid,
+    p_lock_timeout_ms int, p_stall_timeout_ms int
 ) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER
 AS $$
 DECLARE
     waits pg_catalog.text := pg_catalog.current_setting('lock_timeout');
     answer pg_catalog.text := pg_catalog.concat(
-        pg_catalog.set_config('lock_timeout', wait_ms::pg_catalog.text, true),
-        CASE WHEN stall_ms OPERATOR(pg_catalog.>) 0
+        pg_catalog.set_config('lock_timeout', p_lock_timeout_ms::pg_catalog.text, true),
+        CASE WHEN p_stall_timeout_ms OPERATOR(pg_catalog.>) 0
             AND pg_catalog.current_setting('statement_timeout') OPERATOR(pg_catalog.=) '0'
-            THEN pg_catalog.set_config('statement_timeout', stall_ms::pg_catalog.text, true) END,
-        CASE WHEN stall_ms OPERATOR(pg_catalog.>) 0
+            THEN pg_catalog.set_config('statement_timeout', p_stall_timeout_ms::pg_catalog.text, true) END,
+        CASE WHEN p_stall_timeout_ms OPERATOR(pg_catalog.>) 0
             AND pg_catalog.current_setting('idle_in_transaction_session_timeout') OPERATOR(pg_catalog.=) '0'
-            THEN pg_catalog.set_config('idle_in_transaction_session_timeout', stall_ms::pg_catalog.text, true) END,
+            THEN pg_catalog.set_config('idle_in_transaction_session_timeout', p_stall_timeout_ms::pg_catalog.text, true) END,
         CASE WHEN pg_catalog.current_setting('synchronous_commit') OPERATOR(pg_catalog.=) ANY ('{off,local}')
             THEN pg_catalog.set_config('synchronous_commit', 'on', true) END);
     fresh pg_catalog.bool;
 BEGIN
-    IF of_lane IS NOT NULL THEN
+    IF p_lane IS NOT NULL THEN
         PERFORM 1 FROM @schema@.inbox_lane AS l
-        WHERE l.consumer OPERATOR(pg_catalog.=) of_consumer AND l.lane OPERATOR(pg_catalog.=) of_lane
-            AND l.epoch OPERATOR(pg_catalog.=) lane_epoch AND l.owner OPERATOR(pg_catalog.=) lane_owner FOR SHARE;
+        WHERE l.consumer OPERATOR(pg_catalog.=) p_consumer AND l.lane OPERATOR(pg_catalog.=) p_lane
+            AND l.epoch OPERATOR(pg_catalog.=) p_lane_epoch AND l.owner OPERATOR(pg_catalog.=) p_lane_owner FOR SHARE;
         IF NOT FOUND THEN
             RETURN 'lost';
         END IF;
     END IF;
-    INSERT INTO @schema@.inbox (consumer, id, replay) VALUES (of_consumer, of_id, of_replay) ON CONFLICT DO NOTHING;
+    INSERT INTO @schema@.inbox (consumer, id, replay) VALUES (p_consumer, p_message_id, p_replay) ON CONFLICT DO NOTHING;
     IF FOUND THEN
         -- Whether a queue waits is decided under its lock, and stays so until the transaction ends.
         PERFORM 1 FROM @schema@.inbox_queue AS q
-        WHERE q.consumer OPERATOR(pg_catalog.=) of_consumer AND q.queue OPERATOR(pg_catalog.=) of_queue FOR SHARE;
+        WHERE q.consumer OPERATOR(pg_catalog.=) p_consumer AND q.queue OPERATOR(pg_catalog.=) p_queue FOR SHARE;
         IF NOT FOUND THEN
             answer := pg_catalog.set_config('lock_timeout', waits, true);
             RETURN NULL;
         END IF;
         fresh := true;
     END IF;
-    answer := @schema@.inbox_sort(
-        of_consumer, ARRAY[of_id], ARRAY[of_replay], ARRAY[of_queue],
-        CASE WHEN fresh THEN ARRAY[of_id] ELSE '{}' END, CASE WHEN fresh THEN ARRAY[of_replay] ELSE '{}' END, NULL);
+    answer := @schema@.inbox_classify_known(
+        p_consumer, ARRAY[p_message_id], ARRAY[p_replay], ARRAY[p_queue],
+        CASE WHEN fresh THEN ARRAY[p_message_id] ELSE '{}' END, CASE WHEN fresh THEN ARRAY[p_replay] ELSE '{}' END, NULL);
     PERFORM pg_catalog.set_config('lock_timeout', waits, true);
     RETURN answer;
 END $$;
@@ -169,38 +169,38 @@ END $$;
 -- transaction if a statement runs, or the session is idle, for `stall_ms`, because its locks block the lane. A session with limits of
 -- its own keeps them. The commit must survive a crash, because an acknowledgement follows it.
 --
--- As in `put`, the common case has as few expressions as possible, with every name and operator qualified.
-CREATE FUNCTION inbox_enter(
-    of_consumer text, ids uuid[], replays int[], queues text[], of_lane text, lane_epoch bigint, lane_owner uuid,
-    wait_ms int, stall_ms int, traces inbox_arrival[]
+-- As in `emit_message`, the common case has as few expressions as possible, with every name and operator qualified.
+CREATE FUNCTION inbox_insert_many(
+    p_consumer text, p_ids uuid[], p_replays int[], p_queues text[], p_lane text, p_lane_epoch bigint, p_lane_owner uuid,
+    p_lock_timeout_ms int, p_stall_timeout_ms int, p_traces inbox_arrival[]
 ) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER
 AS $$
 DECLARE
     waits pg_catalog.text := pg_catalog.current_setting('lock_timeout');
-    fresh_ids pg_catalog.uuid[] := ids;
-    fresh_replays pg_catalog.int4[] := replays;
+    fresh_ids pg_catalog.uuid[] := p_ids;
+    fresh_replays pg_catalog.int4[] := p_replays;
     answer pg_catalog.text := pg_catalog.concat(
-        pg_catalog.set_config('lock_timeout', wait_ms::pg_catalog.text, true),
-        CASE WHEN stall_ms OPERATOR(pg_catalog.>) 0
+        pg_catalog.set_config('lock_timeout', p_lock_timeout_ms::pg_catalog.text, true),
+        CASE WHEN p_stall_timeout_ms OPERATOR(pg_catalog.>) 0
             AND pg_catalog.current_setting('statement_timeout') OPERATOR(pg_catalog.=) '0'
-            THEN pg_catalog.set_config('statement_timeout', stall_ms::pg_catalog.text, true) END,
-        CASE WHEN stall_ms OPERATOR(pg_catalog.>) 0
+            THEN pg_catalog.set_config('statement_timeout', p_stall_timeout_ms::pg_catalog.text, true) END,
+        CASE WHEN p_stall_timeout_ms OPERATOR(pg_catalog.>) 0
             AND pg_catalog.current_setting('idle_in_transaction_session_timeout') OPERATOR(pg_catalog.=) '0'
-            THEN pg_catalog.set_config('idle_in_transaction_session_timeout', stall_ms::pg_catalog.text, true) END,
+            THEN pg_catalog.set_config('idle_in_transaction_session_timeout', p_stall_timeout_ms::pg_catalog.text, true) END,
         CASE WHEN pg_catalog.current_setting('synchronous_commit') OPERATOR(pg_catalog.=) ANY ('{off,local}')
             THEN pg_catalog.set_config('synchronous_commit', 'on', true) END);
 BEGIN
-    IF of_lane IS NOT NULL THEN
+    IF p_lane IS NOT NULL THEN
         PERFORM 1 FROM @schema@.inbox_lane AS l
-        WHERE l.consumer OPERATOR(pg_catalog.=) of_consumer AND l.lane OPERATOR(pg_catalog.=) of_lane
-            AND l.epoch OPERATOR(pg_catalog.=) lane_epoch AND l.owner OPERATOR(pg_catalog.=) lane_owner FOR SHARE;
+        WHERE l.consumer OPERATOR(pg_catalog.=) p_consumer AND l.lane OPERATOR(pg_catalog.=) p_lane
+            AND l.epoch OPERATOR(pg_catalog.=) p_lane_epoch AND l.owner OPERATOR(pg_catalog.=) p_lane_owner FOR SHARE;
         IF NOT FOUND THEN
             RETURN 'lost';
         END IF;
     END IF;
-    IF pg_catalog.cardinality(ids) OPERATOR(pg_catalog.=) 1 THEN
-        INSERT INTO @schema@.inbox (consumer, id, replay) VALUES (of_consumer, ids[1], replays[1]) ON CONFLICT DO NOTHING;
+    IF pg_catalog.cardinality(p_ids) OPERATOR(pg_catalog.=) 1 THEN
+        INSERT INTO @schema@.inbox (consumer, id, replay) VALUES (p_consumer, p_ids[1], p_replays[1]) ON CONFLICT DO NOTHING;
         IF NOT FOUND THEN
             fresh_ids := '{}';
             fresh_replays := '{}';
@@ -209,31 +209,31 @@ BEGIN
         -- In the order of ids, so that two batches cannot wait for each other in a circle.
         WITH entered AS (
             INSERT INTO @schema@.inbox AS i (consumer, id, replay)
-            SELECT of_consumer, e.id, e.replay FROM ROWS FROM (pg_catalog.unnest(ids), pg_catalog.unnest(replays)) AS e (id, replay)
+            SELECT p_consumer, e.id, e.replay FROM ROWS FROM (pg_catalog.unnest(p_ids), pg_catalog.unnest(p_replays)) AS e (id, replay)
             ORDER BY e.id, e.replay
             ON CONFLICT DO NOTHING RETURNING i.id, i.replay
         )
         SELECT pg_catalog.array_agg(e.id), pg_catalog.array_agg(e.replay) INTO fresh_ids, fresh_replays FROM entered AS e;
     END IF;
-    IF traces IS NULL AND pg_catalog.cardinality(fresh_ids) OPERATOR(pg_catalog.=) pg_catalog.cardinality(ids) THEN
+    IF p_traces IS NULL AND pg_catalog.cardinality(fresh_ids) OPERATOR(pg_catalog.=) pg_catalog.cardinality(p_ids) THEN
         -- Whether a queue waits is decided under its lock, and stays so until the transaction ends.
         PERFORM 1 FROM @schema@.inbox_queue AS q
-        WHERE q.consumer OPERATOR(pg_catalog.=) of_consumer AND q.queue OPERATOR(pg_catalog.=) ANY (queues) FOR SHARE;
+        WHERE q.consumer OPERATOR(pg_catalog.=) p_consumer AND q.queue OPERATOR(pg_catalog.=) ANY (p_queues) FOR SHARE;
         IF NOT FOUND THEN
             answer := pg_catalog.set_config('lock_timeout', waits, true);
             RETURN NULL;
         END IF;
     END IF;
-    answer := @schema@.inbox_sort(of_consumer, ids, replays, queues, fresh_ids, fresh_replays, traces);
+    answer := @schema@.inbox_classify_known(p_consumer, p_ids, p_replays, p_queues, fresh_ids, fresh_replays, p_traces);
     PERFORM pg_catalog.set_config('lock_timeout', waits, true);
     RETURN answer;
 END $$;
 
 -- The uncommon rest of inserting: some messages are known, or their queues are not empty, or they are traced. Messages in state `open`, or
 -- whose call has expired, become `done` and count as new. Returns `busy` if a row that conflicted does not exist any more.
-CREATE FUNCTION inbox_sort(
-    of_consumer text, ids uuid[], replays int[], queues text[], fresh_ids uuid[], fresh_replays int[],
-    traces inbox_arrival[]
+CREATE FUNCTION inbox_classify_known(
+    p_consumer text, p_ids uuid[], p_replays int[], p_queues text[], p_fresh_ids uuid[], p_fresh_replays int[],
+    p_traces inbox_arrival[]
 ) RETURNS text
 LANGUAGE plpgsql SET search_path = @schema@, pg_temp
 AS $$
@@ -245,43 +245,43 @@ DECLARE
     answers jsonb;
 BEGIN
     WITH was_open AS (
-        SELECT i.id, i.replay FROM unnest(ids, replays) AS a (id, replay)
-        JOIN inbox AS i ON i.consumer = of_consumer AND i.id = a.id AND i.replay = a.replay
+        SELECT i.id, i.replay FROM unnest(p_ids, p_replays) AS a (id, replay)
+        JOIN inbox AS i ON i.consumer = p_consumer AND i.id = a.id AND i.replay = a.replay
         WHERE i.state = 'open' OR (i.state = 'calling' AND i.until < clock_timestamp())
         ORDER BY i.id, i.replay FOR UPDATE OF i
     ), opened AS (
-        UPDATE inbox AS i SET state = 'done', token = NULL, until = NULL, entered_at = inbox_entered(i.entered_at)
-        FROM was_open AS o WHERE i.consumer = of_consumer AND i.id = o.id AND i.replay = o.replay
+        UPDATE inbox AS i SET state = 'done', token = NULL, until = NULL, entered_at = inbox_entered_at(i.entered_at)
+        FROM was_open AS o WHERE i.consumer = p_consumer AND i.id = o.id AND i.replay = o.replay
         RETURNING i.id, i.replay
     )
     SELECT array_agg(o.id), array_agg(o.replay) INTO opened_ids, opened_replays FROM opened AS o;
-    fresh_ids := fresh_ids || opened_ids;
-    fresh_replays := fresh_replays || opened_replays;
+    p_fresh_ids := p_fresh_ids || opened_ids;
+    p_fresh_replays := p_fresh_replays || opened_replays;
     SELECT coalesce(jsonb_object_agg(i.id || ' ' || i.replay, i.state), '{}') INTO known
-    FROM unnest(ids, replays) AS a (id, replay)
-    JOIN inbox AS i ON i.consumer = of_consumer AND i.id = a.id AND i.replay = a.replay
-    WHERE (a.id, a.replay) NOT IN (SELECT * FROM unnest(fresh_ids, fresh_replays));
-    IF (SELECT count(*) FROM jsonb_object_keys(known)) + coalesce(cardinality(fresh_ids), 0) < cardinality(ids) THEN
+    FROM unnest(p_ids, p_replays) AS a (id, replay)
+    JOIN inbox AS i ON i.consumer = p_consumer AND i.id = a.id AND i.replay = a.replay
+    WHERE (a.id, a.replay) NOT IN (SELECT * FROM unnest(p_fresh_ids, p_fresh_replays));
+    IF (SELECT count(*) FROM jsonb_object_keys(known)) + coalesce(cardinality(p_fresh_ids), 0) < cardinality(p_ids) THEN
         RETURN 'busy';
     END IF;
     -- Whether a queue waits is decided under its lock, and stays so until the transaction ends.
     behind := ARRAY(
         SELECT q.queue FROM inbox_queue AS q
-        WHERE q.consumer = of_consumer AND q.queue = ANY (ARRAY(
-            SELECT a.queue FROM unnest(ids, replays, queues) AS a (id, replay, queue)
+        WHERE q.consumer = p_consumer AND q.queue = ANY (ARRAY(
+            SELECT a.queue FROM unnest(p_ids, p_replays, p_queues) AS a (id, replay, queue)
             WHERE NOT known ? (a.id || ' ' || a.replay)))
         ORDER BY q.queue FOR SHARE);
     SELECT known || coalesce(jsonb_object_agg(a.id || ' ' || a.replay, 'behind'), '{}') INTO answers
-    FROM unnest(ids, replays, queues) AS a (id, replay, queue)
+    FROM unnest(p_ids, p_replays, p_queues) AS a (id, replay, queue)
     WHERE a.queue = ANY (behind) AND NOT known ? (a.id || ' ' || a.replay);
     UPDATE inbox AS i SET state = 'waiting', entered_at = 'infinity', started = 0
-    FROM unnest(ids, replays) AS a (id, replay)
-    WHERE i.consumer = of_consumer AND i.id = a.id AND i.replay = a.replay
+    FROM unnest(p_ids, p_replays) AS a (id, replay)
+    WHERE i.consumer = p_consumer AND i.id = a.id AND i.replay = a.replay
         AND answers ->> (a.id || ' ' || a.replay) = 'behind';
-    PERFORM inbox_note(of_consumer, w.t,
+    PERFORM inbox_note(p_consumer, w.t,
         CASE w.word WHEN 'behind' THEN 'waiting' ELSE coalesce(w.word, 'done') END, coalesce(w.word <> 'behind', false))
     FROM (
-        SELECT t, answers ->> (t.id || ' ' || t.replay) FROM unnest(traces) AS t ORDER BY t.id, t.replay
+        SELECT t, answers ->> (t.id || ' ' || t.replay) FROM unnest(p_traces) AS t ORDER BY t.id, t.replay
     ) AS w (t, word);
     RETURN (SELECT string_agg(a.key || ' ' || a.value, E'\n') FROM jsonb_each_text(answers) AS a);
 END $$;
@@ -305,7 +305,7 @@ BEGIN
         RAISE EXCEPTION 'argument "%" is too small', CASE WHEN replay < 0 THEN 'replay' ELSE 'wait_ms' END
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    word := inbox_enter(consumer, ARRAY[id], ARRAY[replay], '{}', NULL, NULL, NULL, wait_ms, 0, NULL);
+    word := inbox_insert_many(consumer, ARRAY[id], ARRAY[replay], '{}', NULL, NULL, NULL, wait_ms, 0, NULL);
     IF word = 'busy' OR word LIKE '% calling' THEN
         RAISE EXCEPTION 'message % is being handled', id USING ERRCODE = 'lock_not_available';
     END IF;
@@ -313,56 +313,56 @@ BEGIN
 END $$;
 
 -- In the handler's transaction: a message that was inserted as `done` becomes `skipped`.
-CREATE FUNCTION inbox_skip(of_consumer text, of_id uuid, of_replay int) RETURNS void
+CREATE FUNCTION inbox_mark_skipped(p_consumer text, p_message_id uuid, p_replay int) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
 AS $$
 BEGIN
     UPDATE inbox AS i SET state = 'skipped'
-    WHERE i.consumer = of_consumer AND i.id = of_id AND i.replay = of_replay AND i.state = 'done';
+    WHERE i.consumer = p_consumer AND i.id = p_message_id AND i.replay = p_replay AND i.state = 'done';
     UPDATE inbox_trace AS t SET state = 'skipped'
-    WHERE t.consumer = of_consumer AND t.id = of_id AND t.replay = of_replay AND t.state = 'done';
+    WHERE t.consumer = p_consumer AND t.id = p_message_id AND t.replay = p_replay AND t.state = 'done';
 END $$;
 
 -- Records that handling starts. Returns the number of starts that have not ended. A message that was handled or waits is unchanged.
-CREATE FUNCTION inbox_start(of_consumer text, of_id uuid, of_replay int, wait_ms int) RETURNS int
+CREATE FUNCTION inbox_record_start(p_consumer text, p_message_id uuid, p_replay int, p_lock_timeout_ms int) RETURNS int
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
 AS $$
 DECLARE
     times int;
 BEGIN
-    PERFORM inbox_call(wait_ms);
-    INSERT INTO inbox AS i (consumer, id, replay, state, started) VALUES (of_consumer, of_id, of_replay, 'open', 1)
+    PERFORM inbox_begin_call(p_lock_timeout_ms);
+    INSERT INTO inbox AS i (consumer, id, replay, state, started) VALUES (p_consumer, p_message_id, p_replay, 'open', 1)
     ON CONFLICT (consumer, id, replay) DO UPDATE SET started = i.started + 1 WHERE i.state = 'open'
     RETURNING i.started INTO times;
     IF times IS NULL THEN
-        times := inbox_started(of_consumer, of_id, of_replay);
+        times := inbox_starts(p_consumer, p_message_id, p_replay);
     END IF;
     RETURN times;
 END $$;
 
 -- The committed number of starts that have not ended.
-CREATE FUNCTION inbox_started(of_consumer text, of_id uuid, of_replay int) RETURNS int
+CREATE FUNCTION inbox_starts(p_consumer text, p_message_id uuid, p_replay int) RETURNS int
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = @schema@, pg_temp
 AS $$
     SELECT coalesce(max(i.started), 0) FROM inbox AS i
-    WHERE i.consumer = of_consumer AND i.id = of_id AND i.replay = of_replay
+    WHERE i.consumer = p_consumer AND i.id = p_message_id AND i.replay = p_replay
 $$;
 
 -- Resets the count of starts after handling failed without a result in a live process, and ends a claim with this token.
-CREATE FUNCTION inbox_ended(of_consumer text, of_id uuid, of_replay int, claim uuid, wait_ms int) RETURNS void
+CREATE FUNCTION inbox_reset_start(p_consumer text, p_message_id uuid, p_replay int, p_token uuid, p_lock_timeout_ms int) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
 AS $$
 BEGIN
-    PERFORM inbox_call(wait_ms);
+    PERFORM inbox_begin_call(p_lock_timeout_ms);
     UPDATE inbox AS i SET state = 'open', started = 0, token = NULL, until = NULL
-    WHERE i.consumer = of_consumer AND i.id = of_id AND i.replay = of_replay
-        AND CASE WHEN claim IS NULL THEN i.state = 'open' ELSE i.state = 'calling' AND i.token = claim END;
+    WHERE i.consumer = p_consumer AND i.id = p_message_id AND i.replay = p_replay
+        AND CASE WHEN p_token IS NULL THEN i.state = 'open' ELSE i.state = 'calling' AND i.token = p_token END;
 END $$;
 
 -- Claims a message for a call to an external service. Returns `mine` with the token, `lost`, `busy` with the remaining time of another
 -- member's call, `behind` if the queue is not empty (nothing changes), or the state of a duplicate.
-CREATE FUNCTION inbox_claim(
-    of_consumer text, a inbox_arrival, of_lane text, lane_epoch bigint, lane_owner uuid, lasts_ms bigint, wait_ms int,
+CREATE FUNCTION inbox_claim_call(
+    p_consumer text, p_arrival inbox_arrival, p_lane text, p_lane_epoch bigint, p_lane_owner uuid, p_claim_ms bigint, p_lock_timeout_ms int,
     OUT word text, OUT claim uuid, OUT times int, OUT rest_ms bigint
 )
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
@@ -370,25 +370,25 @@ AS $$
 DECLARE
     ends timestamptz;
 BEGIN
-    PERFORM inbox_call(wait_ms);
-    IF NOT inbox_hold_lane(of_consumer, of_lane, lane_epoch, lane_owner) THEN
+    PERFORM inbox_begin_call(p_lock_timeout_ms);
+    IF NOT inbox_lock_lane(p_consumer, p_lane, p_lane_epoch, p_lane_owner) THEN
         word := 'lost';
         RETURN;
     END IF;
-    PERFORM 1 FROM inbox_queue AS q WHERE q.consumer = of_consumer AND q.queue = a.queue FOR SHARE;
+    PERFORM 1 FROM inbox_queue AS q WHERE q.consumer = p_consumer AND q.queue = p_arrival.queue FOR SHARE;
     IF FOUND THEN
         word := 'behind';
         RETURN;
     END IF;
     INSERT INTO inbox AS i (consumer, id, replay, state, started, token, until)
-    VALUES (of_consumer, a.id, a.replay, 'calling', 1, gen_random_uuid(), after_ms(lasts_ms))
+    VALUES (p_consumer, p_arrival.id, p_arrival.replay, 'calling', 1, gen_random_uuid(), after_ms(p_claim_ms))
     ON CONFLICT (consumer, id, replay) DO UPDATE
     SET state = 'calling', started = i.started + 1, token = excluded.token, until = excluded.until
     WHERE i.state = 'open' OR (i.state = 'calling' AND i.until < clock_timestamp())
     RETURNING 'mine', i.token, i.started INTO word, claim, times;
     IF word IS NULL THEN
         SELECT i.state, i.until INTO word, ends FROM inbox AS i
-        WHERE i.consumer = of_consumer AND i.id = a.id AND i.replay = a.replay;
+        WHERE i.consumer = p_consumer AND i.id = p_arrival.id AND i.replay = p_arrival.replay;
         IF word IS NULL OR word = 'calling' THEN
             word := 'busy';
             rest_ms := greatest(ceil(date_part('epoch', ends - clock_timestamp()) * 1000), 0);
@@ -397,25 +397,25 @@ BEGIN
 END $$;
 
 -- Records the result of a call in the handler's transaction. Returns false if the claim is no longer this one.
-CREATE FUNCTION inbox_begin_claimed(
-    of_consumer text, a inbox_arrival, of_lane text, lane_epoch bigint, lane_owner uuid, claim uuid, wait_ms int,
-    stall_ms int, traced boolean
+CREATE FUNCTION inbox_complete_call(
+    p_consumer text, p_arrival inbox_arrival, p_lane text, p_lane_epoch bigint, p_lane_owner uuid, p_token uuid, p_lock_timeout_ms int,
+    p_stall_timeout_ms int, p_traced boolean
 ) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp SET lock_timeout = '100ms'
 AS $$
 BEGIN
-    PERFORM inbox_handling(stall_ms);
-    PERFORM set_config('lock_timeout', wait_ms::text, true);
-    IF NOT inbox_hold_lane(of_consumer, of_lane, lane_epoch, lane_owner) THEN
+    PERFORM inbox_limit_handler(p_stall_timeout_ms);
+    PERFORM set_config('lock_timeout', p_lock_timeout_ms::text, true);
+    IF NOT inbox_lock_lane(p_consumer, p_lane, p_lane_epoch, p_lane_owner) THEN
         RETURN false;
     END IF;
-    UPDATE inbox AS i SET state = 'done', token = NULL, until = NULL, entered_at = inbox_entered(i.entered_at)
-    WHERE i.consumer = of_consumer AND i.id = a.id AND i.replay = a.replay AND i.state = 'calling' AND i.token = claim;
+    UPDATE inbox AS i SET state = 'done', token = NULL, until = NULL, entered_at = inbox_entered_at(i.entered_at)
+    WHERE i.consumer = p_consumer AND i.id = p_arrival.id AND i.replay = p_arrival.replay AND i.state = 'calling' AND i.token = p_token;
     IF NOT FOUND THEN
         RETURN false;
     END IF;
-    IF traced THEN
-        PERFORM inbox_note(of_consumer, a, 'done');
+    IF p_traced THEN
+        PERFORM inbox_note(p_consumer, p_arrival, 'done');
     END IF;
     RETURN true;
 END $$;

@@ -86,16 +86,16 @@ CREATE INDEX inbox_dead_dead_at_idx ON inbox_dead (dead_at, no);
 CREATE INDEX inbox_dead_replay_idx ON inbox_dead (consumer, replay) WHERE replay > 0;
 
 -- Creates a queue and returns true. If the queue exists, locks its row FOR SHARE and returns false.
-CREATE FUNCTION inbox_ensure_queue(of_consumer text, of_queue text, at timestamptz) RETURNS boolean
+CREATE FUNCTION inbox_ensure_queue(p_consumer text, p_queue text, p_next_at timestamptz) RETURNS boolean
 LANGUAGE plpgsql SET search_path = @schema@, pg_temp
 AS $$
 BEGIN
     LOOP
-        INSERT INTO inbox_queue (consumer, queue, next_at) VALUES (of_consumer, of_queue, at) ON CONFLICT DO NOTHING;
+        INSERT INTO inbox_queue (consumer, queue, next_at) VALUES (p_consumer, p_queue, p_next_at) ON CONFLICT DO NOTHING;
         IF FOUND THEN
             RETURN true;
         END IF;
-        PERFORM 1 FROM inbox_queue AS q WHERE q.consumer = of_consumer AND q.queue = of_queue FOR SHARE;
+        PERFORM 1 FROM inbox_queue AS q WHERE q.consumer = p_consumer AND q.queue = p_queue FOR SHARE;
         IF FOUND THEN
             RETURN false;
         END IF;
@@ -103,56 +103,56 @@ BEGIN
 END $$;
 
 -- Appends messages to their queues, whose rows this transaction holds FOR SHARE.
-CREATE FUNCTION inbox_append(of_consumer text, arrivals inbox_arrival[]) RETURNS void
+CREATE FUNCTION inbox_append(p_consumer text, p_arrivals inbox_arrival[]) RETURNS void
 LANGUAGE sql SECURITY DEFINER SET search_path = @schema@, pg_temp
 AS $$
     INSERT INTO inbox_waiting
         (consumer, queue, id, replay, header_names, header_values, payload, address, lane, place, correlation)
-    SELECT of_consumer, a.queue, a.id, a.replay, a.header_names, a.header_values, a.payload, a.address, a.lane, a.place,
+    SELECT p_consumer, a.queue, a.id, a.replay, a.header_names, a.header_values, a.payload, a.address, a.lane, a.place,
         a.correlation
-    FROM unnest(arrivals) WITH ORDINALITY AS a ORDER BY a.ordinality
+    FROM unnest(p_arrivals) WITH ORDINALITY AS a ORDER BY a.ordinality
 $$;
 
 -- When an unclaimed, unblocked queue is due: when its first message is.
-CREATE FUNCTION inbox_first_at(of_consumer text, of_queue text) RETURNS timestamptz
+CREATE FUNCTION inbox_queue_due_at(p_consumer text, p_queue text) RETURNS timestamptz
 LANGUAGE sql VOLATILE SET search_path = @schema@, pg_temp
 AS $$
     SELECT greatest(clock_timestamp(), (
         SELECT w.not_before FROM inbox_waiting AS w
-        WHERE w.consumer = of_consumer AND w.queue = of_queue ORDER BY w.no LIMIT 1))
+        WHERE w.consumer = p_consumer AND w.queue = p_queue ORDER BY w.no LIMIT 1))
 $$;
 
 -- The message of a row of the retry queues.
-CREATE FUNCTION inbox_arrived(w inbox_waiting) RETURNS inbox_arrival
+CREATE FUNCTION inbox_arrived(p_message inbox_waiting) RETURNS inbox_arrival
 LANGUAGE sql STABLE
 AS $$
-    SELECT w.id, w.replay, w.queue, w.header_names, w.header_values, w.payload, w.address, w.lane, w.place, w.correlation
+    SELECT p_message.id, p_message.replay, p_message.queue, p_message.header_names, p_message.header_values, p_message.payload, p_message.address, p_message.lane, p_message.place, p_message.correlation
 $$;
 
 -- Moves a queued message to the dead letters. A letter that was redriven before is dead again.
-CREATE FUNCTION inbox_bury(
-    of_consumer text, of_queue text, of_no bigint, attempts int, class text, error text, backtrace text, holds boolean,
-    traced boolean
+CREATE FUNCTION inbox_move_to_dead_letters(
+    p_consumer text, p_queue text, p_ordinal bigint, p_attempts int, p_class text, p_error text, p_backtrace text, p_blocks_queue boolean,
+    p_traced boolean
 ) RETURNS void
 LANGUAGE plpgsql SET search_path = @schema@, pg_temp
 AS $$
 DECLARE
     w inbox_waiting;
 BEGIN
-    DELETE FROM inbox_waiting AS q WHERE q.consumer = of_consumer AND q.queue = of_queue AND q.no = of_no
+    DELETE FROM inbox_waiting AS q WHERE q.consumer = p_consumer AND q.queue = p_queue AND q.no = p_ordinal
     RETURNING q.* INTO STRICT w;
     INSERT INTO inbox_dead AS d
         (consumer, id, replay, queue, no, header_names, header_values, payload, address, lane, place, correlation, class,
         error, backtrace, attempts, arrived_at, holds)
     VALUES (w.consumer, w.id, w.replay, w.queue, w.no, w.header_names, w.header_values, w.payload, w.address, w.lane,
-        w.place, w.correlation, inbox_bury.class, inbox_bury.error, inbox_bury.backtrace, inbox_bury.attempts,
-        w.arrived_at, inbox_bury.holds)
+        w.place, w.correlation, p_class, p_error, p_backtrace, p_attempts,
+        w.arrived_at, p_blocks_queue)
     ON CONFLICT (consumer, id, replay) DO UPDATE
     SET fate = 'pending', class = excluded.class, error = excluded.error, backtrace = excluded.backtrace,
         attempts = excluded.attempts, dead_at = excluded.dead_at, holds = excluded.holds;
     UPDATE inbox AS i SET state = 'dead', entered_at = 'infinity'
     WHERE i.consumer = w.consumer AND i.id = w.id AND i.replay = w.replay;
-    IF traced THEN
+    IF p_traced THEN
         PERFORM inbox_note(w.consumer, inbox_arrived(w), 'dead');
     END IF;
 END $$;
@@ -161,9 +161,9 @@ END $$;
 -- member's call may still run, or the state of a message that was handled or waits already. An expired call counts as a start only: the
 -- process that made it crashed. The pause belongs to the message, whatever is queued before it meanwhile. `wait` defers a message that
 -- was not tried: earlier starts still count.
-CREATE FUNCTION inbox_set_back(
-    of_consumer text, a inbox_arrival, of_lane text, lane_epoch bigint, lane_owner uuid, claim uuid, stop text,
-    pause_ms bigint, attempts int, class text, error text, backtrace text, wait_ms int, traced boolean
+CREATE FUNCTION inbox_fail(
+    p_consumer text, p_arrival inbox_arrival, p_lane text, p_lane_epoch bigint, p_lane_owner uuid, p_token uuid, p_stop text,
+    p_pause_ms bigint, p_attempts int, p_class text, p_error text, p_backtrace text, p_lock_timeout_ms int, p_traced boolean
 ) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
 AS $$
@@ -171,93 +171,93 @@ DECLARE
     word text;
     arrived timestamptz;
     begun int;
-    again timestamptz := after_ms(pause_ms);
+    again timestamptz := after_ms(p_pause_ms);
     of_no bigint;
 BEGIN
-    PERFORM inbox_call(wait_ms);
-    IF NOT inbox_hold_lane(of_consumer, of_lane, lane_epoch, lane_owner) THEN
+    PERFORM inbox_begin_call(p_lock_timeout_ms);
+    IF NOT inbox_lock_lane(p_consumer, p_lane, p_lane_epoch, p_lane_owner) THEN
         RETURN 'lost';
     END IF;
     SELECT i.entered_at, i.started INTO arrived, begun FROM inbox AS i
-    WHERE i.consumer = of_consumer AND i.id = a.id AND i.replay = a.replay AND i.state IN ('open', 'calling');
-    IF claim IS NULL THEN
+    WHERE i.consumer = p_consumer AND i.id = p_arrival.id AND i.replay = p_arrival.replay AND i.state IN ('open', 'calling');
+    IF p_token IS NULL THEN
         INSERT INTO inbox AS i (consumer, id, replay, state, entered_at)
-        VALUES (of_consumer, a.id, a.replay, 'waiting', 'infinity')
+        VALUES (p_consumer, p_arrival.id, p_arrival.replay, 'waiting', 'infinity')
         ON CONFLICT (consumer, id, replay) DO UPDATE
         SET state = 'waiting', entered_at = 'infinity', started = 0, token = NULL, until = NULL
         WHERE i.state = 'open' OR (i.state = 'calling' AND i.until < clock_timestamp());
     ELSE
         UPDATE inbox AS i SET state = 'waiting', entered_at = 'infinity', started = 0, token = NULL, until = NULL
-        WHERE i.consumer = of_consumer AND i.id = a.id AND i.replay = a.replay AND i.state = 'calling' AND i.token = claim;
+        WHERE i.consumer = p_consumer AND i.id = p_arrival.id AND i.replay = p_arrival.replay AND i.state = 'calling' AND i.token = p_token;
     END IF;
     IF NOT FOUND THEN
         SELECT i.state INTO word FROM inbox AS i
-        WHERE i.consumer = of_consumer AND i.id = a.id AND i.replay = a.replay;
+        WHERE i.consumer = p_consumer AND i.id = p_arrival.id AND i.replay = p_arrival.replay;
         IF word IS NULL OR word IN ('open', 'calling') THEN
-            RETURN CASE WHEN claim IS NULL THEN 'busy' ELSE 'lost' END;
-        ELSIF traced THEN
-            PERFORM inbox_note(of_consumer, a, word, true);
+            RETURN CASE WHEN p_token IS NULL THEN 'busy' ELSE 'lost' END;
+        ELSIF p_traced THEN
+            PERFORM inbox_note(p_consumer, p_arrival, word, true);
         END IF;
         RETURN word;
     END IF;
-    IF stop <> 'dead_continue' THEN
-        PERFORM inbox_ensure_queue(of_consumer, a.queue, again);
+    IF p_stop <> 'dead_continue' THEN
+        PERFORM inbox_ensure_queue(p_consumer, p_arrival.queue, again);
     END IF;
     INSERT INTO inbox_waiting AS w
         (consumer, queue, id, replay, header_names, header_values, payload, address, lane, place, correlation, attempts,
         started, class, error, arrived_at, not_before)
-    VALUES (of_consumer, a.queue, a.id, a.replay, a.header_names, a.header_values, a.payload, a.address, a.lane, a.place,
-        a.correlation, inbox_set_back.attempts, CASE stop WHEN 'wait' THEN greatest(coalesce(begun, 0) - 1, 0) ELSE 0 END,
-        inbox_set_back.class, inbox_set_back.error, coalesce(arrived, clock_timestamp()), again)
+    VALUES (p_consumer, p_arrival.queue, p_arrival.id, p_arrival.replay, p_arrival.header_names, p_arrival.header_values, p_arrival.payload, p_arrival.address, p_arrival.lane, p_arrival.place,
+        p_arrival.correlation, p_attempts, CASE p_stop WHEN 'wait' THEN greatest(coalesce(begun, 0) - 1, 0) ELSE 0 END,
+        p_class, p_error, coalesce(arrived, clock_timestamp()), again)
     RETURNING w.no INTO of_no;
-    IF stop NOT IN ('retry', 'wait') THEN
-        PERFORM inbox_bury(of_consumer, a.queue, of_no, attempts, class, error, backtrace, stop = 'dead_hold', traced);
-    ELSIF traced THEN
-        PERFORM inbox_note(of_consumer, a, 'waiting');
+    IF p_stop NOT IN ('retry', 'wait') THEN
+        PERFORM inbox_move_to_dead_letters(p_consumer, p_arrival.queue, of_no, p_attempts, p_class, p_error, p_backtrace, p_stop = 'dead_hold', p_traced);
+    ELSIF p_traced THEN
+        PERFORM inbox_note(p_consumer, p_arrival, 'waiting');
     END IF;
-    IF stop = 'dead_hold' THEN
-        UPDATE inbox_queue AS q SET next_at = NULL, held = true WHERE q.consumer = of_consumer AND q.queue = a.queue;
+    IF p_stop = 'dead_hold' THEN
+        UPDATE inbox_queue AS q SET next_at = NULL, held = true WHERE q.consumer = p_consumer AND q.queue = p_arrival.queue;
     END IF;
     RETURN 'kept';
 END $$;
 
 -- Stores a message of a claimed queue that failed again. Returns `kept` or `lost`. `wait` defers a message that was not tried: the start
 -- is not counted, the queue is delayed, the last error is kept.
-CREATE FUNCTION inbox_set_back_due(
-    of_consumer text, of_queue text, claim uuid, of_no bigint, stop text, pause_ms bigint, attempts int, class text,
-    error text, backtrace text, wait_ms int, traced boolean
+CREATE FUNCTION inbox_fail_queued(
+    p_consumer text, p_queue text, p_token uuid, p_ordinal bigint, p_stop text, p_pause_ms bigint, p_attempts int, p_class text,
+    p_error text, p_backtrace text, p_lock_timeout_ms int, p_traced boolean
 ) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
 AS $$
 DECLARE
-    waits boolean := stop IN ('retry', 'wait');
-    again timestamptz := after_ms(pause_ms);
+    waits boolean := p_stop IN ('retry', 'wait');
+    again timestamptz := after_ms(p_pause_ms);
     w inbox_waiting;
 BEGIN
-    PERFORM inbox_call(wait_ms);
+    PERFORM inbox_begin_call(p_lock_timeout_ms);
     PERFORM 1 FROM inbox_queue AS q
-    WHERE q.consumer = of_consumer AND q.queue = of_queue AND q.token = claim FOR UPDATE;
+    WHERE q.consumer = p_consumer AND q.queue = p_queue AND q.token = p_token FOR UPDATE;
     IF NOT FOUND THEN
         RETURN 'lost';
     END IF;
-    UPDATE inbox_waiting AS u SET attempts = inbox_set_back_due.attempts,
-        class = CASE WHEN stop = 'wait' AND u.attempts > 0 THEN u.class ELSE inbox_set_back_due.class END,
-        error = CASE WHEN stop = 'wait' AND u.attempts > 0 THEN u.error ELSE inbox_set_back_due.error END, started = CASE stop WHEN 'wait' THEN greatest(u.started - 1, 0) ELSE 0 END,
-        not_before = CASE stop WHEN 'wait' THEN u.not_before ELSE again END
-    WHERE u.consumer = of_consumer AND u.queue = of_queue AND u.no = of_no AND NOT EXISTS (
-        SELECT 1 FROM inbox_waiting AS f WHERE f.consumer = of_consumer AND f.queue = of_queue AND f.no < of_no)
+    UPDATE inbox_waiting AS u SET attempts = p_attempts,
+        class = CASE WHEN p_stop = 'wait' AND u.attempts > 0 THEN u.class ELSE p_class END,
+        error = CASE WHEN p_stop = 'wait' AND u.attempts > 0 THEN u.error ELSE p_error END, started = CASE p_stop WHEN 'wait' THEN greatest(u.started - 1, 0) ELSE 0 END,
+        not_before = CASE p_stop WHEN 'wait' THEN u.not_before ELSE again END
+    WHERE u.consumer = p_consumer AND u.queue = p_queue AND u.no = p_ordinal AND NOT EXISTS (
+        SELECT 1 FROM inbox_waiting AS f WHERE f.consumer = p_consumer AND f.queue = p_queue AND f.no < p_ordinal)
     RETURNING u.* INTO w;
     IF w.no IS NULL THEN
         RETURN 'lost';
     ELSIF NOT waits THEN
-        PERFORM inbox_bury(of_consumer, of_queue, of_no, attempts, class, error, backtrace, stop = 'dead_hold', traced);
-    ELSIF traced THEN
-        PERFORM inbox_note(of_consumer, inbox_arrived(w), 'waiting');
+        PERFORM inbox_move_to_dead_letters(p_consumer, p_queue, p_ordinal, p_attempts, p_class, p_error, p_backtrace, p_stop = 'dead_hold', p_traced);
+    ELSIF p_traced THEN
+        PERFORM inbox_note(p_consumer, inbox_arrived(w), 'waiting');
     END IF;
-    IF stop <> 'dead_continue' THEN
-        UPDATE inbox_queue AS q SET token = NULL, claim_until = NULL, held = q.held OR stop = 'dead_hold',
+    IF p_stop <> 'dead_continue' THEN
+        UPDATE inbox_queue AS q SET token = NULL, claim_until = NULL, held = q.held OR p_stop = 'dead_hold',
             next_at = CASE WHEN waits AND NOT q.held THEN again END
-        WHERE q.consumer = of_consumer AND q.queue = of_queue;
+        WHERE q.consumer = p_consumer AND q.queue = p_queue;
     END IF;
     RETURN 'kept';
 END $$;
@@ -265,7 +265,7 @@ END $$;
 -- Claims due queues, longest due first, and returns the first messages of each, up to the first message that is not due. Returns a row
 -- without a message for an empty queue, which only has to be released.
 -- Sessions are long-lived and plan while tables are small: these settings leave the planner only indexes.
-CREATE FUNCTION inbox_due(of_consumer text, queues int, messages int, lasts_ms bigint)
+CREATE FUNCTION inbox_claim_due_queues(p_consumer text, p_queue_limit int, p_message_limit int, p_claim_ms bigint)
 RETURNS TABLE (queue text, token uuid, attempts int, started int, reopened boolean, no bigint, id uuid, replay int,
     header_names bytea[], header_values bytea[], payload bytea, address text, lane text, place text, correlation text)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
@@ -277,14 +277,14 @@ DECLARE
     -- A value, which an index can be searched for: the function could change from row to row.
     at timestamptz := clock_timestamp();
 BEGIN
-    PERFORM inbox_read_committed();
+    PERFORM require_read_committed();
     WITH ready AS (
         SELECT q.queue FROM inbox_queue AS q
-        WHERE q.consumer = of_consumer AND q.next_at <= at AND (q.claim_until IS NULL OR q.claim_until < at)
-        ORDER BY q.next_at LIMIT queues FOR UPDATE SKIP LOCKED
+        WHERE q.consumer = p_consumer AND q.next_at <= at AND (q.claim_until IS NULL OR q.claim_until < at)
+        ORDER BY q.next_at LIMIT p_queue_limit FOR UPDATE SKIP LOCKED
     ), claimed AS (
-        UPDATE inbox_queue AS q SET token = gen_random_uuid(), claim_until = after_ms(lasts_ms)
-        FROM ready AS r WHERE q.consumer = of_consumer AND q.queue = r.queue
+        UPDATE inbox_queue AS q SET token = gen_random_uuid(), claim_until = after_ms(p_claim_ms)
+        FROM ready AS r WHERE q.consumer = p_consumer AND q.queue = r.queue
         RETURNING q.queue, q.next_at
     )
     SELECT array_agg(c.queue ORDER BY c.next_at, c.queue) INTO mine FROM claimed AS c;
@@ -294,19 +294,19 @@ BEGIN
     -- Later statements: what was appended by whoever held a queue before is seen.
     UPDATE inbox_waiting AS w SET started = w.started + 1
     FROM unnest(mine) AS m (queue) CROSS JOIN LATERAL (
-        SELECT f.no FROM inbox_waiting AS f WHERE f.consumer = of_consumer AND f.queue = m.queue ORDER BY f.no LIMIT 1
+        SELECT f.no FROM inbox_waiting AS f WHERE f.consumer = p_consumer AND f.queue = m.queue ORDER BY f.no LIMIT 1
     ) AS first
-    WHERE w.consumer = of_consumer AND w.queue = m.queue AND w.no = first.no AND (w.not_before IS NULL OR w.not_before <= at);
+    WHERE w.consumer = p_consumer AND w.queue = m.queue AND w.no = first.no AND (w.not_before IS NULL OR w.not_before <= at);
     RETURN QUERY
         SELECT q.queue, q.token, w.attempts, w.started, w.reopened, w.no, w.id, w.replay, w.header_names, w.header_values,
             w.payload, w.address, w.lane, w.place::text, w.correlation
         FROM unnest(mine) WITH ORDINALITY AS m (queue, n)
-        JOIN inbox_queue AS q ON q.consumer = of_consumer AND q.queue = m.queue
+        JOIN inbox_queue AS q ON q.consumer = p_consumer AND q.queue = m.queue
         LEFT JOIN LATERAL (
             SELECT * FROM (
                 SELECT l.*, bool_or(l.not_before > at) OVER (ORDER BY l.no) AS is_early FROM (
                     SELECT * FROM inbox_waiting AS f
-                    WHERE f.consumer = of_consumer AND f.queue = m.queue ORDER BY f.no LIMIT messages
+                    WHERE f.consumer = p_consumer AND f.queue = m.queue ORDER BY f.no LIMIT p_message_limit
                 ) AS l
             ) AS r WHERE r.is_early IS NOT TRUE
         ) AS w ON true
@@ -315,80 +315,80 @@ END $$;
 
 -- Deletes the first message of a claimed queue in the handler's transaction and records it as done. Returns false if the claim expired or
 -- belongs to another member, or if another message is first.
-CREATE FUNCTION inbox_begin_due(
-    of_consumer text, of_queue text, claim uuid, of_no bigint, wait_ms int, stall_ms int, traced boolean
+CREATE FUNCTION inbox_complete_queued(
+    p_consumer text, p_queue text, p_token uuid, p_ordinal bigint, p_lock_timeout_ms int, p_stall_timeout_ms int, p_traced boolean
 ) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp SET lock_timeout = '100ms'
 AS $$
 DECLARE
     w inbox_waiting;
 BEGIN
-    PERFORM inbox_handling(stall_ms);
-    PERFORM set_config('lock_timeout', wait_ms::text, true);
+    PERFORM inbox_limit_handler(p_stall_timeout_ms);
+    PERFORM set_config('lock_timeout', p_lock_timeout_ms::text, true);
     PERFORM 1 FROM inbox_queue AS q
-    WHERE q.consumer = of_consumer AND q.queue = of_queue AND q.token = claim AND q.claim_until >= clock_timestamp()
+    WHERE q.consumer = p_consumer AND q.queue = p_queue AND q.token = p_token AND q.claim_until >= clock_timestamp()
     FOR SHARE;
     IF NOT FOUND THEN
         RETURN false;
     END IF;
     DELETE FROM inbox_waiting AS d
-    WHERE d.consumer = of_consumer AND d.queue = of_queue AND d.no = of_no AND NOT EXISTS (
-        SELECT 1 FROM inbox_waiting AS f WHERE f.consumer = of_consumer AND f.queue = of_queue AND f.no < of_no)
+    WHERE d.consumer = p_consumer AND d.queue = p_queue AND d.no = p_ordinal AND NOT EXISTS (
+        SELECT 1 FROM inbox_waiting AS f WHERE f.consumer = p_consumer AND f.queue = p_queue AND f.no < p_ordinal)
     RETURNING d.* INTO w;
     IF w.no IS NULL THEN
         RETURN false;
     END IF;
     UPDATE inbox AS i SET state = 'done', entered_at = clock_timestamp()
-    WHERE i.consumer = of_consumer AND i.id = w.id AND i.replay = w.replay AND i.state IN ('waiting', 'reopened');
+    WHERE i.consumer = p_consumer AND i.id = w.id AND i.replay = w.replay AND i.state IN ('waiting', 'reopened');
     IF NOT FOUND THEN
         RETURN false;
     END IF;
-    IF traced THEN
-        PERFORM inbox_note(of_consumer, inbox_arrived(w), 'done');
+    IF p_traced THEN
+        PERFORM inbox_note(p_consumer, inbox_arrived(w), 'done');
     END IF;
     RETURN true;
 END $$;
 
 -- Deletes an empty queue that no dead letter blocks. The caller holds its row FOR UPDATE since an earlier statement.
-CREATE FUNCTION inbox_drop_if_empty(of_consumer text, of_queue text) RETURNS boolean
+CREATE FUNCTION inbox_delete_empty_queue(p_consumer text, p_queue text) RETURNS boolean
 LANGUAGE plpgsql SET search_path = @schema@, pg_temp
 AS $$
 BEGIN
     DELETE FROM inbox_queue AS q
-    WHERE q.consumer = of_consumer AND q.queue = of_queue AND NOT q.held AND NOT EXISTS (
-        SELECT 1 FROM inbox_waiting AS w WHERE w.consumer = of_consumer AND w.queue = of_queue);
+    WHERE q.consumer = p_consumer AND q.queue = p_queue AND NOT q.held AND NOT EXISTS (
+        SELECT 1 FROM inbox_waiting AS w WHERE w.consumer = p_consumer AND w.queue = p_queue);
     RETURN FOUND;
 END $$;
 
 -- Ends a claim. An empty queue is deleted; any other is due when its first message is.
-CREATE FUNCTION inbox_release(of_consumer text, of_queue text, claim uuid, wait_ms int) RETURNS void
+CREATE FUNCTION inbox_release_queue(p_consumer text, p_queue text, p_token uuid, p_lock_timeout_ms int) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
 AS $$
 BEGIN
-    PERFORM inbox_call(wait_ms);
+    PERFORM inbox_begin_call(p_lock_timeout_ms);
     PERFORM 1 FROM inbox_queue AS q
-    WHERE q.consumer = of_consumer AND q.queue = of_queue AND q.token = claim FOR UPDATE;
-    IF FOUND AND NOT inbox_drop_if_empty(of_consumer, of_queue) THEN
+    WHERE q.consumer = p_consumer AND q.queue = p_queue AND q.token = p_token FOR UPDATE;
+    IF FOUND AND NOT inbox_delete_empty_queue(p_consumer, p_queue) THEN
         UPDATE inbox_queue AS q SET token = NULL, claim_until = NULL,
-            next_at = CASE WHEN NOT q.held THEN inbox_first_at(of_consumer, of_queue) END
-        WHERE q.consumer = of_consumer AND q.queue = of_queue;
+            next_at = CASE WHEN NOT q.held THEN inbox_queue_due_at(p_consumer, p_queue) END
+        WHERE q.consumer = p_consumer AND q.queue = p_queue;
         -- It was given back in peace, whatever was begun.
         UPDATE inbox_waiting AS w SET started = 0
-        WHERE w.consumer = of_consumer AND w.queue = of_queue AND w.started > 0;
+        WHERE w.consumer = p_consumer AND w.queue = p_queue AND w.started > 0;
     END IF;
 END $$;
 
 -- Whether a filter matches a dead letter: {"consumer", "ids", "queue", "class", "fate", "since", "until"}, each optional.
-CREATE FUNCTION inbox_means(filter jsonb, d inbox_dead) RETURNS boolean
+CREATE FUNCTION inbox_dead_letter_matches(p_filter jsonb, p_letter inbox_dead) RETURNS boolean
 LANGUAGE sql STABLE
 AS $$
-    SELECT (filter ->> 'consumer' IS NULL OR d.consumer = filter ->> 'consumer')
-        AND (jsonb_array_length(filter -> 'ids') = 0 OR filter -> 'ids' ? d.id::text)
-        AND (filter ->> 'queue' IS NULL OR d.queue = filter ->> 'queue')
-        AND (filter ->> 'class' IS NULL OR d.class = filter ->> 'class')
-        AND (filter ->> 'fate' IS NULL OR d.fate = filter ->> 'fate')
-        AND (filter ->> 'since' IS NULL OR d.dead_at >= (filter ->> 'since')::timestamptz)
-        AND (filter ->> 'until' IS NULL OR d.dead_at < (filter ->> 'until')::timestamptz)
+    SELECT (p_filter ->> 'consumer' IS NULL OR p_letter.consumer = p_filter ->> 'consumer')
+        AND (jsonb_array_length(p_filter -> 'ids') = 0 OR p_filter -> 'ids' ? p_letter.id::text)
+        AND (p_filter ->> 'queue' IS NULL OR p_letter.queue = p_filter ->> 'queue')
+        AND (p_filter ->> 'class' IS NULL OR p_letter.class = p_filter ->> 'class')
+        AND (p_filter ->> 'fate' IS NULL OR p_letter.fate = p_filter ->> 'fate')
+        AND (p_filter ->> 'since' IS NULL OR p_letter.dead_at >= (p_filter ->> 'since')::timestamptz)
+        AND (p_filter ->> 'until' IS NULL OR p_letter.dead_at < (p_filter ->> 'until')::timestamptz)
 $$;
 
 -- Moves the matching dead letters back to their queues, or sets them aside; returns their number. A letter in another state when its row
@@ -402,18 +402,18 @@ DECLARE
     place bigint := 0;
 BEGIN
     IF dry_run THEN
-        RETURN (SELECT count(*) FROM inbox_dead AS o WHERE o.fate = 'pending' AND inbox_means(filter, o));
+        RETURN (SELECT count(*) FROM inbox_dead AS o WHERE o.fate = 'pending' AND inbox_dead_letter_matches(filter, o));
     END IF;
-    PERFORM inbox_read_committed();
-    PERFORM inbox_durable();
+    PERFORM require_read_committed();
+    PERFORM require_durable_commit();
     FOR d IN
-        SELECT * FROM inbox_dead AS o WHERE o.fate = 'pending' AND inbox_means(filter, o) ORDER BY o.no FOR UPDATE
+        SELECT * FROM inbox_dead AS o WHERE o.fate = 'pending' AND inbox_dead_letter_matches(filter, o) ORDER BY o.no FOR UPDATE
     LOOP
         UPDATE inbox_dead AS o SET fate = as_fate, holds = false, redriven = o.redriven + (as_fate = 'replayed')::int, note = why,
             marked_by = by_whom, marked_at = clock_timestamp()
         WHERE o.consumer = d.consumer AND o.id = d.id AND o.replay = d.replay;
         IF as_fate = 'replayed' THEN
-            PERFORM inbox_reopen(d, began + CASE WHEN rate > 0 THEN place * 1000000 / rate ELSE 0 END * interval '1 microsecond');
+            PERFORM inbox_redrive_one(d, began + CASE WHEN rate > 0 THEN place * 1000000 / rate ELSE 0 END * interval '1 microsecond');
         ELSIF d.holds THEN
             PERFORM inbox_put_aside(d);
         END IF;
@@ -425,51 +425,51 @@ END $$;
 -- Moves a dead letter back to its place in its queue, before everything that arrived after it; it is not due before `at`. A member that
 -- works on the queue keeps its claim: it finds another message first and releases the queue. Until then no other member repeats its call
 -- to an external service.
-CREATE FUNCTION inbox_reopen(d inbox_dead, at timestamptz) RETURNS void
+CREATE FUNCTION inbox_redrive_one(p_letter inbox_dead, p_at timestamptz) RETURNS void
 LANGUAGE plpgsql SET search_path = @schema@, pg_temp
 AS $$
 BEGIN
-    PERFORM inbox_ensure_queue(d.consumer, d.queue, at);
-    PERFORM 1 FROM inbox_queue AS q WHERE q.consumer = d.consumer AND q.queue = d.queue FOR UPDATE;
+    PERFORM inbox_ensure_queue(p_letter.consumer, p_letter.queue, p_at);
+    PERFORM 1 FROM inbox_queue AS q WHERE q.consumer = p_letter.consumer AND q.queue = p_letter.queue FOR UPDATE;
     INSERT INTO inbox_waiting
         (consumer, queue, no, id, replay, header_names, header_values, payload, address, lane, place, correlation, reopened,
         class, error, arrived_at, not_before)
-    VALUES (d.consumer, d.queue, d.no, d.id, d.replay, d.header_names, d.header_values, d.payload, d.address, d.lane,
-        d.place, d.correlation, true, d.class, d.error, d.arrived_at, at);
+    VALUES (p_letter.consumer, p_letter.queue, p_letter.no, p_letter.id, p_letter.replay, p_letter.header_names, p_letter.header_values, p_letter.payload, p_letter.address, p_letter.lane,
+        p_letter.place, p_letter.correlation, true, p_letter.class, p_letter.error, p_letter.arrived_at, p_at);
     UPDATE inbox AS i SET state = 'reopened', started = 0
-    WHERE i.consumer = d.consumer AND i.id = d.id AND i.replay = d.replay AND i.state = 'dead';
+    WHERE i.consumer = p_letter.consumer AND i.id = p_letter.id AND i.replay = p_letter.replay AND i.state = 'dead';
     UPDATE inbox_trace AS t SET state = 'reopened', at = clock_timestamp()
-    WHERE t.consumer = d.consumer AND t.id = d.id AND t.replay = d.replay;
-    IF NOT inbox_free(d) THEN
+    WHERE t.consumer = p_letter.consumer AND t.id = p_letter.id AND t.replay = p_letter.replay;
+    IF NOT inbox_unblock_queue(p_letter) THEN
         RETURN;
     END IF;
     -- Where it is not the head, everything stays as it is.
-    UPDATE inbox_queue AS q SET next_at = at
-    WHERE q.consumer = d.consumer AND q.queue = d.queue AND NOT EXISTS (
-        SELECT 1 FROM inbox_waiting AS w WHERE w.consumer = d.consumer AND w.queue = d.queue AND w.no < d.no);
+    UPDATE inbox_queue AS q SET next_at = p_at
+    WHERE q.consumer = p_letter.consumer AND q.queue = p_letter.queue AND NOT EXISTS (
+        SELECT 1 FROM inbox_waiting AS w WHERE w.consumer = p_letter.consumer AND w.queue = p_letter.queue AND w.no < p_letter.no);
 END $$;
 
 -- Unblocks a queue after this dead letter, unless another one blocks it; returns whether it did. The queue is due when its first message
 -- is. The caller holds its row FOR UPDATE.
-CREATE FUNCTION inbox_free(d inbox_dead) RETURNS boolean
+CREATE FUNCTION inbox_unblock_queue(p_letter inbox_dead) RETURNS boolean
 LANGUAGE plpgsql SET search_path = @schema@, pg_temp
 AS $$
 BEGIN
-    IF EXISTS (SELECT 1 FROM inbox_dead AS o WHERE o.consumer = d.consumer AND o.queue = d.queue AND o.holds) THEN
+    IF EXISTS (SELECT 1 FROM inbox_dead AS o WHERE o.consumer = p_letter.consumer AND o.queue = p_letter.queue AND o.holds) THEN
         RETURN false;
     END IF;
-    UPDATE inbox_queue AS q SET next_at = inbox_first_at(q.consumer, q.queue), held = false
-    WHERE q.consumer = d.consumer AND q.queue = d.queue AND q.held;
+    UPDATE inbox_queue AS q SET next_at = inbox_queue_due_at(q.consumer, q.queue), held = false
+    WHERE q.consumer = p_letter.consumer AND q.queue = p_letter.queue AND q.held;
     RETURN true;
 END $$;
 
 -- Sets aside a dead letter that blocks its queue.
-CREATE FUNCTION inbox_put_aside(d inbox_dead) RETURNS void
+CREATE FUNCTION inbox_put_aside(p_letter inbox_dead) RETURNS void
 LANGUAGE plpgsql SET search_path = @schema@, pg_temp
 AS $$
 BEGIN
-    PERFORM 1 FROM inbox_queue AS q WHERE q.consumer = d.consumer AND q.queue = d.queue FOR UPDATE;
-    IF inbox_free(d) THEN
-        PERFORM inbox_drop_if_empty(d.consumer, d.queue);
+    PERFORM 1 FROM inbox_queue AS q WHERE q.consumer = p_letter.consumer AND q.queue = p_letter.queue FOR UPDATE;
+    IF inbox_unblock_queue(p_letter) THEN
+        PERFORM inbox_delete_empty_queue(p_letter.consumer, p_letter.queue);
     END IF;
 END $$;

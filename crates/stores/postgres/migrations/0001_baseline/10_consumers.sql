@@ -33,7 +33,7 @@ CREATE TABLE inbox_mark (
 
 -- All known consumers. Consumers that have only inbox rows are found by an index skip scan. A removed consumer is listed only while it
 -- has queued messages or dead letters, or handled messages after its removal without a heartbeat.
-CREATE FUNCTION inbox_names() RETURNS SETOF text
+CREATE FUNCTION inbox_consumer_names() RETURNS SETOF text
 LANGUAGE sql STABLE SET search_path = @schema@, pg_temp
 AS $$
     WITH RECURSIVE name (n) AS (
@@ -55,131 +55,131 @@ $$;
 
 -- A member's heartbeat with the state of its lanes: marks are [[lane, mark], …], breakers [[lane, reason], …]. Returns the operator's
 -- controls, and whether the member's row was absent or expired. A removed consumer is known again.
-CREATE FUNCTION inbox_beat(
-    of_consumer text, me uuid, called text, lasts_ms bigint, last_message timestamptz, marks jsonb, breakers jsonb,
-    wait_ms int
+CREATE FUNCTION inbox_heartbeat(
+    p_consumer text, p_owner uuid, p_name text, p_lease_ms bigint, p_last_message_at timestamptz, p_offsets jsonb, p_breakers jsonb,
+    p_lock_timeout_ms int
 ) RETURNS jsonb
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
 AS $$
 DECLARE
     before timestamptz;
 BEGIN
-    PERFORM set_config('lock_timeout', wait_ms::text, true);
+    PERFORM set_config('lock_timeout', p_lock_timeout_ms::text, true);
     -- A heartbeat that is lost in a crash is the least that is lost then.
     PERFORM set_config('synchronous_commit', 'off', true);
-    PERFORM pg_advisory_xact_lock_shared(lock_number('consumer/' || of_consumer));
-    INSERT INTO inbox_consumer (name) SELECT of_consumer
-    WHERE NOT EXISTS (SELECT 1 FROM inbox_consumer AS c WHERE c.name = of_consumer) ON CONFLICT DO NOTHING;
-    UPDATE inbox_consumer AS c SET forgotten_at = NULL WHERE c.name = of_consumer AND c.forgotten_at IS NOT NULL;
-    SELECT m.until INTO before FROM inbox_member AS m WHERE m.consumer = of_consumer AND m.owner = me FOR UPDATE;
+    PERFORM pg_advisory_xact_lock_shared(advisory_lock_key('consumer/' || p_consumer));
+    INSERT INTO inbox_consumer (name) SELECT p_consumer
+    WHERE NOT EXISTS (SELECT 1 FROM inbox_consumer AS c WHERE c.name = p_consumer) ON CONFLICT DO NOTHING;
+    UPDATE inbox_consumer AS c SET forgotten_at = NULL WHERE c.name = p_consumer AND c.forgotten_at IS NOT NULL;
+    SELECT m.until INTO before FROM inbox_member AS m WHERE m.consumer = p_consumer AND m.owner = p_owner FOR UPDATE;
     INSERT INTO inbox_member AS m (consumer, owner, name, until, last_message_at)
-    VALUES (of_consumer, me, called, after_ms(lasts_ms), last_message)
+    VALUES (p_consumer, p_owner, p_name, after_ms(p_lease_ms), p_last_message_at)
     ON CONFLICT (consumer, owner) DO UPDATE SET name = excluded.name, until = excluded.until, beat_at = excluded.beat_at,
         last_message_at = coalesce(excluded.last_message_at, m.last_message_at);
     -- Of its own lanes only. A breaker that it does not name is closed.
     INSERT INTO inbox_mark AS k (consumer, lane, mark, breaker)
-    SELECT of_consumer, l.lane,
-        (SELECT max((e ->> 1)::numeric) FROM jsonb_array_elements(marks) AS e WHERE e ->> 0 = l.lane),
-        (SELECT max(e ->> 1) FROM jsonb_array_elements(breakers) AS e WHERE e ->> 0 = l.lane)
-    FROM inbox_lane AS l WHERE l.consumer = of_consumer AND l.owner = me ORDER BY l.lane
+    SELECT p_consumer, l.lane,
+        (SELECT max((e ->> 1)::numeric) FROM jsonb_array_elements(p_offsets) AS e WHERE e ->> 0 = l.lane),
+        (SELECT max(e ->> 1) FROM jsonb_array_elements(p_breakers) AS e WHERE e ->> 0 = l.lane)
+    FROM inbox_lane AS l WHERE l.consumer = p_consumer AND l.owner = p_owner ORDER BY l.lane
     ON CONFLICT (consumer, lane) DO UPDATE SET mark = coalesce(excluded.mark, k.mark), breaker = excluded.breaker
     WHERE (k.mark, k.breaker) IS DISTINCT FROM (coalesce(excluded.mark, k.mark), excluded.breaker);
     RETURN jsonb_build_object(
         'absent', before IS NULL,
         'expired', before IS NOT NULL AND before < clock_timestamp(),
-        'paused', (SELECT c.paused FROM inbox_consumer AS c WHERE c.name = of_consumer),
+        'paused', (SELECT c.paused FROM inbox_consumer AS c WHERE c.name = p_consumer),
         'paused_lanes', coalesce((
             SELECT jsonb_agg(k.lane ORDER BY k.lane) FROM inbox_mark AS k
-            WHERE k.consumer = of_consumer AND k.paused), '[]'),
+            WHERE k.consumer = p_consumer AND k.paused), '[]'),
         'forced', coalesce((
             SELECT jsonb_agg(jsonb_build_array(k.lane, k.forced) ORDER BY k.lane) FROM inbox_mark AS k
-            WHERE k.consumer = of_consumer AND k.forced IS NOT NULL), '[]'));
+            WHERE k.consumer = p_consumer AND k.forced IS NOT NULL), '[]'));
 END $$;
 
 -- Acquires lanes for a live member: free ones, and those of a dead owner without an open transaction. Returns the named lanes that the
 -- member owns now. The shared lock excludes a concurrent removal of the consumer.
-CREATE FUNCTION inbox_take(of_consumer text, me uuid, lanes text[], wait_ms int)
+CREATE FUNCTION inbox_acquire_lanes(p_consumer text, p_owner uuid, p_lanes text[], p_lock_timeout_ms int)
 RETURNS TABLE (lane text, epoch bigint)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
 AS $$
 #variable_conflict use_column
 BEGIN
-    PERFORM inbox_call(wait_ms);
-    PERFORM pg_advisory_xact_lock_shared(lock_number('consumer/' || of_consumer));
+    PERFORM inbox_begin_call(p_lock_timeout_ms);
+    PERFORM pg_advisory_xact_lock_shared(advisory_lock_key('consumer/' || p_consumer));
     IF NOT EXISTS (
         SELECT 1 FROM inbox_member AS m
-        WHERE m.consumer = of_consumer AND m.owner = me AND m.until >= clock_timestamp()) THEN
+        WHERE m.consumer = p_consumer AND m.owner = p_owner AND m.until >= clock_timestamp()) THEN
         RETURN;
     END IF;
     INSERT INTO inbox_lane (consumer, lane, epoch)
-    SELECT DISTINCT of_consumer, w, 0 FROM unnest(lanes) AS w
-    WHERE NOT EXISTS (SELECT 1 FROM inbox_lane AS l WHERE l.consumer = of_consumer AND l.lane = w)
+    SELECT DISTINCT p_consumer, w, 0 FROM unnest(p_lanes) AS w
+    WHERE NOT EXISTS (SELECT 1 FROM inbox_lane AS l WHERE l.consumer = p_consumer AND l.lane = w)
     ORDER BY w ON CONFLICT DO NOTHING;
     -- A handler's transaction holds the row of its lane: such a lane is left out.
     WITH free AS (
         SELECT f.lane FROM inbox_lane AS f
-        WHERE f.consumer = of_consumer AND f.lane = ANY (lanes) AND f.owner IS DISTINCT FROM me AND NOT EXISTS (
+        WHERE f.consumer = p_consumer AND f.lane = ANY (p_lanes) AND f.owner IS DISTINCT FROM p_owner AND NOT EXISTS (
             SELECT 1 FROM inbox_member AS m
-            WHERE m.consumer = of_consumer AND m.owner = f.owner AND m.until >= clock_timestamp())
+            WHERE m.consumer = p_consumer AND m.owner = f.owner AND m.until >= clock_timestamp())
         ORDER BY f.lane FOR UPDATE SKIP LOCKED
     ), taken AS (
-        UPDATE inbox_lane AS l SET epoch = l.epoch + 1, owner = me
-        FROM free WHERE l.consumer = of_consumer AND l.lane = free.lane RETURNING l.lane
+        UPDATE inbox_lane AS l SET epoch = l.epoch + 1, owner = p_owner
+        FROM free WHERE l.consumer = p_consumer AND l.lane = free.lane RETURNING l.lane
     )
     UPDATE inbox_mark AS k SET breaker = NULL
-    FROM taken AS t WHERE k.consumer = of_consumer AND k.lane = t.lane AND k.breaker IS NOT NULL;
+    FROM taken AS t WHERE k.consumer = p_consumer AND k.lane = t.lane AND k.breaker IS NOT NULL;
     RETURN QUERY SELECT l.lane, l.epoch FROM inbox_lane AS l
-        WHERE l.consumer = of_consumer AND l.lane = ANY (lanes) AND l.owner = me ORDER BY l.lane;
+        WHERE l.consumer = p_consumer AND l.lane = ANY (p_lanes) AND l.owner = p_owner ORDER BY l.lane;
 END $$;
 
 -- Releases lanes of a member; all of them, and the member itself, if none are named.
-CREATE FUNCTION inbox_give_back(of_consumer text, me uuid, lanes text[], wait_ms int) RETURNS void
+CREATE FUNCTION inbox_release_lanes(p_consumer text, p_owner uuid, p_lanes text[], p_lock_timeout_ms int) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
 AS $$
 BEGIN
-    PERFORM inbox_call(wait_ms);
+    PERFORM inbox_begin_call(p_lock_timeout_ms);
     UPDATE inbox_mark AS k SET breaker = NULL
-    WHERE k.consumer = of_consumer AND k.breaker IS NOT NULL AND EXISTS (
-        SELECT 1 FROM inbox_lane AS l WHERE l.consumer = of_consumer AND l.lane = k.lane AND l.owner = me
-            AND (lanes IS NULL OR l.lane = ANY (lanes)));
+    WHERE k.consumer = p_consumer AND k.breaker IS NOT NULL AND EXISTS (
+        SELECT 1 FROM inbox_lane AS l WHERE l.consumer = p_consumer AND l.lane = k.lane AND l.owner = p_owner
+            AND (p_lanes IS NULL OR l.lane = ANY (p_lanes)));
     UPDATE inbox_lane AS l SET owner = NULL
-    WHERE l.consumer = of_consumer AND l.owner = me AND (lanes IS NULL OR l.lane = ANY (lanes));
-    IF lanes IS NULL THEN
-        DELETE FROM inbox_member AS m WHERE m.consumer = of_consumer AND m.owner = me;
+    WHERE l.consumer = p_consumer AND l.owner = p_owner AND (p_lanes IS NULL OR l.lane = ANY (p_lanes));
+    IF p_lanes IS NULL THEN
+        DELETE FROM inbox_member AS m WHERE m.consumer = p_consumer AND m.owner = p_owner;
     END IF;
 END $$;
 
 -- Deletes the members, lanes and controls of a consumer that was shut down for good; its inbox rows stay. Returns `gone`; `alive` and
 -- changes nothing if a member is alive; `unknown`. Heartbeats and lane acquisition share a lock that this takes exclusively: they run
 -- before it and are seen, or after it and start again.
-CREATE FUNCTION inbox_forget(of_consumer text) RETURNS text
+CREATE FUNCTION inbox_remove_consumer(p_consumer text) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
 AS $$
 DECLARE
     free bigint;
 BEGIN
-    PERFORM inbox_call(5000);
-    PERFORM pg_advisory_xact_lock(lock_number('consumer/' || of_consumer));
-    IF NOT EXISTS (SELECT 1 FROM inbox_names() AS n WHERE n = of_consumer) THEN
+    PERFORM inbox_begin_call(5000);
+    PERFORM pg_advisory_xact_lock(advisory_lock_key('consumer/' || p_consumer));
+    IF NOT EXISTS (SELECT 1 FROM inbox_consumer_names() AS n WHERE n = p_consumer) THEN
         RETURN 'unknown';
     ELSIF EXISTS (
-        SELECT 1 FROM inbox_member AS m WHERE m.consumer = of_consumer AND m.until >= clock_timestamp()) THEN
+        SELECT 1 FROM inbox_member AS m WHERE m.consumer = p_consumer AND m.until >= clock_timestamp()) THEN
         RETURN 'alive';
     END IF;
     -- In the order of those who do not share the lock: pruning has the consumer before its members, and whoever gives lanes back has
     -- their marks before them.
-    PERFORM 1 FROM inbox_consumer AS c WHERE c.name = of_consumer FOR UPDATE;
-    PERFORM 1 FROM inbox_mark AS k WHERE k.consumer = of_consumer ORDER BY k.lane FOR UPDATE;
+    PERFORM 1 FROM inbox_consumer AS c WHERE c.name = p_consumer FOR UPDATE;
+    PERFORM 1 FROM inbox_mark AS k WHERE k.consumer = p_consumer ORDER BY k.lane FOR UPDATE;
     -- A handler's transaction holds the row of its lane, however long ago its member was heard of.
     SELECT count(*) INTO free FROM (
-        SELECT 1 FROM inbox_lane AS l WHERE l.consumer = of_consumer FOR UPDATE SKIP LOCKED) AS f;
-    IF free < (SELECT count(*) FROM inbox_lane AS l WHERE l.consumer = of_consumer) THEN
+        SELECT 1 FROM inbox_lane AS l WHERE l.consumer = p_consumer FOR UPDATE SKIP LOCKED) AS f;
+    IF free < (SELECT count(*) FROM inbox_lane AS l WHERE l.consumer = p_consumer) THEN
         RETURN 'alive';
     END IF;
-    DELETE FROM inbox_mark AS k WHERE k.consumer = of_consumer;
-    DELETE FROM inbox_lane AS l WHERE l.consumer = of_consumer;
-    DELETE FROM inbox_member AS m WHERE m.consumer = of_consumer;
-    INSERT INTO inbox_consumer (name, forgotten_at) VALUES (of_consumer, clock_timestamp())
+    DELETE FROM inbox_mark AS k WHERE k.consumer = p_consumer;
+    DELETE FROM inbox_lane AS l WHERE l.consumer = p_consumer;
+    DELETE FROM inbox_member AS m WHERE m.consumer = p_consumer;
+    INSERT INTO inbox_consumer (name, forgotten_at) VALUES (p_consumer, clock_timestamp())
     ON CONFLICT (name) DO UPDATE SET paused = false, forgotten_at = excluded.forgotten_at;
     RETURN 'gone';
 END $$;
@@ -229,90 +229,90 @@ BEGIN
 END $$;
 
 -- Microseconds since 1970, exactly. Before PostgreSQL 14 the epoch is a float, which has too few digits for seconds and microseconds together.
-CREATE FUNCTION inbox_micros(at timestamptz) RETURNS bigint
+CREATE FUNCTION epoch_micros(p_at timestamptz) RETURNS bigint
 LANGUAGE sql STABLE
 AS $$
-    SELECT date_part('epoch', date_trunc('second', at))::bigint * 1000000 + date_part('microseconds', at)::bigint % 1000000
+    SELECT date_part('epoch', date_trunc('second', p_at))::bigint * 1000000 + date_part('microseconds', p_at)::bigint % 1000000
 $$;
 
 -- All consumers, or the one with this name.
-CREATE FUNCTION inbox_consumers(only_name text)
+CREATE FUNCTION inbox_list_consumers(p_name text)
 RETURNS TABLE (name text, paused boolean, members bigint, beat_at bigint, last_message_at bigint, waiting bigint, dead bigint)
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = @schema@, pg_temp
 AS $$
-    SELECT n, coalesce(c.paused, false), m.members, inbox_micros(m.beat_at), inbox_micros(m.last_message_at),
+    SELECT n, coalesce(c.paused, false), m.members, epoch_micros(m.beat_at), epoch_micros(m.last_message_at),
         (SELECT count(*) FROM (SELECT 1 FROM inbox_waiting AS w WHERE w.consumer = n LIMIT 10000) AS w),
         (SELECT count(*) FROM (
             SELECT 1 FROM inbox_dead AS d WHERE d.consumer = n AND d.fate = 'pending' LIMIT 10000) AS d)
-    FROM inbox_names() AS n LEFT JOIN inbox_consumer AS c ON c.name = n
+    FROM inbox_consumer_names() AS n LEFT JOIN inbox_consumer AS c ON c.name = n
     CROSS JOIN LATERAL (
         SELECT count(*) FILTER (WHERE m.until >= clock_timestamp()) AS members, max(m.beat_at) AS beat_at,
             max(m.last_message_at) AS last_message_at
         FROM inbox_member AS m WHERE m.consumer = n
     ) AS m
-    WHERE only_name IS NULL OR n = only_name ORDER BY n
+    WHERE p_name IS NULL OR n = p_name ORDER BY n
 $$;
 
 -- The first queues of a consumer. The head of a blocked queue is its dead letter.
-CREATE FUNCTION inbox_queues(of_consumer text, most int)
+CREATE FUNCTION inbox_list_queues(p_consumer text, p_limit int)
 RETURNS TABLE (queue text, id uuid, replay int, length bigint, attempts int, next_at timestamptz, error text)
 LANGUAGE sql STABLE SET search_path = @schema@, pg_temp
 AS $$
     SELECT q.queue, coalesce(d.id, w.id), coalesce(d.replay, w.replay),
         (SELECT count(*) FROM (
-            SELECT 1 FROM inbox_waiting AS b WHERE b.consumer = of_consumer AND b.queue = q.queue LIMIT 10000) AS b),
+            SELECT 1 FROM inbox_waiting AS b WHERE b.consumer = p_consumer AND b.queue = q.queue LIMIT 10000) AS b),
         coalesce(d.attempts, w.attempts), q.next_at, coalesce(d.error, w.error)
-    FROM (SELECT * FROM inbox_queue AS a WHERE a.consumer = of_consumer ORDER BY a.next_at, a.queue LIMIT most) AS q
+    FROM (SELECT * FROM inbox_queue AS a WHERE a.consumer = p_consumer ORDER BY a.next_at, a.queue LIMIT p_limit) AS q
     LEFT JOIN LATERAL (
-        SELECT * FROM inbox_dead AS h WHERE h.consumer = of_consumer AND h.queue = q.queue AND h.holds ORDER BY h.no LIMIT 1
+        SELECT * FROM inbox_dead AS h WHERE h.consumer = p_consumer AND h.queue = q.queue AND h.holds ORDER BY h.no LIMIT 1
     ) AS d ON true
     LEFT JOIN LATERAL (
-        SELECT * FROM inbox_waiting AS f WHERE f.consumer = of_consumer AND f.queue = q.queue ORDER BY f.no LIMIT 1
+        SELECT * FROM inbox_waiting AS f WHERE f.consumer = p_consumer AND f.queue = q.queue ORDER BY f.no LIMIT 1
     ) AS w ON true
     WHERE coalesce(d.id, w.id) IS NOT NULL
 $$;
 
 -- Members, lanes and the first queues of a consumer.
-CREATE FUNCTION inbox_show(of_consumer text, most int) RETURNS jsonb
+CREATE FUNCTION inbox_show_consumer(p_consumer text, p_limit int) RETURNS jsonb
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = @schema@, pg_temp
 AS $$
     SELECT jsonb_build_object(
         'members', coalesce((
             SELECT jsonb_agg(jsonb_build_object('name', m.name, 'alive', m.until >= clock_timestamp(),
-                'beat_at', inbox_micros(m.beat_at), 'last_message_at', inbox_micros(m.last_message_at))
+                'beat_at', epoch_micros(m.beat_at), 'last_message_at', epoch_micros(m.last_message_at))
                 ORDER BY m.until >= clock_timestamp() DESC, m.name, m.owner)
-            FROM inbox_member AS m WHERE m.consumer = of_consumer), '[]'),
+            FROM inbox_member AS m WHERE m.consumer = p_consumer), '[]'),
         'lanes', coalesce((
             SELECT jsonb_agg(jsonb_build_object('name', lane, 'owner', m.name, 'epoch', coalesce(l.epoch, 0),
                 'mark', k.mark::text, 'paused', coalesce(k.paused, false), 'breaker', k.breaker, 'forced', k.forced)
                 ORDER BY lane)
-            FROM (SELECT * FROM inbox_lane WHERE consumer = of_consumer) AS l
-            FULL JOIN (SELECT * FROM inbox_mark WHERE consumer = of_consumer) AS k USING (lane)
-            LEFT JOIN inbox_member AS m ON m.consumer = of_consumer AND m.owner = l.owner), '[]'),
+            FROM (SELECT * FROM inbox_lane WHERE consumer = p_consumer) AS l
+            FULL JOIN (SELECT * FROM inbox_mark WHERE consumer = p_consumer) AS k USING (lane)
+            LEFT JOIN inbox_member AS m ON m.consumer = p_consumer AND m.owner = l.owner), '[]'),
         'queues', coalesce((
             SELECT jsonb_agg(jsonb_build_object('queue', q.queue, 'id', q.id, 'replay', q.replay, 'length', q.length,
-                'attempts', q.attempts, 'next_at', inbox_micros(q.next_at), 'error', q.error) ORDER BY q.next_at, q.queue)
-            FROM inbox_queues(of_consumer, most) AS q), '[]'))
+                'attempts', q.attempts, 'next_at', epoch_micros(q.next_at), 'error', q.error) ORDER BY q.next_at, q.queue)
+            FROM inbox_list_queues(p_consumer, p_limit) AS q), '[]'))
 $$;
 
 -- An operator's control of a consumer, or of one of its lanes: pause, resume, open, close or free the breaker.
-CREATE FUNCTION inbox_order(of_consumer text, of_lane text, what text) RETURNS boolean
+CREATE FUNCTION inbox_set_control(p_consumer text, p_lane text, p_control text) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
 AS $$
 BEGIN
-    IF NOT EXISTS (SELECT 1 FROM inbox_names() AS n WHERE n = of_consumer) THEN
+    IF NOT EXISTS (SELECT 1 FROM inbox_consumer_names() AS n WHERE n = p_consumer) THEN
         RETURN false;
-    ELSIF of_lane IS NULL AND what IN ('pause', 'resume') THEN
-        INSERT INTO inbox_consumer AS c (name, paused) VALUES (of_consumer, what = 'pause')
+    ELSIF p_lane IS NULL AND p_control IN ('pause', 'resume') THEN
+        INSERT INTO inbox_consumer AS c (name, paused) VALUES (p_consumer, p_control = 'pause')
         ON CONFLICT (name) DO UPDATE SET paused = excluded.paused;
         RETURN true;
     END IF;
     INSERT INTO inbox_mark (consumer, lane)
-    SELECT of_consumer, l.lane FROM inbox_lane AS l
-    WHERE l.consumer = of_consumer AND (of_lane IS NULL OR l.lane = of_lane) ON CONFLICT DO NOTHING;
+    SELECT p_consumer, l.lane FROM inbox_lane AS l
+    WHERE l.consumer = p_consumer AND (p_lane IS NULL OR l.lane = p_lane) ON CONFLICT DO NOTHING;
     UPDATE inbox_mark AS k SET
-        paused = CASE what WHEN 'pause' THEN true WHEN 'resume' THEN false ELSE k.paused END,
-        forced = CASE what WHEN 'open' THEN true WHEN 'close' THEN false WHEN 'free' THEN NULL ELSE k.forced END
-    WHERE k.consumer = of_consumer AND (of_lane IS NULL OR k.lane = of_lane);
+        paused = CASE p_control WHEN 'pause' THEN true WHEN 'resume' THEN false ELSE k.paused END,
+        forced = CASE p_control WHEN 'open' THEN true WHEN 'close' THEN false WHEN 'free' THEN NULL ELSE k.forced END
+    WHERE k.consumer = p_consumer AND (p_lane IS NULL OR k.lane = p_lane);
     RETURN FOUND;
 END $$;

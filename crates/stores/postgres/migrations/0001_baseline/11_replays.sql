@@ -17,45 +17,45 @@ CREATE TABLE inbox_replay (
 );
 
 -- Dead letters of a replay that were not redriven.
-CREATE FUNCTION inbox_replay_dead(of_consumer text, of_number int) RETURNS bigint
+CREATE FUNCTION inbox_replay_dead_letters(p_consumer text, p_number int) RETURNS bigint
 LANGUAGE sql STABLE SET search_path = @schema@, pg_temp
 AS $$
     SELECT count(*) FROM inbox_dead AS d
-    WHERE d.consumer = of_consumer AND d.replay = of_number AND d.replay > 0 AND d.fate <> 'replayed'
+    WHERE d.consumer = p_consumer AND d.replay = p_number AND d.replay > 0 AND d.fate <> 'replayed'
 $$;
 
 -- The number of queued messages of a replay that are due, counted up to 100 000.
-CREATE FUNCTION inbox_ready(of_consumer text, of_number int) RETURNS bigint
+CREATE FUNCTION inbox_replay_ready(p_consumer text, p_number int) RETURNS bigint
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = @schema@, pg_temp
 AS $$
     SELECT count(*) FROM (
         SELECT 1 FROM inbox_waiting AS w JOIN inbox_queue AS q ON q.consumer = w.consumer AND q.queue = w.queue
-        WHERE w.consumer = of_consumer AND w.replay = of_number AND w.replay > 0 AND q.next_at <= clock_timestamp()
+        WHERE w.consumer = p_consumer AND w.replay = p_number AND w.replay > 0 AND q.next_at <= clock_timestamp()
         LIMIT 100000) AS r
 $$;
 
 -- Creates a replay and returns its number.
-CREATE FUNCTION inbox_begin_replay(
-    of_consumer text, source text, count bigint, rate bigint, dead_max bigint, by_whom text, why text
+CREATE FUNCTION inbox_create_replay(
+    p_consumer text, p_source text, p_count bigint, p_rate bigint, p_dead_max bigint, p_requested_by text, p_reason text
 ) RETURNS int
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
 AS $$
 DECLARE
     new_number int;
 BEGIN
-    INSERT INTO inbox_consumer (name) VALUES (of_consumer) ON CONFLICT DO NOTHING;
-    PERFORM 1 FROM inbox_consumer AS c WHERE c.name = of_consumer FOR UPDATE;
-    SELECT coalesce(max(r.number), 0) + 1 INTO new_number FROM inbox_replay AS r WHERE r.consumer = of_consumer;
+    INSERT INTO inbox_consumer (name) VALUES (p_consumer) ON CONFLICT DO NOTHING;
+    PERFORM 1 FROM inbox_consumer AS c WHERE c.name = p_consumer FOR UPDATE;
+    SELECT coalesce(max(r.number), 0) + 1 INTO new_number FROM inbox_replay AS r WHERE r.consumer = p_consumer;
     INSERT INTO inbox_replay (consumer, number, source, count, rate, dead_max, asked_by, reason)
-    VALUES (of_consumer, new_number, inbox_begin_replay.source, inbox_begin_replay.count, inbox_begin_replay.rate,
-        inbox_begin_replay.dead_max, by_whom, why);
+    VALUES (p_consumer, new_number, p_source, p_count, p_rate,
+        p_dead_max, p_requested_by, p_reason);
     RETURN new_number;
 END $$;
 
 -- Appends messages to their queues under the replay's number and moves its cursor; without a next cursor the replay is finished. Returns
 -- `kept`; `moved` if the cursor is another one; `ended` if the replay is not running, or has too many dead letters and stops now.
-CREATE FUNCTION inbox_feed_portion(
-    of_consumer text, of_number int, arrivals inbox_arrival[], from_cursor text, to_cursor text
+CREATE FUNCTION inbox_feed_replay(
+    p_consumer text, p_number int, p_arrivals inbox_arrival[], p_from_cursor text, p_to_cursor text
 ) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
 AS $$
@@ -64,38 +64,38 @@ DECLARE
     a inbox_arrival;
     n bigint := 0;
 BEGIN
-    PERFORM inbox_read_committed();
-    PERFORM inbox_durable();
-    SELECT * INTO r FROM inbox_replay AS o WHERE o.consumer = of_consumer AND o.number = of_number FOR UPDATE;
+    PERFORM require_read_committed();
+    PERFORM require_durable_commit();
+    SELECT * INTO r FROM inbox_replay AS o WHERE o.consumer = p_consumer AND o.number = p_number FOR UPDATE;
     IF r.state IS DISTINCT FROM 'running' THEN
         RETURN 'ended';
-    ELSIF inbox_replay_dead(of_consumer, of_number) >= greatest(r.dead_max, 1) THEN
-        PERFORM inbox_stop_replay(of_consumer, of_number);
+    ELSIF inbox_replay_dead_letters(p_consumer, p_number) >= greatest(r.dead_max, 1) THEN
+        PERFORM inbox_stop_replay(p_consumer, p_number);
         RETURN 'ended';
-    ELSIF r.cursor IS DISTINCT FROM from_cursor THEN
+    ELSIF r.cursor IS DISTINCT FROM p_from_cursor THEN
         RETURN 'moved';
     END IF;
-    FOREACH a IN ARRAY arrivals LOOP
-        INSERT INTO inbox (consumer, id, replay, state, entered_at) VALUES (of_consumer, a.id, of_number, 'waiting', 'infinity')
+    FOREACH a IN ARRAY p_arrivals LOOP
+        INSERT INTO inbox (consumer, id, replay, state, entered_at) VALUES (p_consumer, a.id, p_number, 'waiting', 'infinity')
         ON CONFLICT DO NOTHING;
         IF FOUND THEN
-            PERFORM inbox_ensure_queue(of_consumer, a.queue, clock_timestamp());
+            PERFORM inbox_ensure_queue(p_consumer, a.queue, clock_timestamp());
             INSERT INTO inbox_waiting
                 (consumer, queue, id, replay, header_names, header_values, payload, address, lane, place, correlation, fed_from)
-            VALUES (of_consumer, a.queue, a.id, of_number, a.header_names, a.header_values, a.payload, a.address, a.lane,
-                a.place, a.correlation, from_cursor);
+            VALUES (p_consumer, a.queue, a.id, p_number, a.header_names, a.header_values, a.payload, a.address, a.lane,
+                a.place, a.correlation, p_from_cursor);
             n := n + 1;
         END IF;
     END LOOP;
-    UPDATE inbox_replay AS o SET fed = o.fed + n, cursor = coalesce(to_cursor, o.cursor),
-        state = CASE WHEN to_cursor IS NULL THEN 'finished' ELSE o.state END
-    WHERE o.consumer = of_consumer AND o.number = of_number;
+    UPDATE inbox_replay AS o SET fed = o.fed + n, cursor = coalesce(p_to_cursor, o.cursor),
+        state = CASE WHEN p_to_cursor IS NULL THEN 'finished' ELSE o.state END
+    WHERE o.consumer = p_consumer AND o.number = p_number;
     RETURN 'kept';
 END $$;
 
 -- Stops a replay. Its queued messages that were never tried are deleted, as if they had not been fed. The reader resumes before the first
 -- of them.
-CREATE FUNCTION inbox_stop_replay(of_consumer text, of_number int) RETURNS boolean
+CREATE FUNCTION inbox_stop_replay(p_consumer text, p_number int) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
 AS $$
 DECLARE
@@ -103,60 +103,60 @@ DECLARE
     n bigint;
     first_from text;
 BEGIN
-    PERFORM inbox_read_committed();
+    PERFORM require_read_committed();
     UPDATE inbox_replay AS o SET state = 'stopped'
-    WHERE o.consumer = of_consumer AND o.number = of_number AND o.state = 'running';
+    WHERE o.consumer = p_consumer AND o.number = p_number AND o.state = 'running';
     IF NOT FOUND THEN
         RETURN false;
     END IF;
     touched := ARRAY(
-        SELECT q.queue FROM inbox_queue AS q WHERE q.consumer = of_consumer AND q.queue IN (
+        SELECT q.queue FROM inbox_queue AS q WHERE q.consumer = p_consumer AND q.queue IN (
             SELECT w.queue FROM inbox_waiting AS w
-            WHERE w.consumer = of_consumer AND w.replay = of_number AND w.replay > 0)
+            WHERE w.consumer = p_consumer AND w.replay = p_number AND w.replay > 0)
         ORDER BY q.queue FOR UPDATE);
     WITH gone AS (
         DELETE FROM inbox_waiting AS w
-        WHERE w.consumer = of_consumer AND w.replay = of_number AND w.replay > 0 AND w.started = 0 AND w.attempts = 0
+        WHERE w.consumer = p_consumer AND w.replay = p_number AND w.replay > 0 AND w.started = 0 AND w.attempts = 0
             AND NOT w.reopened
         RETURNING w.id, w.no, w.fed_from
     ), forgotten AS (
         DELETE FROM inbox AS i USING gone AS g
-        WHERE i.consumer = of_consumer AND i.id = g.id AND i.replay = of_number AND i.state = 'waiting'
+        WHERE i.consumer = p_consumer AND i.id = g.id AND i.replay = p_number AND i.state = 'waiting'
     )
     SELECT count(*), (array_agg(g.fed_from ORDER BY g.no))[1] INTO n, first_from FROM gone AS g;
     UPDATE inbox_replay AS o SET fed = o.fed - n, cursor = CASE WHEN n > 0 THEN first_from ELSE o.cursor END
-    WHERE o.consumer = of_consumer AND o.number = of_number;
+    WHERE o.consumer = p_consumer AND o.number = p_number;
     -- Whoever works on a queue releases it.
-    PERFORM inbox_drop_if_empty(of_consumer, q.queue) FROM inbox_queue AS q
-    WHERE q.consumer = of_consumer AND q.queue = ANY (touched) AND q.token IS NULL;
+    PERFORM inbox_delete_empty_queue(p_consumer, q.queue) FROM inbox_queue AS q
+    WHERE q.consumer = p_consumer AND q.queue = ANY (touched) AND q.token IS NULL;
     RETURN true;
 END $$;
 
 -- Resumes a stopped replay, until it has this many more dead letters than now.
-CREATE FUNCTION inbox_resume_replay(of_consumer text, of_number int, dead_more bigint) RETURNS boolean
+CREATE FUNCTION inbox_resume_replay(p_consumer text, p_number int, p_dead_letters_more bigint) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
 AS $$
 BEGIN
     UPDATE inbox_replay AS o
-    SET state = 'running', dead_max = inbox_replay_dead(of_consumer, of_number) + dead_more
-    WHERE o.consumer = of_consumer AND o.number = of_number AND o.state = 'stopped';
+    SET state = 'running', dead_max = inbox_replay_dead_letters(p_consumer, p_number) + p_dead_letters_more
+    WHERE o.consumer = p_consumer AND o.number = p_number AND o.state = 'stopped';
     RETURN FOUND;
 END $$;
 
 -- The replays of a consumer, newest first. A message is done if it was fed, and is neither queued nor dead.
-CREATE FUNCTION inbox_replays(of_consumer text)
+CREATE FUNCTION inbox_list_replays(p_consumer text)
 RETURNS TABLE (number int, source text, count bigint, rate bigint, dead_max bigint, asked_by text, reason text, state text,
     fed bigint, done bigint, dead bigint, cursor text, began_at bigint)
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = @schema@, pg_temp
 AS $$
     SELECT r.number, r.source, r.count, r.rate, r.dead_max, r.asked_by, r.reason, r.state, r.fed,
-        r.fed - s.waiting - s.dead, s.dead, r.cursor, inbox_micros(r.began_at)
+        r.fed - s.waiting - s.dead, s.dead, r.cursor, epoch_micros(r.began_at)
     FROM inbox_replay AS r CROSS JOIN LATERAL (
         SELECT
             (SELECT count(*) FROM inbox_waiting AS w
-            WHERE w.consumer = of_consumer AND w.replay = r.number AND w.replay > 0) AS waiting,
+            WHERE w.consumer = p_consumer AND w.replay = r.number AND w.replay > 0) AS waiting,
             (SELECT count(*) FROM inbox_dead AS d
-            WHERE d.consumer = of_consumer AND d.replay = r.number AND d.fate <> 'replayed') AS dead
+            WHERE d.consumer = p_consumer AND d.replay = r.number AND d.fate <> 'replayed') AS dead
     ) AS s
-    WHERE r.consumer = of_consumer ORDER BY r.number DESC
+    WHERE r.consumer = p_consumer ORDER BY r.number DESC
 $$;

@@ -30,7 +30,7 @@ impl Store {
         let schema = &self.schema;
         let remembers = "round(date_part('epoch', k.remembers) * 1000)::bigint";
         let sql = format!(
-            "SELECT c.*, {remembers} FROM {schema}.inbox_consumers({only}) AS c \
+            "SELECT c.*, {remembers} FROM {schema}.inbox_list_consumers({only}) AS c \
              LEFT JOIN {schema}.inbox_consumer AS k ON k.name = c.name ORDER BY c.name"
         );
         self.inbox_call(sql).await
@@ -62,7 +62,7 @@ impl Operate for Store {
         let rows = self.inbox_consumers(&name).await?;
         let Some(row) = rows.first() else { return Ok(None) };
         let limit = i32::try_from(limit).unwrap_or(i32::MAX);
-        let sql = format!("SELECT {}.inbox_show({name}, {limit})::text", self.schema);
+        let sql = format!("SELECT {}.inbox_show_consumer({name}, {limit})::text", self.schema);
         let answer = json_answer(&self.inbox_call(sql).await?)?;
         Ok(Some(shown(consumer(row)?, &answer).ok_or(Error::Answer("a consumer is malformed"))?))
     }
@@ -76,12 +76,12 @@ impl Operate for Store {
             Order::FreeBreaker => "free",
         };
         let lane = lane.map_or_else(|| "NULL".to_owned(), literal);
-        let sql = format!("SELECT {}.inbox_order({}, {lane}, '{what}')", self.schema, literal(consumer));
+        let sql = format!("SELECT {}.inbox_set_control({}, {lane}, '{what}')", self.schema, literal(consumer));
         Ok(only(&self.inbox_call(sql).await?)?)
     }
 
     async fn forget(&self, consumer: &str) -> Result<Forgotten, StoreError> {
-        let sql = format!("SELECT {}.inbox_forget({})", self.schema, literal(consumer));
+        let sql = format!("SELECT {}.inbox_remove_consumer({})", self.schema, literal(consumer));
         match only(&self.inbox_call(sql).await?)? {
             "gone" => Ok(Forgotten::Gone),
             "alive" => Ok(Forgotten::Alive),
@@ -93,10 +93,10 @@ impl Operate for Store {
     async fn dead(&self, wanted: &DeadFilter, limit: usize) -> Result<Vec<DeadLetter>, StoreError> {
         let schema = &self.schema;
         let sql = format!(
-            "SELECT d.consumer, d.queue, d.class, d.error, d.backtrace, d.attempts, {schema}.inbox_micros(d.arrived_at), \
-             {schema}.inbox_micros(d.dead_at), d.redriven, d.fate, d.note, d.id, d.replay, d.header_names, d.header_values, \
+            "SELECT d.consumer, d.queue, d.class, d.error, d.backtrace, d.attempts, {schema}.epoch_micros(d.arrived_at), \
+             {schema}.epoch_micros(d.dead_at), d.redriven, d.fate, d.note, d.id, d.replay, d.header_names, d.header_values, \
              d.payload, d.address, d.lane, d.place::text, d.correlation \
-             FROM {schema}.inbox_dead AS d WHERE {schema}.inbox_means({}, d) ORDER BY d.dead_at, d.no LIMIT {limit}",
+             FROM {schema}.inbox_dead AS d WHERE {schema}.inbox_dead_letter_matches({}, d) ORDER BY d.dead_at, d.no LIMIT {limit}",
             filter(wanted)
         );
         Ok(self.inbox_call(sql).await?.iter().map(letter).collect::<Result<_, _>>()?)
@@ -112,7 +112,7 @@ impl Operate for Store {
 
     async fn trace(&self, id: MessageId) -> Result<Vec<Trace>, StoreError> {
         let sql = format!(
-            "SELECT consumer, replay, state, repeats, address, lane, place::text, correlation, {}.inbox_micros(at) \
+            "SELECT consumer, replay, state, repeats, address, lane, place::text, correlation, {}.epoch_micros(at) \
              FROM {}.inbox_trace WHERE id = '{id}' ORDER BY consumer, replay",
             self.schema, self.schema
         );
@@ -127,7 +127,7 @@ impl Operate for Store {
              SELECT (SELECT o.consumer FROM {schema}.inbox AS o WHERE o.consumer > name.n ORDER BY o.consumer LIMIT 1) \
              FROM name WHERE name.n IS NOT NULL) \
              SELECT i.consumer, i.replay, i.state, i.started, \
-             CASE WHEN isfinite(i.entered_at) THEN {schema}.inbox_micros(i.entered_at) END \
+             CASE WHEN isfinite(i.entered_at) THEN {schema}.epoch_micros(i.entered_at) END \
              FROM name CROSS JOIN LATERAL (SELECT * FROM {schema}.inbox AS o WHERE o.consumer = name.n AND o.id = '{id}') AS i \
              ORDER BY i.consumer, i.replay"
         );
@@ -137,7 +137,7 @@ impl Operate for Store {
     async fn begin_replay(&self, plan: &Plan) -> Result<u32, StoreError> {
         let number = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
         let sql = format!(
-            "SELECT {}.inbox_begin_replay({}, {}, {}, {}, {}, {}, {})",
+            "SELECT {}.inbox_create_replay({}, {}, {}, {}, {}, {}, {})",
             self.schema,
             literal(&plan.consumer),
             literal(&plan.source),
@@ -154,7 +154,7 @@ impl Operate for Store {
         let messages: Vec<&Arrival> = portion.messages.iter().collect();
         let cursor = |at: Option<&str>| at.map_or_else(|| "NULL".to_owned(), literal);
         let sql = format!(
-            "SELECT {}.inbox_feed_portion({}, {number}, {}, {}, {})",
+            "SELECT {}.inbox_feed_replay({}, {number}, {}, {}, {})",
             self.schema,
             literal(consumer),
             arrivals(&self.schema, &messages, Body::Whole),
@@ -183,7 +183,7 @@ impl Operate for Store {
     async fn replays(&self, consumer: &str) -> Result<Vec<Replay>, StoreError> {
         let (schema, consumer_name) = (&self.schema, literal(consumer));
         let sql = format!(
-            "SELECT r.*, {schema}.inbox_ready({consumer_name}, r.number) FROM {schema}.inbox_replays({consumer_name}) AS r"
+            "SELECT r.*, {schema}.inbox_replay_ready({consumer_name}, r.number) FROM {schema}.inbox_list_replays({consumer_name}) AS r"
         );
         Ok(self.inbox_call(sql).await?.iter().map(|row| replay(row, consumer)).collect::<Result<_, _>>()?)
     }
@@ -212,7 +212,7 @@ fn consumer(row: &PgRow) -> Result<Consumer, Error> {
     })
 }
 
-/// Reads the answer of `inbox_show`; `None` if it is malformed.
+/// Reads the answer of `inbox_show_consumer`; `None` if it is malformed.
 fn shown(consumer: Consumer, answer: &Value) -> Option<Shown> {
     let text = |value: &Value| value.as_str().map(str::to_owned);
     let at = |value: &Value| value.as_i64().and_then(|micros| time(micros).ok());

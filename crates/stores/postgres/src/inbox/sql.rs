@@ -52,7 +52,7 @@ impl Says {
         {
             let (entry, queue, lane) = (named(arrival.entry), literal(&arrival.queue), lane(held));
             return format!(
-                "SELECT {schema}.inbox_enter_one({consumer}, {entry}, {queue}, {lane}, {wait_ms}, {stall_ms})"
+                "SELECT {schema}.inbox_insert_one({consumer}, {entry}, {queue}, {lane}, {wait_ms}, {stall_ms})"
             );
         }
         let ids = join(entries.iter().map(|arrival| arrival.entry.id));
@@ -60,7 +60,7 @@ impl Says {
         let queues = texts(entries.iter().map(|arrival| &*arrival.queue));
         let traces = if self.traces() { arrivals(schema, entries, Body::Left) } else { "NULL".to_owned() };
         format!(
-            "SELECT {schema}.inbox_enter({consumer}, '{{{ids}}}', '{{{replays}}}', {queues}, {}, {wait_ms}, {stall_ms}, {traces})",
+            "SELECT {schema}.inbox_insert_many({consumer}, '{{{ids}}}', '{{{replays}}}', {queues}, {}, {wait_ms}, {stall_ms}, {traces})",
             lane(held)
         )
     }
@@ -71,27 +71,27 @@ impl Says {
     }
 
     pub(super) fn skip(&self, entry: Entry) -> String {
-        format!("SELECT {}.inbox_skip({}, {})", self.schema, self.consumer, named(entry))
+        format!("SELECT {}.inbox_mark_skipped({}, {})", self.schema, self.consumer, named(entry))
     }
 
     pub(super) fn start(&self, entry: Entry) -> String {
-        format!("SELECT {}.inbox_start({}, {}, {})", self.schema, self.consumer, named(entry), self.wait_ms)
+        format!("SELECT {}.inbox_record_start({}, {}, {})", self.schema, self.consumer, named(entry), self.wait_ms)
     }
 
     /// The same without a look at what is not committed.
     pub(super) fn started(&self, entry: Entry) -> String {
-        format!("SELECT {}.inbox_started({}, {})", self.schema, self.consumer, named(entry))
+        format!("SELECT {}.inbox_starts({}, {})", self.schema, self.consumer, named(entry))
     }
 
     pub(super) fn ended(&self, entry: Entry, claim: Option<Claim>) -> String {
         let (entry, claim) = (named(entry), token(claim));
-        format!("SELECT {}.inbox_ended({}, {entry}, {claim}, {})", self.schema, self.consumer, self.wait_ms)
+        format!("SELECT {}.inbox_reset_start({}, {entry}, {claim}, {})", self.schema, self.consumer, self.wait_ms)
     }
 
     pub(super) fn claim(&self, arrival: &Arrival, held: Option<&Held>, lasts: Duration) -> String {
         let Self { schema, consumer, wait_ms, .. } = self;
         format!(
-            "SELECT word, claim, times, rest_ms FROM {schema}.inbox_claim({consumer}, {}, {}, {}, {wait_ms})",
+            "SELECT word, claim, times, rest_ms FROM {schema}.inbox_claim_call({consumer}, {}, {}, {}, {wait_ms})",
             row(schema, arrival, Body::Left),
             lane(held),
             millis(lasts)
@@ -101,7 +101,7 @@ impl Says {
     pub(super) fn begin_claimed(&self, arrival: &Arrival, held: Option<&Held>, claim: Claim) -> String {
         let Self { schema, consumer, wait_ms, stall_ms, .. } = self;
         format!(
-            "SELECT {schema}.inbox_begin_claimed({consumer}, {}, {}, '{}', {wait_ms}, {stall_ms}, {})",
+            "SELECT {schema}.inbox_complete_call({consumer}, {}, {}, '{}', {wait_ms}, {stall_ms}, {})",
             row(schema, arrival, Body::Left),
             lane(held),
             claim.token,
@@ -118,7 +118,7 @@ impl Says {
     ) -> String {
         let Self { schema, consumer, wait_ms, .. } = self;
         format!(
-            "SELECT {schema}.inbox_set_back({consumer}, {}, {}, {}, {}, {wait_ms}, {})",
+            "SELECT {schema}.inbox_fail({consumer}, {}, {}, {}, {}, {wait_ms}, {})",
             row(schema, arrival, Body::Whole),
             lane(held),
             token(claim),
@@ -131,7 +131,7 @@ impl Says {
         let most = |number: usize| i32::try_from(number).unwrap_or(i32::MAX);
         format!(
             "SELECT queue, token, attempts, started, reopened, no, id, replay, header_names, header_values, payload, \
-             address, lane, place, correlation FROM {}.inbox_due({}, {}, {}, {})",
+             address, lane, place, correlation FROM {}.inbox_claim_due_queues({}, {}, {}, {})",
             self.schema,
             self.consumer,
             most(queues),
@@ -144,7 +144,7 @@ impl Says {
         let Self { schema, consumer, wait_ms, stall_ms, .. } = self;
         let (queue, token) = (literal(&due.queue), due.token);
         format!(
-            "SELECT {schema}.inbox_begin_due({consumer}, {queue}, '{token}', {number}, {wait_ms}, {stall_ms}, {})",
+            "SELECT {schema}.inbox_complete_queued({consumer}, {queue}, '{token}', {number}, {wait_ms}, {stall_ms}, {})",
             self.traces()
         )
     }
@@ -153,14 +153,14 @@ impl Says {
         let Self { schema, consumer, wait_ms, .. } = self;
         let (queue, token, why) = (literal(&due.queue), due.token, why(setback));
         format!(
-            "SELECT {schema}.inbox_set_back_due({consumer}, {queue}, '{token}', {number}, {why}, {wait_ms}, {})",
+            "SELECT {schema}.inbox_fail_queued({consumer}, {queue}, '{token}', {number}, {why}, {wait_ms}, {})",
             self.traces()
         )
     }
 
     pub(super) fn release(&self, due: &Due) -> String {
         let (queue, token) = (literal(&due.queue), due.token);
-        format!("SELECT {}.inbox_release({}, {queue}, '{token}', {})", self.schema, self.consumer, self.patience_ms)
+        format!("SELECT {}.inbox_release_queue({}, {queue}, '{token}', {})", self.schema, self.consumer, self.patience_ms)
     }
 
     pub(super) fn beat(&self, beat: &Beat) -> String {
@@ -169,7 +169,7 @@ impl Says {
         let breakers: Value = beat.breakers.iter().map(|(lane, why)| json!([lane.name(), why])).collect();
         let last = beat.last_message_at.map_or_else(|| "NULL".to_owned(), |at| literal(&at.to_string()));
         format!(
-            "SELECT {}.inbox_beat({}, '{}', {}, {}, {last}, {}, {}, {})::text",
+            "SELECT {}.inbox_heartbeat({}, '{}', {}, {}, {last}, {}, {}, {})::text",
             self.schema,
             self.consumer,
             beat.owner,
@@ -184,7 +184,7 @@ impl Says {
     pub(super) fn take(&self, owner: Uuid, lanes: &[Lane]) -> String {
         let lanes = texts(lanes.iter().map(Lane::name));
         format!(
-            "SELECT lane, epoch FROM {}.inbox_take({}, '{owner}', {lanes}, {})",
+            "SELECT lane, epoch FROM {}.inbox_acquire_lanes({}, '{owner}', {lanes}, {})",
             self.schema, self.consumer, self.patience_ms
         )
     }
@@ -192,7 +192,7 @@ impl Says {
     /// All lanes and the member itself without `lanes`.
     pub(super) fn give_back(&self, owner: Uuid, lanes: Option<&[Lane]>) -> String {
         let lanes = lanes.map_or_else(|| "NULL".to_owned(), |lanes| texts(lanes.iter().map(Lane::name)));
-        format!("SELECT {}.inbox_give_back({}, '{owner}', {lanes}, {})", self.schema, self.consumer, self.patience_ms)
+        format!("SELECT {}.inbox_release_lanes({}, '{owner}', {lanes}, {})", self.schema, self.consumer, self.patience_ms)
     }
 
     pub(super) fn prune(&self, limit: usize) -> String {

@@ -124,7 +124,7 @@ impl Sql {
     pub(super) fn stand(&self) -> String {
         format!(
             "WITH stand AS MATERIALIZED (SELECT d.shards, s.shard, s.place, f.snapshot AS f, f.high, f.late, \
-             t.snapshot AS t FROM {schema}.destination AS d CROSS JOIN LATERAL {schema}.standing(d.name) AS s \
+             t.snapshot AS t FROM {schema}.destination AS d CROSS JOIN LATERAL {schema}.shard_positions(d.name) AS s \
              JOIN {schema}.tick AS f ON f.tick = s.from_tick JOIN {schema}.tick AS t ON t.tick = s.to_tick \
              WHERE d.name = {destination})",
             schema = self.schema,

@@ -177,7 +177,7 @@ const CHECKS: [Check; 10] = [
     },
     Check {
         what: "shards whose progress names a tick that is gone",
-        rows: "SELECT s.shard::text FROM @.standing($) AS s WHERE NOT EXISTS \
+        rows: "SELECT s.shard::text FROM @.shard_positions($) AS s WHERE NOT EXISTS \
                (SELECT 1 FROM @.tick AS t WHERE t.tick = s.from_tick) OR NOT EXISTS \
                (SELECT 1 FROM @.tick AS t WHERE t.tick = s.to_tick)",
     },

@@ -155,7 +155,7 @@ fn standing(schema: &str, destination: &str) -> String {
          g AS MATERIALIZED ( \
              SELECT array_agg(s.shard) AS shards, s.place, f.snapshot AS f, t.snapshot AS t, \
                  greatest(f.high, s.place) AS start, ARRAY(SELECT DISTINCT unnest(f.late || t.late)) AS late \
-             FROM {schema}.standing({destination}) AS s \
+             FROM {schema}.shard_positions({destination}) AS s \
              JOIN {schema}.tick AS f ON f.tick = s.from_tick JOIN {schema}.tick AS t ON t.tick = s.to_tick \
              GROUP BY s.place, f.tick, t.tick), \
          oldest AS (SELECT min(m.seq) AS seq, min(m.created_at) AS at {oldest}), \

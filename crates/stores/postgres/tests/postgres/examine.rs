@@ -118,7 +118,7 @@ async fn a_role_is_told_what_it_lacks_and_what_it_cannot_see() {
     let findings = examine(&reader).await;
     let grants = one(&findings, "grants");
     assert_eq!(grants.severity, Severity::Warning);
-    assert!(grants.seen.contains("execute take_leases") && grants.seen.contains("select on message"), "{grants:?}");
+    assert!(grants.seen.contains("execute acquire_leases") && grants.seen.contains("select on message"), "{grants:?}");
     assert_eq!(grants.fix.as_deref(), Some("`SELECT \"relevo\".grant_relay('reader')`, as the owner"));
     let retention = one(&findings, "retention");
     assert_eq!(retention.severity, Severity::Note);

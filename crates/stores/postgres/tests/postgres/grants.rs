@@ -62,7 +62,7 @@ pub(crate) async fn refuse(connection: &mut PgConnection, statements: &[&str]) {
 async fn a_writer_may_emit_and_nothing_else() {
     for version in PgVersion::ALL {
         let world = world_with_roles(version).await;
-        assert_eq!(may_call(&world, "writer").await, ["cancel", "emit", "emit_bytes", "emit_many", "put"]);
+        assert_eq!(may_call(&world, "writer").await, ["cancel", "emit", "emit_bytes", "emit_many", "emit_message"]);
         assert!(rights(&world, "writer", "").await.is_empty());
         let mut writer = session(&world, "writer").await;
         for sql in [
@@ -84,8 +84,8 @@ async fn a_writer_may_emit_and_nothing_else() {
                 "SELECT nextval('relevo.message_seq')",
                 "SELECT relevo.make_tick()",
                 "SELECT relevo.settle('main', '{}')",
-                "SELECT relevo.append('t', 'k', 'T', '', 'c', NULL, NULL, NULL)",
-                "SELECT relevo.take_leases('main', '{}')",
+                "SELECT relevo.insert_message('t', 'k', 'T', '', 'c', NULL, NULL, NULL)",
+                "SELECT relevo.acquire_leases('main', '{}')",
                 "SELECT relevo.add_destination('mine')",
                 "SELECT relevo.rebase()",
                 "SELECT relevo.grant_relay('writer')",
@@ -101,7 +101,8 @@ async fn a_writer_may_emit_and_nothing_else() {
 async fn a_relay_may_read_and_settle_and_nothing_else() {
     for version in PgVersion::ALL {
         let world = world_with_roles(version).await;
-        let may = "advance backlog due_runs enter_due leave maintain make_tick mark_dead settle standing take_leases";
+        let may = "acquire_leases backlog maintain make_tick mark_dead move_due_scheduled read_parked \
+                   release_leases settle settle_parked shard_positions";
         assert_eq!(may_call(&world, "carrier").await, may.split(' ').collect::<Vec<_>>());
         assert!(rights(&world, "carrier", "SELECT").await.is_empty());
 
@@ -135,7 +136,7 @@ async fn a_relay_may_read_and_settle_and_nothing_else() {
             &mut carrier,
             &[
                 "SELECT relevo.emit('orders', 'k', 'T', '{}')",
-                "SELECT relevo.put('orders', 'k', 'T', '', 'c', NULL, NULL, NULL, false, 'refuse')",
+                "SELECT relevo.emit_message('orders', 'k', 'T', '', 'c', NULL, NULL, NULL, false, 'refuse')",
                 "SELECT relevo.cancel(gen_random_uuid())",
                 "UPDATE relevo.lease SET owner = NULL",
                 "INSERT INTO relevo.progress DEFAULT VALUES",

@@ -24,9 +24,10 @@ async fn world(version: PgVersion) -> World {
 async fn a_consumer_may_consume_and_reads_nothing() {
     for version in PgVersion::ALL {
         let world = world(version).await;
-        let may = "inbox_append inbox_beat inbox_begin inbox_begin_claimed inbox_begin_due inbox_claim inbox_due \
-                   inbox_ended inbox_enter inbox_enter_one inbox_give_back inbox_prune inbox_release inbox_set_back \
-                   inbox_set_back_due inbox_skip inbox_start inbox_started inbox_take";
+        let may = "inbox_acquire_lanes inbox_append inbox_begin inbox_claim_call inbox_claim_due_queues \
+                   inbox_complete_call inbox_complete_queued inbox_fail inbox_fail_queued inbox_heartbeat \
+                   inbox_insert_many inbox_insert_one inbox_mark_skipped inbox_prune inbox_record_start \
+                   inbox_release_lanes inbox_release_queue inbox_reset_start inbox_starts";
         assert_eq!(may_call(&world, "consumer").await, may.split_whitespace().collect::<Vec<_>>());
         assert_eq!(rights(&world, "consumer", "").await, ["migration SELECT"]);
         let options = world.database.options().username("consumer");
@@ -43,8 +44,8 @@ async fn a_consumer_may_consume_and_reads_nothing() {
                 "INSERT INTO relevo.inbox (consumer, id) VALUES ('c', gen_random_uuid())",
                 "DELETE FROM relevo.inbox",
                 "SELECT relevo.inbox_mark_dead('archived', '{\"ids\": []}', false, NULL, 'me', 'why')",
-                "SELECT relevo.inbox_order('billing', NULL, 'pause')",
-                "SELECT relevo.inbox_forget('billing')",
+                "SELECT relevo.inbox_set_control('billing', NULL, 'pause')",
+                "SELECT relevo.inbox_remove_consumer('billing')",
                 "SELECT relevo.inbox_stop_replay('billing', 1)",
                 "SELECT relevo.emit('orders', 'k', 'T', '{}')",
                 "SELECT nextval('relevo.inbox_seq')",
@@ -71,7 +72,7 @@ async fn an_operator_may_read_and_act() {
         &mut session,
         &[
             "SELECT relevo.inbox_begin('billing', gen_random_uuid())",
-            "SELECT * FROM relevo.inbox_take('billing', gen_random_uuid(), '{0}', 100)",
+            "SELECT * FROM relevo.inbox_acquire_lanes('billing', gen_random_uuid(), '{0}', 100)",
             "UPDATE relevo.inbox_dead SET fate = 'archived'",
             "SELECT relevo.emit('orders', 'k', 'T', '{}')",
         ],
@@ -105,12 +106,12 @@ async fn a_search_path_full_of_traps_catches_no_owner() {
         for sql in [
             "SELECT relevo.inbox_begin('billing', '00000000-0000-7000-8000-000000000001')",
             "SELECT relevo.inbox_begin('billing', '00000000-0000-7000-8000-000000000001')",
-            "SELECT relevo.inbox_enter('billing', ARRAY['00000000-0000-7000-8000-000000000002', \
+            "SELECT relevo.inbox_insert_many('billing', ARRAY['00000000-0000-7000-8000-000000000002', \
              '00000000-0000-7000-8000-000000000003']::uuid[], '{0,0}', '{a,b}', 'lane', 1, NULL, 100, 100, NULL)",
-            "SELECT relevo.inbox_enter('billing', ARRAY['00000000-0000-7000-8000-000000000002', \
+            "SELECT relevo.inbox_insert_many('billing', ARRAY['00000000-0000-7000-8000-000000000002', \
              '00000000-0000-7000-8000-000000000003']::uuid[], '{0,0}', '{a,b}', NULL, 1, NULL, 100, 100, NULL)",
-            "SELECT relevo.inbox_enter_one('billing', '00000000-0000-7000-8000-000000000004', 0, 'k', NULL, NULL, NULL, 100, 100)",
-            "SELECT relevo.inbox_enter_one('billing', '00000000-0000-7000-8000-000000000004', 0, 'k', 'lane', 1, NULL, 100, 100)",
+            "SELECT relevo.inbox_insert_one('billing', '00000000-0000-7000-8000-000000000004', 0, 'k', NULL, NULL, NULL, 100, 100)",
+            "SELECT relevo.inbox_insert_one('billing', '00000000-0000-7000-8000-000000000004', 0, 'k', 'lane', 1, NULL, 100, 100)",
         ] {
             execute(&mut session, sql).await.unwrap_or_else(|error| panic!("{sql}: {error}"));
         }

@@ -38,25 +38,25 @@ impl Form {
     fn enter(self, number: u32, lane: &str) -> String {
         let id = id(number);
         match self {
-            Self::One => format!("SELECT relevo.inbox_enter_one('billing', '{id}', 0, 'k', {lane}, 100, 0)"),
+            Self::One => format!("SELECT relevo.inbox_insert_one('billing', '{id}', 0, 'k', {lane}, 100, 0)"),
             Self::Several => {
-                format!("SELECT relevo.inbox_enter('billing', '{{{id}}}', '{{0}}', '{{k}}', {lane}, 100, 0, NULL)")
+                format!("SELECT relevo.inbox_insert_many('billing', '{{{id}}}', '{{0}}', '{{k}}', {lane}, 100, 0, NULL)")
             }
         }
     }
 
     fn function(self) -> &'static str {
         match self {
-            Self::One => "inbox_enter_one",
-            Self::Several => "inbox_enter",
+            Self::One => "inbox_insert_one",
+            Self::Several => "inbox_insert_many",
         }
     }
 
     /// The end of its look at the queue.
     fn look(self) -> &'static str {
         match self {
-            Self::One => "of_queue",
-            Self::Several => "(queues)",
+            Self::One => "p_queue",
+            Self::Several => "(p_queues)",
         }
     }
 }
@@ -77,18 +77,18 @@ fn append(number: u32) -> String {
 }
 
 fn claim(number: u32) -> String {
-    format!("SELECT claim::text FROM relevo.inbox_claim('billing', {}, {NO_LANE}, 60000, 100)", arrival(number))
+    format!("SELECT claim::text FROM relevo.inbox_claim_call('billing', {}, {NO_LANE}, 60000, 100)", arrival(number))
 }
 
 fn begin_claimed(number: u32, token: &str) -> String {
     let arrival = arrival(number);
-    format!("SELECT relevo.inbox_begin_claimed('billing', {arrival}, {NO_LANE}, '{token}', 100, 0, false)")
+    format!("SELECT relevo.inbox_complete_call('billing', {arrival}, {NO_LANE}, '{token}', 100, 0, false)")
 }
 
 fn set_back(number: u32, lane: &str, stop: &str) -> String {
     let arrival = arrival(number);
     format!(
-        "SELECT relevo.inbox_set_back('billing', {arrival}, {lane}, NULL, '{stop}', 0, 1, 'refused', 'no', NULL, 100, false)"
+        "SELECT relevo.inbox_fail('billing', {arrival}, {lane}, NULL, '{stop}', 0, 1, 'refused', 'no', NULL, 100, false)"
     )
 }
 
@@ -120,7 +120,7 @@ async fn e1_a_duplicate_waits_for_a_short_time_and_its_session_keeps_its_own_wai
 #[tokio::test]
 async fn e1_without_a_limit_the_duplicate_hangs_with_the_first() {
     let bed = bed().await;
-    bed.mutate("inbox_enter", "pg_catalog.set_config('lock_timeout', wait_ms::pg_catalog.text, true)", "''").await;
+    bed.mutate("inbox_insert_many", "pg_catalog.set_config('lock_timeout', p_lock_timeout_ms::pg_catalog.text, true)", "''").await;
     let mut first = bed.session().await;
     first.run(&format!("BEGIN; {}", begin(1))).await;
     let second = bed.session().await.start(&begin(1));
@@ -185,7 +185,7 @@ async fn e2_only_the_last_claim_commits_its_result() {
 #[tokio::test]
 async fn e2_without_the_token_both_results_are_committed() {
     let bed = bed().await;
-    bed.mutate("inbox_begin_claimed", "AND i.state = 'calling' AND i.token = claim", "").await;
+    bed.mutate("inbox_complete_call", "AND i.state = 'calling' AND i.token = p_token", "").await;
     let (late, mine) = two_callers(&bed).await;
     let mut session = bed.session().await;
     for (token, line) in [(&mine, "quick"), (&late, "slow")] {
@@ -198,7 +198,7 @@ async fn e2_without_the_token_both_results_are_committed() {
 
 #[tokio::test]
 async fn e2_while_a_call_may_run_nobody_else_makes_it() {
-    let word = format!("SELECT word FROM relevo.inbox_claim('billing', {}, {NO_LANE}, 60000, 100)", arrival(1));
+    let word = format!("SELECT word FROM relevo.inbox_claim_call('billing', {}, {NO_LANE}, 60000, 100)", arrival(1));
     let ours = bed().await;
     let mut session = ours.session().await;
     assert_eq!(
@@ -208,7 +208,7 @@ async fn e2_while_a_call_may_run_nobody_else_makes_it() {
 
     let naive = bed().await;
     let condition = "WHERE i.state = 'open' OR (i.state = 'calling' AND i.until < clock_timestamp())";
-    naive.mutate("inbox_claim", condition, "").await;
+    naive.mutate("inbox_claim_call", condition, "").await;
     let mut session = naive.session().await;
     assert_eq!(
         (session.one::<String>(&word).await, session.one::<String>(&word).await),
@@ -234,7 +234,7 @@ async fn e3_a_brokers_duplicate_of_a_redriven_message_is_a_repeat() {
 async fn e3_a_redrive_that_deletes_the_row_lets_the_duplicate_through() {
     let bed = bed().await;
     let set_state = "UPDATE inbox AS i SET state = 'reopened', started = 0\n    WHERE";
-    bed.mutate("inbox_reopen", set_state, "DELETE FROM inbox AS i WHERE").await;
+    bed.mutate("inbox_redrive_one", set_state, "DELETE FROM inbox AS i WHERE").await;
     let mut session = bed.session().await;
     session.run(&set_back(1, NO_LANE, "dead_continue")).await;
     session.run(REDRIVE).await;
@@ -255,11 +255,11 @@ async fn with_a_dead_owner() -> Bed {
 }
 
 fn beat(owner: &str) -> String {
-    format!("SELECT relevo.inbox_beat('billing', '{owner}', 'm', 60000, NULL, '[]', '[]', 100)")
+    format!("SELECT relevo.inbox_heartbeat('billing', '{owner}', 'm', 60000, NULL, '[]', '[]', 100)")
 }
 
 fn take(owner: &str) -> String {
-    format!("SELECT sum(epoch)::bigint FROM relevo.inbox_take('billing', '{owner}', '{{lane}}', 100)")
+    format!("SELECT sum(epoch)::bigint FROM relevo.inbox_acquire_lanes('billing', '{owner}', '{{lane}}', 100)")
 }
 
 #[tokio::test]
@@ -298,7 +298,7 @@ async fn e4_a_lane_does_not_move_while_a_handler_has_it() {
 async fn e4_a_look_at_the_lane_without_a_lock_inverts_a_key() {
     for form in Form::ALL {
         let bed = with_a_dead_owner().await;
-        bed.mutate(form.function(), "lane_owner FOR SHARE", "lane_owner").await;
+        bed.mutate(form.function(), "p_lane_owner FOR SHARE", "p_lane_owner").await;
         let (mut old, mut new) = (bed.session().await, bed.session().await);
         // The old owner has handled nothing of m2 and begins m3, which it was handed too: its process stands still there.
         old.run("BEGIN").await;
@@ -319,7 +319,7 @@ async fn with_a_first_heartbeat(bed: &Bed) -> Session {
     session
 }
 
-const FORGET: &str = "SELECT relevo.inbox_forget('billing')";
+const FORGET: &str = "SELECT relevo.inbox_remove_consumer('billing')";
 const IS_FORGOTTEN: &str = "SELECT forgotten_at IS NOT NULL FROM relevo.inbox_consumer";
 
 #[tokio::test]
@@ -338,8 +338,8 @@ async fn e4_a_consumer_is_not_forgotten_beside_a_first_heartbeat() {
 #[tokio::test]
 async fn e4_without_a_common_lock_a_living_consumer_is_forgotten() {
     let bed = bed().await;
-    let lock = "PERFORM pg_advisory_xact_lock_shared(lock_number('consumer/' || of_consumer));";
-    bed.mutate("inbox_beat", lock, "").await;
+    let lock = "PERFORM pg_advisory_xact_lock_shared(advisory_lock_key('consumer/' || p_consumer));";
+    bed.mutate("inbox_heartbeat", lock, "").await;
     let mut member = with_a_first_heartbeat(&bed).await;
     let mut session = bed.session().await;
     assert_eq!(session.one::<String>(FORGET).await, "gone");
@@ -352,16 +352,16 @@ async fn e4_without_a_common_lock_a_living_consumer_is_forgotten() {
 async fn with_an_emptied_queue(bed: &Bed) -> String {
     let mut session = bed.session().await;
     assert_eq!(session.one::<String>(&set_back(1, NO_LANE, "retry")).await, "kept");
-    let row = session.rows("SELECT token::text, no FROM relevo.inbox_due('billing', 1, 1, 60000)").await;
+    let row = session.rows("SELECT token::text, no FROM relevo.inbox_claim_due_queues('billing', 1, 1, 60000)").await;
     let token: String = sqlx::Row::try_get(&row[0], 0).expect("a token");
     let no: i64 = sqlx::Row::try_get(&row[0], 1).expect("a number");
-    let first = format!("SELECT relevo.inbox_begin_due('billing', 'k', '{token}', {no}, 100, 0, false)");
+    let first = format!("SELECT relevo.inbox_complete_queued('billing', 'k', '{token}', {no}, 100, 0, false)");
     assert!(session.one::<bool>(&first).await);
     token
 }
 
 fn release(token: &str) -> String {
-    format!("SELECT relevo.inbox_release('billing', 'k', '{token}', 5000)")
+    format!("SELECT relevo.inbox_release_queue('billing', 'k', '{token}', 5000)")
 }
 
 const QUEUES: &str = "SELECT queue FROM relevo.inbox_queue";
@@ -393,7 +393,7 @@ async fn c3_an_append_without_a_lock_is_stranded_and_overtaken() {
         let bed = bed().await;
         let look = form.look();
         bed.mutate(form.function(), &format!("{look} FOR SHARE"), look).await;
-        bed.mutate("inbox_sort", "ORDER BY q.queue FOR SHARE", "ORDER BY q.queue").await;
+        bed.mutate("inbox_classify_known", "ORDER BY q.queue FOR SHARE", "ORDER BY q.queue").await;
         let token = with_an_emptied_queue(&bed).await;
         let (mut worker, mut session) = (bed.session().await, bed.session().await);
         worker.run(&format!("BEGIN; {}; {}", form.enter(3, NO_LANE), append(3))).await;
@@ -429,7 +429,7 @@ async fn c3_an_old_snapshot_may_not_end_a_queue() {
     assert_eq!(session.refusal_in(begin, &release(&token)).await, "RV001");
 
     let naive = bed().await;
-    naive.mutate("inbox_call", "PERFORM inbox_read_committed();", "").await;
+    naive.mutate("inbox_begin_call", "PERFORM require_read_committed();", "").await;
     let token = with_an_emptied_queue(&naive).await;
     let mut worker = naive.session().await;
     worker.run(&format!("BEGIN; {}; {}", enter(3, NO_LANE), append(3))).await;

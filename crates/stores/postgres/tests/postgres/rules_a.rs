@@ -53,7 +53,7 @@ async fn with_a_message_during_the_tick(bed: &Bed) -> Vec<String> {
 #[tokio::test]
 async fn a1_the_sequence_is_read_after_the_snapshot() {
     const SNAPSHOT: &str = "SELECT pg_current_snapshot() INTO s;";
-    const HIGH: &str = "SELECT last_number() INTO h;";
+    const HIGH: &str = "SELECT last_seq() INTO h;";
     let bed = Bed::shared(8).await;
     bed.mutate("make_tick", SNAPSHOT, &format!("{SNAPSHOT} {PAUSE}")).await;
     assert_eq!(with_a_message_during_the_tick(&bed).await, ["before", "during"]);
@@ -210,7 +210,7 @@ async fn a2_a_loser_does_not_wait_and_uses_the_winner_s_tick() {
     winner.run("BEGIN").await;
     assert_eq!(winner.one::<i64>(TICK).await, 1);
     assert_eq!(loser.one::<i64>(TICK).await, 0, "the newest that is committed");
-    winner.run("COMMIT; BEGIN; SELECT pg_advisory_xact_lock(relevo.lock_number('tick'))").await;
+    winner.run("COMMIT; BEGIN; SELECT pg_advisory_xact_lock(relevo.advisory_lock_key('tick'))").await;
     bed.emit("k", "n").await;
     assert_eq!(loser.one::<i64>(TICK).await, 1, "the winner's");
     winner.run("COMMIT").await;
@@ -276,7 +276,7 @@ async fn a4_a_transaction_that_wrote_makes_no_tick() {
     let mut session = bed.session().await;
     for write in [
         emit("k", "own"),
-        "SELECT relevo.enter_due(10)".to_owned(),
+        "SELECT relevo.move_due_scheduled(10)".to_owned(),
         "CREATE TABLE t ()".to_owned(),
         "SELECT pg_current_xact_id()".to_owned(),
     ] {
@@ -292,7 +292,7 @@ async fn with_a_commit_before_the_mover_s(bed: &Bed) -> Vec<String> {
     bed.run("UPDATE relevo.scheduled SET due_at = clock_timestamp()").await;
     let (mut mover, mut writer) = (bed.session().await, bed.session().await);
     writer.run(&format!("BEGIN; {}", emit("k", "first"))).await;
-    mover.run("BEGIN; SELECT relevo.enter_due(10)").await;
+    mover.run("BEGIN; SELECT relevo.move_due_scheduled(10)").await;
     bed.emit("other", "other").await;
     let refused = mover.try_rows("SAVEPOINT s; SELECT relevo.make_tick()").await.err().map(|error| code(&error));
     if refused.is_some() {

@@ -152,7 +152,7 @@ async fn second_waits_for_the_lock(bed: &Bed, lock: &str, first: &str, second: &
 #[tokio::test]
 async fn emit_draws_its_number_after_it_waited_for_the_key() {
     let bed = Bed::shared(8).await;
-    let lock = "relevo.lock_number('key/k')";
+    let lock = "relevo.advisory_lock_key('key/k')";
     let read = second_waits_for_the_lock(&bed, lock, &serialized("k", "first"), &serialized("k", "second")).await;
     assert_eq!(read, RIGHT);
 }
@@ -193,7 +193,7 @@ async fn emit_draws_its_number_after_it_waited_for_its_id() {
 
 /// Two keys in the order in which their locks are taken.
 async fn keys_in_lock_order(bed: &Bed) -> [String; 2] {
-    let keys = "SELECT k FROM unnest(ARRAY['a', 'b']) AS k ORDER BY relevo.lock_number('key/' || k)";
+    let keys = "SELECT k FROM unnest(ARRAY['a', 'b']) AS k ORDER BY relevo.advisory_lock_key('key/' || k)";
     bed.session().await.list(keys).await.try_into().expect("two keys")
 }
 
@@ -207,7 +207,7 @@ async fn opposite_calls(bed: &Bed, function: &str) -> Vec<Result<(), String>> {
     let [low, high] = keys_in_lock_order(bed).await;
     let of = |key: &String| format!("\"key\": \"{key}\", \"serialize\": true");
     let mut holder = bed.session().await;
-    holder.run(&format!("BEGIN; SELECT pg_advisory_xact_lock(relevo.lock_number('key/{high}'))")).await;
+    holder.run(&format!("BEGIN; SELECT pg_advisory_xact_lock(relevo.advisory_lock_key('key/{high}'))")).await;
     let down = bed.session().await.start(&format!("SELECT {function}({})", drafts([of(&high), of(&low)])));
     bed.until_blocked(&down).await;
     let up = bed.session().await.start(&format!("SELECT {function}({})", drafts([of(&low), of(&high)])));

@@ -18,7 +18,7 @@ async fn with_a_parked_key() -> Bed {
     let bed = Bed::shared(1).await;
     let mut session = bed.session().await;
     let ask = json!({ "owner": OWNER, "name": "relay", "lease_ms": 600_000, "give_back": [] });
-    session.run(&format!("SELECT relevo.take_leases('main', '{ask}')")).await;
+    session.run(&format!("SELECT relevo.acquire_leases('main', '{ask}')")).await;
     bed.emit("k", "m1").await;
     bed.emit("k", "m2").await;
     session.run("SELECT relevo.make_tick()").await;
@@ -47,7 +47,7 @@ fn append() -> String {
 /// The retry task: m1 went out.
 fn unpark() -> String {
     let run = json!({ "key": "k", "shard": 0, "delivered": [1], "no": null, "park": null, "released": null });
-    format!("SELECT relevo.advance('main', '{}')::text", json!({ "leases": [[0, 1, OWNER]], "runs": [run] }))
+    format!("SELECT relevo.settle_parked('main', '{}')::text", json!({ "leases": [[0, 1, OWNER]], "runs": [run] }))
 }
 
 async fn answer(session: &mut Session, call: &str) -> Value {
@@ -83,7 +83,7 @@ async fn c3_a_message_appended_while_its_key_is_freed_goes_back_to_the_live_path
     let end: String = sqlx::Row::try_get(&end.expect("an answer")[0], 0).expect("text");
     assert_eq!(end, r#"{"lost": [], "passed": [2]}"#);
     assert_eq!(session.list(QUEUE).await, NONE);
-    assert_eq!(session.one::<i64>("SELECT place FROM relevo.standing('main')").await, 1, "m2 is not passed by");
+    assert_eq!(session.one::<i64>("SELECT place FROM relevo.shard_positions('main')").await, 1, "m2 is not passed by");
 }
 
 /// What the window task does if it only looks whether its key is parked.

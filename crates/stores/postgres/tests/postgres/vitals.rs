@@ -241,9 +241,9 @@ async fn consumers_of_the_same_database_are_told() {
     assert_eq!(store.surroundings().await.unwrap().consumers, []);
     world
         .run(
-            "SELECT relevo.inbox_beat('billing', '00000000-0000-0000-0000-000000000001', 'one', 60000, NULL, '[]', '[]', 100); \
-             SELECT relevo.inbox_take('billing', '00000000-0000-0000-0000-000000000001', '{0,1}', 100); \
-             SELECT relevo.inbox_beat('billing', '00000000-0000-0000-0000-000000000001', 'one', 60000, \
+            "SELECT relevo.inbox_heartbeat('billing', '00000000-0000-0000-0000-000000000001', 'one', 60000, NULL, '[]', '[]', 100); \
+             SELECT relevo.inbox_acquire_lanes('billing', '00000000-0000-0000-0000-000000000001', '{0,1}', 100); \
+             SELECT relevo.inbox_heartbeat('billing', '00000000-0000-0000-0000-000000000001', 'one', 60000, \
                  now() - interval '5 s', '[]', '[[\"1\", \"down\"]]', 100); \
              UPDATE relevo.inbox_member SET beat_at = beat_at - interval '2 minutes'; \
              SELECT relevo.inbox_begin('audit', gen_random_uuid())",
@@ -276,12 +276,12 @@ async fn a_consumer_that_was_forgotten_is_told_of_while_it_has_left_something() 
     for _ in 0..2 {
         world
             .run(
-                "SELECT relevo.inbox_beat('billing', '00000000-0000-0000-0000-000000000001', 'one', 60000, NULL, '[]', '[]', 100); \
+                "SELECT relevo.inbox_heartbeat('billing', '00000000-0000-0000-0000-000000000001', 'one', 60000, NULL, '[]', '[]', 100); \
                  UPDATE relevo.inbox_member SET until = clock_timestamp() - interval '1 second'",
             )
             .await;
         assert_eq!(told().await, [billing(true, 0)], "its silence is told");
-        world.run("SELECT relevo.inbox_forget('billing')").await;
+        world.run("SELECT relevo.inbox_remove_consumer('billing')").await;
         assert!(told().await.is_empty());
     }
     world

@@ -66,7 +66,7 @@ pub(super) async fn retention(store: &Store) -> Result<Vec<Finding>, Error> {
          coalesce((SELECT n.seq FROM {schema}.message AS n ORDER BY n.seq DESC LIMIT 1) - s.high, 0), \
          floor(date_part('epoch', st.retention))::bigint, st.holdback_rows_max, st.gives_way = 'delivery' \
          FROM {schema}.setting AS st, {schema}.destination AS d CROSS JOIN LATERAL \
-         (SELECT min(t.high) AS high FROM {schema}.standing(d.name) AS p JOIN {schema}.tick AS t ON t.tick = p.from_tick) AS s \
+         (SELECT min(t.high) AS high FROM {schema}.shard_positions(d.name) AS p JOIN {schema}.tick AS t ON t.tick = p.from_tick) AS s \
          LEFT JOIN LATERAL (SELECT o.created_at FROM {schema}.message AS o WHERE o.seq > s.high ORDER BY o.seq LIMIT 1) AS m \
          ON true WHERE s.high IS NOT NULL ORDER BY s.high, d.name"
     );

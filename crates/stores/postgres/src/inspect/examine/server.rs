@@ -144,8 +144,8 @@ pub(super) async fn grants(store: &Store) -> Result<Vec<Finding>, Error> {
     let sql = format!(
         "SELECT current_user::text, what FROM (\
          SELECT 'execute ' || p.proname FROM pg_proc AS p JOIN pg_namespace AS n ON n.oid = p.pronamespace \
-         WHERE n.nspname = '{schema}' AND p.proname IN ('make_tick', 'enter_due', 'take_leases', 'leave', 'settle', \
-             'standing', 'due_runs', 'advance', 'maintain', 'backlog', 'mark_dead') \
+         WHERE n.nspname = '{schema}' AND p.proname IN ('make_tick', 'move_due_scheduled', 'acquire_leases', 'release_leases', \
+             'settle', 'shard_positions', 'read_parked', 'settle_parked', 'maintain', 'backlog', 'mark_dead') \
          AND NOT has_function_privilege(p.oid, 'execute') \
          UNION ALL SELECT 'select on ' || c.relname FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace \
          WHERE n.nspname = '{schema}' AND c.relkind IN ('r', 'p', 'v') AND NOT c.relispartition \
