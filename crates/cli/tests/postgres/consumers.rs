@@ -79,7 +79,7 @@ async fn two_operators_who_redrive_at_once_do_it_once() {
         both.map(|one| one.join().expect("it ends"))
     });
     assert_eq!(counts.iter().sum::<u64>(), 2, "{counts:?}");
-    assert_eq!(cli.number("SELECT count(*) FROM relevo.inbox_dead WHERE redriven = 1").await, 2);
+    assert_eq!(cli.number("SELECT count(*) FROM relevo.inbox_dead_letter WHERE redrives = 1").await, 2);
 }
 
 #[tokio::test]

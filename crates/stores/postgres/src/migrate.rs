@@ -158,7 +158,7 @@ fn render(migration: &Migration, schema: &Schema) -> String {
          -- Only granted roles may call functions. They may call the new ones too.\n\
          REVOKE ALL ON ALL FUNCTIONS IN SCHEMA {quoted} FROM PUBLIC;\n\
          SELECT regrant_roles();\n\
-         INSERT INTO migration (version, name, serves_from) VALUES ({version}, '{name}', {compatible_from});\n",
+         INSERT INTO migration (version, name, compatible_from) VALUES ({version}, '{name}', {compatible_from});\n",
     )
 }
 
@@ -169,7 +169,7 @@ pub(crate) fn exists_query(schema: &Schema) -> String {
 
 /// Lists the applied versions in ascending order, each with the oldest program that runs on it.
 pub(crate) fn applied_query(schema: &Schema) -> String {
-    format!("SELECT version, serves_from FROM {}.migration ORDER BY version", schema.quoted())
+    format!("SELECT version, compatible_from FROM {}.migration ORDER BY version", schema.quoted())
 }
 
 /// Checks whether this program runs on the newest applied version. The error names the command that fixes it.

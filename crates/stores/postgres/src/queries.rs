@@ -220,7 +220,7 @@ pub(crate) fn millis(duration: Duration) -> u64 {
 pub(crate) fn take_leases(schema: &str, destination: &str, ask: &Ask) -> String {
     let give_back: Vec<_> = ask.give_back.iter().map(|lease| json!([lease.shard, lease.epoch])).collect();
     let doc = json!({
-        "owner": ask.owner.to_string(), "name": ask.name, "lease_ms": millis(ask.lease), "give_back": give_back,
+        "owner": ask.owner.to_string(), "name": ask.name, "lease_ms": millis(ask.lease), "release": give_back,
     });
     format!("SELECT {schema}.acquire_leases({}, {})::text", literal(destination), json_literal(&doc))
 }
@@ -236,7 +236,7 @@ pub(crate) fn leased(answer: &Value, ask: &Ask) -> Result<(Leased, i64), Error> 
         };
         let hold =
             |pair: &Value| Some(Hold { address: pair[0].as_str()?.to_owned(), error: pair[1].as_str()?.to_owned() });
-        let ceiling = match (answer["regroup"].as_bool()?, answer["regroup_tick"].as_i64()) {
+        let ceiling = match (answer["reshard"].as_bool()?, answer["reshard_tick"].as_i64()) {
             (false, _) => Ceiling::Open,
             (true, None) => Ceiling::NoNewWindow,
             (true, Some(tick)) => Ceiling::Tick(tick),
@@ -261,7 +261,7 @@ fn whole_millis(millis: f64) -> u64 {
 }
 
 pub(crate) fn positions(schema: &str, destination: &str) -> String {
-    format!("SELECT shard, from_tick, to_tick, place FROM {schema}.shard_positions({})", literal(destination))
+    format!("SELECT shard, from_tick, to_tick, settled_seq FROM {schema}.shard_positions({})", literal(destination))
 }
 
 pub(crate) fn standing(rows: &[PgRow], leases: &[Lease]) -> Result<Vec<Standing>, Error> {
@@ -349,7 +349,7 @@ pub(crate) fn due(schema: &str, destination: &str, leases: &[Lease], keys: usize
         "keys": keys, "messages": messages,
     });
     format!(
-        "SELECT slot, attempts, state, address, no, seq, id, created_at, topic, key, type, content_type, headers, payload \
+        "SELECT slot, attempts, state, address, ordinal, seq, id, created_at, topic, key, type, content_type, headers, payload \
          FROM {schema}.read_parked({}, {})",
         literal(destination),
         json_literal(&doc)
@@ -388,7 +388,7 @@ pub(crate) fn advance(schema: &str, destination: &str, advances: &[Advance]) -> 
                 "key": &*advance.key,
                 "shard": advance.lease.shard,
                 "delivered": advance.delivered,
-                "no": advance.stopped.as_ref().map(|(no, _)| no),
+                "ordinal": advance.stopped.as_ref().map(|(no, _)| no),
                 "park": advance.stopped.as_ref().map(|(_, why)| stopped(why)),
                 "released": advance.released.as_deref(),
             })

@@ -24,16 +24,16 @@ CREATE TABLE message_overflow PARTITION OF message DEFAULT;
 CREATE TABLE message_1 PARTITION OF message FOR VALUES FROM (1) TO (1000001);
 
 -- Ids that callers passed. A partitioned table has no unique constraint on them. Generated ids have no row here.
-CREATE TABLE own_id (
+CREATE TABLE dedup_id (
     id         uuid PRIMARY KEY,
     claimed_at timestamptz NOT NULL DEFAULT clock_timestamp()
 );
-CREATE INDEX own_id_claimed_at_idx ON own_id (claimed_at);
+CREATE INDEX dedup_id_claimed_at_idx ON dedup_id (claimed_at);
 
 -- Messages with a later `deliver_at`. They enter the log when they are due.
 CREATE TABLE scheduled (
     id           uuid PRIMARY KEY,
-    no           bigint GENERATED ALWAYS AS IDENTITY,
+    ordinal      bigint GENERATED ALWAYS AS IDENTITY,
     due_at       timestamptz NOT NULL,
     slot         smallint    NOT NULL,
     created_at   timestamptz NOT NULL,
@@ -44,7 +44,7 @@ CREATE TABLE scheduled (
     headers      jsonb,
     payload      bytea       NOT NULL
 );
-CREATE INDEX scheduled_due_at_idx ON scheduled (due_at, no);
+CREATE INDEX scheduled_due_at_idx ON scheduled (due_at, ordinal);
 
 -- One element of `emit_many`.
 CREATE TYPE draft AS (
@@ -133,7 +133,7 @@ CREATE FUNCTION claim_id(p_id uuid, p_on_repeat text) RETURNS boolean
 LANGUAGE plpgsql SET search_path = @schema@, pg_temp
 AS $$
 BEGIN
-    INSERT INTO own_id (id) VALUES (p_id) ON CONFLICT DO NOTHING;
+    INSERT INTO dedup_id (id) VALUES (p_id) ON CONFLICT DO NOTHING;
     IF FOUND THEN
         RETURN true;
     ELSIF p_on_repeat = 'ignore' THEN
@@ -359,7 +359,7 @@ BEGIN
     END IF;
     xid_now := pg_current_xact_id();
     FOR s IN
-        SELECT * FROM scheduled WHERE due_at <= clock_timestamp() ORDER BY due_at, no LIMIT p_limit
+        SELECT * FROM scheduled WHERE due_at <= clock_timestamp() ORDER BY due_at, ordinal LIMIT p_limit
         FOR UPDATE SKIP LOCKED
     LOOP
         DELETE FROM scheduled WHERE id = s.id;

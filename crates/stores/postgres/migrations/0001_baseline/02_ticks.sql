@@ -1,18 +1,18 @@
 -- Ticks: snapshots of the log. Any two ticks define a window of messages.
 
 CREATE TABLE tick (
-    tick     bigint PRIMARY KEY,
-    snapshot pg_snapshot NOT NULL,
+    tick       bigint PRIMARY KEY,
+    snapshot   pg_snapshot NOT NULL,
     -- The sequence's last value, taken after the snapshot.
-    high     bigint NOT NULL,
-    -- Transactions that may hold numbers up to `high` and are not visible in the snapshot: those open in it, and those
+    max_seq    bigint NOT NULL,
+    -- Transactions that may hold numbers up to `max_seq` and are not visible in the snapshot: those open in it, and those
     -- that got their id between it and this tick's own.
-    late     xid8[] NOT NULL,
-    timeline int NOT NULL,
-    made_at  timestamptz NOT NULL DEFAULT clock_timestamp()
+    late_xids  xid8[] NOT NULL,
+    timeline   int NOT NULL,
+    created_at timestamptz NOT NULL DEFAULT clock_timestamp()
 );
 -- Tick 0: nothing is visible (3 is the first normal transaction id).
-INSERT INTO tick (tick, snapshot, high, late, timeline) VALUES (0, '3:3:', 0, '{}', 0);
+INSERT INTO tick (tick, snapshot, max_seq, late_xids, timeline) VALUES (0, '3:3:', 0, '{}', 0);
 
 -- Raises an error unless the isolation level is READ COMMITTED. Only there do later statements of a function see what was committed
 -- while the function waited.
@@ -56,7 +56,7 @@ AS $$ SELECT coalesce(pg_sequence_last_value('@schema@.message_seq'::regclass), 
 -- It must be a statement of its own. It takes the snapshot, the sequence's last value and the transaction id in this order, each in a
 -- statement with a new snapshot, after the lock. The tick commits durably before anything of its window is published, which makes
 -- everything that it sees durable too.
-CREATE FUNCTION make_tick() RETURNS TABLE (tick bigint, snapshot text, high bigint, late text, timeline int, due boolean)
+CREATE FUNCTION make_tick() RETURNS TABLE (tick bigint, snapshot text, max_seq bigint, late_xids text, timeline int, due boolean)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = @schema@, pg_temp
 AS $$
 #variable_conflict use_column
@@ -82,17 +82,17 @@ BEGIN
         SELECT last_seq() INTO h;
         line := current_timeline();
         IF pg_snapshot_xmin(s) < pg_snapshot_xmin(last_tick.snapshot)
-            OR pg_snapshot_xmax(s) < pg_snapshot_xmax(last_tick.snapshot) OR h < last_tick.high THEN
+            OR pg_snapshot_xmax(s) < pg_snapshot_xmax(last_tick.snapshot) OR h < last_tick.max_seq THEN
             RAISE EXCEPTION 'the transaction counter or the sequence went back: this database was restored'
                 USING ERRCODE = 'RV003', HINT = 'Run `relevo rebase`.';
         END IF;
-        IF h > last_tick.high OR line <> last_tick.timeline
-            OR EXISTS (SELECT 1 FROM unnest(last_tick.late) AS x WHERE pg_visible_in_snapshot(x, s)) THEN
+        IF h > last_tick.max_seq OR line <> last_tick.timeline
+            OR EXISTS (SELECT 1 FROM unnest(last_tick.late_xids) AS x WHERE pg_visible_in_snapshot(x, s)) THEN
             IF current_setting('synchronous_commit') IN ('off', 'local') THEN
                 PERFORM set_config('synchronous_commit', 'on', true);
             END IF;
             b := pg_current_xact_id();
-            INSERT INTO tick (tick, snapshot, high, late, timeline)
+            INSERT INTO tick (tick, snapshot, max_seq, late_xids, timeline)
             VALUES (last_tick.tick + 1, s, h, ARRAY(
                 SELECT pg_snapshot_xip(s)
                 UNION ALL
@@ -103,7 +103,7 @@ BEGIN
     END IF;
     -- A statement of its own: it sees this tick, or the one of the session that held the lock.
     RETURN QUERY
-        SELECT t.tick, t.snapshot::text, t.high, t.late::text, t.timeline,
+        SELECT t.tick, t.snapshot::text, t.max_seq, t.late_xids::text, t.timeline,
             EXISTS (SELECT 1 FROM scheduled WHERE due_at <= clock_timestamp())
         FROM tick AS t ORDER BY t.tick DESC LIMIT 1;
 END $$;

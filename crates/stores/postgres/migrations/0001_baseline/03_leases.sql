@@ -5,8 +5,8 @@ CREATE TABLE destination (
     shards       smallint NOT NULL CHECK (shards BETWEEN 1 AND 256),
     enabled      boolean NOT NULL DEFAULT true,
     -- While shards are regrouped: how many there shall be, and the tick at which all of them meet.
-    regroup_to   smallint CHECK (regroup_to BETWEEN 1 AND 256),
-    regroup_tick bigint
+    reshard_to   smallint CHECK (reshard_to BETWEEN 1 AND 256),
+    reshard_tick bigint
 );
 
 CREATE TABLE lease (
@@ -15,47 +15,47 @@ CREATE TABLE lease (
     -- Rises with every change of owner, and never goes back when shards are regrouped.
     epoch       bigint NOT NULL,
     owner       uuid,
-    until       timestamptz NOT NULL DEFAULT '-infinity',
+    expires_at  timestamptz NOT NULL DEFAULT '-infinity',
     -- The timeline on which it was taken: a lease does not outlive a failover, not even behind a pooler.
     timeline    int NOT NULL DEFAULT 0,
     PRIMARY KEY (destination, shard)
 );
 
 -- The live relays. Shards are shared evenly among them.
-CREATE TABLE member (
+CREATE TABLE relay (
     destination text NOT NULL REFERENCES destination ON DELETE CASCADE,
     owner       uuid NOT NULL,
     name        text NOT NULL,
-    until       timestamptz NOT NULL,
+    expires_at  timestamptz NOT NULL,
     PRIMARY KEY (destination, owner)
 );
 
 -- Insert-only: one row for each settled batch. The newest row counts; the history shows when a message was published.
 CREATE TABLE progress (
-    no          bigint GENERATED ALWAYS AS IDENTITY (CACHE 1),
+    progress_id bigint GENERATED ALWAYS AS IDENTITY (CACHE 1),
     destination text NOT NULL REFERENCES destination ON DELETE CASCADE,
     shards      smallint NOT NULL,
     shard       smallint NOT NULL,
     from_tick   bigint NOT NULL,
     to_tick     bigint NOT NULL,
-    place       bigint NOT NULL,
+    settled_seq bigint NOT NULL,
     epoch       bigint NOT NULL,
     settled_at  timestamptz NOT NULL DEFAULT clock_timestamp()
 );
-CREATE INDEX progress_newest_idx ON progress (destination, shards, shard, no DESC);
+CREATE INDEX progress_newest_idx ON progress (destination, shards, shard, progress_id DESC);
 CREATE INDEX progress_settled_at_idx ON progress (settled_at);
 
 -- The current position of each shard of a destination.
 CREATE FUNCTION shard_positions(p_destination text)
-RETURNS TABLE (shard smallint, from_tick bigint, to_tick bigint, place bigint)
+RETURNS TABLE (shard smallint, from_tick bigint, to_tick bigint, settled_seq bigint)
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = @schema@, pg_temp
 AS $$
-    SELECT l.shard, p.from_tick, p.to_tick, p.place
+    SELECT l.shard, p.from_tick, p.to_tick, p.settled_seq
     FROM destination AS d
     JOIN lease AS l ON l.destination = d.name
     CROSS JOIN LATERAL (
         SELECT * FROM progress AS p
-        WHERE p.destination = d.name AND p.shards = d.shards AND p.shard = l.shard ORDER BY p.no DESC LIMIT 1
+        WHERE p.destination = d.name AND p.shards = d.shards AND p.shard = l.shard ORDER BY p.progress_id DESC LIMIT 1
     ) AS p
     WHERE d.name = p_destination
 $$;
@@ -83,7 +83,7 @@ BEGIN
     END IF;
     INSERT INTO lease (destination, shard, epoch)
     SELECT add_destination.name, s, 0 FROM generate_series(0, add_destination.shards - 1) AS s;
-    INSERT INTO progress (destination, shards, shard, from_tick, to_tick, place, epoch)
+    INSERT INTO progress (destination, shards, shard, from_tick, to_tick, settled_seq, epoch)
     SELECT add_destination.name, add_destination.shards, s, start_tick, start_tick, 0, 0
     FROM generate_series(0, add_destination.shards - 1) AS s;
     RETURN true;
@@ -116,7 +116,7 @@ BEGIN
         RAISE EXCEPTION 'argument "shards" is %, not a number from 1 to 256', coalesce(shards::text, 'null')
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    UPDATE destination AS d SET regroup_to = regroup.shards, regroup_tick = NULL WHERE d.name = regroup.name;
+    UPDATE destination AS d SET reshard_to = regroup.shards, reshard_tick = NULL WHERE d.name = regroup.name;
     RETURN FOUND;
 END $$;
 
@@ -129,22 +129,22 @@ DECLARE
     epoch_max bigint;
 BEGIN
     SELECT * INTO d FROM destination WHERE name = p_destination FOR UPDATE SKIP LOCKED;
-    IF d.regroup_to IS NULL THEN
+    IF d.reshard_to IS NULL THEN
         RETURN;
-    ELSIF d.regroup_tick IS NULL THEN
+    ELSIF d.reshard_tick IS NULL THEN
         IF NOT EXISTS (SELECT 1 FROM shard_positions(p_destination) AS s WHERE s.from_tick <> s.to_tick) THEN
-            UPDATE destination SET regroup_tick = (SELECT max(s.to_tick) FROM shard_positions(p_destination) AS s)
+            UPDATE destination SET reshard_tick = (SELECT max(s.to_tick) FROM shard_positions(p_destination) AS s)
             WHERE name = p_destination;
         END IF;
         RETURN;
-    ELSIF EXISTS (SELECT 1 FROM shard_positions(p_destination) AS s WHERE s.to_tick > d.regroup_tick) THEN
+    ELSIF EXISTS (SELECT 1 FROM shard_positions(p_destination) AS s WHERE s.to_tick > d.reshard_tick) THEN
         -- An owner that had not heard of it yet went further: all meet there.
-        UPDATE destination SET regroup_tick = (SELECT max(s.to_tick) FROM shard_positions(p_destination) AS s)
+        UPDATE destination SET reshard_tick = (SELECT max(s.to_tick) FROM shard_positions(p_destination) AS s)
         WHERE name = p_destination;
         RETURN;
     ELSIF EXISTS (
         SELECT 1 FROM shard_positions(p_destination) AS s
-        WHERE s.from_tick <> s.to_tick OR s.to_tick <> d.regroup_tick
+        WHERE s.from_tick <> s.to_tick OR s.to_tick <> d.reshard_tick
     ) THEN
         RETURN;
     END IF;
@@ -152,21 +152,21 @@ BEGIN
     PERFORM 1 FROM lease WHERE destination = p_destination ORDER BY shard FOR UPDATE;
     IF EXISTS (
         SELECT 1 FROM shard_positions(p_destination) AS s
-        WHERE s.from_tick <> s.to_tick OR s.to_tick <> d.regroup_tick
+        WHERE s.from_tick <> s.to_tick OR s.to_tick <> d.reshard_tick
     ) THEN
         RETURN;
     END IF;
     SELECT max(epoch) INTO epoch_max FROM lease WHERE destination = p_destination;
     DELETE FROM lease WHERE destination = p_destination;
     INSERT INTO lease (destination, shard, epoch)
-    SELECT p_destination, s, epoch_max + 1 FROM generate_series(0, d.regroup_to - 1) AS s;
-    INSERT INTO progress (destination, shards, shard, from_tick, to_tick, place, epoch)
-    SELECT p_destination, d.regroup_to, s, d.regroup_tick, d.regroup_tick, 0, epoch_max + 1
-    FROM generate_series(0, d.regroup_to - 1) AS s;
-    UPDATE destination SET shards = regroup_to, regroup_to = NULL, regroup_tick = NULL WHERE name = p_destination;
+    SELECT p_destination, s, epoch_max + 1 FROM generate_series(0, d.reshard_to - 1) AS s;
+    INSERT INTO progress (destination, shards, shard, from_tick, to_tick, settled_seq, epoch)
+    SELECT p_destination, d.reshard_to, s, d.reshard_tick, d.reshard_tick, 0, epoch_max + 1
+    FROM generate_series(0, d.reshard_to - 1) AS s;
+    UPDATE destination SET shards = reshard_to, reshard_to = NULL, reshard_tick = NULL WHERE name = p_destination;
 END $$;
 
--- Releases, renews and acquires leases in one transaction: {"owner", "name", "lease_ms", "give_back": [[shard, epoch], …]}. Acquiring a
+-- Releases, renews and acquires leases in one transaction: {"owner", "name", "lease_ms", "release": [[shard, epoch], …]}. Acquiring a
 -- shard increments its epoch. Locks are on shards, never on messages.
 CREATE FUNCTION acquire_leases(p_destination text, p_request jsonb) RETURNS jsonb
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
@@ -196,40 +196,40 @@ BEGIN
     PERFORM set_config('idle_in_transaction_session_timeout', (greatest((p_request ->> 'lease_ms')::int / 2, 1))::text, true);
     -- Relays ask often, so that shards which become free are taken at once; rows are rewritten only when a third of their
     -- time is over.
-    INSERT INTO member AS m (destination, owner, name, until)
+    INSERT INTO relay AS m (destination, owner, name, expires_at)
     VALUES (p_destination, me, p_request ->> 'name', clock_timestamp() + lasts)
-    ON CONFLICT (destination, owner) DO UPDATE SET until = excluded.until
-    WHERE m.until < clock_timestamp() + lasts * 2 / 3;
-    DELETE FROM member WHERE (destination, owner) IN (
-        SELECT m.destination, m.owner FROM member AS m
-        WHERE m.destination = p_destination AND m.until < clock_timestamp() FOR UPDATE SKIP LOCKED);
-    UPDATE lease AS l SET owner = NULL, until = '-infinity'
-    FROM jsonb_array_elements(p_request -> 'give_back') AS g
+    ON CONFLICT (destination, owner) DO UPDATE SET expires_at = excluded.expires_at
+    WHERE m.expires_at < clock_timestamp() + lasts * 2 / 3;
+    DELETE FROM relay WHERE (destination, owner) IN (
+        SELECT m.destination, m.owner FROM relay AS m
+        WHERE m.destination = p_destination AND m.expires_at < clock_timestamp() FOR UPDATE SKIP LOCKED);
+    UPDATE lease AS l SET owner = NULL, expires_at = '-infinity'
+    FROM jsonb_array_elements(p_request -> 'release') AS g
     WHERE l.destination = p_destination AND l.shard = (g ->> 0)::smallint AND l.epoch = (g ->> 1)::bigint
         AND l.owner = me;
-    IF d.regroup_to IS NOT NULL THEN
+    IF d.reshard_to IS NOT NULL THEN
         PERFORM reshard_step(p_destination);
         SELECT * INTO d FROM destination WHERE name = p_destination;
     END IF;
-    SELECT count(*) INTO live FROM member WHERE destination = p_destination AND until >= clock_timestamp();
+    SELECT count(*) INTO live FROM relay WHERE destination = p_destination AND expires_at >= clock_timestamp();
     fair := ceil(d.shards::numeric / greatest(live, 1));
     changed := EXISTS (
         SELECT 1 FROM lease WHERE destination = p_destination AND timeline NOT IN (0, line));
     -- What was taken on another timeline is not renewed: it is taken again, with a new epoch.
-    UPDATE lease AS l SET owner = NULL, until = '-infinity'
+    UPDATE lease AS l SET owner = NULL, expires_at = '-infinity'
     WHERE l.destination = p_destination AND l.owner = me AND l.timeline <> line;
-    UPDATE lease AS l SET until = clock_timestamp() + lasts
+    UPDATE lease AS l SET expires_at = clock_timestamp() + lasts
     FROM (
         SELECT m.shard FROM lease AS m
-        WHERE m.destination = p_destination AND m.owner = me AND m.until < clock_timestamp() + lasts * 2 / 3
+        WHERE m.destination = p_destination AND m.owner = me AND m.expires_at < clock_timestamp() + lasts * 2 / 3
         ORDER BY m.shard FOR UPDATE
     ) AS mine
     WHERE l.destination = p_destination AND l.shard = mine.shard;
     SELECT count(*) INTO held FROM lease WHERE destination = p_destination AND owner = me;
-    UPDATE lease AS l SET epoch = l.epoch + 1, owner = me, until = clock_timestamp() + lasts, timeline = line
+    UPDATE lease AS l SET epoch = l.epoch + 1, owner = me, expires_at = clock_timestamp() + lasts, timeline = line
     FROM (
         SELECT f.shard FROM lease AS f
-        WHERE f.destination = p_destination AND (f.owner IS NULL OR f.until < clock_timestamp())
+        WHERE f.destination = p_destination AND (f.owner IS NULL OR f.expires_at < clock_timestamp())
         ORDER BY f.shard LIMIT greatest(fair - held, 0) FOR UPDATE SKIP LOCKED
     ) AS free
     WHERE l.destination = p_destination AND l.shard = free.shard;
@@ -238,17 +238,17 @@ BEGIN
         'fair', fair,
         'timeline', line,
         'timeline_changed', changed,
-        'regroup', d.regroup_to IS NOT NULL,
-        'regroup_tick', d.regroup_tick,
+        'reshard', d.reshard_to IS NOT NULL,
+        'reshard_tick', d.reshard_tick,
         'lasts_ms', (
-            SELECT floor(date_part('epoch', min(l.until) - clock_timestamp()) * 1000)
+            SELECT floor(date_part('epoch', min(l.expires_at) - clock_timestamp()) * 1000)
             FROM lease AS l WHERE l.destination = p_destination AND l.owner = me),
         'leases', coalesce((
             SELECT jsonb_agg(jsonb_build_array(l.shard, l.epoch) ORDER BY l.shard)
             FROM lease AS l WHERE l.destination = p_destination AND l.owner = me), '[]'),
         'holds', coalesce((
             SELECT jsonb_agg(jsonb_build_array(h.address, h.error) ORDER BY h.address)
-            FROM hold AS h WHERE h.destination = p_destination), '[]')
+            FROM address_hold AS h WHERE h.destination = p_destination), '[]')
     ) INTO answer;
     RETURN answer;
 END $$;
@@ -258,8 +258,8 @@ CREATE FUNCTION release_leases(p_destination text, p_owner uuid) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
 AS $$
 BEGIN
-    UPDATE lease SET owner = NULL, until = '-infinity' WHERE destination = p_destination AND owner = p_owner;
-    DELETE FROM member WHERE destination = p_destination AND owner = p_owner;
+    UPDATE lease SET owner = NULL, expires_at = '-infinity' WHERE destination = p_destination AND owner = p_owner;
+    DELETE FROM relay WHERE destination = p_destination AND owner = p_owner;
 END $$;
 
 -- Locks the leases in [[shard, epoch, owner], …] against takeover until the transaction ends, and returns the shards that are still

@@ -27,7 +27,7 @@ CREATE SEQUENCE parked_seq AS bigint CACHE 1;
 CREATE TABLE parked_message (
     destination  text NOT NULL,
     key          text NOT NULL,
-    no           bigint NOT NULL DEFAULT nextval('parked_seq'),
+    ordinal      bigint NOT NULL DEFAULT nextval('parked_seq'),
     seq          bigint NOT NULL,
     slot         smallint NOT NULL,
     id           uuid NOT NULL,
@@ -37,7 +37,7 @@ CREATE TABLE parked_message (
     content_type text NOT NULL,
     headers      jsonb,
     payload      bytea NOT NULL,
-    PRIMARY KEY (destination, key, no),
+    PRIMARY KEY (destination, key, ordinal),
     FOREIGN KEY (destination, key) REFERENCES parked_key ON DELETE CASCADE
 );
 CREATE INDEX parked_message_seq_idx ON parked_message (destination, seq);
@@ -73,16 +73,16 @@ CREATE INDEX dead_letter_seq_idx ON dead_letter (destination, seq);
 CREATE INDEX dead_letter_dead_idx ON dead_letter (destination, seq) WHERE state = 'dead';
 
 -- When parked messages were published. Progress passed them earlier.
-CREATE TABLE parked_delivery (
+CREATE TABLE parked_published (
     destination  text NOT NULL REFERENCES destination ON DELETE CASCADE,
     seq          bigint NOT NULL,
-    delivered_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    published_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     PRIMARY KEY (destination, seq)
 );
-CREATE INDEX parked_delivery_delivered_at_idx ON parked_delivery (delivered_at);
+CREATE INDEX parked_published_published_at_idx ON parked_published (published_at);
 
 -- Addresses that accept no messages, and when one message probes them.
-CREATE TABLE hold (
+CREATE TABLE address_hold (
     destination text NOT NULL REFERENCES destination ON DELETE CASCADE,
     address     text NOT NULL,
     class       text NOT NULL,
@@ -93,12 +93,12 @@ CREATE TABLE hold (
 );
 
 -- One message that was not published, as relays send it.
-CREATE TYPE park AS (
+CREATE TYPE park_request AS (
     seq bigint, slot smallint, key text, stop text, after_ms bigint, attempts int, class text, error text, route text,
     address text
 );
 
--- Settles batches: {"leases": [[shard, epoch, owner], …], "shards": n, "progress": [[shard, from, to, place], …], "parks": [park, …]}.
+-- Settles batches: {"leases": [[shard, epoch, owner], …], "shards": n, "progress": [[shard, from_tick, to_tick, settled_seq], …], "parks": [park, …]}.
 -- One call is one transaction and locks the leases first. Nothing changes for a shard whose lease is lost, or with a message that was
 -- to wait behind a head that is no longer parked.
 CREATE FUNCTION settle(p_destination text, p_request jsonb) RETURNS jsonb
@@ -117,14 +117,14 @@ BEGIN
         IF cardinality(passed) > 0 THEN
             SELECT coalesce(array_agg(shard), '{}') INTO held FROM unnest(held) AS shard
             WHERE NOT EXISTS (
-                SELECT 1 FROM jsonb_populate_recordset(NULL::park, p_request -> 'parks') AS p
+                SELECT 1 FROM jsonb_populate_recordset(NULL::park_request, p_request -> 'parks') AS p
                 WHERE p.seq = ANY (passed) AND p.slot % n = shard);
         END IF;
     ELSE
         -- Progress alone may be lost in a crash: it costs repeats, which have the same id.
         PERFORM set_config('synchronous_commit', 'off', true);
     END IF;
-    INSERT INTO progress (destination, shards, shard, from_tick, to_tick, place, epoch)
+    INSERT INTO progress (destination, shards, shard, from_tick, to_tick, settled_seq, epoch)
     SELECT p_destination, n, (p ->> 0)::smallint, (p ->> 1)::bigint, (p ->> 2)::bigint, (p ->> 3)::bigint,
         (SELECT (l ->> 1)::bigint FROM jsonb_array_elements(p_request -> 'leases') AS l WHERE l -> 0 = p -> 0)
     FROM jsonb_array_elements(p_request -> 'progress') AS p
@@ -134,7 +134,7 @@ BEGIN
             SELECT jsonb_agg(l -> 0) FROM jsonb_array_elements(p_request -> 'leases') AS l
             WHERE (l ->> 0)::smallint <> ALL (held)
                 AND NOT EXISTS (
-                    SELECT 1 FROM jsonb_populate_recordset(NULL::park, p_request -> 'parks') AS p
+                    SELECT 1 FROM jsonb_populate_recordset(NULL::park_request, p_request -> 'parks') AS p
                     WHERE p.seq = ANY (passed) AND p.slot % n = (l ->> 0)::smallint)), '[]'),
         'passed', to_jsonb(passed));
 END $$;
@@ -146,9 +146,9 @@ LANGUAGE plpgsql SET search_path = @schema@, pg_temp
 AS $$
 DECLARE
     passed bigint[];
-    all_parks park[] := ARRAY(
-        SELECT p FROM jsonb_populate_recordset(NULL::park, p_parks) AS p WHERE p.slot % p_shards = ANY (p_held) ORDER BY p.seq);
-    ok park[];
+    all_parks park_request[] := ARRAY(
+        SELECT p FROM jsonb_populate_recordset(NULL::park_request, p_parks) AS p WHERE p.slot % p_shards = ANY (p_held) ORDER BY p.seq);
+    ok park_request[];
     existing text[];
 BEGIN
     -- Locked against unparking until this transaction ends; read in the statement after, with a new snapshot.
@@ -200,10 +200,10 @@ END $$;
 
 -- Holds an address. Only a failed probe that was due extends the hold. Messages that arrive meanwhile were not tried, and would postpone
 -- the probe forever. The row is locked in any case, so that a release sees the keys parked for it.
-CREATE FUNCTION hold_address(p_destination text, p_park park, p_probed boolean) RETURNS void
+CREATE FUNCTION hold_address(p_destination text, p_park park_request, p_probed boolean) RETURNS void
 LANGUAGE sql SET search_path = @schema@, pg_temp
 AS $$
-    INSERT INTO hold AS h (destination, address, class, error, next_at)
+    INSERT INTO address_hold AS h (destination, address, class, error, next_at)
     VALUES (p_destination, p_park.address, p_park.class, p_park.error, after_ms(p_park.after_ms))
     ON CONFLICT (destination, address) DO UPDATE SET
         class = CASE WHEN p_probed AND h.next_at <= clock_timestamp() THEN excluded.class ELSE h.class END,
@@ -233,9 +233,9 @@ BEGIN
             SET state = 'retry', attempts = 0, next_at = clock_timestamp(), address = NULL, dead_id = NULL
             WHERE k.state <> 'dead' OR k.dead_id = d.id;
             INSERT INTO parked_message
-                (destination, key, no, seq, slot, id, created_at, topic, type, content_type, headers, payload)
+                (destination, key, ordinal, seq, slot, id, created_at, topic, type, content_type, headers, payload)
             VALUES (p_destination, d.key, (
-                    SELECT coalesce(min(m.no), nextval('parked_seq')) - 1 FROM parked_message AS m
+                    SELECT coalesce(min(m.ordinal), nextval('parked_seq')) - 1 FROM parked_message AS m
                     WHERE m.destination = p_destination AND m.key = d.key),
                 d.seq, d.slot, d.id, d.created_at, d.topic, d.type, d.content_type, d.headers, d.payload);
             UPDATE dead_letter SET state = 'redriven', redrives = redrives + 1
@@ -264,7 +264,7 @@ END $$;
 -- Applies the operators' marks, then returns due messages of parked keys: {"leases": …, "shards": n, "keys": limit, "messages": limit per
 -- key}. One message probes each held address that is due.
 CREATE FUNCTION read_parked(p_destination text, p_request jsonb)
-RETURNS TABLE (key text, slot smallint, attempts int, state text, address text, no bigint, seq bigint, id uuid,
+RETURNS TABLE (key text, slot smallint, attempts int, state text, address text, ordinal bigint, seq bigint, id uuid,
     created_at timestamptz, topic text, type text, content_type text, headers text, payload bytea)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
 AS $$
@@ -280,7 +280,7 @@ BEGIN
             WHERE k.destination = p_destination AND k.next_at <= clock_timestamp() AND k.slot % n = ANY (held)
             ORDER BY k.next_at LIMIT (p_request ->> 'keys')::int)
             UNION ALL
-            (SELECT k.* FROM hold AS h CROSS JOIN LATERAL (
+            (SELECT k.* FROM address_hold AS h CROSS JOIN LATERAL (
                 SELECT * FROM parked_key AS k
                 WHERE k.destination = p_destination AND k.address = h.address AND k.state = 'address'
                     AND k.slot % n = ANY (held)
@@ -288,17 +288,17 @@ BEGIN
             ) AS k
             WHERE h.destination = p_destination AND h.next_at <= clock_timestamp())
         )
-        SELECT r.key, r.slot, r.attempts, r.state, r.address, m.no, m.seq, m.id, m.created_at, m.topic, m.type,
+        SELECT r.key, r.slot, r.attempts, r.state, r.address, m.ordinal, m.seq, m.id, m.created_at, m.topic, m.type,
             m.content_type, m.headers::text, m.payload
         FROM ready AS r CROSS JOIN LATERAL (
             SELECT * FROM parked_message AS m
-            WHERE m.destination = p_destination AND m.key = r.key ORDER BY m.no
+            WHERE m.destination = p_destination AND m.key = r.key ORDER BY m.ordinal
             LIMIT CASE WHEN r.state IN ('address', 'quarantine') THEN 1 ELSE (p_request ->> 'messages')::int END
         ) AS m
-        ORDER BY r.next_at, r.key, m.no;
+        ORDER BY r.next_at, r.key, m.ordinal;
 END $$;
 
--- Records the results of retries: {"leases": …, "shards": n, "runs": [{"key", "shard", "delivered": [no, …], "no": failed no,
+-- Records the results of retries: {"leases": …, "shards": n, "runs": [{"key", "shard", "delivered": [ordinal, …], "ordinal": of the failed one,
 -- "park": …, "released": address}, …]}. Returns "lost", "unparked" or "waits" for each.
 CREATE FUNCTION settle_parked(p_destination text, p_request jsonb) RETURNS jsonb
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
@@ -307,7 +307,7 @@ DECLARE
     held smallint[] := lock_held_leases(p_destination, p_request -> 'leases');
     answers jsonb := '[]';
     run jsonb;
-    p park;
+    p park_request;
     of_key text;
     buried uuid;
     overtaken boolean;
@@ -323,7 +323,7 @@ BEGIN
         of_key := run ->> 'key';
         IF run ->> 'released' IS NOT NULL THEN
             -- The hold first: a key that is parked for it meanwhile waits here, and is seen by the next statement.
-            DELETE FROM hold WHERE destination = p_destination AND address = run ->> 'released';
+            DELETE FROM address_hold WHERE destination = p_destination AND address = run ->> 'released';
             UPDATE parked_key SET state = 'retry', next_at = clock_timestamp(), address = NULL
             WHERE destination = p_destination AND state = 'address' AND address = run ->> 'released';
         END IF;
@@ -331,16 +331,16 @@ BEGIN
         WITH gone AS (
             DELETE FROM parked_message AS m
             WHERE m.destination = p_destination AND m.key = of_key
-                AND m.no IN (SELECT v::bigint FROM jsonb_array_elements_text(run -> 'delivered') AS v)
+                AND m.ordinal IN (SELECT v::bigint FROM jsonb_array_elements_text(run -> 'delivered') AS v)
             RETURNING m.seq
         )
-        INSERT INTO parked_delivery (destination, seq) SELECT p_destination, g.seq FROM gone AS g
+        INSERT INTO parked_published (destination, seq) SELECT p_destination, g.seq FROM gone AS g
         ON CONFLICT DO NOTHING;
         IF jsonb_typeof(run -> 'park') = 'object' THEN
-            p := jsonb_populate_record(NULL::park, run -> 'park');
+            p := jsonb_populate_record(NULL::park_request, run -> 'park');
             buried := NULL;
             IF p.stop IN ('dead_hold', 'dead_continue') THEN
-                buried := move_to_dead_letters(p_destination, of_key, (run ->> 'no')::bigint, p);
+                buried := move_to_dead_letters(p_destination, of_key, (run ->> 'ordinal')::bigint, p);
             END IF;
             IF p.stop = 'address' THEN
                 PERFORM hold_address(p_destination, p, true);
@@ -348,7 +348,7 @@ BEGIN
             -- A message that was redriven to the front meanwhile has attempts of its own.
             overtaken := EXISTS (
                 SELECT 1 FROM parked_message AS m
-                WHERE m.destination = p_destination AND m.key = of_key AND m.no < (run ->> 'no')::bigint);
+                WHERE m.destination = p_destination AND m.key = of_key AND m.ordinal < (run ->> 'ordinal')::bigint);
             UPDATE parked_key AS k SET
                 state = CASE
                     WHEN p.stop = 'dead_hold' THEN 'dead'
@@ -374,13 +374,13 @@ BEGIN
 END $$;
 
 -- Moves a parked message to the dead letters. A letter that was redriven before is dead again.
-CREATE FUNCTION move_to_dead_letters(p_destination text, p_key text, p_ordinal bigint, p_park park) RETURNS uuid
+CREATE FUNCTION move_to_dead_letters(p_destination text, p_key text, p_ordinal bigint, p_park park_request) RETURNS uuid
 LANGUAGE plpgsql SET search_path = @schema@, pg_temp
 AS $$
 DECLARE
     m parked_message;
 BEGIN
-    DELETE FROM parked_message AS q WHERE q.destination = p_destination AND q.key = p_key AND q.no = p_ordinal
+    DELETE FROM parked_message AS q WHERE q.destination = p_destination AND q.key = p_key AND q.ordinal = p_ordinal
     RETURNING q.* INTO m;
     IF NOT FOUND THEN
         RETURN NULL;

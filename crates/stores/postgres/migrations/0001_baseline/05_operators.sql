@@ -13,11 +13,11 @@ SELECT p.seq, p.id, p.destination, p.topic, p.key, p.type, p.created_at,
     ELSE 'behind' END,
     CASE WHEN p.head AND k.state <> 'dead' THEN k.attempts ELSE 0 END,
     CASE WHEN p.head THEN coalesce(k.next_at, (
-        SELECT h.next_at FROM hold AS h WHERE h.destination = k.destination AND h.address = k.address)) END,
+        SELECT h.next_at FROM address_hold AS h WHERE h.destination = k.destination AND h.address = k.address)) END,
     CASE WHEN p.head THEN k.error END,
     NULL
 FROM parked_key AS k CROSS JOIN LATERAL (
-    SELECT m.*, m.no = min(m.no) OVER () AS head FROM parked_message AS m
+    SELECT m.*, m.ordinal = min(m.ordinal) OVER () AS head FROM parked_message AS m
     WHERE m.destination = k.destination AND m.key = k.key
 ) AS p
 UNION ALL
@@ -28,25 +28,25 @@ UNION ALL
 SELECT m.seq, m.id, d.name, m.topic, m.key, m.type, m.created_at,
     CASE WHEN settled.is THEN 'published' ELSE 'pending' END, 0, NULL, NULL,
     CASE WHEN settled.is THEN coalesce((
-        SELECT l.delivered_at FROM parked_delivery AS l WHERE l.destination = d.name AND l.seq = m.seq
+        SELECT l.published_at FROM parked_published AS l WHERE l.destination = d.name AND l.seq = m.seq
     ), (
         SELECT p.settled_at FROM progress AS p
         JOIN tick AS f ON f.tick = p.from_tick JOIN tick AS t ON t.tick = p.to_tick
         WHERE p.destination = d.name AND m.slot % p.shards = p.shard AND p.settled_at >= m.created_at
             AND (pg_visible_in_snapshot(m.xid, f.snapshot)
-                OR (m.seq <= p.place AND pg_visible_in_snapshot(m.xid, t.snapshot)))
+                OR (m.seq <= p.settled_seq AND pg_visible_in_snapshot(m.xid, t.snapshot)))
         ORDER BY p.settled_at LIMIT 1)) END
 FROM message AS m CROSS JOIN destination AS d
 CROSS JOIN LATERAL (
     SELECT p.* FROM progress AS p
     WHERE p.destination = d.name AND p.shards = d.shards AND p.shard = m.slot % d.shards
-    ORDER BY p.no DESC LIMIT 1
+    ORDER BY p.progress_id DESC LIMIT 1
 ) AS now
 JOIN tick AS f ON f.tick = now.from_tick
 JOIN tick AS t ON t.tick = now.to_tick
 CROSS JOIN LATERAL (
     SELECT pg_visible_in_snapshot(m.xid, f.snapshot)
-        OR (m.seq <= now.place AND pg_visible_in_snapshot(m.xid, t.snapshot)) AS is
+        OR (m.seq <= now.settled_seq AND pg_visible_in_snapshot(m.xid, t.snapshot)) AS is
 ) AS settled
 WHERE NOT EXISTS (SELECT 1 FROM parked_message AS p WHERE p.destination = d.name AND p.seq = m.seq)
     AND NOT EXISTS (
@@ -71,11 +71,11 @@ BEGIN
     pending := 0;
     exact := true;
     FOR g IN
-        SELECT array_agg(s.shard) AS shards, s.place, f.snapshot AS f, t.snapshot AS t, greatest(f.high, s.place) AS start,
-            ARRAY(SELECT DISTINCT unnest(f.late || t.late)) AS late
+        SELECT array_agg(s.shard) AS shards, s.settled_seq, f.snapshot AS f, t.snapshot AS t, greatest(f.max_seq, s.settled_seq) AS start,
+            ARRAY(SELECT DISTINCT unnest(f.late_xids || t.late_xids)) AS late_xids
         FROM shard_positions(of_destination) AS s
         JOIN tick AS f ON f.tick = s.from_tick JOIN tick AS t ON t.tick = s.to_tick
-        GROUP BY s.place, f.tick, t.tick
+        GROUP BY s.settled_seq, f.tick, t.tick
     LOOP
         SELECT count(*) INTO part FROM (
             (SELECT 1 FROM message AS m
@@ -83,18 +83,18 @@ BEGIN
                 THEN true END
             ORDER BY m.seq LIMIT exact_max + 1 - pending)
             UNION ALL
-            (SELECT 1 FROM unnest(g.late) AS x CROSS JOIN LATERAL (
+            (SELECT 1 FROM unnest(g.late_xids) AS x CROSS JOIN LATERAL (
                 SELECT 1 FROM message AS m
                 WHERE (m.xid, m.seq) > (x, 0) AND (m.xid, m.seq) <= (x, g.start)
                     AND CASE WHEN m.slot % n = ANY (g.shards) AND NOT pg_visible_in_snapshot(m.xid, g.f)
-                        AND NOT (m.seq <= g.place AND pg_visible_in_snapshot(m.xid, g.t)) THEN true END
+                        AND NOT (m.seq <= g.settled_seq AND pg_visible_in_snapshot(m.xid, g.t)) THEN true END
                 ORDER BY m.xid, m.seq LIMIT exact_max + 1 - pending) AS m)
             LIMIT exact_max + 1 - pending
         ) AS counted;
         pending := pending + part;
         IF pending > exact_max THEN
             exact := false;
-            SELECT sum(q.last_value - greatest(f.high, s.place)) / n INTO pending
+            SELECT sum(q.last_value - greatest(f.max_seq, s.settled_seq)) / n INTO pending
             FROM shard_positions(of_destination) AS s JOIN tick AS f ON f.tick = s.from_tick CROSS JOIN message_seq AS q;
             EXIT;
         END IF;

@@ -1,34 +1,34 @@
 -- Settings, partitions and retention.
 
 -- One row. Operators change it by hand.
-CREATE TABLE setting (
-    only_row          boolean PRIMARY KEY DEFAULT true CHECK (only_row),
-    partition_rows    bigint NOT NULL DEFAULT 1000000 CHECK (partition_rows > 0),
-    partitions_ahead  int NOT NULL DEFAULT 4 CHECK (partitions_ahead > 0),
-    retention         interval NOT NULL DEFAULT '7 days',
-    id_retention      interval NOT NULL DEFAULT '30 days',
-    dead_retention    interval NOT NULL DEFAULT '90 days',
-    -- How many rows a destination that does not move may hold back, and which gives way then: `disk` keeps the rows and
-    -- warns, `delivery` drops them and records the loss.
-    holdback_rows_max bigint NOT NULL DEFAULT 50000000,
-    gives_way         text NOT NULL DEFAULT 'disk' CHECK (gives_way IN ('disk', 'delivery'))
+CREATE TABLE settings (
+    only_row              boolean PRIMARY KEY DEFAULT true CHECK (only_row),
+    partition_rows        bigint NOT NULL DEFAULT 1000000 CHECK (partition_rows > 0),
+    partitions_ahead      int NOT NULL DEFAULT 4 CHECK (partitions_ahead > 0),
+    retention             interval NOT NULL DEFAULT '7 days',
+    id_retention          interval NOT NULL DEFAULT '30 days',
+    dead_letter_retention interval NOT NULL DEFAULT '90 days',
+    -- How many rows a destination that does not move may hold back, and which gives way then: `keep` keeps the rows and
+    -- warns, `drop` drops them and records the loss.
+    undelivered_rows_max  bigint NOT NULL DEFAULT 50000000,
+    overflow_policy       text NOT NULL DEFAULT 'keep' CHECK (overflow_policy IN ('keep', 'drop'))
 );
-INSERT INTO setting DEFAULT VALUES;
+INSERT INTO settings DEFAULT VALUES;
 
 -- The attached partitions. An emptied one is dropped later, when its lock is free.
-CREATE TABLE partition (
-    first      bigint PRIMARY KEY,
-    past       bigint NOT NULL,
+CREATE TABLE message_partition (
+    first_seq  bigint PRIMARY KEY,
+    end_seq    bigint NOT NULL,
     emptied_at timestamptz
 );
-INSERT INTO partition (first, past) VALUES (1, 1000001);
+INSERT INTO message_partition (first_seq, end_seq) VALUES (1, 1000001);
 
 -- Rows that retention dropped although a destination had not published them.
-CREATE TABLE loss (
-    lost_at timestamptz NOT NULL DEFAULT clock_timestamp(),
-    first   bigint NOT NULL,
-    past    bigint NOT NULL,
-    rows    bigint NOT NULL
+CREATE TABLE data_loss (
+    lost_at   timestamptz NOT NULL DEFAULT clock_timestamp(),
+    first_seq bigint NOT NULL,
+    end_seq   bigint NOT NULL,
+    rows      bigint NOT NULL
 );
 
 -- Attaches partitions ahead of the sequence. This blocks no writer: ATTACH takes a lock that admits writers.
@@ -36,12 +36,12 @@ CREATE FUNCTION create_partitions_ahead() RETURNS int
 LANGUAGE plpgsql SET search_path = @schema@, pg_temp SET lock_timeout = '200ms'
 AS $$
 DECLARE
-    st setting;
+    st settings;
     at bigint := (SELECT last_value FROM message_seq);
-    next_first bigint := (SELECT max(past) FROM partition);
+    next_first bigint := (SELECT max(end_seq) FROM message_partition);
     made int := 0;
 BEGIN
-    SELECT * INTO st FROM setting;
+    SELECT * INTO st FROM settings;
     -- The overflow partition holds rows from here on, or will: leave it a margin, in which open writers end.
     IF at >= next_first THEN
         next_first := (at / st.partition_rows + 2) * st.partition_rows + 1;
@@ -51,7 +51,7 @@ BEGIN
             EXECUTE format('CREATE TABLE %I (LIKE message INCLUDING ALL)', 'message_' || next_first);
             EXECUTE format('ALTER TABLE message ATTACH PARTITION %I FOR VALUES FROM (%s) TO (%s)',
                 'message_' || next_first, next_first, next_first + st.partition_rows);
-            INSERT INTO partition (first, past) VALUES (next_first, next_first + st.partition_rows);
+            INSERT INTO message_partition (first_seq, end_seq) VALUES (next_first, next_first + st.partition_rows);
         EXCEPTION WHEN lock_not_available THEN
             RETURN made; -- A writer is in the overflow partition: again next time.
         END;
@@ -80,20 +80,20 @@ CREATE FUNCTION empty_old_partitions(OUT dropped int, OUT warnings text[])
 LANGUAGE plpgsql SET search_path = @schema@, pg_temp
 AS $$
 DECLARE
-    st setting;
+    st settings;
     oldest tick;
     who text;
-    p partition;
+    p message_partition;
     newest timestamptz;
     lost bigint;
     held_back bigint;
-    gives_way boolean;
+    drops boolean;
     must_go boolean;
     at bigint := (SELECT last_value FROM message_seq);
 BEGIN
     dropped := 0;
     warnings := '{}';
-    SELECT * INTO st FROM setting;
+    SELECT * INTO st FROM settings;
     IF NOT pg_try_advisory_xact_lock(advisory_lock_key('retention')) THEN
         RETURN; -- A destination is being added: again next time.
     END IF;
@@ -104,30 +104,30 @@ BEGIN
     ELSE
         SELECT * INTO oldest FROM tick ORDER BY tick DESC LIMIT 1;
     END IF;
-    held_back := at - oldest.high;
-    gives_way := held_back > st.holdback_rows_max AND st.gives_way = 'delivery';
-    IF held_back > st.holdback_rows_max / 2 AND who IS NOT NULL THEN
+    held_back := at - oldest.max_seq;
+    drops := held_back > st.undelivered_rows_max AND st.overflow_policy = 'drop';
+    IF held_back > st.undelivered_rows_max / 2 AND who IS NOT NULL THEN
         warnings := warnings || format('destination "%s" holds back %s rows of %s allowed; then %s', who, held_back,
-            st.holdback_rows_max, CASE st.gives_way WHEN 'disk' THEN 'the disk fills on' ELSE 'rows are dropped' END);
+            st.undelivered_rows_max, CASE st.overflow_policy WHEN 'keep' THEN 'the disk fills on' ELSE 'rows are dropped' END);
     END IF;
-    FOR p IN SELECT * FROM partition WHERE emptied_at IS NULL AND past <= at ORDER BY first LIMIT 16 LOOP
-        EXECUTE format('SELECT created_at FROM %I ORDER BY seq DESC LIMIT 1', 'message_' || p.first) INTO newest;
-        must_go := gives_way AND p.past <= at - st.holdback_rows_max;
+    FOR p IN SELECT * FROM message_partition WHERE emptied_at IS NULL AND end_seq <= at ORDER BY first_seq LIMIT 16 LOOP
+        EXECUTE format('SELECT created_at FROM %I ORDER BY seq DESC LIMIT 1', 'message_' || p.first_seq) INTO newest;
+        must_go := drops AND p.end_seq <= at - st.undelivered_rows_max;
         EXIT WHEN newest > clock_timestamp() - st.retention AND NOT must_go;
         BEGIN
-            EXECUTE format('LOCK TABLE %I IN ACCESS EXCLUSIVE MODE NOWAIT', 'message_' || p.first);
-            IF NOT partition_is_settled('message_' || p.first, oldest.snapshot) THEN
+            EXECUTE format('LOCK TABLE %I IN ACCESS EXCLUSIVE MODE NOWAIT', 'message_' || p.first_seq);
+            IF NOT partition_is_settled('message_' || p.first_seq, oldest.snapshot) THEN
                 IF NOT must_go THEN
                     RAISE EXCEPTION 'not settled' USING ERRCODE = 'RV009'; -- Gives the lock back.
                 END IF;
-                EXECUTE format('SELECT count(*) FROM %I WHERE NOT pg_visible_in_snapshot(xid, $1)', 'message_' || p.first)
+                EXECUTE format('SELECT count(*) FROM %I WHERE NOT pg_visible_in_snapshot(xid, $1)', 'message_' || p.first_seq)
                 INTO lost USING oldest.snapshot;
-                INSERT INTO loss (first, past, rows) VALUES (p.first, p.past, lost);
+                INSERT INTO data_loss (first_seq, end_seq, rows) VALUES (p.first_seq, p.end_seq, lost);
                 warnings := warnings || format('%s rows from %s to %s were dropped before destination "%s" took them',
-                    lost, p.first, p.past, who);
+                    lost, p.first_seq, p.end_seq, who);
             END IF;
-            EXECUTE format('TRUNCATE %I', 'message_' || p.first);
-            UPDATE partition SET emptied_at = clock_timestamp() WHERE first = p.first;
+            EXECUTE format('TRUNCATE %I', 'message_' || p.first_seq);
+            UPDATE message_partition SET emptied_at = clock_timestamp() WHERE first_seq = p.first_seq;
             dropped := dropped + 1;
         EXCEPTION
             WHEN lock_not_available THEN CONTINUE;
@@ -136,7 +136,7 @@ BEGIN
     END LOOP;
     DELETE FROM message_overflow WHERE seq IN (
         SELECT m.seq FROM message_overflow AS m
-        WHERE m.created_at < clock_timestamp() - st.retention AND m.seq <= oldest.high
+        WHERE m.created_at < clock_timestamp() - st.retention AND m.seq <= oldest.max_seq
             AND pg_visible_in_snapshot(m.xid, oldest.snapshot)
         ORDER BY m.seq LIMIT 10000);
 END $$;
@@ -147,19 +147,19 @@ CREATE FUNCTION drop_emptied_partitions() RETURNS int
 LANGUAGE plpgsql SET search_path = @schema@, pg_temp SET lock_timeout = '50ms'
 AS $$
 DECLARE
-    p partition;
+    p message_partition;
     gone int := 0;
 BEGIN
-    IF NOT EXISTS (SELECT 1 FROM partition WHERE emptied_at IS NOT NULL) THEN
+    IF NOT EXISTS (SELECT 1 FROM message_partition WHERE emptied_at IS NOT NULL) THEN
         RETURN 0;
     END IF;
-    IF (SELECT count(*) FROM partition WHERE emptied_at IS NOT NULL) < 16 THEN
+    IF (SELECT count(*) FROM message_partition WHERE emptied_at IS NOT NULL) < 16 THEN
         LOCK TABLE message IN ACCESS EXCLUSIVE MODE NOWAIT;
     ELSE
         LOCK TABLE message IN ACCESS EXCLUSIVE MODE;
     END IF;
-    FOR p IN DELETE FROM partition WHERE emptied_at IS NOT NULL AND past < (SELECT max(past) FROM partition) RETURNING * LOOP
-        EXECUTE format('DROP TABLE %I', 'message_' || p.first);
+    FOR p IN DELETE FROM message_partition WHERE emptied_at IS NOT NULL AND end_seq < (SELECT max(end_seq) FROM message_partition) RETURNING * LOOP
+        EXECUTE format('DROP TABLE %I', 'message_' || p.first_seq);
         gone := gone + 1;
     END LOOP;
     RETURN gone;
@@ -169,7 +169,7 @@ END $$;
 
 -- How much longer than `retention` a row may stay before it is deleted by row. Partitions that fill within that time are emptied whole,
 -- which costs almost nothing; the others receive so few rows that deleting them is cheap.
-CREATE FUNCTION row_delete_delay(p_settings setting) RETURNS interval
+CREATE FUNCTION row_delete_delay(p_settings settings) RETURNS interval
 LANGUAGE sql IMMUTABLE SET search_path = @schema@, pg_temp
 AS $$ SELECT least(p_settings.retention, interval '1 day') $$;
 
@@ -179,18 +179,18 @@ CREATE FUNCTION delete_old_rows() RETURNS int
 LANGUAGE plpgsql SET search_path = @schema@, pg_temp
 AS $$
 DECLARE
-    st setting;
+    st settings;
     oldest tick;
-    p partition;
+    p message_partition;
     first_at timestamptz;
     swept int;
 BEGIN
-    SELECT * INTO st FROM setting;
-    SELECT * INTO p FROM partition WHERE emptied_at IS NULL ORDER BY first LIMIT 1;
+    SELECT * INTO st FROM settings;
+    SELECT * INTO p FROM message_partition WHERE emptied_at IS NULL ORDER BY first_seq LIMIT 1;
     IF NOT FOUND THEN
         RETURN 0;
     END IF;
-    EXECUTE format('SELECT created_at FROM %I ORDER BY seq LIMIT 1', 'message_' || p.first) INTO first_at;
+    EXECUTE format('SELECT created_at FROM %I ORDER BY seq LIMIT 1', 'message_' || p.first_seq) INTO first_at;
     IF first_at IS NULL OR first_at > clock_timestamp() - st.retention - row_delete_delay(st)
         OR NOT pg_try_advisory_xact_lock(advisory_lock_key('retention')) THEN
         RETURN 0;
@@ -200,8 +200,8 @@ BEGIN
         (SELECT max(t.tick) FROM tick AS t));
     EXECUTE format('DELETE FROM %1$I WHERE seq IN (
         SELECT m.seq FROM (SELECT seq, xid, created_at FROM %1$I ORDER BY seq LIMIT 10000) AS m
-        WHERE m.created_at < $1 AND m.seq <= $2 AND pg_visible_in_snapshot(m.xid, $3))', 'message_' || p.first)
-    USING clock_timestamp() - st.retention, oldest.high, oldest.snapshot;
+        WHERE m.created_at < $1 AND m.seq <= $2 AND pg_visible_in_snapshot(m.xid, $3))', 'message_' || p.first_seq)
+    USING clock_timestamp() - st.retention, oldest.max_seq, oldest.snapshot;
     GET DIAGNOSTICS swept = ROW_COUNT;
     RETURN swept;
 END $$;
@@ -212,35 +212,35 @@ CREATE FUNCTION prune_history() RETURNS void
 LANGUAGE plpgsql SET search_path = @schema@, pg_temp
 AS $$
 DECLARE
-    st setting;
+    st settings;
     before timestamptz;
 BEGIN
-    SELECT * INTO st FROM setting;
+    SELECT * INTO st FROM settings;
     before := clock_timestamp() - st.retention - 2 * row_delete_delay(st);
     PERFORM delete_old_rows();
-    DELETE FROM progress WHERE no IN (
-        SELECT p.no FROM progress AS p
-        WHERE p.settled_at < before AND p.no < (
-            SELECT q.no FROM progress AS q
+    DELETE FROM progress WHERE progress_id IN (
+        SELECT p.progress_id FROM progress AS p
+        WHERE p.settled_at < before AND p.progress_id < (
+            SELECT q.progress_id FROM progress AS q
             WHERE q.destination = p.destination AND q.shards = p.shards AND q.shard = p.shard
-            ORDER BY q.no DESC LIMIT 1)
+            ORDER BY q.progress_id DESC LIMIT 1)
         ORDER BY p.settled_at LIMIT 10000);
     DELETE FROM tick WHERE tick IN (
         SELECT t.tick FROM tick AS t
-        WHERE t.tick > 0 AND t.made_at < before
+        WHERE t.tick > 0 AND t.created_at < before
             AND t.tick < (SELECT max(tick) FROM tick)
             AND t.tick < coalesce((
                 SELECT min(s.from_tick) FROM destination AS d CROSS JOIN LATERAL shard_positions(d.name) AS s), t.tick + 1)
-            AND NOT EXISTS (SELECT 1 FROM destination AS d WHERE d.regroup_tick = t.tick)
+            AND NOT EXISTS (SELECT 1 FROM destination AS d WHERE d.reshard_tick = t.tick)
         ORDER BY t.tick LIMIT 10000);
-    DELETE FROM parked_delivery WHERE (destination, seq) IN (
-        SELECT p.destination, p.seq FROM parked_delivery AS p
-        WHERE p.delivered_at < before LIMIT 10000);
-    DELETE FROM own_id WHERE id IN (
-        SELECT o.id FROM own_id AS o WHERE o.claimed_at < clock_timestamp() - st.id_retention LIMIT 10000);
+    DELETE FROM parked_published WHERE (destination, seq) IN (
+        SELECT p.destination, p.seq FROM parked_published AS p
+        WHERE p.published_at < before LIMIT 10000);
+    DELETE FROM dedup_id WHERE id IN (
+        SELECT o.id FROM dedup_id AS o WHERE o.claimed_at < clock_timestamp() - st.id_retention LIMIT 10000);
     DELETE FROM dead_letter WHERE (destination, id) IN (
         SELECT d.destination, d.id FROM dead_letter AS d
-        WHERE d.state IN ('redriven', 'discarded') AND d.marked_at < clock_timestamp() - st.dead_retention LIMIT 1000);
+        WHERE d.state IN ('redriven', 'discarded') AND d.marked_at < clock_timestamp() - st.dead_letter_retention LIMIT 1000);
 END $$;
 
 -- All maintenance. One session runs it at a time.

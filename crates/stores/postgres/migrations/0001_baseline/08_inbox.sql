@@ -2,21 +2,21 @@
 -- means that the message is a duplicate.
 
 CREATE TABLE inbox (
-    consumer   text NOT NULL,
-    id         uuid NOT NULL,
+    consumer          text NOT NULL,
+    message_id        uuid NOT NULL,
     -- Zero, but for messages that are handled again on purpose.
-    replay     int NOT NULL DEFAULT 0,
+    replay            int NOT NULL DEFAULT 0,
     -- `open`, `calling`, `waiting`, `done`, `skipped`, `dead` or `reopened`. Only functions write it: a constraint would cost a
     -- quarter of the insert.
-    state      text NOT NULL DEFAULT 'done',
+    state             text NOT NULL DEFAULT 'done',
     -- How often handling was begun that has not ended.
-    started    int NOT NULL DEFAULT 0,
+    unfinished_starts int NOT NULL DEFAULT 0,
     -- Counts for pruning; infinity while it waits or is dead, so that pruning never passes by it.
-    entered_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    entered_at        timestamptz NOT NULL DEFAULT clock_timestamp(),
     -- Whose call to the far side it is, and for how long at most, in state `calling`.
-    token      uuid,
-    until      timestamptz,
-    PRIMARY KEY (consumer, id, replay)
+    claim_token       uuid,
+    claim_expires_at  timestamptz,
+    PRIMARY KEY (consumer, message_id, replay)
 ) WITH (fillfactor = 90);
 -- No index has the state in it, so that changing it touches none.
 CREATE INDEX inbox_entered_at_idx ON inbox (consumer, entered_at);
@@ -35,21 +35,21 @@ CREATE TABLE inbox_lane (
 -- A delivered message, with everything that a dead letter stores.
 CREATE TYPE inbox_arrival AS (
     id uuid, replay int, queue text, header_names bytea[], header_values bytea[], payload bytea, address text, lane text,
-    place numeric, correlation text
+    broker_offset numeric, correlation text
 );
 
 -- What consumers did with messages, for consumers that trace.
 CREATE TABLE inbox_trace (
-    consumer    text NOT NULL,
-    id          uuid NOT NULL,
-    replay      int NOT NULL,
-    state       text NOT NULL,
-    repeats     int NOT NULL DEFAULT 0,
-    address     text NOT NULL,
-    lane        text NOT NULL,
-    place       numeric(20),
-    correlation text,
-    at          timestamptz NOT NULL DEFAULT clock_timestamp(),
+    consumer      text NOT NULL,
+    id            uuid NOT NULL,
+    replay        int NOT NULL,
+    state         text NOT NULL,
+    repeats       int NOT NULL DEFAULT 0,
+    address       text NOT NULL,
+    lane          text NOT NULL,
+    broker_offset numeric(20),
+    correlation   text,
+    at            timestamptz NOT NULL DEFAULT clock_timestamp(),
     PRIMARY KEY (id, consumer, replay)
 );
 CREATE INDEX inbox_trace_at_idx ON inbox_trace (consumer, at);
@@ -96,8 +96,8 @@ END $$;
 CREATE FUNCTION inbox_note(p_consumer text, p_arrival inbox_arrival, p_state text, p_is_repeat boolean DEFAULT false) RETURNS void
 LANGUAGE sql SET search_path = @schema@, pg_temp
 AS $$
-    INSERT INTO inbox_trace AS t (consumer, id, replay, state, repeats, address, lane, place, correlation)
-    VALUES (p_consumer, p_arrival.id, p_arrival.replay, p_state, p_is_repeat::int, p_arrival.address, p_arrival.lane, p_arrival.place, p_arrival.correlation)
+    INSERT INTO inbox_trace AS t (consumer, id, replay, state, repeats, address, lane, broker_offset, correlation)
+    VALUES (p_consumer, p_arrival.id, p_arrival.replay, p_state, p_is_repeat::int, p_arrival.address, p_arrival.lane, p_arrival.broker_offset, p_arrival.correlation)
     ON CONFLICT (id, consumer, replay) DO UPDATE SET
         state = CASE WHEN p_is_repeat THEN t.state ELSE excluded.state END,
         repeats = t.repeats + p_is_repeat::int,
@@ -142,10 +142,10 @@ BEGIN
             RETURN 'lost';
         END IF;
     END IF;
-    INSERT INTO @schema@.inbox (consumer, id, replay) VALUES (p_consumer, p_message_id, p_replay) ON CONFLICT DO NOTHING;
+    INSERT INTO @schema@.inbox (consumer, message_id, replay) VALUES (p_consumer, p_message_id, p_replay) ON CONFLICT DO NOTHING;
     IF FOUND THEN
         -- Whether a queue waits is decided under its lock, and stays so until the transaction ends.
-        PERFORM 1 FROM @schema@.inbox_queue AS q
+        PERFORM 1 FROM @schema@.inbox_retry_queue AS q
         WHERE q.consumer OPERATOR(pg_catalog.=) p_consumer AND q.queue OPERATOR(pg_catalog.=) p_queue FOR SHARE;
         IF NOT FOUND THEN
             answer := pg_catalog.set_config('lock_timeout', waits, true);
@@ -200,7 +200,7 @@ BEGIN
         END IF;
     END IF;
     IF pg_catalog.cardinality(p_ids) OPERATOR(pg_catalog.=) 1 THEN
-        INSERT INTO @schema@.inbox (consumer, id, replay) VALUES (p_consumer, p_ids[1], p_replays[1]) ON CONFLICT DO NOTHING;
+        INSERT INTO @schema@.inbox (consumer, message_id, replay) VALUES (p_consumer, p_ids[1], p_replays[1]) ON CONFLICT DO NOTHING;
         IF NOT FOUND THEN
             fresh_ids := '{}';
             fresh_replays := '{}';
@@ -208,16 +208,16 @@ BEGIN
     ELSE
         -- In the order of ids, so that two batches cannot wait for each other in a circle.
         WITH entered AS (
-            INSERT INTO @schema@.inbox AS i (consumer, id, replay)
+            INSERT INTO @schema@.inbox AS i (consumer, message_id, replay)
             SELECT p_consumer, e.id, e.replay FROM ROWS FROM (pg_catalog.unnest(p_ids), pg_catalog.unnest(p_replays)) AS e (id, replay)
             ORDER BY e.id, e.replay
-            ON CONFLICT DO NOTHING RETURNING i.id, i.replay
+            ON CONFLICT DO NOTHING RETURNING i.message_id, i.replay
         )
-        SELECT pg_catalog.array_agg(e.id), pg_catalog.array_agg(e.replay) INTO fresh_ids, fresh_replays FROM entered AS e;
+        SELECT pg_catalog.array_agg(e.message_id), pg_catalog.array_agg(e.replay) INTO fresh_ids, fresh_replays FROM entered AS e;
     END IF;
     IF p_traces IS NULL AND pg_catalog.cardinality(fresh_ids) OPERATOR(pg_catalog.=) pg_catalog.cardinality(p_ids) THEN
         -- Whether a queue waits is decided under its lock, and stays so until the transaction ends.
-        PERFORM 1 FROM @schema@.inbox_queue AS q
+        PERFORM 1 FROM @schema@.inbox_retry_queue AS q
         WHERE q.consumer OPERATOR(pg_catalog.=) p_consumer AND q.queue OPERATOR(pg_catalog.=) ANY (p_queues) FOR SHARE;
         IF NOT FOUND THEN
             answer := pg_catalog.set_config('lock_timeout', waits, true);
@@ -245,28 +245,28 @@ DECLARE
     answers jsonb;
 BEGIN
     WITH was_open AS (
-        SELECT i.id, i.replay FROM unnest(p_ids, p_replays) AS a (id, replay)
-        JOIN inbox AS i ON i.consumer = p_consumer AND i.id = a.id AND i.replay = a.replay
-        WHERE i.state = 'open' OR (i.state = 'calling' AND i.until < clock_timestamp())
-        ORDER BY i.id, i.replay FOR UPDATE OF i
+        SELECT i.message_id, i.replay FROM unnest(p_ids, p_replays) AS a (id, replay)
+        JOIN inbox AS i ON i.consumer = p_consumer AND i.message_id = a.id AND i.replay = a.replay
+        WHERE i.state = 'open' OR (i.state = 'calling' AND i.claim_expires_at < clock_timestamp())
+        ORDER BY i.message_id, i.replay FOR UPDATE OF i
     ), opened AS (
-        UPDATE inbox AS i SET state = 'done', token = NULL, until = NULL, entered_at = inbox_entered_at(i.entered_at)
-        FROM was_open AS o WHERE i.consumer = p_consumer AND i.id = o.id AND i.replay = o.replay
-        RETURNING i.id, i.replay
+        UPDATE inbox AS i SET state = 'done', claim_token = NULL, claim_expires_at = NULL, entered_at = inbox_entered_at(i.entered_at)
+        FROM was_open AS o WHERE i.consumer = p_consumer AND i.message_id = o.message_id AND i.replay = o.replay
+        RETURNING i.message_id, i.replay
     )
-    SELECT array_agg(o.id), array_agg(o.replay) INTO opened_ids, opened_replays FROM opened AS o;
+    SELECT array_agg(o.message_id), array_agg(o.replay) INTO opened_ids, opened_replays FROM opened AS o;
     p_fresh_ids := p_fresh_ids || opened_ids;
     p_fresh_replays := p_fresh_replays || opened_replays;
-    SELECT coalesce(jsonb_object_agg(i.id || ' ' || i.replay, i.state), '{}') INTO known
+    SELECT coalesce(jsonb_object_agg(i.message_id || ' ' || i.replay, i.state), '{}') INTO known
     FROM unnest(p_ids, p_replays) AS a (id, replay)
-    JOIN inbox AS i ON i.consumer = p_consumer AND i.id = a.id AND i.replay = a.replay
+    JOIN inbox AS i ON i.consumer = p_consumer AND i.message_id = a.id AND i.replay = a.replay
     WHERE (a.id, a.replay) NOT IN (SELECT * FROM unnest(p_fresh_ids, p_fresh_replays));
     IF (SELECT count(*) FROM jsonb_object_keys(known)) + coalesce(cardinality(p_fresh_ids), 0) < cardinality(p_ids) THEN
         RETURN 'busy';
     END IF;
     -- Whether a queue waits is decided under its lock, and stays so until the transaction ends.
     behind := ARRAY(
-        SELECT q.queue FROM inbox_queue AS q
+        SELECT q.queue FROM inbox_retry_queue AS q
         WHERE q.consumer = p_consumer AND q.queue = ANY (ARRAY(
             SELECT a.queue FROM unnest(p_ids, p_replays, p_queues) AS a (id, replay, queue)
             WHERE NOT known ? (a.id || ' ' || a.replay)))
@@ -274,9 +274,9 @@ BEGIN
     SELECT known || coalesce(jsonb_object_agg(a.id || ' ' || a.replay, 'behind'), '{}') INTO answers
     FROM unnest(p_ids, p_replays, p_queues) AS a (id, replay, queue)
     WHERE a.queue = ANY (behind) AND NOT known ? (a.id || ' ' || a.replay);
-    UPDATE inbox AS i SET state = 'waiting', entered_at = 'infinity', started = 0
+    UPDATE inbox AS i SET state = 'waiting', entered_at = 'infinity', unfinished_starts = 0
     FROM unnest(p_ids, p_replays) AS a (id, replay)
-    WHERE i.consumer = p_consumer AND i.id = a.id AND i.replay = a.replay
+    WHERE i.consumer = p_consumer AND i.message_id = a.id AND i.replay = a.replay
         AND answers ->> (a.id || ' ' || a.replay) = 'behind';
     PERFORM inbox_note(p_consumer, w.t,
         CASE w.word WHEN 'behind' THEN 'waiting' ELSE coalesce(w.word, 'done') END, coalesce(w.word <> 'behind', false))
@@ -318,7 +318,7 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
 AS $$
 BEGIN
     UPDATE inbox AS i SET state = 'skipped'
-    WHERE i.consumer = p_consumer AND i.id = p_message_id AND i.replay = p_replay AND i.state = 'done';
+    WHERE i.consumer = p_consumer AND i.message_id = p_message_id AND i.replay = p_replay AND i.state = 'done';
     UPDATE inbox_trace AS t SET state = 'skipped'
     WHERE t.consumer = p_consumer AND t.id = p_message_id AND t.replay = p_replay AND t.state = 'done';
 END $$;
@@ -331,9 +331,9 @@ DECLARE
     times int;
 BEGIN
     PERFORM inbox_begin_call(p_lock_timeout_ms);
-    INSERT INTO inbox AS i (consumer, id, replay, state, started) VALUES (p_consumer, p_message_id, p_replay, 'open', 1)
-    ON CONFLICT (consumer, id, replay) DO UPDATE SET started = i.started + 1 WHERE i.state = 'open'
-    RETURNING i.started INTO times;
+    INSERT INTO inbox AS i (consumer, message_id, replay, state, unfinished_starts) VALUES (p_consumer, p_message_id, p_replay, 'open', 1)
+    ON CONFLICT (consumer, message_id, replay) DO UPDATE SET unfinished_starts = i.unfinished_starts + 1 WHERE i.state = 'open'
+    RETURNING i.unfinished_starts INTO times;
     IF times IS NULL THEN
         times := inbox_starts(p_consumer, p_message_id, p_replay);
     END IF;
@@ -344,8 +344,8 @@ END $$;
 CREATE FUNCTION inbox_starts(p_consumer text, p_message_id uuid, p_replay int) RETURNS int
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = @schema@, pg_temp
 AS $$
-    SELECT coalesce(max(i.started), 0) FROM inbox AS i
-    WHERE i.consumer = p_consumer AND i.id = p_message_id AND i.replay = p_replay
+    SELECT coalesce(max(i.unfinished_starts), 0) FROM inbox AS i
+    WHERE i.consumer = p_consumer AND i.message_id = p_message_id AND i.replay = p_replay
 $$;
 
 -- Resets the count of starts after handling failed without a result in a live process, and ends a claim with this token.
@@ -354,9 +354,9 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
 AS $$
 BEGIN
     PERFORM inbox_begin_call(p_lock_timeout_ms);
-    UPDATE inbox AS i SET state = 'open', started = 0, token = NULL, until = NULL
-    WHERE i.consumer = p_consumer AND i.id = p_message_id AND i.replay = p_replay
-        AND CASE WHEN p_token IS NULL THEN i.state = 'open' ELSE i.state = 'calling' AND i.token = p_token END;
+    UPDATE inbox AS i SET state = 'open', unfinished_starts = 0, claim_token = NULL, claim_expires_at = NULL
+    WHERE i.consumer = p_consumer AND i.message_id = p_message_id AND i.replay = p_replay
+        AND CASE WHEN p_token IS NULL THEN i.state = 'open' ELSE i.state = 'calling' AND i.claim_token = p_token END;
 END $$;
 
 -- Claims a message for a call to an external service. Returns `mine` with the token, `lost`, `busy` with the remaining time of another
@@ -375,20 +375,20 @@ BEGIN
         word := 'lost';
         RETURN;
     END IF;
-    PERFORM 1 FROM inbox_queue AS q WHERE q.consumer = p_consumer AND q.queue = p_arrival.queue FOR SHARE;
+    PERFORM 1 FROM inbox_retry_queue AS q WHERE q.consumer = p_consumer AND q.queue = p_arrival.queue FOR SHARE;
     IF FOUND THEN
         word := 'behind';
         RETURN;
     END IF;
-    INSERT INTO inbox AS i (consumer, id, replay, state, started, token, until)
+    INSERT INTO inbox AS i (consumer, message_id, replay, state, unfinished_starts, claim_token, claim_expires_at)
     VALUES (p_consumer, p_arrival.id, p_arrival.replay, 'calling', 1, gen_random_uuid(), after_ms(p_claim_ms))
-    ON CONFLICT (consumer, id, replay) DO UPDATE
-    SET state = 'calling', started = i.started + 1, token = excluded.token, until = excluded.until
-    WHERE i.state = 'open' OR (i.state = 'calling' AND i.until < clock_timestamp())
-    RETURNING 'mine', i.token, i.started INTO word, claim, times;
+    ON CONFLICT (consumer, message_id, replay) DO UPDATE
+    SET state = 'calling', unfinished_starts = i.unfinished_starts + 1, claim_token = excluded.claim_token, claim_expires_at = excluded.claim_expires_at
+    WHERE i.state = 'open' OR (i.state = 'calling' AND i.claim_expires_at < clock_timestamp())
+    RETURNING 'mine', i.claim_token, i.unfinished_starts INTO word, claim, times;
     IF word IS NULL THEN
-        SELECT i.state, i.until INTO word, ends FROM inbox AS i
-        WHERE i.consumer = p_consumer AND i.id = p_arrival.id AND i.replay = p_arrival.replay;
+        SELECT i.state, i.claim_expires_at INTO word, ends FROM inbox AS i
+        WHERE i.consumer = p_consumer AND i.message_id = p_arrival.id AND i.replay = p_arrival.replay;
         IF word IS NULL OR word = 'calling' THEN
             word := 'busy';
             rest_ms := greatest(ceil(date_part('epoch', ends - clock_timestamp()) * 1000), 0);
@@ -409,8 +409,8 @@ BEGIN
     IF NOT inbox_lock_lane(p_consumer, p_lane, p_lane_epoch, p_lane_owner) THEN
         RETURN false;
     END IF;
-    UPDATE inbox AS i SET state = 'done', token = NULL, until = NULL, entered_at = inbox_entered_at(i.entered_at)
-    WHERE i.consumer = p_consumer AND i.id = p_arrival.id AND i.replay = p_arrival.replay AND i.state = 'calling' AND i.token = p_token;
+    UPDATE inbox AS i SET state = 'done', claim_token = NULL, claim_expires_at = NULL, entered_at = inbox_entered_at(i.entered_at)
+    WHERE i.consumer = p_consumer AND i.message_id = p_arrival.id AND i.replay = p_arrival.replay AND i.state = 'calling' AND i.claim_token = p_token;
     IF NOT FOUND THEN
         RETURN false;
     END IF;

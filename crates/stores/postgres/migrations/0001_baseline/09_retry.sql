@@ -2,66 +2,66 @@
 -- empties a queue holds the row FOR UPDATE and checks again in a later statement (rule C3).
 
 -- A retry queue: the messages of a key, or a single message.
-CREATE TABLE inbox_queue (
-    consumer    text NOT NULL,
+CREATE TABLE inbox_retry_queue (
+    consumer         text NOT NULL,
     -- A key for a consumer that keeps order, a message's id for one that does not.
-    queue       text NOT NULL,
+    queue            text NOT NULL,
     -- When its first message may be tried; null while it waits for a person.
-    next_at     timestamptz,
+    next_at          timestamptz,
     -- The member that works on it, and for how long at most.
-    token       uuid,
-    claim_until timestamptz,
+    claim_token      uuid,
+    claim_expires_at timestamptz,
     -- A dead letter holds it.
-    held        boolean NOT NULL DEFAULT false,
+    blocked          boolean NOT NULL DEFAULT false,
     PRIMARY KEY (consumer, queue)
 ) WITH (fillfactor = 80);
-CREATE INDEX inbox_queue_next_at_idx ON inbox_queue (consumer, next_at) WHERE next_at IS NOT NULL;
+CREATE INDEX inbox_retry_queue_next_at_idx ON inbox_retry_queue (consumer, next_at) WHERE next_at IS NOT NULL;
 
 CREATE SEQUENCE inbox_seq AS bigint CACHE 1;
 
-CREATE TABLE inbox_waiting (
-    consumer      text NOT NULL,
-    queue         text NOT NULL,
-    no            bigint NOT NULL DEFAULT nextval('inbox_seq'),
-    id            uuid NOT NULL,
-    replay        int NOT NULL,
+CREATE TABLE inbox_retry_message (
+    consumer          text NOT NULL,
+    queue             text NOT NULL,
+    ordinal           bigint NOT NULL DEFAULT nextval('inbox_seq'),
+    id                uuid NOT NULL,
+    replay            int NOT NULL,
     -- As they came: names in UTF-8, a value for each, in their order.
-    header_names  bytea[] NOT NULL,
-    header_values bytea[] NOT NULL,
-    payload       bytea NOT NULL,
-    address       text NOT NULL,
-    lane          text NOT NULL,
-    place         numeric(20),
-    correlation   text,
-    attempts      int NOT NULL DEFAULT 0,
+    header_names      bytea[] NOT NULL,
+    header_values     bytea[] NOT NULL,
+    payload           bytea NOT NULL,
+    address           text NOT NULL,
+    lane              text NOT NULL,
+    broker_offset     numeric(20),
+    correlation       text,
+    attempts          int NOT NULL DEFAULT 0,
     -- How often handling was begun that has not ended.
-    started       int NOT NULL DEFAULT 0,
+    unfinished_starts int NOT NULL DEFAULT 0,
     -- A person took it out of the dead letters.
-    reopened      boolean NOT NULL DEFAULT false,
-    class         text NOT NULL DEFAULT '',
-    error         text NOT NULL DEFAULT '',
-    arrived_at    timestamptz NOT NULL DEFAULT clock_timestamp(),
+    redriven          boolean NOT NULL DEFAULT false,
+    class             text NOT NULL DEFAULT '',
+    error             text NOT NULL DEFAULT '',
+    arrived_at        timestamptz NOT NULL DEFAULT clock_timestamp(),
     -- The replay's cursor before this message was fed; null for any other message.
-    fed_from      text,
+    fed_cursor        text,
     -- Earliest time of the next attempt: it failed, or was redriven at a rate. Null before the first attempt.
-    not_before    timestamptz,
-    PRIMARY KEY (consumer, queue, no)
+    not_before        timestamptz,
+    PRIMARY KEY (consumer, queue, ordinal)
 );
-CREATE INDEX inbox_waiting_replay_idx ON inbox_waiting (consumer, replay) WHERE replay > 0;
+CREATE INDEX inbox_retry_message_replay_idx ON inbox_retry_message (consumer, replay) WHERE replay > 0;
 
-CREATE TABLE inbox_dead (
+CREATE TABLE inbox_dead_letter (
     consumer      text NOT NULL,
     id            uuid NOT NULL,
     replay        int NOT NULL,
     queue         text NOT NULL,
     -- Its place among the messages of its queue, which it goes back to.
-    no            bigint NOT NULL,
+    ordinal       bigint NOT NULL,
     header_names  bytea[] NOT NULL,
     header_values bytea[] NOT NULL,
     payload       bytea NOT NULL,
     address       text NOT NULL,
     lane          text NOT NULL,
-    place         numeric(20),
+    broker_offset numeric(20),
     correlation   text,
     class         text NOT NULL,
     error         text NOT NULL,
@@ -69,21 +69,21 @@ CREATE TABLE inbox_dead (
     attempts      int NOT NULL,
     arrived_at    timestamptz NOT NULL,
     dead_at       timestamptz NOT NULL DEFAULT clock_timestamp(),
-    redriven      int NOT NULL DEFAULT 0,
-    fate          text NOT NULL DEFAULT 'pending' CHECK (fate IN ('pending', 'replayed', 'archived')),
+    redrives      int NOT NULL DEFAULT 0,
+    state         text NOT NULL DEFAULT 'pending' CHECK (state IN ('pending', 'replayed', 'archived')),
     -- Its queue waits for a person because of it.
-    holds         boolean NOT NULL DEFAULT false,
-    note          text,
+    blocks_queue  boolean NOT NULL DEFAULT false,
+    reason        text,
     marked_by     text,
     marked_at     timestamptz,
     PRIMARY KEY (consumer, id, replay)
 );
-CREATE INDEX inbox_dead_pending_idx ON inbox_dead (consumer, no) WHERE fate = 'pending';
-CREATE INDEX inbox_dead_holds_idx ON inbox_dead (consumer, queue, no) WHERE holds;
-CREATE INDEX inbox_dead_marked_at_idx ON inbox_dead (consumer, marked_at) WHERE fate <> 'pending';
-CREATE INDEX inbox_dead_dead_at_idx ON inbox_dead (dead_at, no);
+CREATE INDEX inbox_dead_letter_dead_idx ON inbox_dead_letter (consumer, ordinal) WHERE state = 'pending';
+CREATE INDEX inbox_dead_letter_blocks_queue_idx ON inbox_dead_letter (consumer, queue, ordinal) WHERE blocks_queue;
+CREATE INDEX inbox_dead_letter_marked_at_idx ON inbox_dead_letter (consumer, marked_at) WHERE state <> 'pending';
+CREATE INDEX inbox_dead_letter_dead_at_idx ON inbox_dead_letter (dead_at, ordinal);
 -- Dead letters of a replay are counted whenever it is fed.
-CREATE INDEX inbox_dead_replay_idx ON inbox_dead (consumer, replay) WHERE replay > 0;
+CREATE INDEX inbox_dead_letter_replay_idx ON inbox_dead_letter (consumer, replay) WHERE replay > 0;
 
 -- Creates a queue and returns true. If the queue exists, locks its row FOR SHARE and returns false.
 CREATE FUNCTION inbox_ensure_queue(p_consumer text, p_queue text, p_next_at timestamptz) RETURNS boolean
@@ -91,11 +91,11 @@ LANGUAGE plpgsql SET search_path = @schema@, pg_temp
 AS $$
 BEGIN
     LOOP
-        INSERT INTO inbox_queue (consumer, queue, next_at) VALUES (p_consumer, p_queue, p_next_at) ON CONFLICT DO NOTHING;
+        INSERT INTO inbox_retry_queue (consumer, queue, next_at) VALUES (p_consumer, p_queue, p_next_at) ON CONFLICT DO NOTHING;
         IF FOUND THEN
             RETURN true;
         END IF;
-        PERFORM 1 FROM inbox_queue AS q WHERE q.consumer = p_consumer AND q.queue = p_queue FOR SHARE;
+        PERFORM 1 FROM inbox_retry_queue AS q WHERE q.consumer = p_consumer AND q.queue = p_queue FOR SHARE;
         IF FOUND THEN
             RETURN false;
         END IF;
@@ -106,9 +106,9 @@ END $$;
 CREATE FUNCTION inbox_append(p_consumer text, p_arrivals inbox_arrival[]) RETURNS void
 LANGUAGE sql SECURITY DEFINER SET search_path = @schema@, pg_temp
 AS $$
-    INSERT INTO inbox_waiting
-        (consumer, queue, id, replay, header_names, header_values, payload, address, lane, place, correlation)
-    SELECT p_consumer, a.queue, a.id, a.replay, a.header_names, a.header_values, a.payload, a.address, a.lane, a.place,
+    INSERT INTO inbox_retry_message
+        (consumer, queue, id, replay, header_names, header_values, payload, address, lane, broker_offset, correlation)
+    SELECT p_consumer, a.queue, a.id, a.replay, a.header_names, a.header_values, a.payload, a.address, a.lane, a.broker_offset,
         a.correlation
     FROM unnest(p_arrivals) WITH ORDINALITY AS a ORDER BY a.ordinality
 $$;
@@ -118,15 +118,15 @@ CREATE FUNCTION inbox_queue_due_at(p_consumer text, p_queue text) RETURNS timest
 LANGUAGE sql VOLATILE SET search_path = @schema@, pg_temp
 AS $$
     SELECT greatest(clock_timestamp(), (
-        SELECT w.not_before FROM inbox_waiting AS w
-        WHERE w.consumer = p_consumer AND w.queue = p_queue ORDER BY w.no LIMIT 1))
+        SELECT w.not_before FROM inbox_retry_message AS w
+        WHERE w.consumer = p_consumer AND w.queue = p_queue ORDER BY w.ordinal LIMIT 1))
 $$;
 
 -- The message of a row of the retry queues.
-CREATE FUNCTION inbox_arrived(p_message inbox_waiting) RETURNS inbox_arrival
+CREATE FUNCTION inbox_arrived(p_message inbox_retry_message) RETURNS inbox_arrival
 LANGUAGE sql STABLE
 AS $$
-    SELECT p_message.id, p_message.replay, p_message.queue, p_message.header_names, p_message.header_values, p_message.payload, p_message.address, p_message.lane, p_message.place, p_message.correlation
+    SELECT p_message.id, p_message.replay, p_message.queue, p_message.header_names, p_message.header_values, p_message.payload, p_message.address, p_message.lane, p_message.broker_offset, p_message.correlation
 $$;
 
 -- Moves a queued message to the dead letters. A letter that was redriven before is dead again.
@@ -137,21 +137,21 @@ CREATE FUNCTION inbox_move_to_dead_letters(
 LANGUAGE plpgsql SET search_path = @schema@, pg_temp
 AS $$
 DECLARE
-    w inbox_waiting;
+    w inbox_retry_message;
 BEGIN
-    DELETE FROM inbox_waiting AS q WHERE q.consumer = p_consumer AND q.queue = p_queue AND q.no = p_ordinal
+    DELETE FROM inbox_retry_message AS q WHERE q.consumer = p_consumer AND q.queue = p_queue AND q.ordinal = p_ordinal
     RETURNING q.* INTO STRICT w;
-    INSERT INTO inbox_dead AS d
-        (consumer, id, replay, queue, no, header_names, header_values, payload, address, lane, place, correlation, class,
-        error, backtrace, attempts, arrived_at, holds)
-    VALUES (w.consumer, w.id, w.replay, w.queue, w.no, w.header_names, w.header_values, w.payload, w.address, w.lane,
-        w.place, w.correlation, p_class, p_error, p_backtrace, p_attempts,
+    INSERT INTO inbox_dead_letter AS d
+        (consumer, id, replay, queue, ordinal, header_names, header_values, payload, address, lane, broker_offset, correlation, class,
+        error, backtrace, attempts, arrived_at, blocks_queue)
+    VALUES (w.consumer, w.id, w.replay, w.queue, w.ordinal, w.header_names, w.header_values, w.payload, w.address, w.lane,
+        w.broker_offset, w.correlation, p_class, p_error, p_backtrace, p_attempts,
         w.arrived_at, p_blocks_queue)
     ON CONFLICT (consumer, id, replay) DO UPDATE
-    SET fate = 'pending', class = excluded.class, error = excluded.error, backtrace = excluded.backtrace,
-        attempts = excluded.attempts, dead_at = excluded.dead_at, holds = excluded.holds;
+    SET state = 'pending', class = excluded.class, error = excluded.error, backtrace = excluded.backtrace,
+        attempts = excluded.attempts, dead_at = excluded.dead_at, blocks_queue = excluded.blocks_queue;
     UPDATE inbox AS i SET state = 'dead', entered_at = 'infinity'
-    WHERE i.consumer = w.consumer AND i.id = w.id AND i.replay = w.replay;
+    WHERE i.consumer = w.consumer AND i.message_id = w.id AND i.replay = w.replay;
     IF p_traced THEN
         PERFORM inbox_note(w.consumer, inbox_arrived(w), 'dead');
     END IF;
@@ -178,21 +178,21 @@ BEGIN
     IF NOT inbox_lock_lane(p_consumer, p_lane, p_lane_epoch, p_lane_owner) THEN
         RETURN 'lost';
     END IF;
-    SELECT i.entered_at, i.started INTO arrived, begun FROM inbox AS i
-    WHERE i.consumer = p_consumer AND i.id = p_arrival.id AND i.replay = p_arrival.replay AND i.state IN ('open', 'calling');
+    SELECT i.entered_at, i.unfinished_starts INTO arrived, begun FROM inbox AS i
+    WHERE i.consumer = p_consumer AND i.message_id = p_arrival.id AND i.replay = p_arrival.replay AND i.state IN ('open', 'calling');
     IF p_token IS NULL THEN
-        INSERT INTO inbox AS i (consumer, id, replay, state, entered_at)
+        INSERT INTO inbox AS i (consumer, message_id, replay, state, entered_at)
         VALUES (p_consumer, p_arrival.id, p_arrival.replay, 'waiting', 'infinity')
-        ON CONFLICT (consumer, id, replay) DO UPDATE
-        SET state = 'waiting', entered_at = 'infinity', started = 0, token = NULL, until = NULL
-        WHERE i.state = 'open' OR (i.state = 'calling' AND i.until < clock_timestamp());
+        ON CONFLICT (consumer, message_id, replay) DO UPDATE
+        SET state = 'waiting', entered_at = 'infinity', unfinished_starts = 0, claim_token = NULL, claim_expires_at = NULL
+        WHERE i.state = 'open' OR (i.state = 'calling' AND i.claim_expires_at < clock_timestamp());
     ELSE
-        UPDATE inbox AS i SET state = 'waiting', entered_at = 'infinity', started = 0, token = NULL, until = NULL
-        WHERE i.consumer = p_consumer AND i.id = p_arrival.id AND i.replay = p_arrival.replay AND i.state = 'calling' AND i.token = p_token;
+        UPDATE inbox AS i SET state = 'waiting', entered_at = 'infinity', unfinished_starts = 0, claim_token = NULL, claim_expires_at = NULL
+        WHERE i.consumer = p_consumer AND i.message_id = p_arrival.id AND i.replay = p_arrival.replay AND i.state = 'calling' AND i.claim_token = p_token;
     END IF;
     IF NOT FOUND THEN
         SELECT i.state INTO word FROM inbox AS i
-        WHERE i.consumer = p_consumer AND i.id = p_arrival.id AND i.replay = p_arrival.replay;
+        WHERE i.consumer = p_consumer AND i.message_id = p_arrival.id AND i.replay = p_arrival.replay;
         IF word IS NULL OR word IN ('open', 'calling') THEN
             RETURN CASE WHEN p_token IS NULL THEN 'busy' ELSE 'lost' END;
         ELSIF p_traced THEN
@@ -203,20 +203,20 @@ BEGIN
     IF p_stop <> 'dead_continue' THEN
         PERFORM inbox_ensure_queue(p_consumer, p_arrival.queue, again);
     END IF;
-    INSERT INTO inbox_waiting AS w
-        (consumer, queue, id, replay, header_names, header_values, payload, address, lane, place, correlation, attempts,
-        started, class, error, arrived_at, not_before)
-    VALUES (p_consumer, p_arrival.queue, p_arrival.id, p_arrival.replay, p_arrival.header_names, p_arrival.header_values, p_arrival.payload, p_arrival.address, p_arrival.lane, p_arrival.place,
+    INSERT INTO inbox_retry_message AS w
+        (consumer, queue, id, replay, header_names, header_values, payload, address, lane, broker_offset, correlation, attempts,
+        unfinished_starts, class, error, arrived_at, not_before)
+    VALUES (p_consumer, p_arrival.queue, p_arrival.id, p_arrival.replay, p_arrival.header_names, p_arrival.header_values, p_arrival.payload, p_arrival.address, p_arrival.lane, p_arrival.broker_offset,
         p_arrival.correlation, p_attempts, CASE p_stop WHEN 'wait' THEN greatest(coalesce(begun, 0) - 1, 0) ELSE 0 END,
         p_class, p_error, coalesce(arrived, clock_timestamp()), again)
-    RETURNING w.no INTO of_no;
+    RETURNING w.ordinal INTO of_no;
     IF p_stop NOT IN ('retry', 'wait') THEN
         PERFORM inbox_move_to_dead_letters(p_consumer, p_arrival.queue, of_no, p_attempts, p_class, p_error, p_backtrace, p_stop = 'dead_hold', p_traced);
     ELSIF p_traced THEN
         PERFORM inbox_note(p_consumer, p_arrival, 'waiting');
     END IF;
     IF p_stop = 'dead_hold' THEN
-        UPDATE inbox_queue AS q SET next_at = NULL, held = true WHERE q.consumer = p_consumer AND q.queue = p_arrival.queue;
+        UPDATE inbox_retry_queue AS q SET next_at = NULL, blocked = true WHERE q.consumer = p_consumer AND q.queue = p_arrival.queue;
     END IF;
     RETURN 'kept';
 END $$;
@@ -232,22 +232,22 @@ AS $$
 DECLARE
     waits boolean := p_stop IN ('retry', 'wait');
     again timestamptz := after_ms(p_pause_ms);
-    w inbox_waiting;
+    w inbox_retry_message;
 BEGIN
     PERFORM inbox_begin_call(p_lock_timeout_ms);
-    PERFORM 1 FROM inbox_queue AS q
-    WHERE q.consumer = p_consumer AND q.queue = p_queue AND q.token = p_token FOR UPDATE;
+    PERFORM 1 FROM inbox_retry_queue AS q
+    WHERE q.consumer = p_consumer AND q.queue = p_queue AND q.claim_token = p_token FOR UPDATE;
     IF NOT FOUND THEN
         RETURN 'lost';
     END IF;
-    UPDATE inbox_waiting AS u SET attempts = p_attempts,
+    UPDATE inbox_retry_message AS u SET attempts = p_attempts,
         class = CASE WHEN p_stop = 'wait' AND u.attempts > 0 THEN u.class ELSE p_class END,
-        error = CASE WHEN p_stop = 'wait' AND u.attempts > 0 THEN u.error ELSE p_error END, started = CASE p_stop WHEN 'wait' THEN greatest(u.started - 1, 0) ELSE 0 END,
+        error = CASE WHEN p_stop = 'wait' AND u.attempts > 0 THEN u.error ELSE p_error END, unfinished_starts = CASE p_stop WHEN 'wait' THEN greatest(u.unfinished_starts - 1, 0) ELSE 0 END,
         not_before = CASE p_stop WHEN 'wait' THEN u.not_before ELSE again END
-    WHERE u.consumer = p_consumer AND u.queue = p_queue AND u.no = p_ordinal AND NOT EXISTS (
-        SELECT 1 FROM inbox_waiting AS f WHERE f.consumer = p_consumer AND f.queue = p_queue AND f.no < p_ordinal)
+    WHERE u.consumer = p_consumer AND u.queue = p_queue AND u.ordinal = p_ordinal AND NOT EXISTS (
+        SELECT 1 FROM inbox_retry_message AS f WHERE f.consumer = p_consumer AND f.queue = p_queue AND f.ordinal < p_ordinal)
     RETURNING u.* INTO w;
-    IF w.no IS NULL THEN
+    IF w.ordinal IS NULL THEN
         RETURN 'lost';
     ELSIF NOT waits THEN
         PERFORM inbox_move_to_dead_letters(p_consumer, p_queue, p_ordinal, p_attempts, p_class, p_error, p_backtrace, p_stop = 'dead_hold', p_traced);
@@ -255,8 +255,8 @@ BEGIN
         PERFORM inbox_note(p_consumer, inbox_arrived(w), 'waiting');
     END IF;
     IF p_stop <> 'dead_continue' THEN
-        UPDATE inbox_queue AS q SET token = NULL, claim_until = NULL, held = q.held OR p_stop = 'dead_hold',
-            next_at = CASE WHEN waits AND NOT q.held THEN again END
+        UPDATE inbox_retry_queue AS q SET claim_token = NULL, claim_expires_at = NULL, blocked = q.blocked OR p_stop = 'dead_hold',
+            next_at = CASE WHEN waits AND NOT q.blocked THEN again END
         WHERE q.consumer = p_consumer AND q.queue = p_queue;
     END IF;
     RETURN 'kept';
@@ -266,8 +266,8 @@ END $$;
 -- without a message for an empty queue, which only has to be released.
 -- Sessions are long-lived and plan while tables are small: these settings leave the planner only indexes.
 CREATE FUNCTION inbox_claim_due_queues(p_consumer text, p_queue_limit int, p_message_limit int, p_claim_ms bigint)
-RETURNS TABLE (queue text, token uuid, attempts int, started int, reopened boolean, no bigint, id uuid, replay int,
-    header_names bytea[], header_values bytea[], payload bytea, address text, lane text, place text, correlation text)
+RETURNS TABLE (queue text, claim_token uuid, attempts int, unfinished_starts int, redriven boolean, ordinal bigint, id uuid, replay int,
+    header_names bytea[], header_values bytea[], payload bytea, address text, lane text, broker_offset text, correlation text)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
     SET enable_seqscan = off SET enable_bitmapscan = off
 AS $$
@@ -279,11 +279,11 @@ DECLARE
 BEGIN
     PERFORM require_read_committed();
     WITH ready AS (
-        SELECT q.queue FROM inbox_queue AS q
-        WHERE q.consumer = p_consumer AND q.next_at <= at AND (q.claim_until IS NULL OR q.claim_until < at)
+        SELECT q.queue FROM inbox_retry_queue AS q
+        WHERE q.consumer = p_consumer AND q.next_at <= at AND (q.claim_expires_at IS NULL OR q.claim_expires_at < at)
         ORDER BY q.next_at LIMIT p_queue_limit FOR UPDATE SKIP LOCKED
     ), claimed AS (
-        UPDATE inbox_queue AS q SET token = gen_random_uuid(), claim_until = after_ms(p_claim_ms)
+        UPDATE inbox_retry_queue AS q SET claim_token = gen_random_uuid(), claim_expires_at = after_ms(p_claim_ms)
         FROM ready AS r WHERE q.consumer = p_consumer AND q.queue = r.queue
         RETURNING q.queue, q.next_at
     )
@@ -292,25 +292,25 @@ BEGIN
         RETURN;
     END IF;
     -- Later statements: what was appended by whoever held a queue before is seen.
-    UPDATE inbox_waiting AS w SET started = w.started + 1
+    UPDATE inbox_retry_message AS w SET unfinished_starts = w.unfinished_starts + 1
     FROM unnest(mine) AS m (queue) CROSS JOIN LATERAL (
-        SELECT f.no FROM inbox_waiting AS f WHERE f.consumer = p_consumer AND f.queue = m.queue ORDER BY f.no LIMIT 1
+        SELECT f.ordinal FROM inbox_retry_message AS f WHERE f.consumer = p_consumer AND f.queue = m.queue ORDER BY f.ordinal LIMIT 1
     ) AS first
-    WHERE w.consumer = p_consumer AND w.queue = m.queue AND w.no = first.no AND (w.not_before IS NULL OR w.not_before <= at);
+    WHERE w.consumer = p_consumer AND w.queue = m.queue AND w.ordinal = first.ordinal AND (w.not_before IS NULL OR w.not_before <= at);
     RETURN QUERY
-        SELECT q.queue, q.token, w.attempts, w.started, w.reopened, w.no, w.id, w.replay, w.header_names, w.header_values,
-            w.payload, w.address, w.lane, w.place::text, w.correlation
+        SELECT q.queue, q.claim_token, w.attempts, w.unfinished_starts, w.redriven, w.ordinal, w.id, w.replay, w.header_names, w.header_values,
+            w.payload, w.address, w.lane, w.broker_offset::text, w.correlation
         FROM unnest(mine) WITH ORDINALITY AS m (queue, n)
-        JOIN inbox_queue AS q ON q.consumer = p_consumer AND q.queue = m.queue
+        JOIN inbox_retry_queue AS q ON q.consumer = p_consumer AND q.queue = m.queue
         LEFT JOIN LATERAL (
             SELECT * FROM (
-                SELECT l.*, bool_or(l.not_before > at) OVER (ORDER BY l.no) AS is_early FROM (
-                    SELECT * FROM inbox_waiting AS f
-                    WHERE f.consumer = p_consumer AND f.queue = m.queue ORDER BY f.no LIMIT p_message_limit
+                SELECT l.*, bool_or(l.not_before > at) OVER (ORDER BY l.ordinal) AS is_early FROM (
+                    SELECT * FROM inbox_retry_message AS f
+                    WHERE f.consumer = p_consumer AND f.queue = m.queue ORDER BY f.ordinal LIMIT p_message_limit
                 ) AS l
             ) AS r WHERE r.is_early IS NOT TRUE
         ) AS w ON true
-        ORDER BY m.n, w.no;
+        ORDER BY m.n, w.ordinal;
 END $$;
 
 -- Deletes the first message of a claimed queue in the handler's transaction and records it as done. Returns false if the claim expired or
@@ -321,25 +321,25 @@ CREATE FUNCTION inbox_complete_queued(
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp SET lock_timeout = '100ms'
 AS $$
 DECLARE
-    w inbox_waiting;
+    w inbox_retry_message;
 BEGIN
     PERFORM inbox_limit_handler(p_stall_timeout_ms);
     PERFORM set_config('lock_timeout', p_lock_timeout_ms::text, true);
-    PERFORM 1 FROM inbox_queue AS q
-    WHERE q.consumer = p_consumer AND q.queue = p_queue AND q.token = p_token AND q.claim_until >= clock_timestamp()
+    PERFORM 1 FROM inbox_retry_queue AS q
+    WHERE q.consumer = p_consumer AND q.queue = p_queue AND q.claim_token = p_token AND q.claim_expires_at >= clock_timestamp()
     FOR SHARE;
     IF NOT FOUND THEN
         RETURN false;
     END IF;
-    DELETE FROM inbox_waiting AS d
-    WHERE d.consumer = p_consumer AND d.queue = p_queue AND d.no = p_ordinal AND NOT EXISTS (
-        SELECT 1 FROM inbox_waiting AS f WHERE f.consumer = p_consumer AND f.queue = p_queue AND f.no < p_ordinal)
+    DELETE FROM inbox_retry_message AS d
+    WHERE d.consumer = p_consumer AND d.queue = p_queue AND d.ordinal = p_ordinal AND NOT EXISTS (
+        SELECT 1 FROM inbox_retry_message AS f WHERE f.consumer = p_consumer AND f.queue = p_queue AND f.ordinal < p_ordinal)
     RETURNING d.* INTO w;
-    IF w.no IS NULL THEN
+    IF w.ordinal IS NULL THEN
         RETURN false;
     END IF;
     UPDATE inbox AS i SET state = 'done', entered_at = clock_timestamp()
-    WHERE i.consumer = p_consumer AND i.id = w.id AND i.replay = w.replay AND i.state IN ('waiting', 'reopened');
+    WHERE i.consumer = p_consumer AND i.message_id = w.id AND i.replay = w.replay AND i.state IN ('waiting', 'reopened');
     IF NOT FOUND THEN
         RETURN false;
     END IF;
@@ -354,9 +354,9 @@ CREATE FUNCTION inbox_delete_empty_queue(p_consumer text, p_queue text) RETURNS 
 LANGUAGE plpgsql SET search_path = @schema@, pg_temp
 AS $$
 BEGIN
-    DELETE FROM inbox_queue AS q
-    WHERE q.consumer = p_consumer AND q.queue = p_queue AND NOT q.held AND NOT EXISTS (
-        SELECT 1 FROM inbox_waiting AS w WHERE w.consumer = p_consumer AND w.queue = p_queue);
+    DELETE FROM inbox_retry_queue AS q
+    WHERE q.consumer = p_consumer AND q.queue = p_queue AND NOT q.blocked AND NOT EXISTS (
+        SELECT 1 FROM inbox_retry_message AS w WHERE w.consumer = p_consumer AND w.queue = p_queue);
     RETURN FOUND;
 END $$;
 
@@ -366,27 +366,27 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
 AS $$
 BEGIN
     PERFORM inbox_begin_call(p_lock_timeout_ms);
-    PERFORM 1 FROM inbox_queue AS q
-    WHERE q.consumer = p_consumer AND q.queue = p_queue AND q.token = p_token FOR UPDATE;
+    PERFORM 1 FROM inbox_retry_queue AS q
+    WHERE q.consumer = p_consumer AND q.queue = p_queue AND q.claim_token = p_token FOR UPDATE;
     IF FOUND AND NOT inbox_delete_empty_queue(p_consumer, p_queue) THEN
-        UPDATE inbox_queue AS q SET token = NULL, claim_until = NULL,
-            next_at = CASE WHEN NOT q.held THEN inbox_queue_due_at(p_consumer, p_queue) END
+        UPDATE inbox_retry_queue AS q SET claim_token = NULL, claim_expires_at = NULL,
+            next_at = CASE WHEN NOT q.blocked THEN inbox_queue_due_at(p_consumer, p_queue) END
         WHERE q.consumer = p_consumer AND q.queue = p_queue;
         -- It was given back in peace, whatever was begun.
-        UPDATE inbox_waiting AS w SET started = 0
-        WHERE w.consumer = p_consumer AND w.queue = p_queue AND w.started > 0;
+        UPDATE inbox_retry_message AS w SET unfinished_starts = 0
+        WHERE w.consumer = p_consumer AND w.queue = p_queue AND w.unfinished_starts > 0;
     END IF;
 END $$;
 
--- Whether a filter matches a dead letter: {"consumer", "ids", "queue", "class", "fate", "since", "until"}, each optional.
-CREATE FUNCTION inbox_dead_letter_matches(p_filter jsonb, p_letter inbox_dead) RETURNS boolean
+-- Whether a filter matches a dead letter: {"consumer", "ids", "queue", "class", "state", "since", "until"}, each optional.
+CREATE FUNCTION inbox_dead_letter_matches(p_filter jsonb, p_letter inbox_dead_letter) RETURNS boolean
 LANGUAGE sql STABLE
 AS $$
     SELECT (p_filter ->> 'consumer' IS NULL OR p_letter.consumer = p_filter ->> 'consumer')
         AND (jsonb_array_length(p_filter -> 'ids') = 0 OR p_filter -> 'ids' ? p_letter.id::text)
         AND (p_filter ->> 'queue' IS NULL OR p_letter.queue = p_filter ->> 'queue')
         AND (p_filter ->> 'class' IS NULL OR p_letter.class = p_filter ->> 'class')
-        AND (p_filter ->> 'fate' IS NULL OR p_letter.fate = p_filter ->> 'fate')
+        AND (p_filter ->> 'state' IS NULL OR p_letter.state = p_filter ->> 'state')
         AND (p_filter ->> 'since' IS NULL OR p_letter.dead_at >= (p_filter ->> 'since')::timestamptz)
         AND (p_filter ->> 'until' IS NULL OR p_letter.dead_at < (p_filter ->> 'until')::timestamptz)
 $$;
@@ -397,78 +397,78 @@ CREATE FUNCTION inbox_mark_dead(as_fate text, filter jsonb, dry_run boolean, rat
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
 AS $$
 DECLARE
-    d inbox_dead;
+    d inbox_dead_letter;
     began timestamptz := clock_timestamp();
-    place bigint := 0;
+    done bigint := 0;
 BEGIN
     IF dry_run THEN
-        RETURN (SELECT count(*) FROM inbox_dead AS o WHERE o.fate = 'pending' AND inbox_dead_letter_matches(filter, o));
+        RETURN (SELECT count(*) FROM inbox_dead_letter AS o WHERE o.state = 'pending' AND inbox_dead_letter_matches(filter, o));
     END IF;
     PERFORM require_read_committed();
     PERFORM require_durable_commit();
     FOR d IN
-        SELECT * FROM inbox_dead AS o WHERE o.fate = 'pending' AND inbox_dead_letter_matches(filter, o) ORDER BY o.no FOR UPDATE
+        SELECT * FROM inbox_dead_letter AS o WHERE o.state = 'pending' AND inbox_dead_letter_matches(filter, o) ORDER BY o.ordinal FOR UPDATE
     LOOP
-        UPDATE inbox_dead AS o SET fate = as_fate, holds = false, redriven = o.redriven + (as_fate = 'replayed')::int, note = why,
+        UPDATE inbox_dead_letter AS o SET state = as_fate, blocks_queue = false, redrives = o.redrives + (as_fate = 'replayed')::int, reason = why,
             marked_by = by_whom, marked_at = clock_timestamp()
         WHERE o.consumer = d.consumer AND o.id = d.id AND o.replay = d.replay;
         IF as_fate = 'replayed' THEN
-            PERFORM inbox_redrive_one(d, began + CASE WHEN rate > 0 THEN place * 1000000 / rate ELSE 0 END * interval '1 microsecond');
-        ELSIF d.holds THEN
+            PERFORM inbox_redrive_one(d, began + CASE WHEN rate > 0 THEN done * 1000000 / rate ELSE 0 END * interval '1 microsecond');
+        ELSIF d.blocks_queue THEN
             PERFORM inbox_put_aside(d);
         END IF;
-        place := place + 1;
+        done := done + 1;
     END LOOP;
-    RETURN place;
+    RETURN done;
 END $$;
 
 -- Moves a dead letter back to its place in its queue, before everything that arrived after it; it is not due before `at`. A member that
 -- works on the queue keeps its claim: it finds another message first and releases the queue. Until then no other member repeats its call
 -- to an external service.
-CREATE FUNCTION inbox_redrive_one(p_letter inbox_dead, p_at timestamptz) RETURNS void
+CREATE FUNCTION inbox_redrive_one(p_letter inbox_dead_letter, p_at timestamptz) RETURNS void
 LANGUAGE plpgsql SET search_path = @schema@, pg_temp
 AS $$
 BEGIN
     PERFORM inbox_ensure_queue(p_letter.consumer, p_letter.queue, p_at);
-    PERFORM 1 FROM inbox_queue AS q WHERE q.consumer = p_letter.consumer AND q.queue = p_letter.queue FOR UPDATE;
-    INSERT INTO inbox_waiting
-        (consumer, queue, no, id, replay, header_names, header_values, payload, address, lane, place, correlation, reopened,
+    PERFORM 1 FROM inbox_retry_queue AS q WHERE q.consumer = p_letter.consumer AND q.queue = p_letter.queue FOR UPDATE;
+    INSERT INTO inbox_retry_message
+        (consumer, queue, ordinal, id, replay, header_names, header_values, payload, address, lane, broker_offset, correlation, redriven,
         class, error, arrived_at, not_before)
-    VALUES (p_letter.consumer, p_letter.queue, p_letter.no, p_letter.id, p_letter.replay, p_letter.header_names, p_letter.header_values, p_letter.payload, p_letter.address, p_letter.lane,
-        p_letter.place, p_letter.correlation, true, p_letter.class, p_letter.error, p_letter.arrived_at, p_at);
-    UPDATE inbox AS i SET state = 'reopened', started = 0
-    WHERE i.consumer = p_letter.consumer AND i.id = p_letter.id AND i.replay = p_letter.replay AND i.state = 'dead';
+    VALUES (p_letter.consumer, p_letter.queue, p_letter.ordinal, p_letter.id, p_letter.replay, p_letter.header_names, p_letter.header_values, p_letter.payload, p_letter.address, p_letter.lane,
+        p_letter.broker_offset, p_letter.correlation, true, p_letter.class, p_letter.error, p_letter.arrived_at, p_at);
+    UPDATE inbox AS i SET state = 'reopened', unfinished_starts = 0
+    WHERE i.consumer = p_letter.consumer AND i.message_id = p_letter.id AND i.replay = p_letter.replay AND i.state = 'dead';
     UPDATE inbox_trace AS t SET state = 'reopened', at = clock_timestamp()
     WHERE t.consumer = p_letter.consumer AND t.id = p_letter.id AND t.replay = p_letter.replay;
     IF NOT inbox_unblock_queue(p_letter) THEN
         RETURN;
     END IF;
     -- Where it is not the head, everything stays as it is.
-    UPDATE inbox_queue AS q SET next_at = p_at
+    UPDATE inbox_retry_queue AS q SET next_at = p_at
     WHERE q.consumer = p_letter.consumer AND q.queue = p_letter.queue AND NOT EXISTS (
-        SELECT 1 FROM inbox_waiting AS w WHERE w.consumer = p_letter.consumer AND w.queue = p_letter.queue AND w.no < p_letter.no);
+        SELECT 1 FROM inbox_retry_message AS w WHERE w.consumer = p_letter.consumer AND w.queue = p_letter.queue AND w.ordinal < p_letter.ordinal);
 END $$;
 
 -- Unblocks a queue after this dead letter, unless another one blocks it; returns whether it did. The queue is due when its first message
 -- is. The caller holds its row FOR UPDATE.
-CREATE FUNCTION inbox_unblock_queue(p_letter inbox_dead) RETURNS boolean
+CREATE FUNCTION inbox_unblock_queue(p_letter inbox_dead_letter) RETURNS boolean
 LANGUAGE plpgsql SET search_path = @schema@, pg_temp
 AS $$
 BEGIN
-    IF EXISTS (SELECT 1 FROM inbox_dead AS o WHERE o.consumer = p_letter.consumer AND o.queue = p_letter.queue AND o.holds) THEN
+    IF EXISTS (SELECT 1 FROM inbox_dead_letter AS o WHERE o.consumer = p_letter.consumer AND o.queue = p_letter.queue AND o.blocks_queue) THEN
         RETURN false;
     END IF;
-    UPDATE inbox_queue AS q SET next_at = inbox_queue_due_at(q.consumer, q.queue), held = false
-    WHERE q.consumer = p_letter.consumer AND q.queue = p_letter.queue AND q.held;
+    UPDATE inbox_retry_queue AS q SET next_at = inbox_queue_due_at(q.consumer, q.queue), blocked = false
+    WHERE q.consumer = p_letter.consumer AND q.queue = p_letter.queue AND q.blocked;
     RETURN true;
 END $$;
 
 -- Sets aside a dead letter that blocks its queue.
-CREATE FUNCTION inbox_put_aside(p_letter inbox_dead) RETURNS void
+CREATE FUNCTION inbox_put_aside(p_letter inbox_dead_letter) RETURNS void
 LANGUAGE plpgsql SET search_path = @schema@, pg_temp
 AS $$
 BEGIN
-    PERFORM 1 FROM inbox_queue AS q WHERE q.consumer = p_letter.consumer AND q.queue = p_letter.queue FOR UPDATE;
+    PERFORM 1 FROM inbox_retry_queue AS q WHERE q.consumer = p_letter.consumer AND q.queue = p_letter.queue FOR UPDATE;
     IF inbox_unblock_queue(p_letter) THEN
         PERFORM inbox_delete_empty_queue(p_letter.consumer, p_letter.queue);
     END IF;

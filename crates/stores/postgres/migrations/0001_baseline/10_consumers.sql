@@ -1,33 +1,33 @@
 -- Consumers, their members and lanes, and the operator's controls.
 
 CREATE TABLE inbox_consumer (
-    name         text PRIMARY KEY,
-    paused       boolean NOT NULL DEFAULT false,
+    name           text PRIMARY KEY,
+    paused         boolean NOT NULL DEFAULT false,
     -- The retention of handled messages at the last prune; null before the first. A message that is redelivered later is handled
     -- again, so that operators must be able to see it.
-    remembers    interval,
+    done_retention interval,
     -- When an operator removed the consumer; null again after a heartbeat.
-    forgotten_at timestamptz
+    removed_at     timestamptz
 );
 
 CREATE TABLE inbox_member (
     consumer        text NOT NULL,
     owner           uuid NOT NULL,
     name            text NOT NULL,
-    until           timestamptz NOT NULL,
+    expires_at      timestamptz NOT NULL,
     beat_at         timestamptz NOT NULL DEFAULT clock_timestamp(),
     last_message_at timestamptz,
     PRIMARY KEY (consumer, owner)
 ) WITH (fillfactor = 50);
 
 -- The state of a lane beside its owner: the settled position at the broker, the breaker, the operator's controls.
-CREATE TABLE inbox_mark (
-    consumer text NOT NULL,
-    lane     text NOT NULL,
-    mark     numeric(20),
-    breaker  text,
-    paused   boolean NOT NULL DEFAULT false,
-    forced   boolean,
+CREATE TABLE inbox_lane_status (
+    consumer       text NOT NULL,
+    lane           text NOT NULL,
+    settled_offset numeric(20),
+    breaker_reason text,
+    paused         boolean NOT NULL DEFAULT false,
+    breaker_forced boolean,
     PRIMARY KEY (consumer, lane)
 ) WITH (fillfactor = 50);
 
@@ -45,15 +45,15 @@ AS $$
         SELECT n FROM name WHERE n IS NOT NULL UNION SELECT c.name FROM inbox_consumer AS c
     )
     SELECT h.n FROM heard AS h LEFT JOIN inbox_consumer AS c ON c.name = h.n
-    WHERE c.forgotten_at IS NULL
-        OR EXISTS (SELECT 1 FROM inbox_waiting AS w WHERE w.consumer = h.n)
-        OR EXISTS (SELECT 1 FROM inbox_dead AS d WHERE d.consumer = h.n AND d.fate = 'pending')
+    WHERE c.removed_at IS NULL
+        OR EXISTS (SELECT 1 FROM inbox_retry_message AS w WHERE w.consumer = h.n)
+        OR EXISTS (SELECT 1 FROM inbox_dead_letter AS d WHERE d.consumer = h.n AND d.state = 'pending')
         OR EXISTS (
             SELECT 1 FROM inbox AS i
-            WHERE i.consumer = h.n AND i.entered_at > c.forgotten_at AND i.entered_at < 'infinity')
+            WHERE i.consumer = h.n AND i.entered_at > c.removed_at AND i.entered_at < 'infinity')
 $$;
 
--- A member's heartbeat with the state of its lanes: marks are [[lane, mark], …], breakers [[lane, reason], …]. Returns the operator's
+-- A member's heartbeat with the state of its lanes: offsets are [[lane, offset], …], breakers [[lane, reason], …]. Returns the operator's
 -- controls, and whether the member's row was absent or expired. A removed consumer is known again.
 CREATE FUNCTION inbox_heartbeat(
     p_consumer text, p_owner uuid, p_name text, p_lease_ms bigint, p_last_message_at timestamptz, p_offsets jsonb, p_breakers jsonb,
@@ -70,30 +70,30 @@ BEGIN
     PERFORM pg_advisory_xact_lock_shared(advisory_lock_key('consumer/' || p_consumer));
     INSERT INTO inbox_consumer (name) SELECT p_consumer
     WHERE NOT EXISTS (SELECT 1 FROM inbox_consumer AS c WHERE c.name = p_consumer) ON CONFLICT DO NOTHING;
-    UPDATE inbox_consumer AS c SET forgotten_at = NULL WHERE c.name = p_consumer AND c.forgotten_at IS NOT NULL;
-    SELECT m.until INTO before FROM inbox_member AS m WHERE m.consumer = p_consumer AND m.owner = p_owner FOR UPDATE;
-    INSERT INTO inbox_member AS m (consumer, owner, name, until, last_message_at)
+    UPDATE inbox_consumer AS c SET removed_at = NULL WHERE c.name = p_consumer AND c.removed_at IS NOT NULL;
+    SELECT m.expires_at INTO before FROM inbox_member AS m WHERE m.consumer = p_consumer AND m.owner = p_owner FOR UPDATE;
+    INSERT INTO inbox_member AS m (consumer, owner, name, expires_at, last_message_at)
     VALUES (p_consumer, p_owner, p_name, after_ms(p_lease_ms), p_last_message_at)
-    ON CONFLICT (consumer, owner) DO UPDATE SET name = excluded.name, until = excluded.until, beat_at = excluded.beat_at,
+    ON CONFLICT (consumer, owner) DO UPDATE SET name = excluded.name, expires_at = excluded.expires_at, beat_at = excluded.beat_at,
         last_message_at = coalesce(excluded.last_message_at, m.last_message_at);
     -- Of its own lanes only. A breaker that it does not name is closed.
-    INSERT INTO inbox_mark AS k (consumer, lane, mark, breaker)
+    INSERT INTO inbox_lane_status AS k (consumer, lane, settled_offset, breaker_reason)
     SELECT p_consumer, l.lane,
         (SELECT max((e ->> 1)::numeric) FROM jsonb_array_elements(p_offsets) AS e WHERE e ->> 0 = l.lane),
         (SELECT max(e ->> 1) FROM jsonb_array_elements(p_breakers) AS e WHERE e ->> 0 = l.lane)
     FROM inbox_lane AS l WHERE l.consumer = p_consumer AND l.owner = p_owner ORDER BY l.lane
-    ON CONFLICT (consumer, lane) DO UPDATE SET mark = coalesce(excluded.mark, k.mark), breaker = excluded.breaker
-    WHERE (k.mark, k.breaker) IS DISTINCT FROM (coalesce(excluded.mark, k.mark), excluded.breaker);
+    ON CONFLICT (consumer, lane) DO UPDATE SET settled_offset = coalesce(excluded.settled_offset, k.settled_offset), breaker_reason = excluded.breaker_reason
+    WHERE (k.settled_offset, k.breaker_reason) IS DISTINCT FROM (coalesce(excluded.settled_offset, k.settled_offset), excluded.breaker_reason);
     RETURN jsonb_build_object(
         'absent', before IS NULL,
         'expired', before IS NOT NULL AND before < clock_timestamp(),
         'paused', (SELECT c.paused FROM inbox_consumer AS c WHERE c.name = p_consumer),
         'paused_lanes', coalesce((
-            SELECT jsonb_agg(k.lane ORDER BY k.lane) FROM inbox_mark AS k
+            SELECT jsonb_agg(k.lane ORDER BY k.lane) FROM inbox_lane_status AS k
             WHERE k.consumer = p_consumer AND k.paused), '[]'),
-        'forced', coalesce((
-            SELECT jsonb_agg(jsonb_build_array(k.lane, k.forced) ORDER BY k.lane) FROM inbox_mark AS k
-            WHERE k.consumer = p_consumer AND k.forced IS NOT NULL), '[]'));
+        'breaker_forced', coalesce((
+            SELECT jsonb_agg(jsonb_build_array(k.lane, k.breaker_forced) ORDER BY k.lane) FROM inbox_lane_status AS k
+            WHERE k.consumer = p_consumer AND k.breaker_forced IS NOT NULL), '[]'));
 END $$;
 
 -- Acquires lanes for a live member: free ones, and those of a dead owner without an open transaction. Returns the named lanes that the
@@ -108,7 +108,7 @@ BEGIN
     PERFORM pg_advisory_xact_lock_shared(advisory_lock_key('consumer/' || p_consumer));
     IF NOT EXISTS (
         SELECT 1 FROM inbox_member AS m
-        WHERE m.consumer = p_consumer AND m.owner = p_owner AND m.until >= clock_timestamp()) THEN
+        WHERE m.consumer = p_consumer AND m.owner = p_owner AND m.expires_at >= clock_timestamp()) THEN
         RETURN;
     END IF;
     INSERT INTO inbox_lane (consumer, lane, epoch)
@@ -120,14 +120,14 @@ BEGIN
         SELECT f.lane FROM inbox_lane AS f
         WHERE f.consumer = p_consumer AND f.lane = ANY (p_lanes) AND f.owner IS DISTINCT FROM p_owner AND NOT EXISTS (
             SELECT 1 FROM inbox_member AS m
-            WHERE m.consumer = p_consumer AND m.owner = f.owner AND m.until >= clock_timestamp())
+            WHERE m.consumer = p_consumer AND m.owner = f.owner AND m.expires_at >= clock_timestamp())
         ORDER BY f.lane FOR UPDATE SKIP LOCKED
     ), taken AS (
         UPDATE inbox_lane AS l SET epoch = l.epoch + 1, owner = p_owner
         FROM free WHERE l.consumer = p_consumer AND l.lane = free.lane RETURNING l.lane
     )
-    UPDATE inbox_mark AS k SET breaker = NULL
-    FROM taken AS t WHERE k.consumer = p_consumer AND k.lane = t.lane AND k.breaker IS NOT NULL;
+    UPDATE inbox_lane_status AS k SET breaker_reason = NULL
+    FROM taken AS t WHERE k.consumer = p_consumer AND k.lane = t.lane AND k.breaker_reason IS NOT NULL;
     RETURN QUERY SELECT l.lane, l.epoch FROM inbox_lane AS l
         WHERE l.consumer = p_consumer AND l.lane = ANY (p_lanes) AND l.owner = p_owner ORDER BY l.lane;
 END $$;
@@ -138,8 +138,8 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
 AS $$
 BEGIN
     PERFORM inbox_begin_call(p_lock_timeout_ms);
-    UPDATE inbox_mark AS k SET breaker = NULL
-    WHERE k.consumer = p_consumer AND k.breaker IS NOT NULL AND EXISTS (
+    UPDATE inbox_lane_status AS k SET breaker_reason = NULL
+    WHERE k.consumer = p_consumer AND k.breaker_reason IS NOT NULL AND EXISTS (
         SELECT 1 FROM inbox_lane AS l WHERE l.consumer = p_consumer AND l.lane = k.lane AND l.owner = p_owner
             AND (p_lanes IS NULL OR l.lane = ANY (p_lanes)));
     UPDATE inbox_lane AS l SET owner = NULL
@@ -163,24 +163,24 @@ BEGIN
     IF NOT EXISTS (SELECT 1 FROM inbox_consumer_names() AS n WHERE n = p_consumer) THEN
         RETURN 'unknown';
     ELSIF EXISTS (
-        SELECT 1 FROM inbox_member AS m WHERE m.consumer = p_consumer AND m.until >= clock_timestamp()) THEN
+        SELECT 1 FROM inbox_member AS m WHERE m.consumer = p_consumer AND m.expires_at >= clock_timestamp()) THEN
         RETURN 'alive';
     END IF;
     -- In the order of those who do not share the lock: pruning has the consumer before its members, and whoever gives lanes back has
     -- their marks before them.
     PERFORM 1 FROM inbox_consumer AS c WHERE c.name = p_consumer FOR UPDATE;
-    PERFORM 1 FROM inbox_mark AS k WHERE k.consumer = p_consumer ORDER BY k.lane FOR UPDATE;
+    PERFORM 1 FROM inbox_lane_status AS k WHERE k.consumer = p_consumer ORDER BY k.lane FOR UPDATE;
     -- A handler's transaction holds the row of its lane, however long ago its member was heard of.
     SELECT count(*) INTO free FROM (
         SELECT 1 FROM inbox_lane AS l WHERE l.consumer = p_consumer FOR UPDATE SKIP LOCKED) AS f;
     IF free < (SELECT count(*) FROM inbox_lane AS l WHERE l.consumer = p_consumer) THEN
         RETURN 'alive';
     END IF;
-    DELETE FROM inbox_mark AS k WHERE k.consumer = p_consumer;
+    DELETE FROM inbox_lane_status AS k WHERE k.consumer = p_consumer;
     DELETE FROM inbox_lane AS l WHERE l.consumer = p_consumer;
     DELETE FROM inbox_member AS m WHERE m.consumer = p_consumer;
-    INSERT INTO inbox_consumer (name, forgotten_at) VALUES (p_consumer, clock_timestamp())
-    ON CONFLICT (name) DO UPDATE SET paused = false, forgotten_at = excluded.forgotten_at;
+    INSERT INTO inbox_consumer (name, removed_at) VALUES (p_consumer, clock_timestamp())
+    ON CONFLICT (name) DO UPDATE SET paused = false, removed_at = excluded.removed_at;
     RETURN 'gone';
 END $$;
 
@@ -202,18 +202,18 @@ DECLARE
     n bigint;
     more boolean := false;
 BEGIN
-    INSERT INTO inbox_consumer AS c (name, remembers) VALUES (inbox_prune.consumer, keep_done)
-    ON CONFLICT (name) DO UPDATE SET remembers = excluded.remembers
-    WHERE c.remembers IS DISTINCT FROM excluded.remembers;
+    INSERT INTO inbox_consumer AS c (name, done_retention) VALUES (inbox_prune.consumer, keep_done)
+    ON CONFLICT (name) DO UPDATE SET done_retention = excluded.done_retention
+    WHERE c.done_retention IS DISTINCT FROM excluded.done_retention;
     DELETE FROM inbox AS i WHERE i.ctid = ANY (ARRAY(
         SELECT o.ctid FROM inbox AS o
         WHERE o.consumer = inbox_prune.consumer AND o.entered_at < done_before AND o.state IN ('done', 'skipped')
         ORDER BY o.entered_at LIMIT most FOR UPDATE SKIP LOCKED));
     GET DIAGNOSTICS n = ROW_COUNT;
     more := more OR n >= most;
-    DELETE FROM inbox_dead AS d WHERE d.ctid = ANY (ARRAY(
-        SELECT o.ctid FROM inbox_dead AS o
-        WHERE o.consumer = inbox_prune.consumer AND o.fate <> 'pending' AND o.marked_at < dead_before
+    DELETE FROM inbox_dead_letter AS d WHERE d.ctid = ANY (ARRAY(
+        SELECT o.ctid FROM inbox_dead_letter AS o
+        WHERE o.consumer = inbox_prune.consumer AND o.state <> 'pending' AND o.marked_at < dead_before
         ORDER BY o.marked_at LIMIT most FOR UPDATE SKIP LOCKED));
     GET DIAGNOSTICS n = ROW_COUNT;
     more := more OR n >= most;
@@ -224,7 +224,7 @@ BEGIN
     GET DIAGNOSTICS n = ROW_COUNT;
     more := more OR n >= most;
     DELETE FROM inbox_member AS m
-    WHERE m.consumer = inbox_prune.consumer AND m.until < clock_timestamp() - interval '1 day';
+    WHERE m.consumer = inbox_prune.consumer AND m.expires_at < clock_timestamp() - interval '1 day';
     RETURN more;
 END $$;
 
@@ -241,12 +241,12 @@ RETURNS TABLE (name text, paused boolean, members bigint, beat_at bigint, last_m
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = @schema@, pg_temp
 AS $$
     SELECT n, coalesce(c.paused, false), m.members, epoch_micros(m.beat_at), epoch_micros(m.last_message_at),
-        (SELECT count(*) FROM (SELECT 1 FROM inbox_waiting AS w WHERE w.consumer = n LIMIT 10000) AS w),
+        (SELECT count(*) FROM (SELECT 1 FROM inbox_retry_message AS w WHERE w.consumer = n LIMIT 10000) AS w),
         (SELECT count(*) FROM (
-            SELECT 1 FROM inbox_dead AS d WHERE d.consumer = n AND d.fate = 'pending' LIMIT 10000) AS d)
+            SELECT 1 FROM inbox_dead_letter AS d WHERE d.consumer = n AND d.state = 'pending' LIMIT 10000) AS d)
     FROM inbox_consumer_names() AS n LEFT JOIN inbox_consumer AS c ON c.name = n
     CROSS JOIN LATERAL (
-        SELECT count(*) FILTER (WHERE m.until >= clock_timestamp()) AS members, max(m.beat_at) AS beat_at,
+        SELECT count(*) FILTER (WHERE m.expires_at >= clock_timestamp()) AS members, max(m.beat_at) AS beat_at,
             max(m.last_message_at) AS last_message_at
         FROM inbox_member AS m WHERE m.consumer = n
     ) AS m
@@ -260,14 +260,14 @@ LANGUAGE sql STABLE SET search_path = @schema@, pg_temp
 AS $$
     SELECT q.queue, coalesce(d.id, w.id), coalesce(d.replay, w.replay),
         (SELECT count(*) FROM (
-            SELECT 1 FROM inbox_waiting AS b WHERE b.consumer = p_consumer AND b.queue = q.queue LIMIT 10000) AS b),
+            SELECT 1 FROM inbox_retry_message AS b WHERE b.consumer = p_consumer AND b.queue = q.queue LIMIT 10000) AS b),
         coalesce(d.attempts, w.attempts), q.next_at, coalesce(d.error, w.error)
-    FROM (SELECT * FROM inbox_queue AS a WHERE a.consumer = p_consumer ORDER BY a.next_at, a.queue LIMIT p_limit) AS q
+    FROM (SELECT * FROM inbox_retry_queue AS a WHERE a.consumer = p_consumer ORDER BY a.next_at, a.queue LIMIT p_limit) AS q
     LEFT JOIN LATERAL (
-        SELECT * FROM inbox_dead AS h WHERE h.consumer = p_consumer AND h.queue = q.queue AND h.holds ORDER BY h.no LIMIT 1
+        SELECT * FROM inbox_dead_letter AS h WHERE h.consumer = p_consumer AND h.queue = q.queue AND h.blocks_queue ORDER BY h.ordinal LIMIT 1
     ) AS d ON true
     LEFT JOIN LATERAL (
-        SELECT * FROM inbox_waiting AS f WHERE f.consumer = p_consumer AND f.queue = q.queue ORDER BY f.no LIMIT 1
+        SELECT * FROM inbox_retry_message AS f WHERE f.consumer = p_consumer AND f.queue = q.queue ORDER BY f.ordinal LIMIT 1
     ) AS w ON true
     WHERE coalesce(d.id, w.id) IS NOT NULL
 $$;
@@ -278,16 +278,16 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = @schema@, pg_temp
 AS $$
     SELECT jsonb_build_object(
         'members', coalesce((
-            SELECT jsonb_agg(jsonb_build_object('name', m.name, 'alive', m.until >= clock_timestamp(),
+            SELECT jsonb_agg(jsonb_build_object('name', m.name, 'alive', m.expires_at >= clock_timestamp(),
                 'beat_at', epoch_micros(m.beat_at), 'last_message_at', epoch_micros(m.last_message_at))
-                ORDER BY m.until >= clock_timestamp() DESC, m.name, m.owner)
+                ORDER BY m.expires_at >= clock_timestamp() DESC, m.name, m.owner)
             FROM inbox_member AS m WHERE m.consumer = p_consumer), '[]'),
         'lanes', coalesce((
             SELECT jsonb_agg(jsonb_build_object('name', lane, 'owner', m.name, 'epoch', coalesce(l.epoch, 0),
-                'mark', k.mark::text, 'paused', coalesce(k.paused, false), 'breaker', k.breaker, 'forced', k.forced)
+                'settled_offset', k.settled_offset::text, 'paused', coalesce(k.paused, false), 'breaker_reason', k.breaker_reason, 'breaker_forced', k.breaker_forced)
                 ORDER BY lane)
             FROM (SELECT * FROM inbox_lane WHERE consumer = p_consumer) AS l
-            FULL JOIN (SELECT * FROM inbox_mark WHERE consumer = p_consumer) AS k USING (lane)
+            FULL JOIN (SELECT * FROM inbox_lane_status WHERE consumer = p_consumer) AS k USING (lane)
             LEFT JOIN inbox_member AS m ON m.consumer = p_consumer AND m.owner = l.owner), '[]'),
         'queues', coalesce((
             SELECT jsonb_agg(jsonb_build_object('queue', q.queue, 'id', q.id, 'replay', q.replay, 'length', q.length,
@@ -307,12 +307,12 @@ BEGIN
         ON CONFLICT (name) DO UPDATE SET paused = excluded.paused;
         RETURN true;
     END IF;
-    INSERT INTO inbox_mark (consumer, lane)
+    INSERT INTO inbox_lane_status (consumer, lane)
     SELECT p_consumer, l.lane FROM inbox_lane AS l
     WHERE l.consumer = p_consumer AND (p_lane IS NULL OR l.lane = p_lane) ON CONFLICT DO NOTHING;
-    UPDATE inbox_mark AS k SET
+    UPDATE inbox_lane_status AS k SET
         paused = CASE p_control WHEN 'pause' THEN true WHEN 'resume' THEN false ELSE k.paused END,
-        forced = CASE p_control WHEN 'open' THEN true WHEN 'close' THEN false WHEN 'free' THEN NULL ELSE k.forced END
+        breaker_forced = CASE p_control WHEN 'open' THEN true WHEN 'close' THEN false WHEN 'free' THEN NULL ELSE k.breaker_forced END
     WHERE k.consumer = p_consumer AND (p_lane IS NULL OR k.lane = p_lane);
     RETURN FOUND;
 END $$;

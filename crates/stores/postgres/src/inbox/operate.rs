@@ -28,7 +28,7 @@ impl Store {
     /// All consumers, or the one with this name.
     async fn inbox_consumers(&self, only: &str) -> Result<Vec<PgRow>, Error> {
         let schema = &self.schema;
-        let remembers = "round(date_part('epoch', k.remembers) * 1000)::bigint";
+        let remembers = "round(date_part('epoch', k.done_retention) * 1000)::bigint";
         let sql = format!(
             "SELECT c.*, {remembers} FROM {schema}.inbox_list_consumers({only}) AS c \
              LEFT JOIN {schema}.inbox_consumer AS k ON k.name = c.name ORDER BY c.name"
@@ -94,9 +94,9 @@ impl Operate for Store {
         let schema = &self.schema;
         let sql = format!(
             "SELECT d.consumer, d.queue, d.class, d.error, d.backtrace, d.attempts, {schema}.epoch_micros(d.arrived_at), \
-             {schema}.epoch_micros(d.dead_at), d.redriven, d.fate, d.note, d.id, d.replay, d.header_names, d.header_values, \
-             d.payload, d.address, d.lane, d.place::text, d.correlation \
-             FROM {schema}.inbox_dead AS d WHERE {schema}.inbox_dead_letter_matches({}, d) ORDER BY d.dead_at, d.no LIMIT {limit}",
+             {schema}.epoch_micros(d.dead_at), d.redrives, d.state, d.reason, d.id, d.replay, d.header_names, d.header_values, \
+             d.payload, d.address, d.lane, d.broker_offset::text, d.correlation \
+             FROM {schema}.inbox_dead_letter AS d WHERE {schema}.inbox_dead_letter_matches({}, d) ORDER BY d.dead_at, d.ordinal LIMIT {limit}",
             filter(wanted)
         );
         Ok(self.inbox_call(sql).await?.iter().map(letter).collect::<Result<_, _>>()?)
@@ -112,7 +112,7 @@ impl Operate for Store {
 
     async fn trace(&self, id: MessageId) -> Result<Vec<Trace>, StoreError> {
         let sql = format!(
-            "SELECT consumer, replay, state, repeats, address, lane, place::text, correlation, {}.epoch_micros(at) \
+            "SELECT consumer, replay, state, repeats, address, lane, broker_offset::text, correlation, {}.epoch_micros(at) \
              FROM {}.inbox_trace WHERE id = '{id}' ORDER BY consumer, replay",
             self.schema, self.schema
         );
@@ -126,9 +126,9 @@ impl Operate for Store {
             "WITH RECURSIVE name (n) AS ((SELECT consumer FROM {schema}.inbox ORDER BY consumer LIMIT 1) UNION ALL \
              SELECT (SELECT o.consumer FROM {schema}.inbox AS o WHERE o.consumer > name.n ORDER BY o.consumer LIMIT 1) \
              FROM name WHERE name.n IS NOT NULL) \
-             SELECT i.consumer, i.replay, i.state, i.started, \
+             SELECT i.consumer, i.replay, i.state, i.unfinished_starts, \
              CASE WHEN isfinite(i.entered_at) THEN {schema}.epoch_micros(i.entered_at) END \
-             FROM name CROSS JOIN LATERAL (SELECT * FROM {schema}.inbox AS o WHERE o.consumer = name.n AND o.id = '{id}') AS i \
+             FROM name CROSS JOIN LATERAL (SELECT * FROM {schema}.inbox AS o WHERE o.consumer = name.n AND o.message_id = '{id}') AS i \
              ORDER BY i.consumer, i.replay"
         );
         Ok(self.inbox_call(sql).await?.iter().map(|row| known(row, id)).collect::<Result<_, _>>()?)
@@ -193,7 +193,7 @@ fn filter(filter: &DeadFilter) -> String {
     let ids: Vec<_> = filter.ids.iter().map(ToString::to_string).collect();
     json_literal(&json!({
         "consumer": filter.consumer, "ids": ids, "queue": filter.queue, "class": filter.class,
-        "fate": filter.fate.map(Fate::word), "since": filter.since.map(|at| at.to_string()),
+        "state": filter.fate.map(Fate::word), "since": filter.since.map(|at| at.to_string()),
         "until": filter.until.map(|at| at.to_string()),
     }))
 }
@@ -229,10 +229,10 @@ fn shown(consumer: Consumer, answer: &Value) -> Option<Shown> {
             name: text(&l["name"])?,
             owner: text(&l["owner"]),
             epoch: l["epoch"].as_i64()?,
-            mark: l["mark"].as_str().and_then(|mark| mark.parse().ok()),
+            mark: l["settled_offset"].as_str().and_then(|mark| mark.parse().ok()),
             paused: l["paused"].as_bool()?,
-            breaker: text(&l["breaker"]),
-            forced: l["forced"].as_bool(),
+            breaker: text(&l["breaker_reason"]),
+            forced: l["breaker_forced"].as_bool(),
         })
     };
     let queue = |q: &Value| {

@@ -140,7 +140,7 @@ pub(super) fn orders(answer: &Value, beat_before: bool) -> Result<Orders, Error>
         Some(Orders {
             paused: answer["paused"].as_bool()?,
             paused_lanes: answer["paused_lanes"].as_array()?.iter().map(lane).collect::<Option<_>>()?,
-            forced: answer["forced"]
+            forced: answer["breaker_forced"]
                 .as_array()?
                 .iter()
                 .map(|pair| Some((lane(&pair[0])?, pair[1].as_bool()?)))

@@ -130,8 +130,8 @@ impl Says {
     pub(super) fn due(&self, queues: usize, messages: usize, lasts: Duration) -> String {
         let most = |number: usize| i32::try_from(number).unwrap_or(i32::MAX);
         format!(
-            "SELECT queue, token, attempts, started, reopened, no, id, replay, header_names, header_values, payload, \
-             address, lane, place, correlation FROM {}.inbox_claim_due_queues({}, {}, {}, {})",
+            "SELECT queue, claim_token, attempts, unfinished_starts, redriven, ordinal, id, replay, header_names, header_values, payload, \
+             address, lane, broker_offset, correlation FROM {}.inbox_claim_due_queues({}, {}, {}, {})",
             self.schema,
             self.consumer,
             most(queues),

@@ -62,8 +62,8 @@ impl Tally {
             "{} SELECT status, count(*), min(created_at), \
              count(*) FILTER (WHERE stranded), count(*) FILTER (WHERE skipped), \
              coalesce(min(seq) FILTER (WHERE stranded OR skipped), -1) \
-             FROM (SELECT *, status = 'pending' AND seq <= high AND xid <> ALL (late) AS stranded, \
-                 status = 'published' AND seen_from AND seq > high AS skipped FROM ({}) AS every) AS every GROUP BY status",
+             FROM (SELECT *, status = 'pending' AND seq <= max_seq AND xid <> ALL (late_xids) AS stranded, \
+                 status = 'published' AND seen_from AND seq > max_seq AS skipped FROM ({}) AS every) AS every GROUP BY status",
             sql.stand(),
             sql.standing(Sources::LOG, numbers, condition)
         );
@@ -163,7 +163,7 @@ const CHECKS: [Check; 10] = [
     Check {
         what: "keys that wait for an address which is not held",
         rows: "SELECT k.key FROM @.parked_key AS k WHERE k.destination = $ AND k.state = 'address' AND NOT EXISTS \
-               (SELECT 1 FROM @.hold AS h WHERE h.destination = k.destination AND h.address = k.address)",
+               (SELECT 1 FROM @.address_hold AS h WHERE h.destination = k.destination AND h.address = k.address)",
     },
     Check {
         what: "keys that wait for no time",

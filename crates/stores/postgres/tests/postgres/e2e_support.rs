@@ -178,7 +178,7 @@ impl World {
     /// P8: in no shard was anything settled under an older epoch after a newer one.
     pub(crate) async fn assert_epochs_never_go_back(&self) {
         let back = "SELECT count(*) FROM (SELECT epoch < lag(epoch) OVER (PARTITION BY destination, shards, shard \
-                    ORDER BY no) AS back FROM relevo.progress) AS p WHERE back";
+                    ORDER BY progress_id) AS back FROM relevo.progress) AS p WHERE back";
         assert_eq!(self.number(back).await, 0, "somebody settled without the lease");
     }
 }

@@ -142,7 +142,7 @@ async fn a_relay_may_read_and_settle_and_nothing_else() {
                 "INSERT INTO relevo.progress DEFAULT VALUES",
                 "DELETE FROM relevo.message",
                 "TRUNCATE relevo.message",
-                "UPDATE relevo.setting SET retention = '0'",
+                "UPDATE relevo.settings SET retention = '0'",
                 "SELECT nextval('relevo.message_seq')",
                 "SELECT relevo.adopt()",
                 "SELECT relevo.remove_destination('main')",
@@ -181,7 +181,7 @@ const TRAPS: &str = "
     CREATE OPERATOR evil.<> (LEFTARG = text, RIGHTARG = text, FUNCTION = evil.equal_texts);
     CREATE OPERATOR evil.= (LEFTARG = text, RIGHTARG = text, FUNCTION = evil.equal_texts);
     CREATE TEMP TABLE message (n int);
-    CREATE TEMP TABLE own_id (n int);
+    CREATE TEMP TABLE dedup_id (n int);
     SET search_path = evil, pg_temp, pg_catalog";
 
 #[tokio::test]

@@ -65,7 +65,7 @@ impl Postgres {
         let mut connection = database.connect().await;
         migrate::migrate(&mut connection, &Schema::default()).await.expect("an empty database");
         let harness = Self { database, server, pooler };
-        harness.run(&format!("UPDATE relevo.setting SET retention = '{} seconds'", RETENTION.as_secs())).await;
+        harness.run(&format!("UPDATE relevo.settings SET retention = '{} seconds'", RETENTION.as_secs())).await;
         harness.run(&format!("SELECT relevo.add_destination('{MAIN}', {SHARDS}, 'oldest')")).await;
         harness
     }
@@ -129,10 +129,10 @@ impl StoreHarness for Postgres {
     async fn let_pass(&self, time: Duration) {
         let time = format!("interval '{} milliseconds'", time.as_millis());
         for (table, column) in [
-            ("lease", "until"),
-            ("member", "until"),
+            ("lease", "expires_at"),
+            ("relay", "expires_at"),
             ("parked_key", "next_at"),
-            ("hold", "next_at"),
+            ("address_hold", "next_at"),
             ("scheduled", "due_at"),
         ] {
             self.run(&format!("UPDATE relevo.{table} SET {column} = {column} - {time}")).await;
@@ -141,7 +141,7 @@ impl StoreHarness for Postgres {
 
     async fn age(&self, time: Duration) {
         let time = format!("interval '{} milliseconds'", time.as_millis());
-        for (table, column) in [("message", "created_at"), ("progress", "settled_at"), ("tick", "made_at")] {
+        for (table, column) in [("message", "created_at"), ("progress", "settled_at"), ("tick", "created_at")] {
             self.run(&format!("UPDATE relevo.{table} SET {column} = {column} - {time}")).await;
         }
     }
@@ -149,8 +149,8 @@ impl StoreHarness for Postgres {
     async fn next_partition(&self) {
         self.run("SELECT relevo.maintain()").await;
         self.run(
-            "SELECT setval('relevo.message_seq', (SELECT past FROM relevo.partition, relevo.message_seq \
-             WHERE last_value >= first AND last_value < past))",
+            "SELECT setval('relevo.message_seq', (SELECT end_seq FROM relevo.message_partition, relevo.message_seq \
+             WHERE last_value >= first_seq AND last_value < end_seq))",
         )
         .await;
         self.run("SELECT relevo.maintain()").await;

@@ -290,7 +290,7 @@ async fn a_batch_of_five_hundred_is_one_transaction() {
     }
     inbox.commit(tx).await.expect("a database");
     assert_eq!(world.number("SELECT count(*) FROM relevo.inbox WHERE state = 'done'").await, 499);
-    assert_eq!(world.number("SELECT count(*) FROM relevo.inbox_waiting WHERE queue = '7'").await, 2);
+    assert_eq!(world.number("SELECT count(*) FROM relevo.inbox_retry_message WHERE queue = '7'").await, 2);
 }
 
 /// Old rows go in batches while new ones come, and nothing that is young, waits or is dead goes with them.
@@ -299,7 +299,7 @@ async fn pruning_under_load_takes_only_what_is_old() {
     let world = world().await;
     world
         .run(
-            "INSERT INTO relevo.inbox (consumer, id, state, entered_at) \
+            "INSERT INTO relevo.inbox (consumer, message_id, state, entered_at) \
              SELECT 'billing', gen_random_uuid(), CASE n % 10 WHEN 0 THEN 'dead' WHEN 1 THEN 'waiting' ELSE 'done' END, \
              CASE WHEN n % 10 < 2 THEN 'infinity' ELSE now() - interval '40 days' END FROM generate_series(1, 20000) AS n",
         )

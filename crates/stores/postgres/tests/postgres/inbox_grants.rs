@@ -40,8 +40,8 @@ async fn a_consumer_may_consume_and_reads_nothing() {
             &mut session,
             &[
                 "SELECT * FROM relevo.inbox",
-                "SELECT * FROM relevo.inbox_dead",
-                "INSERT INTO relevo.inbox (consumer, id) VALUES ('c', gen_random_uuid())",
+                "SELECT * FROM relevo.inbox_dead_letter",
+                "INSERT INTO relevo.inbox (consumer, message_id) VALUES ('c', gen_random_uuid())",
                 "DELETE FROM relevo.inbox",
                 "SELECT relevo.inbox_mark_dead('archived', '{\"ids\": []}', false, NULL, 'me', 'why')",
                 "SELECT relevo.inbox_set_control('billing', NULL, 'pause')",
@@ -73,7 +73,7 @@ async fn an_operator_may_read_and_act() {
         &[
             "SELECT relevo.inbox_begin('billing', gen_random_uuid())",
             "SELECT * FROM relevo.inbox_acquire_lanes('billing', gen_random_uuid(), '{0}', 100)",
-            "UPDATE relevo.inbox_dead SET fate = 'archived'",
+            "UPDATE relevo.inbox_dead_letter SET state = 'archived'",
             "SELECT relevo.emit('orders', 'k', 'T', '{}')",
         ],
     )
@@ -93,7 +93,7 @@ const TRAPS: &str = "CREATE SCHEMA evil; CREATE TABLE evil.caught (who text); \
     CREATE FUNCTION evil.current_setting(text) RETURNS text LANGUAGE sql AS 'SELECT evil.spring(); SELECT ''0''::text'; \
     CREATE FUNCTION evil.set_config(text, text, boolean) RETURNS text LANGUAGE sql AS 'SELECT evil.spring(); SELECT $2'; \
     CREATE FUNCTION evil.clock_timestamp() RETURNS timestamptz LANGUAGE sql AS 'SELECT evil.spring(); SELECT now()'; \
-    CREATE TEMP TABLE inbox (n int); CREATE TEMP TABLE inbox_queue (n int); CREATE TEMP TABLE inbox_lane (n int); \
+    CREATE TEMP TABLE inbox (n int); CREATE TEMP TABLE inbox_retry_queue (n int); CREATE TEMP TABLE inbox_lane (n int); \
     SET search_path = evil, pg_temp, pg_catalog";
 
 #[tokio::test]

@@ -4,14 +4,14 @@ use crate::rules_support::{Bed, Session};
 
 /// A million handled messages, a hundred thousand queues that are not due, as many dead letters that nobody looked at.
 const HISTORY: &str = "
-    INSERT INTO relevo.inbox (consumer, id, entered_at)
+    INSERT INTO relevo.inbox (consumer, message_id, entered_at)
     SELECT 'billing', md5(n::text)::uuid, now() - interval '20 days' + n * interval '1 second'
     FROM generate_series(1, 1000000) AS n;
-    INSERT INTO relevo.inbox (consumer, id, state, entered_at)
+    INSERT INTO relevo.inbox (consumer, message_id, state, entered_at)
     SELECT 'billing', md5('dead' || n)::uuid, 'dead', 'infinity' FROM generate_series(1, 100000) AS n;
-    INSERT INTO relevo.inbox_queue (consumer, queue, next_at)
+    INSERT INTO relevo.inbox_retry_queue (consumer, queue, next_at)
     SELECT 'billing', 'q' || n, now() + interval '1 hour' FROM generate_series(1, 100000) AS n;
-    INSERT INTO relevo.inbox_waiting
+    INSERT INTO relevo.inbox_retry_message
         (consumer, queue, id, replay, header_names, header_values, payload, address, lane)
     SELECT 'billing', 'q' || n, md5('waits' || n)::uuid, 0, '{}', '{}', '', 'orders', '0'
     FROM generate_series(1, 100000) AS n;";

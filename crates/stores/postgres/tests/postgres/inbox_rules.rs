@@ -165,7 +165,7 @@ async fn e1_an_old_snapshot_is_told_to_try_again() {
 async fn two_callers(bed: &Bed) -> (String, String) {
     let mut session = bed.session().await;
     let late: String = session.one(&claim(1)).await;
-    session.run("UPDATE relevo.inbox SET until = '-infinity'").await;
+    session.run("UPDATE relevo.inbox SET claim_expires_at = '-infinity'").await;
     (late, session.one(&claim(1)).await)
 }
 
@@ -185,7 +185,7 @@ async fn e2_only_the_last_claim_commits_its_result() {
 #[tokio::test]
 async fn e2_without_the_token_both_results_are_committed() {
     let bed = bed().await;
-    bed.mutate("inbox_complete_call", "AND i.state = 'calling' AND i.token = p_token", "").await;
+    bed.mutate("inbox_complete_call", "AND i.state = 'calling' AND i.claim_token = p_token", "").await;
     let (late, mine) = two_callers(&bed).await;
     let mut session = bed.session().await;
     for (token, line) in [(&mine, "quick"), (&late, "slow")] {
@@ -207,7 +207,7 @@ async fn e2_while_a_call_may_run_nobody_else_makes_it() {
     );
 
     let naive = bed().await;
-    let condition = "WHERE i.state = 'open' OR (i.state = 'calling' AND i.until < clock_timestamp())";
+    let condition = "WHERE i.state = 'open' OR (i.state = 'calling' AND i.claim_expires_at < clock_timestamp())";
     naive.mutate("inbox_claim_call", condition, "").await;
     let mut session = naive.session().await;
     assert_eq!(
@@ -227,19 +227,19 @@ async fn e3_a_brokers_duplicate_of_a_redriven_message_is_a_repeat() {
     assert_eq!(session.one::<i64>(REDRIVE).await, 1);
     assert!(!session.one::<bool>(&begin(1)).await, "it waits in the retry table, and is known");
     assert_eq!(session.one::<i64>(REDRIVE).await, 0, "a double click");
-    assert_eq!(session.one::<i64>("SELECT count(*) FROM relevo.inbox_waiting").await, 1);
+    assert_eq!(session.one::<i64>("SELECT count(*) FROM relevo.inbox_retry_message").await, 1);
 }
 
 #[tokio::test]
 async fn e3_a_redrive_that_deletes_the_row_lets_the_duplicate_through() {
     let bed = bed().await;
-    let set_state = "UPDATE inbox AS i SET state = 'reopened', started = 0\n    WHERE";
+    let set_state = "UPDATE inbox AS i SET state = 'reopened', unfinished_starts = 0\n    WHERE";
     bed.mutate("inbox_redrive_one", set_state, "DELETE FROM inbox AS i WHERE").await;
     let mut session = bed.session().await;
     session.run(&set_back(1, NO_LANE, "dead_continue")).await;
     session.run(REDRIVE).await;
     assert!(session.one::<bool>(&begin(1)).await, "handled, and still waiting to be handled again");
-    assert_eq!(session.one::<i64>("SELECT count(*) FROM relevo.inbox_waiting").await, 1);
+    assert_eq!(session.one::<i64>("SELECT count(*) FROM relevo.inbox_retry_message").await, 1);
 }
 
 /// A lane whose owner is dead.
@@ -250,7 +250,7 @@ async fn with_a_dead_owner() -> Bed {
         session.run(&beat(owner)).await;
     }
     assert_eq!(session.one::<i64>(&take(OLD)).await, 1);
-    session.run(&format!("UPDATE relevo.inbox_member SET until = '-infinity' WHERE owner = '{OLD}'")).await;
+    session.run(&format!("UPDATE relevo.inbox_member SET expires_at = '-infinity' WHERE owner = '{OLD}'")).await;
     bed
 }
 
@@ -314,13 +314,13 @@ async fn e4_a_look_at_the_lane_without_a_lock_inverts_a_key() {
 async fn with_a_first_heartbeat(bed: &Bed) -> Session {
     let mut session = bed.session().await;
     session.run(&beat(OLD)).await;
-    session.run("UPDATE relevo.inbox_member SET until = '-infinity'").await;
+    session.run("UPDATE relevo.inbox_member SET expires_at = '-infinity'").await;
     session.run(&format!("BEGIN; {}", beat(NEW))).await;
     session
 }
 
 const FORGET: &str = "SELECT relevo.inbox_remove_consumer('billing')";
-const IS_FORGOTTEN: &str = "SELECT forgotten_at IS NOT NULL FROM relevo.inbox_consumer";
+const IS_FORGOTTEN: &str = "SELECT removed_at IS NOT NULL FROM relevo.inbox_consumer";
 
 #[tokio::test]
 async fn e4_a_consumer_is_not_forgotten_beside_a_first_heartbeat() {
@@ -352,7 +352,7 @@ async fn e4_without_a_common_lock_a_living_consumer_is_forgotten() {
 async fn with_an_emptied_queue(bed: &Bed) -> String {
     let mut session = bed.session().await;
     assert_eq!(session.one::<String>(&set_back(1, NO_LANE, "retry")).await, "kept");
-    let row = session.rows("SELECT token::text, no FROM relevo.inbox_claim_due_queues('billing', 1, 1, 60000)").await;
+    let row = session.rows("SELECT claim_token::text, ordinal FROM relevo.inbox_claim_due_queues('billing', 1, 1, 60000)").await;
     let token: String = sqlx::Row::try_get(&row[0], 0).expect("a token");
     let no: i64 = sqlx::Row::try_get(&row[0], 1).expect("a number");
     let first = format!("SELECT relevo.inbox_complete_queued('billing', 'k', '{token}', {no}, 100, 0, false)");
@@ -364,8 +364,8 @@ fn release(token: &str) -> String {
     format!("SELECT relevo.inbox_release_queue('billing', 'k', '{token}', 5000)")
 }
 
-const QUEUES: &str = "SELECT queue FROM relevo.inbox_queue";
-const WAITING: &str = "SELECT convert_from(payload, 'UTF8') FROM relevo.inbox_waiting ORDER BY no";
+const QUEUES: &str = "SELECT queue FROM relevo.inbox_retry_queue";
+const WAITING: &str = "SELECT convert_from(payload, 'UTF8') FROM relevo.inbox_retry_message ORDER BY ordinal";
 
 #[tokio::test]
 async fn c3_a_message_appended_while_the_queue_ends_is_not_stranded() {
@@ -411,8 +411,8 @@ async fn c3_a_look_in_the_statement_that_waits_for_the_queue_is_old() {
     let mut worker = bed.session().await;
     worker.run(&format!("BEGIN; {}; {}", enter(3, NO_LANE), append(3))).await;
     let releasing = bed.session().await.start(
-        "DELETE FROM relevo.inbox_queue AS q WHERE NOT EXISTS \
-         (SELECT 1 FROM relevo.inbox_waiting AS w WHERE w.consumer = q.consumer AND w.queue = q.queue)",
+        "DELETE FROM relevo.inbox_retry_queue AS q WHERE NOT EXISTS \
+         (SELECT 1 FROM relevo.inbox_retry_message AS w WHERE w.consumer = q.consumer AND w.queue = q.queue)",
     );
     bed.until_blocked(&releasing).await;
     worker.run("COMMIT").await;
@@ -471,5 +471,5 @@ async fn arguments_that_cannot_be_meant_are_refused() {
         let error = session.try_rows(&format!("SELECT relevo.inbox_begin({arguments})")).await;
         assert_eq!(code(&error.expect_err("it is refused")), expected, "{arguments}");
     }
-    assert_eq!(session.list("SELECT id::text FROM relevo.inbox").await, NONE);
+    assert_eq!(session.list("SELECT message_id::text FROM relevo.inbox").await, NONE);
 }

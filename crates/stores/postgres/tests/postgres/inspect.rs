@@ -187,7 +187,7 @@ async fn a_message_is_found_whatever_its_id_tells() {
     let brought = one("SELECT relevo.emit('orders', 'k', 'T', '1', id => gen_random_uuid())::text").await;
     // Its id is older than its place in the log, and nobody remembers when it was brought.
     let moved = one("SELECT relevo.emit('orders', 'k', 'T', '2', id => gen_random_uuid())::text").await;
-    world.run(&format!("DELETE FROM relevo.own_id WHERE id = '{moved}'")).await;
+    world.run(&format!("DELETE FROM relevo.dedup_id WHERE id = '{moved}'")).await;
     world.emit_some(5000, 10).await;
     for (id, payload) in [(brought, "1"), (moved, "2")] {
         let shown = store.show(id).await.expect("an answer").expect("it is there");
@@ -228,12 +228,12 @@ async fn every_cause_is_told() {
     assert_eq!(why(&store, "idle").await.cause, Cause::Nothing);
     let unread = why(&store, "unread").await;
     assert_eq!((unread.cause, unread.waiting), (Cause::NoRelay, 1), "nobody holds the shard");
-    world.run("UPDATE relevo.lease SET owner = gen_random_uuid(), until = now() + interval '1 hour'").await;
+    world.run("UPDATE relevo.lease SET owner = gen_random_uuid(), expires_at = now() + interval '1 hour'").await;
     assert_eq!(why(&store, "unread").await.cause, Cause::Unread);
     world.run("SELECT relevo.switch_destination('main', false)").await;
     assert_eq!(why(&store, "unread").await.cause, Cause::SwitchedOff);
     world.run("SELECT relevo.switch_destination('main', true)").await;
-    world.run("UPDATE relevo.lease SET owner = NULL, until = '-infinity'").await;
+    world.run("UPDATE relevo.lease SET owner = NULL, expires_at = '-infinity'").await;
 
     let emitted = world.emit(&["retry", "retry", "dead", "dead", "marked", "odd"]).await;
     world.run("SELECT relevo.emit('wall', 'held', 'T', '{}')").await;
@@ -265,11 +265,11 @@ async fn every_cause_is_told() {
     relay.stop().await;
 
     // Nobody is there to act on a mark, which is then the reason; nor to try what is due.
-    world.run("UPDATE relevo.lease SET owner = gen_random_uuid(), until = now() + interval '1 hour'").await;
+    world.run("UPDATE relevo.lease SET owner = gen_random_uuid(), expires_at = now() + interval '1 hour'").await;
     assert_eq!(store.redrive(&mark(emitted[4])).await.expect("a mark"), 1);
     let marked = Cause::Marked { id: emitted[4], mark: "redrive".to_owned() };
     assert_eq!(why(&store, "marked").await.cause, marked);
-    world.run("UPDATE relevo.lease SET owner = NULL, until = '-infinity'").await;
+    world.run("UPDATE relevo.lease SET owner = NULL, expires_at = '-infinity'").await;
     assert_eq!(why(&store, "marked").await.cause, Cause::NoRelay);
     world.run("UPDATE relevo.parked_key SET next_at = clock_timestamp() WHERE key = 'retry'").await;
     assert_eq!(why(&store, "retry").await.cause, Cause::NoRelay);

@@ -87,16 +87,16 @@ async fn sessions_continue_while_a_migration_waits_for_a_table() {
     let mut connection = database.connect().await;
     migrate(&mut connection, &Schema::default()).await.expect("an empty database");
     let (mut handler, mut other) = (database.connect().await, database.connect().await);
-    execute(&mut handler, "BEGIN; SELECT count(*) FROM relevo.inbox_waiting").await.expect("a transaction");
-    let waits = Migration { files: &["ALTER TABLE inbox_waiting ADD COLUMN later text;"], ..SECOND };
+    execute(&mut handler, "BEGIN; SELECT count(*) FROM relevo.inbox_retry_message").await.expect("a transaction");
+    let waits = Migration { files: &["ALTER TABLE inbox_retry_message ADD COLUMN later text;"], ..SECOND };
     let mut tasks = JoinSet::new();
     tasks.spawn(async move { apply(&mut connection, &Schema::default(), &[BASELINE, waits]).await });
     until("the table is waited for", async || {
-        let waits = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'relevo.inbox_waiting'::regclass";
+        let waits = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'relevo.inbox_retry_message'::regclass";
         execute(&mut other, waits).await.expect("a count")[0].try_get::<i64, _>(0).expect("a count") > 0
     })
     .await;
-    execute(&mut other, "SET lock_timeout = '30s'; SELECT count(*) FROM relevo.inbox_waiting").await.expect("its turn");
+    execute(&mut other, "SET lock_timeout = '30s'; SELECT count(*) FROM relevo.inbox_retry_message").await.expect("its turn");
     assert!(tasks.try_join_next().is_none(), "the handler still has the table");
     execute(&mut handler, "COMMIT").await.expect("it ends");
     let applied = tasks.join_next().await.expect("one task").expect("it does not panic");

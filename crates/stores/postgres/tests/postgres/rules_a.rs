@@ -15,7 +15,7 @@ async fn with_the_youngest_writer_open(bed: &Bed) -> Vec<String> {
     writer.run("BEGIN").await;
     writer.run(&emit("k", "late")).await;
     assert_eq!(reader.drain().await, NONE);
-    let quirk = "SELECT snapshot::text || ' ' || high FROM relevo.tick WHERE tick = 1";
+    let quirk = "SELECT snapshot::text || ' ' || max_seq FROM relevo.tick WHERE tick = 1";
     let xid: String = writer.one("SELECT pg_current_xact_id()::text").await;
     assert_eq!(writer.one::<String>(quirk).await, format!("{xid}:{xid}: 1"), "neither listed as open nor above");
     writer.run("COMMIT").await;
@@ -324,7 +324,7 @@ async fn a5_an_idle_outbox_still_sees_a_late_commit() {
         let bed = Bed::quiet(&[]).await;
         if naive {
             // Nothing is new unless a number was drawn.
-            bed.mutate("make_tick", "unnest(last_tick.late)", "unnest('{}'::xid8[])").await;
+            bed.mutate("make_tick", "unnest(last_tick.late_xids)", "unnest('{}'::xid8[])").await;
         }
         let mut reader = Reader::start(&bed).await;
         let mut writer = bed.session().await;

@@ -11,7 +11,7 @@ const NONE: [&str; 0] = [];
 
 /// Takes what is free; the shards and epochs of all that this owner holds.
 async fn take(session: &mut Session, owner: &str) -> Value {
-    let ask = json!({ "owner": owner, "name": "relay", "lease_ms": 600_000, "give_back": [] });
+    let ask = json!({ "owner": owner, "name": "relay", "lease_ms": 600_000, "release": [] });
     let answer: String = session.one(&format!("SELECT relevo.acquire_leases('main', '{ask}')::text")).await;
     serde_json::from_str::<Value>(&answer).expect("JSON")["leases"].clone()
 }
@@ -34,7 +34,7 @@ async fn with_an_expired_owner() -> Bed {
     bed.emit("k", "m").await;
     bed.run("SELECT relevo.make_tick()").await;
     assert_eq!(take(&mut bed.session().await, OLD).await, json!([[0, 1], [1, 1]]));
-    bed.run("UPDATE relevo.lease SET until = '-infinity'; UPDATE relevo.member SET until = '-infinity'").await;
+    bed.run("UPDATE relevo.lease SET expires_at = '-infinity'; UPDATE relevo.relay SET expires_at = '-infinity'").await;
     bed
 }
 
@@ -137,7 +137,7 @@ async fn c2_an_owner_that_hangs_while_it_settles_is_ended_by_the_server() {
 async fn c2_an_owner_that_hangs_while_it_takes_leases_is_ended_by_the_server() {
     let bed = with_an_expired_owner().await;
     let (mut hanging, mut new) = (bed.session().await, bed.session().await);
-    let ask = json!({ "owner": OLD, "name": "relay", "lease_ms": 1000, "give_back": [] });
+    let ask = json!({ "owner": OLD, "name": "relay", "lease_ms": 1000, "release": [] });
     hanging.run(&format!("BEGIN; SELECT relevo.acquire_leases('main', '{ask}')")).await;
     assert_eq!(take(&mut new, NEW).await, json!([]));
     let gone = format!("SELECT NOT EXISTS (SELECT 1 FROM pg_stat_activity WHERE pid = {})", hanging.pid);
@@ -170,7 +170,7 @@ async fn p8_an_equal_epoch_of_another_owner_settles_nothing() {
     assert_eq!(session.list(&due(OLD)).await, NONE);
     assert_eq!(session.list(&due(NEW)).await, ["k"]);
     let advance = |owner: &str| {
-        let run = json!({ "key": "k", "shard": 0, "delivered": [1], "no": null, "park": null, "released": null });
+        let run = json!({ "key": "k", "shard": 0, "delivered": [1], "ordinal": null, "park": null, "released": null });
         let doc = json!({ "leases": [[0, 1, owner]], "runs": [run] });
         format!("SELECT relevo.settle_parked('main', '{doc}')::text")
     };

@@ -11,13 +11,13 @@ use serde_json::{Value, json};
 const OWNER: &str = "00000000-0000-4000-8000-00000000000a";
 const NONE: [&str; 0] = [];
 const KEYS: &str = "SELECT key FROM relevo.parked_key";
-const QUEUE: &str = "SELECT type FROM relevo.parked_message ORDER BY no";
+const QUEUE: &str = "SELECT type FROM relevo.parked_message ORDER BY ordinal";
 
 /// Key `k` is parked with m1, and m2 was read.
 async fn with_a_parked_key() -> Bed {
     let bed = Bed::shared(1).await;
     let mut session = bed.session().await;
-    let ask = json!({ "owner": OWNER, "name": "relay", "lease_ms": 600_000, "give_back": [] });
+    let ask = json!({ "owner": OWNER, "name": "relay", "lease_ms": 600_000, "release": [] });
     session.run(&format!("SELECT relevo.acquire_leases('main', '{ask}')")).await;
     bed.emit("k", "m1").await;
     bed.emit("k", "m2").await;
@@ -46,7 +46,7 @@ fn append() -> String {
 
 /// The retry task: m1 went out.
 fn unpark() -> String {
-    let run = json!({ "key": "k", "shard": 0, "delivered": [1], "no": null, "park": null, "released": null });
+    let run = json!({ "key": "k", "shard": 0, "delivered": [1], "ordinal": null, "park": null, "released": null });
     format!("SELECT relevo.settle_parked('main', '{}')::text", json!({ "leases": [[0, 1, OWNER]], "runs": [run] }))
 }
 
@@ -83,13 +83,13 @@ async fn c3_a_message_appended_while_its_key_is_freed_goes_back_to_the_live_path
     let end: String = sqlx::Row::try_get(&end.expect("an answer")[0], 0).expect("text");
     assert_eq!(end, r#"{"lost": [], "passed": [2]}"#);
     assert_eq!(session.list(QUEUE).await, NONE);
-    assert_eq!(session.one::<i64>("SELECT place FROM relevo.shard_positions('main')").await, 1, "m2 is not passed by");
+    assert_eq!(session.one::<i64>("SELECT settled_seq FROM relevo.shard_positions('main')").await, 1, "m2 is not passed by");
 }
 
 /// What the window task does if it only looks whether its key is parked.
 fn naive_append(keys: &str, queue: &str) -> String {
     format!(
-        "INSERT INTO {queue} (destination, key, no, seq, slot, id, created_at, topic, type, content_type, payload)
+        "INSERT INTO {queue} (destination, key, ordinal, seq, slot, id, created_at, topic, type, content_type, payload)
         SELECT 'main', key, nextval('relevo.parked_seq'), seq, slot, id, created_at, topic, type, content_type, payload
         FROM relevo.message WHERE seq = 2 AND EXISTS (SELECT 1 FROM {keys} WHERE key = 'k')"
     )
@@ -178,11 +178,11 @@ async fn c6_a_held_address_and_a_third_unknown_park_their_keys_uncounted_and_the
         "SELECT concat_ws(' ', key, state, attempts, next_at > clock_timestamp()) FROM relevo.parked_key ORDER BY key";
     assert_eq!(session.list(keys).await, ["blocked address 0", "unknown quarantine 0 t"]);
     assert_eq!(session.list(QUEUE).await, ["m1", "m2", "m4"]);
-    assert_eq!(session.list("SELECT address FROM relevo.hold").await, ["x"]);
+    assert_eq!(session.list("SELECT address FROM relevo.address_hold").await, ["x"]);
     // Days later the attempts are still none.
     session
         .run(
-            "UPDATE relevo.hold SET next_at = now();
+            "UPDATE relevo.address_hold SET next_at = now();
             UPDATE relevo.parked_key SET next_at = now() WHERE next_at IS NOT NULL",
         )
         .await;

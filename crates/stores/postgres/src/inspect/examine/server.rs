@@ -122,7 +122,7 @@ fn clocks(here: Timestamp, there: Timestamp) -> Finding {
 pub(super) async fn identity(store: &Store) -> Result<Vec<Finding>, Error> {
     const SUBJECT: &str = "identity";
     let sql = format!(
-        "SELECT EXISTS (SELECT 1 FROM {}.identity AS i, pg_control_system() AS c, pg_database AS d \
+        "SELECT EXISTS (SELECT 1 FROM {}.database_identity AS i, pg_control_system() AS c, pg_database AS d \
          WHERE d.datname = current_database() AND d.oid = i.database_oid AND c.system_identifier = i.system_identifier)",
         store.schema
     );
