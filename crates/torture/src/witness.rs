@@ -63,7 +63,7 @@ impl Database {
         let states = rows!(&mut link, states, consumer, |row| Ok((row.try_get(0)?, row.try_get(1)?)));
         let counts = format!(
             "SELECT (SELECT count(*) FROM {inbox}_retry_message WHERE consumer = $1),
-                    (SELECT count(*) FROM {inbox}_dead_letter WHERE consumer = $1 AND state = 'pending'),
+                    (SELECT count(*) FROM {inbox}_dead_letter WHERE consumer = $1 AND state = 'dead'),
                     (SELECT CAST(coalesce(sum(redrives), 0) AS bigint) FROM {inbox}_dead_letter WHERE consumer = $1)"
         );
         let counts = rows!(&mut link, counts, consumer, |row| {

@@ -35,17 +35,17 @@ async fn why_is_told_in_sentences_with_the_command_to_type() {
     cli.succeeds(&["dead", "discard", &id, "--reason", "test", "--yes"]);
     ask("marked");
     cli.sql(
-        "DELETE FROM relevo.dead_letter; UPDATE relevo.parked_key SET state = 'retry', dead_id = NULL, \
+        "DELETE FROM relevo.dead_letter; UPDATE relevo.parked_key SET state = 'retrying', dead_id = NULL, \
          next_at = now() + interval '3 h'; INSERT INTO relevo.parked_message (destination, key, seq, slot, id, created_at, \
          topic, type, content_type, payload) SELECT 'main', key, seq, slot, id, created_at, topic, type, content_type, payload \
          FROM relevo.message",
     )
     .await;
     ask("retry");
-    cli.sql("UPDATE relevo.parked_key SET state = 'quarantine'").await;
+    cli.sql("UPDATE relevo.parked_key SET state = 'quarantined'").await;
     ask("quarantined");
     cli.sql(
-        "UPDATE relevo.parked_key SET state = 'address', next_at = NULL, address = 'orders.eu'; INSERT INTO relevo.address_hold \
+        "UPDATE relevo.parked_key SET state = 'held', next_at = NULL, address = 'orders.eu'; INSERT INTO relevo.address_hold \
          (destination, address, class, error, next_at) VALUES ('main', 'orders.eu', 'blocked', 'no queue', now() + interval '3 h')",
     )
     .await;
@@ -84,7 +84,7 @@ async fn verify_counts_and_a_contradiction_is_exit_code_3() {
     assert!(cli.succeeds(&["verify", "--until", "1h"]).0.starts_with("committed  0\n"));
     cli.sql(
         "INSERT INTO relevo.parked_key (destination, key, slot, state, attempts, next_at, route, class, error) \
-         VALUES ('main', 'o-3', 1, 'retry', 1, now(), 'r', 'transient', 'no')",
+         VALUES ('main', 'o-3', 1, 'retrying', 1, now(), 'r', 'transient', 'no')",
     )
     .await;
     let (code, stdout, stderr) = cli.run(&["verify"], "");

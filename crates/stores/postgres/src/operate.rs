@@ -75,10 +75,10 @@ impl DeadLetters for Store {
     }
 
     async fn redrive(&self, mark: &Mark) -> Result<u64, StoreError> {
-        self.mark("redrive", mark).await
+        self.mark("redriving", mark).await
     }
 
     async fn discard(&self, mark: &Mark) -> Result<u64, StoreError> {
-        self.mark("discard", mark).await
+        self.mark("discarding", mark).await
     }
 }

@@ -321,9 +321,9 @@ fn park(park: &Park) -> Value {
 
 fn stopped(stopped: &Stopped) -> Value {
     let (stop, after, address) = match &stopped.stop {
-        Stop::Retry { after } => ("retry", Some(*after), None),
-        Stop::Address { address, after } => ("address", Some(*after), Some(&**address)),
-        Stop::Quarantine { after } => ("quarantine", Some(*after), None),
+        Stop::Retry { after } => ("retrying", Some(*after), None),
+        Stop::Address { address, after } => ("held", Some(*after), Some(&**address)),
+        Stop::Quarantine { after } => ("quarantined", Some(*after), None),
         Stop::DeadHold => ("dead_hold", None, None),
         Stop::DeadContinue => ("dead_continue", None, None),
     };
@@ -362,7 +362,7 @@ pub(crate) fn runs(answer: Bytes) -> Result<Vec<Run>, Error> {
     while let Some(mut row) = rows.next_row()? {
         let slot = row.slot()?;
         let attempts = u32::try_from(row.int4()?).map_err(|_| Error::Answer("attempts are negative"))?;
-        let quarantined = row.text()? == "quarantine";
+        let quarantined = row.text()? == "quarantined";
         let address = row.optional_text()?.map(|address| address.to_string());
         let no = row.int8()?;
         let seq = row.int8()?;

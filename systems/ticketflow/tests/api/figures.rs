@@ -51,7 +51,7 @@ fn sums(figures: &Value) -> [i64; 3] {
 /// Looks until the sums, and the dead letters of the figures, are these, and the last event of each ticket has said how it stands.
 async fn until(world: &World, expected: [i64; 3], dead: i64) -> Value {
     let deadline = Instant::now() + DEADLINE;
-    let count = "SELECT count(*) FROM relevo.inbox_dead_letter WHERE consumer = 'metrics' AND state = 'pending'";
+    let count = "SELECT count(*) FROM relevo.inbox_dead_letter WHERE consumer = 'metrics' AND state = 'dead'";
     loop {
         let (figures, seen) = (figures(world).await, world.number(count).await);
         let stand = figures["by_status"] == json!({ "closed": 1, "open": 1 });

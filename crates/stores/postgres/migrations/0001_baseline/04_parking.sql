@@ -6,7 +6,7 @@ CREATE TABLE parked_key (
     key         text NOT NULL,
     -- Parked keys belong to a slot, not to a shard: they find their new owner when shards are regrouped.
     slot        smallint NOT NULL,
-    state       text NOT NULL CHECK (state IN ('retry', 'address', 'quarantine', 'dead')),
+    state       text NOT NULL CHECK (state IN ('retrying', 'held', 'quarantined', 'dead')),
     attempts    int NOT NULL,
     -- When its first message may be tried; null while only a person or a released address can free it.
     next_at     timestamptz,
@@ -20,7 +20,7 @@ CREATE TABLE parked_key (
     PRIMARY KEY (destination, key)
 );
 CREATE INDEX parked_key_next_at_idx ON parked_key (destination, next_at) WHERE next_at IS NOT NULL;
-CREATE INDEX parked_key_address_idx ON parked_key (destination, address, since) WHERE state = 'address';
+CREATE INDEX parked_key_address_idx ON parked_key (destination, address, since) WHERE state = 'held';
 
 CREATE SEQUENCE parked_seq AS bigint CACHE 1;
 
@@ -59,7 +59,7 @@ CREATE TABLE dead_letter (
     error        text NOT NULL,
     attempts     int NOT NULL,
     state        text NOT NULL DEFAULT 'dead'
-        CHECK (state IN ('dead', 'redrive', 'discard', 'redriven', 'discarded')),
+        CHECK (state IN ('dead', 'redriving', 'discarding', 'redriven', 'discarded')),
     dead_at      timestamptz NOT NULL DEFAULT clock_timestamp(),
     redrives     int NOT NULL DEFAULT 0,
     marked_at    timestamptz,
@@ -67,7 +67,7 @@ CREATE TABLE dead_letter (
     reason       text,
     PRIMARY KEY (destination, id)
 );
-CREATE INDEX dead_letter_marked_idx ON dead_letter (destination, seq) WHERE state IN ('redrive', 'discard');
+CREATE INDEX dead_letter_marked_idx ON dead_letter (destination, seq) WHERE state IN ('redriving', 'discarding');
 CREATE INDEX dead_letter_seq_idx ON dead_letter (destination, seq);
 -- `backlog` counts unmarked dead letters by this index, however many were redriven or discarded.
 CREATE INDEX dead_letter_dead_idx ON dead_letter (destination, seq) WHERE state = 'dead';
@@ -170,7 +170,7 @@ BEGIN
     INSERT INTO parked_key (destination, key, slot, state, attempts, next_at, address, dead_id, route, class, error)
     SELECT DISTINCT ON (p.key)
         p_destination, p.key, p.slot, CASE p.stop WHEN 'dead_hold' THEN 'dead' ELSE p.stop END, p.attempts,
-        CASE WHEN p.stop IN ('retry', 'quarantine') THEN after_ms(p.after_ms) END, p.address,
+        CASE WHEN p.stop IN ('retrying', 'quarantined') THEN after_ms(p.after_ms) END, p.address,
         CASE p.stop WHEN 'dead_hold' THEN (SELECT m.id FROM message AS m WHERE m.seq = p.seq) END,
         p.route, p.class, p.error
     FROM unnest(ok) AS p WHERE p.stop IS NOT NULL AND p.stop <> 'dead_continue' AND p.key <> ALL (existing)
@@ -194,7 +194,7 @@ BEGIN
     ON CONFLICT (destination, id) DO UPDATE
     SET state = 'dead', class = excluded.class, error = excluded.error, dead_at = clock_timestamp();
     PERFORM hold_address(p_destination, p, false)
-    FROM (SELECT DISTINCT ON (o.address) o FROM unnest(ok) AS o WHERE o.stop = 'address' ORDER BY o.address, o.seq) AS first(p);
+    FROM (SELECT DISTINCT ON (o.address) o FROM unnest(ok) AS o WHERE o.stop = 'held' ORDER BY o.address, o.seq) AS first(p);
     RETURN passed;
 END $$;
 
@@ -221,16 +221,16 @@ BEGIN
     -- Last first: each goes to the front of its key's queue, so the first is in front at the end.
     FOR d IN
         SELECT * FROM dead_letter
-        WHERE destination = p_destination AND state IN ('redrive', 'discard') AND slot % p_shards = ANY (p_held)
+        WHERE destination = p_destination AND state IN ('redriving', 'discarding') AND slot % p_shards = ANY (p_held)
         ORDER BY seq DESC FOR UPDATE SKIP LOCKED
     LOOP
         PERFORM 1 FROM parked_key WHERE destination = p_destination AND key = d.key FOR UPDATE;
-        IF d.state = 'redrive' THEN
+        IF d.state = 'redriving' THEN
             -- A key that another dead letter holds stays held: this one then waits in front.
             INSERT INTO parked_key AS k (destination, key, slot, state, attempts, next_at, route, class, error)
-            VALUES (p_destination, d.key, d.slot, 'retry', 0, clock_timestamp(), d.route, d.class, d.error)
+            VALUES (p_destination, d.key, d.slot, 'retrying', 0, clock_timestamp(), d.route, d.class, d.error)
             ON CONFLICT (destination, key) DO UPDATE
-            SET state = 'retry', attempts = 0, next_at = clock_timestamp(), address = NULL, dead_id = NULL
+            SET state = 'retrying', attempts = 0, next_at = clock_timestamp(), address = NULL, dead_id = NULL
             WHERE k.state <> 'dead' OR k.dead_id = d.id;
             INSERT INTO parked_message
                 (destination, key, ordinal, seq, slot, id, created_at, topic, type, content_type, headers, payload)
@@ -242,7 +242,7 @@ BEGIN
             WHERE destination = p_destination AND id = d.id;
         ELSE
             UPDATE dead_letter SET state = 'discarded' WHERE destination = p_destination AND id = d.id;
-            UPDATE parked_key SET state = 'retry', attempts = 0, next_at = clock_timestamp(), dead_id = NULL
+            UPDATE parked_key SET state = 'retrying', attempts = 0, next_at = clock_timestamp(), dead_id = NULL
             WHERE destination = p_destination AND key = d.key AND state = 'dead' AND dead_id = d.id;
             PERFORM unpark_if_empty(p_destination, d.key);
         END IF;
@@ -282,7 +282,7 @@ BEGIN
             UNION ALL
             (SELECT k.* FROM address_hold AS h CROSS JOIN LATERAL (
                 SELECT * FROM parked_key AS k
-                WHERE k.destination = p_destination AND k.address = h.address AND k.state = 'address'
+                WHERE k.destination = p_destination AND k.address = h.address AND k.state = 'held'
                     AND k.slot % n = ANY (held)
                 ORDER BY k.since LIMIT 1
             ) AS k
@@ -293,7 +293,7 @@ BEGIN
         FROM ready AS r CROSS JOIN LATERAL (
             SELECT * FROM parked_message AS m
             WHERE m.destination = p_destination AND m.key = r.key ORDER BY m.ordinal
-            LIMIT CASE WHEN r.state IN ('address', 'quarantine') THEN 1 ELSE (p_request ->> 'messages')::int END
+            LIMIT CASE WHEN r.state IN ('held', 'quarantined') THEN 1 ELSE (p_request ->> 'messages')::int END
         ) AS m
         ORDER BY r.next_at, r.key, m.ordinal;
 END $$;
@@ -324,8 +324,8 @@ BEGIN
         IF run ->> 'released' IS NOT NULL THEN
             -- The hold first: a key that is parked for it meanwhile waits here, and is seen by the next statement.
             DELETE FROM address_hold WHERE destination = p_destination AND address = run ->> 'released';
-            UPDATE parked_key SET state = 'retry', next_at = clock_timestamp(), address = NULL
-            WHERE destination = p_destination AND state = 'address' AND address = run ->> 'released';
+            UPDATE parked_key SET state = 'retrying', next_at = clock_timestamp(), address = NULL
+            WHERE destination = p_destination AND state = 'held' AND address = run ->> 'released';
         END IF;
         PERFORM 1 FROM parked_key AS k WHERE k.destination = p_destination AND k.key = of_key FOR UPDATE;
         WITH gone AS (
@@ -342,7 +342,7 @@ BEGIN
             IF p.stop IN ('dead_hold', 'dead_continue') THEN
                 buried := move_to_dead_letters(p_destination, of_key, (run ->> 'ordinal')::bigint, p);
             END IF;
-            IF p.stop = 'address' THEN
+            IF p.stop = 'held' THEN
                 PERFORM hold_address(p_destination, p, true);
             END IF;
             -- A message that was redriven to the front meanwhile has attempts of its own.
@@ -352,17 +352,17 @@ BEGIN
             UPDATE parked_key AS k SET
                 state = CASE
                     WHEN p.stop = 'dead_hold' THEN 'dead'
-                    WHEN p.stop = 'dead_continue' OR overtaken THEN 'retry' ELSE p.stop END,
+                    WHEN p.stop = 'dead_continue' OR overtaken THEN 'retrying' ELSE p.stop END,
                 attempts = CASE WHEN p.stop = 'dead_continue' OR overtaken THEN 0 ELSE p.attempts END,
                 next_at = CASE
                     WHEN p.stop = 'dead_hold' THEN NULL
                     WHEN p.stop = 'dead_continue' OR overtaken THEN clock_timestamp()
-                    WHEN p.stop IN ('retry', 'quarantine') THEN after_ms(p.after_ms) END,
+                    WHEN p.stop IN ('retrying', 'quarantined') THEN after_ms(p.after_ms) END,
                 address = CASE WHEN NOT overtaken THEN p.address END, dead_id = buried,
                 route = p.route, class = p.class, error = p.error
             WHERE k.destination = p_destination AND k.key = of_key;
         ELSIF jsonb_array_length(run -> 'delivered') > 0 THEN
-            UPDATE parked_key AS k SET state = 'retry', attempts = 0, next_at = clock_timestamp(), address = NULL
+            UPDATE parked_key AS k SET state = 'retrying', attempts = 0, next_at = clock_timestamp(), address = NULL
             WHERE k.destination = p_destination AND k.key = of_key;
         END IF;
         answers := answers || CASE

@@ -8,9 +8,7 @@ SELECT NULL::bigint AS seq, s.id, NULL::text AS destination, s.topic, s.key, s.t
 FROM scheduled AS s
 UNION ALL
 SELECT p.seq, p.id, p.destination, p.topic, p.key, p.type, p.created_at,
-    CASE WHEN p.head AND k.state <> 'dead' THEN
-        CASE k.state WHEN 'retry' THEN 'retrying' WHEN 'address' THEN 'held' ELSE 'quarantined' END
-    ELSE 'behind' END,
+    CASE WHEN p.head AND k.state <> 'dead' THEN k.state ELSE 'behind' END,
     CASE WHEN p.head AND k.state <> 'dead' THEN k.attempts ELSE 0 END,
     CASE WHEN p.head THEN coalesce(k.next_at, (
         SELECT h.next_at FROM address_hold AS h WHERE h.destination = k.destination AND h.address = k.address)) END,
@@ -116,8 +114,8 @@ DECLARE
     marked bigint;
     ids uuid[];
 BEGIN
-    IF as_state IS NULL OR as_state NOT IN ('redrive', 'discard') THEN
-        RAISE EXCEPTION 'argument "as_state" is %, not "redrive" or "discard"', quote_nullable(as_state)
+    IF as_state IS NULL OR as_state NOT IN ('redriving', 'discarding') THEN
+        RAISE EXCEPTION 'argument "as_state" is %, not "redriving" or "discarding"', quote_nullable(as_state)
             USING ERRCODE = 'invalid_parameter_value';
     ELSIF coalesce(by_whom, '') = '' OR coalesce(why, '') = '' THEN
         RAISE EXCEPTION 'who marks dead letters, and why, is recorded: both are needed'

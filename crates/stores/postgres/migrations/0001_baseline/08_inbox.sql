@@ -6,7 +6,7 @@ CREATE TABLE inbox (
     message_id        uuid NOT NULL,
     -- Zero, but for messages that are handled again on purpose.
     replay            int NOT NULL DEFAULT 0,
-    -- `open`, `calling`, `waiting`, `done`, `skipped`, `dead` or `reopened`. Only functions write it: a constraint would cost a
+    -- `started`, `calling`, `waiting`, `done`, `skipped`, `dead` or `redriven`. Only functions write it: a constraint would cost a
     -- quarter of the insert.
     state             text NOT NULL DEFAULT 'done',
     -- How often handling was begun that has not ended.
@@ -229,7 +229,7 @@ BEGIN
     RETURN answer;
 END $$;
 
--- The uncommon rest of inserting: some messages are known, or their queues are not empty, or they are traced. Messages in state `open`, or
+-- The uncommon rest of inserting: some messages are known, or their queues are not empty, or they are traced. Messages in state `started`, or
 -- whose call has expired, become `done` and count as new. Returns `busy` if a row that conflicted does not exist any more.
 CREATE FUNCTION inbox_classify_known(
     p_consumer text, p_ids uuid[], p_replays int[], p_queues text[], p_fresh_ids uuid[], p_fresh_replays int[],
@@ -247,7 +247,7 @@ BEGIN
     WITH was_open AS (
         SELECT i.message_id, i.replay FROM unnest(p_ids, p_replays) AS a (id, replay)
         JOIN inbox AS i ON i.consumer = p_consumer AND i.message_id = a.id AND i.replay = a.replay
-        WHERE i.state = 'open' OR (i.state = 'calling' AND i.claim_expires_at < clock_timestamp())
+        WHERE i.state = 'started' OR (i.state = 'calling' AND i.claim_expires_at < clock_timestamp())
         ORDER BY i.message_id, i.replay FOR UPDATE OF i
     ), opened AS (
         UPDATE inbox AS i SET state = 'done', claim_token = NULL, claim_expires_at = NULL, entered_at = inbox_entered_at(i.entered_at)
@@ -331,8 +331,8 @@ DECLARE
     times int;
 BEGIN
     PERFORM inbox_begin_call(p_lock_timeout_ms);
-    INSERT INTO inbox AS i (consumer, message_id, replay, state, unfinished_starts) VALUES (p_consumer, p_message_id, p_replay, 'open', 1)
-    ON CONFLICT (consumer, message_id, replay) DO UPDATE SET unfinished_starts = i.unfinished_starts + 1 WHERE i.state = 'open'
+    INSERT INTO inbox AS i (consumer, message_id, replay, state, unfinished_starts) VALUES (p_consumer, p_message_id, p_replay, 'started', 1)
+    ON CONFLICT (consumer, message_id, replay) DO UPDATE SET unfinished_starts = i.unfinished_starts + 1 WHERE i.state = 'started'
     RETURNING i.unfinished_starts INTO times;
     IF times IS NULL THEN
         times := inbox_starts(p_consumer, p_message_id, p_replay);
@@ -354,9 +354,9 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
 AS $$
 BEGIN
     PERFORM inbox_begin_call(p_lock_timeout_ms);
-    UPDATE inbox AS i SET state = 'open', unfinished_starts = 0, claim_token = NULL, claim_expires_at = NULL
+    UPDATE inbox AS i SET state = 'started', unfinished_starts = 0, claim_token = NULL, claim_expires_at = NULL
     WHERE i.consumer = p_consumer AND i.message_id = p_message_id AND i.replay = p_replay
-        AND CASE WHEN p_token IS NULL THEN i.state = 'open' ELSE i.state = 'calling' AND i.claim_token = p_token END;
+        AND CASE WHEN p_token IS NULL THEN i.state = 'started' ELSE i.state = 'calling' AND i.claim_token = p_token END;
 END $$;
 
 -- Claims a message for a call to an external service. Returns `mine` with the token, `lost`, `busy` with the remaining time of another
@@ -384,7 +384,7 @@ BEGIN
     VALUES (p_consumer, p_arrival.id, p_arrival.replay, 'calling', 1, gen_random_uuid(), after_ms(p_claim_ms))
     ON CONFLICT (consumer, message_id, replay) DO UPDATE
     SET state = 'calling', unfinished_starts = i.unfinished_starts + 1, claim_token = excluded.claim_token, claim_expires_at = excluded.claim_expires_at
-    WHERE i.state = 'open' OR (i.state = 'calling' AND i.claim_expires_at < clock_timestamp())
+    WHERE i.state = 'started' OR (i.state = 'calling' AND i.claim_expires_at < clock_timestamp())
     RETURNING 'mine', i.claim_token, i.unfinished_starts INTO word, claim, times;
     IF word IS NULL THEN
         SELECT i.state, i.claim_expires_at INTO word, ends FROM inbox AS i

@@ -70,7 +70,7 @@ CREATE TABLE inbox_dead_letter (
     arrived_at    timestamptz NOT NULL,
     dead_at       timestamptz NOT NULL DEFAULT clock_timestamp(),
     redrives      int NOT NULL DEFAULT 0,
-    state         text NOT NULL DEFAULT 'pending' CHECK (state IN ('pending', 'replayed', 'archived')),
+    state         text NOT NULL DEFAULT 'dead' CHECK (state IN ('dead', 'redriven', 'discarded')),
     -- Its queue waits for a person because of it.
     blocks_queue  boolean NOT NULL DEFAULT false,
     reason        text,
@@ -78,9 +78,9 @@ CREATE TABLE inbox_dead_letter (
     marked_at     timestamptz,
     PRIMARY KEY (consumer, id, replay)
 );
-CREATE INDEX inbox_dead_letter_dead_idx ON inbox_dead_letter (consumer, ordinal) WHERE state = 'pending';
+CREATE INDEX inbox_dead_letter_dead_idx ON inbox_dead_letter (consumer, ordinal) WHERE state = 'dead';
 CREATE INDEX inbox_dead_letter_blocks_queue_idx ON inbox_dead_letter (consumer, queue, ordinal) WHERE blocks_queue;
-CREATE INDEX inbox_dead_letter_marked_at_idx ON inbox_dead_letter (consumer, marked_at) WHERE state <> 'pending';
+CREATE INDEX inbox_dead_letter_marked_at_idx ON inbox_dead_letter (consumer, marked_at) WHERE state <> 'dead';
 CREATE INDEX inbox_dead_letter_dead_at_idx ON inbox_dead_letter (dead_at, ordinal);
 -- Dead letters of a replay are counted whenever it is fed.
 CREATE INDEX inbox_dead_letter_replay_idx ON inbox_dead_letter (consumer, replay) WHERE replay > 0;
@@ -148,7 +148,7 @@ BEGIN
         w.broker_offset, w.correlation, p_class, p_error, p_backtrace, p_attempts,
         w.arrived_at, p_blocks_queue)
     ON CONFLICT (consumer, id, replay) DO UPDATE
-    SET state = 'pending', class = excluded.class, error = excluded.error, backtrace = excluded.backtrace,
+    SET state = 'dead', class = excluded.class, error = excluded.error, backtrace = excluded.backtrace,
         attempts = excluded.attempts, dead_at = excluded.dead_at, blocks_queue = excluded.blocks_queue;
     UPDATE inbox AS i SET state = 'dead', entered_at = 'infinity'
     WHERE i.consumer = w.consumer AND i.message_id = w.id AND i.replay = w.replay;
@@ -179,13 +179,13 @@ BEGIN
         RETURN 'lost';
     END IF;
     SELECT i.entered_at, i.unfinished_starts INTO arrived, begun FROM inbox AS i
-    WHERE i.consumer = p_consumer AND i.message_id = p_arrival.id AND i.replay = p_arrival.replay AND i.state IN ('open', 'calling');
+    WHERE i.consumer = p_consumer AND i.message_id = p_arrival.id AND i.replay = p_arrival.replay AND i.state IN ('started', 'calling');
     IF p_token IS NULL THEN
         INSERT INTO inbox AS i (consumer, message_id, replay, state, entered_at)
         VALUES (p_consumer, p_arrival.id, p_arrival.replay, 'waiting', 'infinity')
         ON CONFLICT (consumer, message_id, replay) DO UPDATE
         SET state = 'waiting', entered_at = 'infinity', unfinished_starts = 0, claim_token = NULL, claim_expires_at = NULL
-        WHERE i.state = 'open' OR (i.state = 'calling' AND i.claim_expires_at < clock_timestamp());
+        WHERE i.state = 'started' OR (i.state = 'calling' AND i.claim_expires_at < clock_timestamp());
     ELSE
         UPDATE inbox AS i SET state = 'waiting', entered_at = 'infinity', unfinished_starts = 0, claim_token = NULL, claim_expires_at = NULL
         WHERE i.consumer = p_consumer AND i.message_id = p_arrival.id AND i.replay = p_arrival.replay AND i.state = 'calling' AND i.claim_token = p_token;
@@ -193,7 +193,7 @@ BEGIN
     IF NOT FOUND THEN
         SELECT i.state INTO word FROM inbox AS i
         WHERE i.consumer = p_consumer AND i.message_id = p_arrival.id AND i.replay = p_arrival.replay;
-        IF word IS NULL OR word IN ('open', 'calling') THEN
+        IF word IS NULL OR word IN ('started', 'calling') THEN
             RETURN CASE WHEN p_token IS NULL THEN 'busy' ELSE 'lost' END;
         ELSIF p_traced THEN
             PERFORM inbox_note(p_consumer, p_arrival, word, true);
@@ -339,7 +339,7 @@ BEGIN
         RETURN false;
     END IF;
     UPDATE inbox AS i SET state = 'done', entered_at = clock_timestamp()
-    WHERE i.consumer = p_consumer AND i.message_id = w.id AND i.replay = w.replay AND i.state IN ('waiting', 'reopened');
+    WHERE i.consumer = p_consumer AND i.message_id = w.id AND i.replay = w.replay AND i.state IN ('waiting', 'redriven');
     IF NOT FOUND THEN
         RETURN false;
     END IF;
@@ -402,17 +402,17 @@ DECLARE
     done bigint := 0;
 BEGIN
     IF dry_run THEN
-        RETURN (SELECT count(*) FROM inbox_dead_letter AS o WHERE o.state = 'pending' AND inbox_dead_letter_matches(filter, o));
+        RETURN (SELECT count(*) FROM inbox_dead_letter AS o WHERE o.state = 'dead' AND inbox_dead_letter_matches(filter, o));
     END IF;
     PERFORM require_read_committed();
     PERFORM require_durable_commit();
     FOR d IN
-        SELECT * FROM inbox_dead_letter AS o WHERE o.state = 'pending' AND inbox_dead_letter_matches(filter, o) ORDER BY o.ordinal FOR UPDATE
+        SELECT * FROM inbox_dead_letter AS o WHERE o.state = 'dead' AND inbox_dead_letter_matches(filter, o) ORDER BY o.ordinal FOR UPDATE
     LOOP
-        UPDATE inbox_dead_letter AS o SET state = as_fate, blocks_queue = false, redrives = o.redrives + (as_fate = 'replayed')::int, reason = why,
+        UPDATE inbox_dead_letter AS o SET state = as_fate, blocks_queue = false, redrives = o.redrives + (as_fate = 'redriven')::int, reason = why,
             marked_by = by_whom, marked_at = clock_timestamp()
         WHERE o.consumer = d.consumer AND o.id = d.id AND o.replay = d.replay;
-        IF as_fate = 'replayed' THEN
+        IF as_fate = 'redriven' THEN
             PERFORM inbox_redrive_one(d, began + CASE WHEN rate > 0 THEN done * 1000000 / rate ELSE 0 END * interval '1 microsecond');
         ELSIF d.blocks_queue THEN
             PERFORM inbox_put_aside(d);
@@ -436,9 +436,9 @@ BEGIN
         class, error, arrived_at, not_before)
     VALUES (p_letter.consumer, p_letter.queue, p_letter.ordinal, p_letter.id, p_letter.replay, p_letter.header_names, p_letter.header_values, p_letter.payload, p_letter.address, p_letter.lane,
         p_letter.broker_offset, p_letter.correlation, true, p_letter.class, p_letter.error, p_letter.arrived_at, p_at);
-    UPDATE inbox AS i SET state = 'reopened', unfinished_starts = 0
+    UPDATE inbox AS i SET state = 'redriven', unfinished_starts = 0
     WHERE i.consumer = p_letter.consumer AND i.message_id = p_letter.id AND i.replay = p_letter.replay AND i.state = 'dead';
-    UPDATE inbox_trace AS t SET state = 'reopened', at = clock_timestamp()
+    UPDATE inbox_trace AS t SET state = 'redriven', at = clock_timestamp()
     WHERE t.consumer = p_letter.consumer AND t.id = p_letter.id AND t.replay = p_letter.replay;
     IF NOT inbox_unblock_queue(p_letter) THEN
         RETURN;

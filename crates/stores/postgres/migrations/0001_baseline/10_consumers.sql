@@ -47,7 +47,7 @@ AS $$
     SELECT h.n FROM heard AS h LEFT JOIN inbox_consumer AS c ON c.name = h.n
     WHERE c.removed_at IS NULL
         OR EXISTS (SELECT 1 FROM inbox_retry_message AS w WHERE w.consumer = h.n)
-        OR EXISTS (SELECT 1 FROM inbox_dead_letter AS d WHERE d.consumer = h.n AND d.state = 'pending')
+        OR EXISTS (SELECT 1 FROM inbox_dead_letter AS d WHERE d.consumer = h.n AND d.state = 'dead')
         OR EXISTS (
             SELECT 1 FROM inbox AS i
             WHERE i.consumer = h.n AND i.entered_at > c.removed_at AND i.entered_at < 'infinity')
@@ -185,7 +185,7 @@ BEGIN
 END $$;
 
 -- Deletes rows older than their retention, up to a number of each kind. Returns whether more remain. Queued messages and dead letters in
--- state `pending` are never deleted. Call it regularly if no consumer runtime does. It records how long the inbox keeps handled messages.
+-- state `dead` are never deleted. Call it regularly if no consumer runtime does. It records how long the inbox keeps handled messages.
 -- Sessions are long-lived and plan while tables are small: these settings leave the planner only indexes ordered by time.
 CREATE FUNCTION inbox_prune(
     consumer text, keep_done interval DEFAULT '30 days', keep_dead interval DEFAULT '90 days',
@@ -213,7 +213,7 @@ BEGIN
     more := more OR n >= most;
     DELETE FROM inbox_dead_letter AS d WHERE d.ctid = ANY (ARRAY(
         SELECT o.ctid FROM inbox_dead_letter AS o
-        WHERE o.consumer = inbox_prune.consumer AND o.state <> 'pending' AND o.marked_at < dead_before
+        WHERE o.consumer = inbox_prune.consumer AND o.state <> 'dead' AND o.marked_at < dead_before
         ORDER BY o.marked_at LIMIT most FOR UPDATE SKIP LOCKED));
     GET DIAGNOSTICS n = ROW_COUNT;
     more := more OR n >= most;
@@ -243,7 +243,7 @@ AS $$
     SELECT n, coalesce(c.paused, false), m.members, epoch_micros(m.beat_at), epoch_micros(m.last_message_at),
         (SELECT count(*) FROM (SELECT 1 FROM inbox_retry_message AS w WHERE w.consumer = n LIMIT 10000) AS w),
         (SELECT count(*) FROM (
-            SELECT 1 FROM inbox_dead_letter AS d WHERE d.consumer = n AND d.state = 'pending' LIMIT 10000) AS d)
+            SELECT 1 FROM inbox_dead_letter AS d WHERE d.consumer = n AND d.state = 'dead' LIMIT 10000) AS d)
     FROM inbox_consumer_names() AS n LEFT JOIN inbox_consumer AS c ON c.name = n
     CROSS JOIN LATERAL (
         SELECT count(*) FILTER (WHERE m.expires_at >= clock_timestamp()) AS members, max(m.beat_at) AS beat_at,

@@ -21,7 +21,7 @@ CREATE FUNCTION inbox_replay_dead_letters(p_consumer text, p_number int) RETURNS
 LANGUAGE sql STABLE SET search_path = @schema@, pg_temp
 AS $$
     SELECT count(*) FROM inbox_dead_letter AS d
-    WHERE d.consumer = p_consumer AND d.replay = p_number AND d.replay > 0 AND d.state <> 'replayed'
+    WHERE d.consumer = p_consumer AND d.replay = p_number AND d.replay > 0 AND d.state <> 'redriven'
 $$;
 
 -- The number of queued messages of a replay that are due, counted up to 100 000.
@@ -156,7 +156,7 @@ AS $$
             (SELECT count(*) FROM inbox_retry_message AS w
             WHERE w.consumer = p_consumer AND w.replay = r.number AND w.replay > 0) AS waiting,
             (SELECT count(*) FROM inbox_dead_letter AS d
-            WHERE d.consumer = p_consumer AND d.replay = r.number AND d.state <> 'replayed') AS dead
+            WHERE d.consumer = p_consumer AND d.replay = r.number AND d.state <> 'redriven') AS dead
     ) AS s
     WHERE r.consumer = p_consumer ORDER BY r.number DESC
 $$;

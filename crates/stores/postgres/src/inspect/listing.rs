@@ -101,9 +101,7 @@ impl Sql {
              coalesce(k.next_at, (SELECT h.next_at FROM {schema}.address_hold AS h \
                  WHERE h.destination = {destination} AND h.address = k.address)) AS next_at, \
              CASE WHEN x.state = 'discarded' THEN 'discarded' WHEN x.state IS NOT NULL THEN 'dead' \
-                 WHEN p.seq IS NOT NULL THEN CASE WHEN NOT p.head THEN 'behind' ELSE CASE k.state \
-                     WHEN 'retry' THEN 'retrying' WHEN 'address' THEN 'held' WHEN 'quarantine' THEN 'quarantined' \
-                     ELSE 'behind' END END \
+                 WHEN p.seq IS NOT NULL THEN CASE WHEN p.head AND k.state <> 'dead' THEN k.state ELSE 'behind' END \
                  WHEN st.settled THEN 'published' ELSE 'pending' END AS status \
              FROM ({source}) AS m \
              LEFT JOIN (SELECT * FROM {schema}.dead_letter WHERE destination = {destination} AND state <> 'redriven' \

@@ -158,16 +158,16 @@ const CHECKS: [Check; 10] = [
         what: "keys held by a dead letter that is not there",
         rows: "SELECT k.key FROM @.parked_key AS k WHERE k.destination = $ AND k.state = 'dead' AND NOT EXISTS \
                (SELECT 1 FROM @.dead_letter AS d WHERE d.destination = k.destination AND d.id = k.dead_id \
-               AND d.state IN ('dead', 'redrive', 'discard'))",
+               AND d.state IN ('dead', 'redriving', 'discarding'))",
     },
     Check {
         what: "keys that wait for an address which is not held",
-        rows: "SELECT k.key FROM @.parked_key AS k WHERE k.destination = $ AND k.state = 'address' AND NOT EXISTS \
+        rows: "SELECT k.key FROM @.parked_key AS k WHERE k.destination = $ AND k.state = 'held' AND NOT EXISTS \
                (SELECT 1 FROM @.address_hold AS h WHERE h.destination = k.destination AND h.address = k.address)",
     },
     Check {
         what: "keys that wait for no time",
-        rows: "SELECT k.key FROM @.parked_key AS k WHERE k.destination = $ AND k.state IN ('retry', 'quarantine') \
+        rows: "SELECT k.key FROM @.parked_key AS k WHERE k.destination = $ AND k.state IN ('retrying', 'quarantined') \
                AND k.next_at IS NULL",
     },
     Check {

@@ -199,7 +199,7 @@ fn vitals(schema: &str, destination: &str) -> String {
         parked = counted(&format!("parked_message WHERE destination = {destination} ORDER BY seq")),
         dead = counted(&format!("dead_letter WHERE destination = {destination} AND state = 'dead' ORDER BY seq")),
         keys = counted(&format!("parked_key WHERE destination = {destination} ORDER BY key")),
-        held = counted(&format!("hold WHERE destination = {destination} ORDER BY address")),
+        held = counted(&format!("address_hold WHERE destination = {destination} ORDER BY address")),
         age = since("waits.since"),
     )
 }
@@ -217,7 +217,7 @@ fn consumers(schema: &str) -> String {
          SELECT n, m.members, {beat}, {last}, \
              (SELECT count(*) FROM (SELECT 1 FROM {schema}.inbox_retry_message AS w WHERE w.consumer = n \
                  ORDER BY w.queue, w.ordinal LIMIT {COUNT_MAX}) AS w), \
-             (SELECT count(*) FROM (SELECT 1 FROM {schema}.inbox_dead_letter AS d WHERE d.consumer = n AND d.state = 'pending' \
+             (SELECT count(*) FROM (SELECT 1 FROM {schema}.inbox_dead_letter AS d WHERE d.consumer = n AND d.state = 'dead' \
                  ORDER BY d.ordinal LIMIT {COUNT_MAX}) AS d), \
              coalesce((SELECT jsonb_agg(jsonb_build_array(k.lane, k.breaker_reason IS NOT NULL AND EXISTS ( \
                      SELECT 1 FROM {schema}.inbox_lane AS l JOIN {schema}.inbox_member AS o USING (consumer, owner) \

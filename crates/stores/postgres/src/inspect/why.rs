@@ -124,15 +124,15 @@ async fn of_parked(store: &Store, key: &str, parked: Parked, shard: &Shard) -> R
         ("dead", _, Some((id, state))) => {
             head = listed_by_id(store, id).await?;
             count += 1;
-            if matches!(state.as_str(), "redrive" | "discard") {
+            if matches!(state.as_str(), "redriving" | "discarding") {
                 is_due = true;
                 Cause::Marked { id, mark: state }
             } else {
                 Cause::Dead { id }
             }
         }
-        ("address", Some(hold), _) => Cause::Held { hold, probe_at: parked.next_at },
-        ("quarantine", ..) => Cause::Quarantined { at },
+        ("held", Some(hold), _) => Cause::Held { hold, probe_at: parked.next_at },
+        ("quarantined", ..) => Cause::Quarantined { at },
         // One that another dead letter holds is marked, and waits for the owner like any other.
         _ => marked(store, key).await?.map_or(Cause::Retry { at }, |(id, mark)| Cause::Marked { id, mark }),
     };
@@ -144,7 +144,7 @@ async fn of_parked(store: &Store, key: &str, parked: Parked, shard: &Shard) -> R
 /// A dead letter of the key that a person marked and nobody acted on yet. The index holds marked ones only.
 async fn marked(store: &Store, key: &str) -> Result<Option<(MessageId, String)>, Error> {
     let sql = format!(
-        "SELECT id, state FROM {}.dead_letter WHERE destination = {} AND state IN ('redrive', 'discard') AND key = {} \
+        "SELECT id, state FROM {}.dead_letter WHERE destination = {} AND state IN ('redriving', 'discarding') AND key = {} \
          ORDER BY seq LIMIT 1",
         store.schema,
         literal(&store.destination),

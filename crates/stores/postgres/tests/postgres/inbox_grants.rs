@@ -43,7 +43,7 @@ async fn a_consumer_may_consume_and_reads_nothing() {
                 "SELECT * FROM relevo.inbox_dead_letter",
                 "INSERT INTO relevo.inbox (consumer, message_id) VALUES ('c', gen_random_uuid())",
                 "DELETE FROM relevo.inbox",
-                "SELECT relevo.inbox_mark_dead('archived', '{\"ids\": []}', false, NULL, 'me', 'why')",
+                "SELECT relevo.inbox_mark_dead('discarded', '{\"ids\": []}', false, NULL, 'me', 'why')",
                 "SELECT relevo.inbox_set_control('billing', NULL, 'pause')",
                 "SELECT relevo.inbox_remove_consumer('billing')",
                 "SELECT relevo.inbox_stop_replay('billing', 1)",
@@ -73,7 +73,7 @@ async fn an_operator_may_read_and_act() {
         &[
             "SELECT relevo.inbox_begin('billing', gen_random_uuid())",
             "SELECT * FROM relevo.inbox_acquire_lanes('billing', gen_random_uuid(), '{0}', 100)",
-            "UPDATE relevo.inbox_dead_letter SET state = 'archived'",
+            "UPDATE relevo.inbox_dead_letter SET state = 'discarded'",
             "SELECT relevo.emit('orders', 'k', 'T', '{}')",
         ],
     )

@@ -207,7 +207,7 @@ async fn e2_while_a_call_may_run_nobody_else_makes_it() {
     );
 
     let naive = bed().await;
-    let condition = "WHERE i.state = 'open' OR (i.state = 'calling' AND i.claim_expires_at < clock_timestamp())";
+    let condition = "WHERE i.state = 'started' OR (i.state = 'calling' AND i.claim_expires_at < clock_timestamp())";
     naive.mutate("inbox_claim_call", condition, "").await;
     let mut session = naive.session().await;
     assert_eq!(
@@ -216,7 +216,7 @@ async fn e2_while_a_call_may_run_nobody_else_makes_it() {
     );
 }
 
-const REDRIVE: &str = "SELECT relevo.inbox_mark_dead('replayed', '{\"ids\": []}', false, NULL, 'ana', 'mended')";
+const REDRIVE: &str = "SELECT relevo.inbox_mark_dead('redriven', '{\"ids\": []}', false, NULL, 'ana', 'mended')";
 
 #[tokio::test]
 async fn e3_a_brokers_duplicate_of_a_redriven_message_is_a_repeat() {
@@ -233,7 +233,7 @@ async fn e3_a_brokers_duplicate_of_a_redriven_message_is_a_repeat() {
 #[tokio::test]
 async fn e3_a_redrive_that_deletes_the_row_lets_the_duplicate_through() {
     let bed = bed().await;
-    let set_state = "UPDATE inbox AS i SET state = 'reopened', unfinished_starts = 0\n    WHERE";
+    let set_state = "UPDATE inbox AS i SET state = 'redriven', unfinished_starts = 0\n    WHERE";
     bed.mutate("inbox_redrive_one", set_state, "DELETE FROM inbox AS i WHERE").await;
     let mut session = bed.session().await;
     session.run(&set_back(1, NO_LANE, "dead_continue")).await;

@@ -122,7 +122,7 @@ async fn every_status_is_listed_searched_and_shown() {
     until("one waits", async || status(&store, retrying).await == Status::Retrying).await;
     relay.stop().await;
     let pending = world.emit(&["plain"]).await[0];
-    world.run("UPDATE relevo.parked_key SET state = 'quarantine', address = NULL WHERE key = 'held'").await;
+    world.run("UPDATE relevo.parked_key SET state = 'quarantined', address = NULL WHERE key = 'held'").await;
 
     for (status, expected) in [
         (Status::Scheduled, vec![scheduled]),
@@ -260,14 +260,14 @@ async fn every_cause_is_told() {
     assert_eq!((dead.cause, dead.waiting), (Cause::Dead { id: emitted[2] }, 2));
     assert_eq!(dead.head.map(|head| head.status), Some(Status::Dead));
     assert!(matches!(why(&store, "later").await.cause, Cause::Scheduled { .. }));
-    world.run("UPDATE relevo.parked_key SET state = 'quarantine' WHERE key = 'odd'").await;
+    world.run("UPDATE relevo.parked_key SET state = 'quarantined' WHERE key = 'odd'").await;
     assert!(matches!(why(&store, "odd").await.cause, Cause::Quarantined { .. }));
     relay.stop().await;
 
     // Nobody is there to act on a mark, which is then the reason; nor to try what is due.
     world.run("UPDATE relevo.lease SET owner = gen_random_uuid(), expires_at = now() + interval '1 hour'").await;
     assert_eq!(store.redrive(&mark(emitted[4])).await.expect("a mark"), 1);
-    let marked = Cause::Marked { id: emitted[4], mark: "redrive".to_owned() };
+    let marked = Cause::Marked { id: emitted[4], mark: "redriving".to_owned() };
     assert_eq!(why(&store, "marked").await.cause, marked);
     world.run("UPDATE relevo.lease SET owner = NULL, expires_at = '-infinity'").await;
     assert_eq!(why(&store, "marked").await.cause, Cause::NoRelay);

@@ -19,7 +19,7 @@ async fn take(session: &mut Session, owner: &str) -> Value {
 /// Settles message 1, of key `k`, as parked, and the shard as being at tick 1.
 fn settle(shard: u16, epoch: i64, owner: &str) -> String {
     let park = json!({
-        "seq": 1, "slot": shard, "key": "k", "stop": "retry", "after_ms": 0, "attempts": 1, "class": "transient",
+        "seq": 1, "slot": shard, "key": "k", "stop": "retrying", "after_ms": 0, "attempts": 1, "class": "transient",
         "error": "it was refused", "route": "r",
     });
     let doc = json!({

@@ -23,7 +23,7 @@ async fn with_a_parked_key() -> Bed {
     bed.emit("k", "m2").await;
     session.run("SELECT relevo.make_tick()").await;
     let head = json!({
-        "seq": 1, "slot": 0, "key": "k", "stop": "retry", "after_ms": 0, "attempts": 1, "class": "transient",
+        "seq": 1, "slot": 0, "key": "k", "stop": "retrying", "after_ms": 0, "attempts": 1, "class": "transient",
         "error": "it was refused", "route": "r",
     });
     assert_eq!(answer(&mut session, &settle(&[0, 1, 1], &head)).await, json!({ "lost": [], "passed": [] }));
@@ -176,7 +176,7 @@ async fn c6_a_held_address_and_a_third_unknown_park_their_keys_uncounted_and_the
     let mut session = bed.session().await;
     let keys =
         "SELECT concat_ws(' ', key, state, attempts, next_at > clock_timestamp()) FROM relevo.parked_key ORDER BY key";
-    assert_eq!(session.list(keys).await, ["blocked address 0", "unknown quarantine 0 t"]);
+    assert_eq!(session.list(keys).await, ["blocked held 0", "unknown quarantined 0 t"]);
     assert_eq!(session.list(QUEUE).await, ["m1", "m2", "m4"]);
     assert_eq!(session.list("SELECT address FROM relevo.address_hold").await, ["x"]);
     // Days later the attempts are still none.

@@ -99,10 +99,10 @@ async fn every_contradiction_is_found() {
     let parked = |state: &str, more: &str| format!("{}; {QUEUED}", key(state, more));
     for (sql, expected) in [
         (QUEUED.to_owned(), "parked messages whose key is not parked: 1 (`k`)"),
-        (key("retry", "now(), NULL, NULL"), "parked keys with an empty queue: 1 (`k`)"),
+        (key("retrying", "now(), NULL, NULL"), "parked keys with an empty queue: 1 (`k`)"),
         (key("dead", "NULL, NULL, gen_random_uuid()"), "keys held by a dead letter that is not there: 1 (`k`)"),
-        (parked("address", "NULL, 'wall', NULL"), "keys that wait for an address which is not held: 1 (`k`)"),
-        (parked("retry", "NULL, NULL, NULL"), "keys that wait for no time: 1 (`k`)"),
+        (parked("held", "NULL, 'wall', NULL"), "keys that wait for an address which is not held: 1 (`k`)"),
+        (parked("retrying", "NULL, NULL, NULL"), "keys that wait for no time: 1 (`k`)"),
         (
             "INSERT INTO relevo.tick SELECT 99, snapshot, max_seq, late_xids, timeline FROM relevo.tick; \
              INSERT INTO relevo.progress (destination, shards, shard, from_tick, to_tick, settled_seq, epoch) \
@@ -134,7 +134,7 @@ async fn a_message_in_two_places_is_found() {
     let dead = "INSERT INTO relevo.dead_letter (destination, id, seq, slot, created_at, topic, key, type, content_type, payload, \
                 route, class, error, attempts) SELECT 'main', id, seq, slot, created_at, topic, key, type, content_type, \
                 payload, 'r', 'poison', 'no', 3 FROM relevo.message";
-    let sql = format!("{}; {QUEUED}; {dead}", key("retry", "now(), NULL, NULL"));
+    let sql = format!("{}; {QUEUED}; {dead}", key("retrying", "now(), NULL, NULL"));
     assert_eq!(contradicted(&world, &sql).await, [format!("messages that are parked and dead at once: 1 (`{id}`)")]);
 }
 

@@ -27,7 +27,7 @@ const HISTORY: &str = "
     INSERT INTO relevo.inbox (consumer, message_id) SELECT 'billing', gen_random_uuid() FROM generate_series(1, 300000);
     INSERT INTO relevo.inbox_dead_letter (consumer, id, replay, queue, ordinal, header_names, header_values, payload, address, lane, class,
         error, attempts, arrived_at, state, marked_at)
-    SELECT 'billing', gen_random_uuid(), 0, 'q' || n, n, '{}', '{}', '', 'orders', '0', 'poison', 'bad', 1, now(), 'archived', now()
+    SELECT 'billing', gen_random_uuid(), 0, 'q' || n, n, '{}', '{}', '', 'orders', '0', 'poison', 'bad', 1, now(), 'discarded', now()
     FROM generate_series(1, 50000) AS n";
 
 /// Everything that is committed is settled, by all shards at once.
