@@ -93,7 +93,7 @@ async fn a_destination_that_stays_away_fills_the_disk_or_loses_as_the_setting_sa
     world.emit("orders", 1).await;
     World::taken(&main, "main", 31);
     until("it is seen", || held_back(&main, "audit") > Some(90.0));
-    until("it is told", || main.log().contains("the disk fills on"));
+    until("it is told", || main.log().contains("rows are kept"));
     assert_eq!(world.number("SELECT count(*) FROM relevo.message").await, 31, "everything is kept");
 
     world.run("UPDATE relevo.settings SET overflow_policy = 'drop'").await;

@@ -263,8 +263,8 @@ impl Upkeep for Store {
             });
             Ok(Maintained {
                 busy: answer["busy"].as_bool().unwrap_or(false),
-                prepared: count("prepared"),
-                dropped: count("dropped"),
+                prepared: count("partitions_created"),
+                dropped: count("partitions_emptied"),
                 warnings,
             })
         };

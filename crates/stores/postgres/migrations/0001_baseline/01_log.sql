@@ -49,7 +49,7 @@ CREATE INDEX scheduled_due_at_idx ON scheduled (due_at, ordinal);
 -- One element of `emit_many`.
 CREATE TYPE draft AS (
     topic text, key text, type text, payload bytea, content_type text, headers jsonb, id uuid, deliver_at timestamptz,
-    serialize boolean, on_repeat text
+    lock_key boolean, on_duplicate text
 );
 
 -- The key of an advisory lock of this schema.
@@ -85,7 +85,7 @@ END $$;
 -- Raises an error that names the invalid argument, if there is one.
 CREATE FUNCTION check_draft(
     p_topic text, p_key text, p_type text, p_payload bytea, p_content_type text, p_headers jsonb, p_deliver_at timestamptz,
-    p_serialize boolean, p_on_repeat text, p_path text
+    p_lock_key boolean, p_on_duplicate text, p_path text
 ) RETURNS void
 LANGUAGE plpgsql STABLE SET search_path = @schema@, pg_temp
 AS $$
@@ -120,27 +120,27 @@ BEGIN
     ELSIF NOT isfinite(p_deliver_at) OR p_deliver_at > clock_timestamp() + interval '10 years' THEN
         RAISE EXCEPTION 'argument "%" is % (at most ten years ahead)', p_path || 'deliver_at', p_deliver_at
             USING ERRCODE = 'invalid_parameter_value';
-    ELSIF p_serialize IS NULL THEN
-        RAISE EXCEPTION 'argument "%" is null', p_path || 'serialize' USING ERRCODE = 'null_value_not_allowed';
-    ELSIF p_on_repeat IS NULL OR p_on_repeat NOT IN ('refuse', 'ignore') THEN
-        RAISE EXCEPTION 'argument "%" is %, not "refuse" or "ignore"', p_path || 'on_repeat', quote_nullable(p_on_repeat)
+    ELSIF p_lock_key IS NULL THEN
+        RAISE EXCEPTION 'argument "%" is null', p_path || 'lock_key' USING ERRCODE = 'null_value_not_allowed';
+    ELSIF p_on_duplicate IS NULL OR p_on_duplicate NOT IN ('error', 'ignore') THEN
+        RAISE EXCEPTION 'argument "%" is %, not "error" or "ignore"', p_path || 'on_duplicate', quote_nullable(p_on_duplicate)
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
 END $$;
 
 -- Records a caller's id. Returns false for a duplicate that may be ignored.
-CREATE FUNCTION claim_id(p_id uuid, p_on_repeat text) RETURNS boolean
+CREATE FUNCTION claim_id(p_id uuid, p_on_duplicate text) RETURNS boolean
 LANGUAGE plpgsql SET search_path = @schema@, pg_temp
 AS $$
 BEGIN
     INSERT INTO dedup_id (id) VALUES (p_id) ON CONFLICT DO NOTHING;
     IF FOUND THEN
         RETURN true;
-    ELSIF p_on_repeat = 'ignore' THEN
+    ELSIF p_on_duplicate = 'ignore' THEN
         RETURN false;
     END IF;
     RAISE EXCEPTION 'message id % was emitted before', p_id
-        USING ERRCODE = 'unique_violation', HINT = 'Pass on_repeat => ''ignore'' to make a repeat do nothing.';
+        USING ERRCODE = 'unique_violation', HINT = 'Pass on_duplicate => ''ignore'' to make a repeat do nothing.';
 END $$;
 
 -- A version 7 UUID: milliseconds, then random bits. The cast accepts text without hyphens; most of it comes from a random UUID.
@@ -162,7 +162,8 @@ AS $$ SELECT pg_catalog.get_byte(pg_catalog.sha256(pg_catalog.convert_to(p_key, 
 -- Inserts a checked message into the log, or into `scheduled`. `nextval` alone assigns no transaction id, and a tick in between must see
 -- this transaction as open: an earlier statement assigns the id.
 CREATE FUNCTION insert_message(
-    p_topic text, p_key text, p_type text, p_payload bytea, p_content_type text, p_headers jsonb, p_id uuid, p_deliver_at timestamptz
+    p_topic text, p_key text, p_type text, p_payload bytea, p_content_type text, p_headers jsonb, p_id uuid,
+        p_deliver_at timestamptz
 ) RETURNS uuid
 LANGUAGE plpgsql SET search_path = @schema@, pg_temp
 AS $$
@@ -172,7 +173,8 @@ BEGIN
     p_id := coalesce(p_id, new_id());
     IF p_deliver_at > clock_timestamp() THEN
         INSERT INTO scheduled (id, due_at, slot, created_at, topic, key, type, content_type, headers, payload)
-        VALUES (p_id, p_deliver_at, slot_of(p_key), clock_timestamp(), p_topic, p_key, p_type, p_content_type, p_headers, p_payload);
+        VALUES (p_id, p_deliver_at, slot_of(p_key), clock_timestamp(), p_topic, p_key, p_type, p_content_type, p_headers,
+            p_payload);
         RETURN p_id;
     END IF;
     xid_now := pg_current_xact_id();
@@ -185,17 +187,18 @@ END $$;
 -- Checks and inserts one message. The order of the statements preserves the order of a key: the key's lock, the caller's id, the
 -- transaction id, the sequence number. Each statement has a new snapshot, and a number drawn before a wait would be too old.
 CREATE FUNCTION emit_message_checked(
-    p_topic text, p_key text, p_type text, p_payload bytea, p_content_type text, p_headers jsonb, p_id uuid, p_deliver_at timestamptz,
-    p_serialize boolean, p_on_repeat text
+    p_topic text, p_key text, p_type text, p_payload bytea, p_content_type text, p_headers jsonb, p_id uuid,
+        p_deliver_at timestamptz,
+    p_lock_key boolean, p_on_duplicate text
 ) RETURNS uuid
 LANGUAGE plpgsql SET search_path = @schema@, pg_temp
 AS $$
 BEGIN
-    PERFORM check_draft(p_topic, p_key, p_type, p_payload, p_content_type, p_headers, p_deliver_at, p_serialize, p_on_repeat, '');
-    IF p_serialize THEN
+    PERFORM check_draft(p_topic, p_key, p_type, p_payload, p_content_type, p_headers, p_deliver_at, p_lock_key, p_on_duplicate, '');
+    IF p_lock_key THEN
         PERFORM pg_advisory_xact_lock(advisory_lock_key('key/' || p_key));
     END IF;
-    IF p_id IS NOT NULL AND NOT claim_id(p_id, p_on_repeat) THEN
+    IF p_id IS NOT NULL AND NOT claim_id(p_id, p_on_duplicate) THEN
         RETURN p_id;
     END IF;
     RETURN insert_message(p_topic, p_key, p_type, p_payload, p_content_type, p_headers, p_id, p_deliver_at);
@@ -205,8 +208,9 @@ END $$;
 -- text and no options. SET search_path would cost as much as all of them together, so every name and operator is qualified instead: a
 -- caller's objects cannot replace them.
 CREATE FUNCTION emit_message(
-    p_topic text, p_key text, p_type text, p_payload bytea, p_content_type text, p_headers jsonb, p_id uuid, p_deliver_at timestamptz,
-    p_serialize boolean, p_on_repeat text
+    p_topic text, p_key text, p_type text, p_payload bytea, p_content_type text, p_headers jsonb, p_id uuid,
+        p_deliver_at timestamptz,
+    p_lock_key boolean, p_on_duplicate text
 ) RETURNS uuid
 LANGUAGE plpgsql SECURITY DEFINER
 AS $$
@@ -215,8 +219,8 @@ DECLARE
         OPERATOR(pg_catalog.||) p_content_type;
     xid_now pg_catalog.xid8;
 BEGIN
-    IF p_headers IS NULL AND p_id IS NULL AND p_deliver_at IS NULL AND NOT p_serialize
-        AND p_on_repeat OPERATOR(pg_catalog.=) 'refuse' AND p_topic OPERATOR(pg_catalog.<>) ''
+    IF p_headers IS NULL AND p_id IS NULL AND p_deliver_at IS NULL AND NOT p_lock_key
+        AND p_on_duplicate OPERATOR(pg_catalog.=) 'error' AND p_topic OPERATOR(pg_catalog.<>) ''
         AND p_key OPERATOR(pg_catalog.<>) '' AND p_type OPERATOR(pg_catalog.<>) ''
         AND p_content_type OPERATOR(pg_catalog.<>) '' AND pg_catalog.octet_length(words) OPERATOR(pg_catalog.<) 256
         AND words OPERATOR(pg_catalog.!~) '[^ -~]'
@@ -229,29 +233,30 @@ BEGIN
         RETURNING m.id INTO p_id;
         RETURN p_id;
     END IF;
-    RETURN @schema@.emit_message_checked(p_topic, p_key, p_type, p_payload, p_content_type, p_headers, p_id, p_deliver_at, p_serialize, p_on_repeat);
+    RETURN @schema@.emit_message_checked(p_topic, p_key, p_type, p_payload, p_content_type, p_headers, p_id, p_deliver_at,
+        p_lock_key, p_on_duplicate);
 END $$;
 
 -- Emits a message with a JSON payload in the caller's transaction and returns its id. The planner inlines this function and the next one.
 CREATE FUNCTION emit(
     topic text, key text, type text, payload jsonb, headers jsonb DEFAULT NULL, id uuid DEFAULT NULL,
-    deliver_at timestamptz DEFAULT NULL, serialize boolean DEFAULT false, on_repeat text DEFAULT 'refuse'
+    deliver_at timestamptz DEFAULT NULL, lock_key boolean DEFAULT false, on_duplicate text DEFAULT 'error'
 ) RETURNS uuid
 LANGUAGE sql VOLATILE
 AS $$
     SELECT @schema@.emit_message(topic, key, type, pg_catalog.convert_to(payload::pg_catalog.text, 'UTF8'), 'application/json',
-        headers, id, deliver_at, serialize, on_repeat)
+        headers, id, deliver_at, lock_key, on_duplicate)
 $$;
 
 -- Emits a message whose payload is exactly these bytes.
 CREATE FUNCTION emit_bytes(
     topic text, key text, type text, payload bytea, content_type text, headers jsonb DEFAULT NULL,
-    id uuid DEFAULT NULL, deliver_at timestamptz DEFAULT NULL, serialize boolean DEFAULT false,
-    on_repeat text DEFAULT 'refuse'
+    id uuid DEFAULT NULL, deliver_at timestamptz DEFAULT NULL, lock_key boolean DEFAULT false,
+    on_duplicate text DEFAULT 'error'
 ) RETURNS uuid
 LANGUAGE sql VOLATILE
 AS $$
-    SELECT @schema@.emit_message(topic, key, type, payload, content_type, headers, id, deliver_at, serialize, on_repeat)
+    SELECT @schema@.emit_message(topic, key, type, payload, content_type, headers, id, deliver_at, lock_key, on_duplicate)
 $$;
 
 -- Parses and checks one element of `emit_many`. An error names the field.
@@ -267,7 +272,7 @@ BEGIN
     END IF;
     SELECT k INTO field FROM jsonb_object_keys(p_item) AS k
     WHERE k NOT IN ('topic', 'key', 'type', 'payload', 'payload_base64', 'content_type', 'headers', 'id', 'deliver_at',
-        'serialize', 'on_repeat') LIMIT 1;
+        'lock_key', 'on_duplicate') LIMIT 1;
     IF FOUND THEN
         RAISE EXCEPTION 'argument "%.%" is not known', p_path, field USING ERRCODE = 'invalid_parameter_value';
     ELSIF p_item ? 'payload' = p_item ? 'payload_base64' THEN
@@ -279,7 +284,7 @@ BEGIN
     d.type := p_item ->> 'type';
     d.content_type := coalesce(p_item ->> 'content_type', CASE WHEN p_item ? 'payload' THEN 'application/json' END);
     d.headers := CASE WHEN jsonb_typeof(p_item -> 'headers') <> 'null' THEN p_item -> 'headers' END;
-    d.on_repeat := coalesce(p_item ->> 'on_repeat', 'refuse');
+    d.on_duplicate := coalesce(p_item ->> 'on_duplicate', 'error');
     BEGIN
         field := 'payload_base64';
         d.payload := CASE WHEN p_item ? 'payload' THEN convert_to((p_item -> 'payload')::text, 'UTF8')
@@ -288,48 +293,50 @@ BEGIN
         d.id := p_item ->> 'id';
         field := 'deliver_at';
         d.deliver_at := p_item ->> 'deliver_at';
-        field := 'serialize';
-        d.serialize := coalesce(p_item ->> 'serialize', 'false');
+        field := 'lock_key';
+        d.lock_key := coalesce(p_item ->> 'lock_key', 'false');
     EXCEPTION WHEN data_exception THEN
         RAISE EXCEPTION 'argument "%.%" cannot be read: %', p_path, field, sqlerrm
             USING ERRCODE = 'invalid_parameter_value';
     END;
-    PERFORM check_draft(d.topic, d.key, d.type, d.payload, d.content_type, d.headers, d.deliver_at, d.serialize,
-        d.on_repeat, p_path || '.');
+    PERFORM check_draft(d.topic, d.key, d.type, d.payload, d.content_type, d.headers, d.deliver_at, d.lock_key,
+        d.on_duplicate, p_path || '.');
     RETURN d;
 END $$;
 
--- Emits an array of objects whose fields are the arguments of `emit`, or `payload_base64` and `content_type` for bytes. Returns the ids in
--- the same order. It takes locks and ids in sorted order, so that two calls cannot deadlock.
-CREATE FUNCTION emit_many(messages jsonb[]) RETURNS uuid[]
+-- Emits a JSON array of objects whose fields are the arguments of `emit`, or `payload_base64` and `content_type` for bytes. Returns the ids
+-- in the same order. It takes locks and ids in sorted order, so that two calls cannot deadlock.
+CREATE FUNCTION emit_many(messages jsonb) RETURNS uuid[]
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
 AS $$
 DECLARE
     drafts draft[] := '{}';
     ids uuid[] := '{}';
-    repeated bigint[] := '{}';
+    duplicates bigint[] := '{}';
     d draft;
     at bigint;
 BEGIN
     IF messages IS NULL THEN
         RAISE EXCEPTION 'argument "messages" is null' USING ERRCODE = 'null_value_not_allowed';
+    ELSIF jsonb_typeof(messages) <> 'array' THEN
+        RAISE EXCEPTION 'argument "messages" is not an array' USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    FOR i IN 1 .. cardinality(messages) LOOP
-        drafts := drafts || parse_draft(messages[i], format('messages[%s]', i));
-    END LOOP;
+    drafts := ARRAY(
+        SELECT parse_draft(m.item, format('messages[%s]', m.place))
+        FROM jsonb_array_elements(messages) WITH ORDINALITY AS m (item, place) ORDER BY m.place);
     PERFORM pg_advisory_xact_lock(number) FROM (
-        SELECT DISTINCT advisory_lock_key('key/' || m.key) AS number FROM unnest(drafts) AS m WHERE m.serialize ORDER BY 1
+        SELECT DISTINCT advisory_lock_key('key/' || m.key) AS number FROM unnest(drafts) AS m WHERE m.lock_key ORDER BY 1
     ) AS locks;
     FOR at IN
         SELECT m.ordinality FROM unnest(drafts) WITH ORDINALITY AS m WHERE m.id IS NOT NULL ORDER BY m.id, m.ordinality
     LOOP
-        IF NOT claim_id(drafts[at].id, drafts[at].on_repeat) THEN
-            repeated := repeated || at;
+        IF NOT claim_id(drafts[at].id, drafts[at].on_duplicate) THEN
+            duplicates := duplicates || at;
         END IF;
     END LOOP;
     FOR i IN 1 .. cardinality(drafts) LOOP
         d := drafts[i];
-        ids := ids || CASE WHEN i = ANY (repeated) THEN d.id ELSE
+        ids := ids || CASE WHEN i = ANY (duplicates) THEN d.id ELSE
             insert_message(d.topic, d.key, d.type, d.payload, d.content_type, d.headers, d.id, d.deliver_at) END;
     END LOOP;
     RETURN ids;

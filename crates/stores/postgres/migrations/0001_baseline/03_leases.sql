@@ -62,18 +62,18 @@ $$;
 
 -- Adds a destination that starts with new messages, or with the oldest retained one. Takes the lock of retention. Returns false and
 -- changes nothing if the destination exists.
-CREATE FUNCTION add_destination(name text, shards int DEFAULT 8, start text DEFAULT 'now') RETURNS boolean
+CREATE FUNCTION add_destination(name text, shards int DEFAULT 8, start_at text DEFAULT 'now') RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
 AS $$
 DECLARE
     start_tick bigint := 0;
 BEGIN
-    IF start IS NULL OR start NOT IN ('now', 'oldest') THEN
-        RAISE EXCEPTION 'argument "start" is %, not "now" or "oldest"', quote_nullable(start)
+    IF start_at IS NULL OR start_at NOT IN ('now', 'oldest') THEN
+        RAISE EXCEPTION 'argument "start_at" is %, not "now" or "oldest"', quote_nullable(start_at)
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
     PERFORM pg_advisory_xact_lock(advisory_lock_key('retention'));
-    IF start = 'now' THEN
+    IF start_at = 'now' THEN
         SELECT t.tick INTO start_tick FROM make_tick() AS t;
     END IF;
     INSERT INTO destination (name, shards) VALUES (add_destination.name, add_destination.shards)
@@ -98,17 +98,27 @@ BEGIN
     RETURN FOUND;
 END $$;
 
--- Enables or disables a destination. A physical clone cannot be distinguished from its original: disable its destinations.
-CREATE FUNCTION switch_destination(name text, enabled boolean) RETURNS boolean
+-- Enables a destination. Relays publish to it again.
+CREATE FUNCTION enable_destination(name text) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
 AS $$
 BEGIN
-    UPDATE destination AS d SET enabled = switch_destination.enabled WHERE d.name = switch_destination.name;
+    UPDATE destination AS d SET enabled = true WHERE d.name = enable_destination.name;
+    RETURN FOUND;
+END $$;
+
+-- Disables a destination: its relays stop, and retention keeps its messages. A physical clone cannot be distinguished from its original:
+-- disable the destinations of the clone.
+CREATE FUNCTION disable_destination(name text) RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
+AS $$
+BEGIN
+    UPDATE destination AS d SET enabled = false WHERE d.name = disable_destination.name;
     RETURN FOUND;
 END $$;
 
 -- Requests a different number of shards. Relays finish their windows, meet at one tick, and the last one changes the shards.
-CREATE FUNCTION regroup(name text, shards int) RETURNS boolean
+CREATE FUNCTION reshard_destination(name text, shards int) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
 AS $$
 BEGIN
@@ -116,7 +126,8 @@ BEGIN
         RAISE EXCEPTION 'argument "shards" is %, not a number from 1 to 256', coalesce(shards::text, 'null')
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    UPDATE destination AS d SET reshard_to = regroup.shards, reshard_tick = NULL WHERE d.name = regroup.name;
+    UPDATE destination AS d SET reshard_to = reshard_destination.shards, reshard_tick = NULL
+        WHERE d.name = reshard_destination.name;
     RETURN FOUND;
 END $$;
 

@@ -147,7 +147,8 @@ AS $$
 DECLARE
     passed bigint[];
     all_parks park_request[] := ARRAY(
-        SELECT p FROM jsonb_populate_recordset(NULL::park_request, p_parks) AS p WHERE p.slot % p_shards = ANY (p_held) ORDER BY p.seq);
+        SELECT p FROM jsonb_populate_recordset(NULL::park_request, p_parks) AS p WHERE p.slot % p_shards = ANY (p_held)
+            ORDER BY p.seq);
     ok park_request[];
     existing text[];
 BEGIN

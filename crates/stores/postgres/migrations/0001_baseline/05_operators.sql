@@ -53,25 +53,26 @@ WHERE NOT EXISTS (SELECT 1 FROM parked_message AS p WHERE p.destination = d.name
 -- Unsettled messages: an exact count up to `exact_max`, an estimate above. It is called every few seconds and costs the same whatever the
 -- tables hold: messages settled in the middle of a window are skipped by index too. Below a shard's position only transactions that
 -- were open at one of its ticks remain.
-CREATE FUNCTION backlog(of_destination text, exact_max int DEFAULT 10000,
+CREATE FUNCTION backlog(destination text, exact_max int DEFAULT 10000,
     OUT pending bigint, OUT exact boolean, OUT parked bigint, OUT dead bigint)
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = @schema@, pg_temp
 AS $$
 DECLARE
-    n smallint := (SELECT d.shards FROM destination AS d WHERE d.name = of_destination);
+    n smallint := (SELECT d.shards FROM destination AS d WHERE d.name = backlog.destination);
     g record;
     part bigint;
 BEGIN
     IF n IS NULL THEN
-        RAISE EXCEPTION 'destination "%" is not known', of_destination
+        RAISE EXCEPTION 'destination "%" is not known', backlog.destination
             USING ERRCODE = 'RV005', HINT = 'Add it with `relevo destination add`.';
     END IF;
     pending := 0;
     exact := true;
     FOR g IN
-        SELECT array_agg(s.shard) AS shards, s.settled_seq, f.snapshot AS f, t.snapshot AS t, greatest(f.max_seq, s.settled_seq) AS start,
+        SELECT array_agg(s.shard) AS shards, s.settled_seq, f.snapshot AS f, t.snapshot AS t, greatest(f.max_seq,
+            s.settled_seq) AS start,
             ARRAY(SELECT DISTINCT unnest(f.late_xids || t.late_xids)) AS late_xids
-        FROM shard_positions(of_destination) AS s
+        FROM shard_positions(backlog.destination) AS s
         JOIN tick AS f ON f.tick = s.from_tick JOIN tick AS t ON t.tick = s.to_tick
         GROUP BY s.settled_seq, f.tick, t.tick
     LOOP
@@ -93,49 +94,59 @@ BEGIN
         IF pending > exact_max THEN
             exact := false;
             SELECT sum(q.last_value - greatest(f.max_seq, s.settled_seq)) / n INTO pending
-            FROM shard_positions(of_destination) AS s JOIN tick AS f ON f.tick = s.from_tick CROSS JOIN message_seq AS q;
+            FROM shard_positions(backlog.destination) AS s JOIN tick AS f ON f.tick = s.from_tick CROSS JOIN message_seq AS q;
             EXIT;
         END IF;
     END LOOP;
     SELECT count(*) INTO parked FROM (
-        SELECT 1 FROM parked_message AS m WHERE m.destination = of_destination ORDER BY m.seq LIMIT exact_max) AS counted;
+        SELECT 1 FROM parked_message AS m WHERE m.destination = backlog.destination ORDER BY m.seq LIMIT exact_max) AS counted;
     SELECT count(*) INTO dead FROM (
-        SELECT 1 FROM dead_letter AS d WHERE d.destination = of_destination AND d.state = 'dead'
+        SELECT 1 FROM dead_letter AS d WHERE d.destination = backlog.destination AND d.state = 'dead'
         ORDER BY d.seq LIMIT exact_max) AS counted;
 END $$;
 
--- Marks dead letters; the owner of the lease acts. Only letters in state `dead` are marked: a repeated call marks nothing. `filter` is
--- {"ids": [uuid, …], "key": …, "route": …}, each optional.
-CREATE FUNCTION mark_dead(of_destination text, as_state text, filter jsonb, dry_run boolean, by_whom text, why text)
-RETURNS bigint
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
+-- Marks dead letters. Only letters in state `dead` are marked: a repeated call marks nothing. `p_filter` is {"ids": [uuid, …], "key": …,
+-- "route": …}, each optional.
+CREATE FUNCTION mark_dead_letters(
+    p_destination text, p_state text, p_filter jsonb, p_requested_by text, p_reason text, p_dry_run boolean
+) RETURNS bigint
+LANGUAGE plpgsql SET search_path = @schema@, pg_temp
 AS $$
 DECLARE
     marked bigint;
     ids uuid[];
 BEGIN
-    IF as_state IS NULL OR as_state NOT IN ('redriving', 'discarding') THEN
-        RAISE EXCEPTION 'argument "as_state" is %, not "redriving" or "discarding"', quote_nullable(as_state)
-            USING ERRCODE = 'invalid_parameter_value';
-    ELSIF coalesce(by_whom, '') = '' OR coalesce(why, '') = '' THEN
-        RAISE EXCEPTION 'who marks dead letters, and why, is recorded: both are needed'
-            USING ERRCODE = 'invalid_parameter_value';
+    IF coalesce(p_requested_by, '') = '' OR coalesce(p_reason, '') = '' THEN
+        RAISE EXCEPTION 'arguments "requested_by" and "reason" are required' USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    IF jsonb_typeof(filter -> 'ids') = 'array' AND jsonb_array_length(filter -> 'ids') > 0 THEN
-        ids := ARRAY(SELECT i::uuid FROM jsonb_array_elements_text(filter -> 'ids') AS i);
+    IF jsonb_typeof(p_filter -> 'ids') = 'array' AND jsonb_array_length(p_filter -> 'ids') > 0 THEN
+        ids := ARRAY(SELECT i::uuid FROM jsonb_array_elements_text(p_filter -> 'ids') AS i);
     END IF;
     WITH wanted AS (
         SELECT d.id FROM dead_letter AS d
-        WHERE d.destination = of_destination AND d.state = 'dead'
+        WHERE d.destination = p_destination AND d.state = 'dead'
             AND (ids IS NULL OR d.id = ANY (ids))
-            AND (filter ->> 'key' IS NULL OR d.key = filter ->> 'key')
-            AND (filter ->> 'route' IS NULL OR d.route = filter ->> 'route')
+            AND (p_filter ->> 'key' IS NULL OR d.key = p_filter ->> 'key')
+            AND (p_filter ->> 'route' IS NULL OR d.route = p_filter ->> 'route')
     ), changed AS (
-        UPDATE dead_letter AS d SET state = as_state, marked_at = clock_timestamp(), marked_by = by_whom, reason = why
+        UPDATE dead_letter AS d
+        SET state = p_state, marked_at = clock_timestamp(), marked_by = p_requested_by, reason = p_reason
         FROM wanted AS w
-        WHERE NOT dry_run AND d.destination = of_destination AND d.id = w.id AND d.state = 'dead'
+        WHERE NOT p_dry_run AND d.destination = p_destination AND d.id = w.id AND d.state = 'dead'
         RETURNING 1
     )
-    SELECT CASE WHEN dry_run THEN (SELECT count(*) FROM wanted) ELSE (SELECT count(*) FROM changed) END INTO marked;
+    SELECT CASE WHEN p_dry_run THEN (SELECT count(*) FROM wanted) ELSE (SELECT count(*) FROM changed) END INTO marked;
     RETURN marked;
 END $$;
+
+-- Marks dead letters as `redriving`: the relay that leases their shard publishes them again. Returns their number; a dry run only counts.
+CREATE FUNCTION redrive(destination text, filter jsonb, requested_by text, reason text,
+    dry_run boolean DEFAULT false) RETURNS bigint
+LANGUAGE sql SECURITY DEFINER SET search_path = @schema@, pg_temp
+AS $$ SELECT mark_dead_letters(destination, 'redriving', filter, requested_by, reason, dry_run) $$;
+
+-- Marks dead letters as `discarding`: the relay that leases their shard discards them, and their keys continue without them.
+CREATE FUNCTION discard(destination text, filter jsonb, requested_by text, reason text,
+    dry_run boolean DEFAULT false) RETURNS bigint
+LANGUAGE sql SECURITY DEFINER SET search_path = @schema@, pg_temp
+AS $$ SELECT mark_dead_letters(destination, 'discarding', filter, requested_by, reason, dry_run) $$;

@@ -76,7 +76,7 @@ END $$;
 
 -- Empties old, settled partitions without waiting. TRUNCATE takes no lock on the parent, so `emit` never waits. A partition with an open
 -- writer or reader is skipped until the next call.
-CREATE FUNCTION empty_old_partitions(OUT dropped int, OUT warnings text[])
+CREATE FUNCTION empty_old_partitions(OUT emptied int, OUT warnings text[])
 LANGUAGE plpgsql SET search_path = @schema@, pg_temp
 AS $$
 DECLARE
@@ -91,7 +91,7 @@ DECLARE
     must_go boolean;
     at bigint := (SELECT last_value FROM message_seq);
 BEGIN
-    dropped := 0;
+    emptied := 0;
     warnings := '{}';
     SELECT * INTO st FROM settings;
     IF NOT pg_try_advisory_xact_lock(advisory_lock_key('retention')) THEN
@@ -107,8 +107,8 @@ BEGIN
     held_back := at - oldest.max_seq;
     drops := held_back > st.undelivered_rows_max AND st.overflow_policy = 'drop';
     IF held_back > st.undelivered_rows_max / 2 AND who IS NOT NULL THEN
-        warnings := warnings || format('destination "%s" holds back %s rows of %s allowed; then %s', who, held_back,
-            st.undelivered_rows_max, CASE st.overflow_policy WHEN 'keep' THEN 'the disk fills on' ELSE 'rows are dropped' END);
+        warnings := warnings || format('destination "%s" has %s undelivered rows (limit %s); above the limit rows are %s', who,
+            held_back, st.undelivered_rows_max, CASE st.overflow_policy WHEN 'keep' THEN 'kept' ELSE 'dropped' END);
     END IF;
     FOR p IN SELECT * FROM message_partition WHERE emptied_at IS NULL AND end_seq <= at ORDER BY first_seq LIMIT 16 LOOP
         EXECUTE format('SELECT created_at FROM %I ORDER BY seq DESC LIMIT 1', 'message_' || p.first_seq) INTO newest;
@@ -123,12 +123,12 @@ BEGIN
                 EXECUTE format('SELECT count(*) FROM %I WHERE NOT pg_visible_in_snapshot(xid, $1)', 'message_' || p.first_seq)
                 INTO lost USING oldest.snapshot;
                 INSERT INTO data_loss (first_seq, end_seq, rows) VALUES (p.first_seq, p.end_seq, lost);
-                warnings := warnings || format('%s rows from %s to %s were dropped before destination "%s" took them',
+                warnings := warnings || format('dropped %s rows from %s to %s that destination "%s" had not published',
                     lost, p.first_seq, p.end_seq, who);
             END IF;
             EXECUTE format('TRUNCATE %I', 'message_' || p.first_seq);
             UPDATE message_partition SET emptied_at = clock_timestamp() WHERE first_seq = p.first_seq;
-            dropped := dropped + 1;
+            emptied := emptied + 1;
         EXCEPTION
             WHEN lock_not_available THEN CONTINUE;
             WHEN SQLSTATE 'RV009' THEN EXIT;
@@ -158,7 +158,8 @@ BEGIN
     ELSE
         LOCK TABLE message IN ACCESS EXCLUSIVE MODE;
     END IF;
-    FOR p IN DELETE FROM message_partition WHERE emptied_at IS NOT NULL AND end_seq < (SELECT max(end_seq) FROM message_partition) RETURNING * LOOP
+    FOR p IN DELETE FROM message_partition WHERE emptied_at IS NOT NULL AND end_seq < (SELECT max(end_seq)
+        FROM message_partition) RETURNING * LOOP
         EXECUTE format('DROP TABLE %I', 'message_' || p.first_seq);
         gone := gone + 1;
     END LOOP;
@@ -248,20 +249,19 @@ CREATE FUNCTION maintain() RETURNS jsonb
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
 AS $$
 DECLARE
-    prepared int;
-    kept record;
-    gone int;
+    created int;
+    retained record;
+    dropped int;
 BEGIN
-    IF current_setting('transaction_isolation') <> 'read committed' THEN
-        RAISE EXCEPTION 'upkeep needs READ COMMITTED' USING ERRCODE = 'RV001';
-    ELSIF NOT pg_try_advisory_xact_lock(advisory_lock_key('maintain')) THEN
-        RETURN '{"busy": true, "prepared": 0, "dropped": 0, "warnings": []}';
+    PERFORM require_read_committed();
+    IF NOT pg_try_advisory_xact_lock(advisory_lock_key('maintain')) THEN
+        RETURN '{"busy": true, "partitions_created": 0, "partitions_emptied": 0, "partitions_dropped": 0, "warnings": []}';
     END IF;
-    -- What takes locks comes last, and ends with the transaction.
+    -- The functions that take table locks come last: the locks end with the transaction.
     PERFORM prune_history();
-    prepared := create_partitions_ahead();
-    SELECT * INTO kept FROM empty_old_partitions();
-    gone := drop_emptied_partitions();
-    RETURN jsonb_build_object('busy', false, 'prepared', prepared, 'dropped', kept.dropped, 'gone', gone,
-        'warnings', to_jsonb(kept.warnings));
+    created := create_partitions_ahead();
+    SELECT * INTO retained FROM empty_old_partitions();
+    dropped := drop_emptied_partitions();
+    RETURN jsonb_build_object('busy', false, 'partitions_created', created, 'partitions_emptied', retained.emptied,
+        'partitions_dropped', dropped, 'warnings', to_jsonb(retained.warnings));
 END $$;

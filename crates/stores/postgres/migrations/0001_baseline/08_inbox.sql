@@ -97,7 +97,8 @@ CREATE FUNCTION inbox_note(p_consumer text, p_arrival inbox_arrival, p_state tex
 LANGUAGE sql SET search_path = @schema@, pg_temp
 AS $$
     INSERT INTO inbox_trace AS t (consumer, id, replay, state, repeats, address, lane, broker_offset, correlation)
-    VALUES (p_consumer, p_arrival.id, p_arrival.replay, p_state, p_is_repeat::int, p_arrival.address, p_arrival.lane, p_arrival.broker_offset, p_arrival.correlation)
+    VALUES (p_consumer, p_arrival.id, p_arrival.replay, p_state, p_is_repeat::int, p_arrival.address, p_arrival.lane,
+        p_arrival.broker_offset, p_arrival.correlation)
     ON CONFLICT (id, consumer, replay) DO UPDATE SET
         state = CASE WHEN p_is_repeat THEN t.state ELSE excluded.state END,
         repeats = t.repeats + p_is_repeat::int,
@@ -200,7 +201,8 @@ BEGIN
         END IF;
     END IF;
     IF pg_catalog.cardinality(p_ids) OPERATOR(pg_catalog.=) 1 THEN
-        INSERT INTO @schema@.inbox (consumer, message_id, replay) VALUES (p_consumer, p_ids[1], p_replays[1]) ON CONFLICT DO NOTHING;
+        INSERT INTO @schema@.inbox (consumer, message_id, replay) VALUES (p_consumer, p_ids[1],
+            p_replays[1]) ON CONFLICT DO NOTHING;
         IF NOT FOUND THEN
             fresh_ids := '{}';
             fresh_replays := '{}';
@@ -209,7 +211,8 @@ BEGIN
         -- In the order of ids, so that two batches cannot wait for each other in a circle.
         WITH entered AS (
             INSERT INTO @schema@.inbox AS i (consumer, message_id, replay)
-            SELECT p_consumer, e.id, e.replay FROM ROWS FROM (pg_catalog.unnest(p_ids), pg_catalog.unnest(p_replays)) AS e (id, replay)
+            SELECT p_consumer, e.id, e.replay FROM ROWS FROM (pg_catalog.unnest(p_ids), pg_catalog.unnest(p_replays)) AS e (id,
+                replay)
             ORDER BY e.id, e.replay
             ON CONFLICT DO NOTHING RETURNING i.message_id, i.replay
         )
@@ -250,7 +253,8 @@ BEGIN
         WHERE i.state = 'started' OR (i.state = 'calling' AND i.claim_expires_at < clock_timestamp())
         ORDER BY i.message_id, i.replay FOR UPDATE OF i
     ), opened AS (
-        UPDATE inbox AS i SET state = 'done', claim_token = NULL, claim_expires_at = NULL, entered_at = inbox_entered_at(i.entered_at)
+        UPDATE inbox AS i SET state = 'done', claim_token = NULL, claim_expires_at = NULL,
+            entered_at = inbox_entered_at(i.entered_at)
         FROM was_open AS o WHERE i.consumer = p_consumer AND i.message_id = o.message_id AND i.replay = o.replay
         RETURNING i.message_id, i.replay
     )
@@ -288,26 +292,27 @@ END $$;
 
 -- For handlers in any language: inserts a message in the caller's transaction and returns whether it is new. The caller's changes and this
 -- row commit together, or not at all.
-CREATE FUNCTION inbox_begin(consumer text, id uuid, replay int DEFAULT 0, wait_ms int DEFAULT 100) RETURNS boolean
+CREATE FUNCTION inbox_insert(consumer text, message_id uuid, replay int DEFAULT 0, lock_timeout_ms int DEFAULT 100) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
 AS $$
 DECLARE
     word text;
 BEGIN
-    IF consumer IS NULL OR id IS NULL OR replay IS NULL OR wait_ms IS NULL THEN
+    IF consumer IS NULL OR message_id IS NULL OR replay IS NULL OR lock_timeout_ms IS NULL THEN
         RAISE EXCEPTION 'argument "%" is null', CASE
-            WHEN consumer IS NULL THEN 'consumer' WHEN id IS NULL THEN 'id' WHEN replay IS NULL THEN 'replay'
-            ELSE 'wait_ms' END USING ERRCODE = 'null_value_not_allowed';
+            WHEN consumer IS NULL THEN 'consumer' WHEN message_id IS NULL THEN 'message_id' WHEN replay IS NULL THEN 'replay'
+            ELSE 'lock_timeout_ms' END USING ERRCODE = 'null_value_not_allowed';
     ELSIF consumer = '' OR octet_length(consumer) > 255 OR consumer ~ '[[:cntrl:]]' THEN
         RAISE EXCEPTION 'argument "consumer" is empty, longer than 255 bytes or has a control character'
             USING ERRCODE = 'invalid_parameter_value';
-    ELSIF replay < 0 OR wait_ms < 1 THEN
-        RAISE EXCEPTION 'argument "%" is too small', CASE WHEN replay < 0 THEN 'replay' ELSE 'wait_ms' END
+    ELSIF replay < 0 OR lock_timeout_ms < 1 THEN
+        RAISE EXCEPTION 'argument "%" is too small', CASE WHEN replay < 0 THEN 'replay' ELSE 'lock_timeout_ms' END
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    word := inbox_insert_many(consumer, ARRAY[id], ARRAY[replay], '{}', NULL, NULL, NULL, wait_ms, 0, NULL);
+    word := inbox_insert_many(
+        consumer, ARRAY[message_id], ARRAY[replay], '{}', NULL, NULL, NULL, lock_timeout_ms, 0, NULL);
     IF word = 'busy' OR word LIKE '% calling' THEN
-        RAISE EXCEPTION 'message % is being handled', id USING ERRCODE = 'lock_not_available';
+        RAISE EXCEPTION 'another worker handles message %', message_id USING ERRCODE = 'lock_not_available';
     END IF;
     RETURN word IS NULL;
 END $$;
@@ -331,7 +336,8 @@ DECLARE
     times int;
 BEGIN
     PERFORM inbox_begin_call(p_lock_timeout_ms);
-    INSERT INTO inbox AS i (consumer, message_id, replay, state, unfinished_starts) VALUES (p_consumer, p_message_id, p_replay, 'started', 1)
+    INSERT INTO inbox AS i (consumer, message_id, replay, state, unfinished_starts) VALUES (p_consumer, p_message_id, p_replay,
+        'started', 1)
     ON CONFLICT (consumer, message_id, replay) DO UPDATE SET unfinished_starts = i.unfinished_starts + 1 WHERE i.state = 'started'
     RETURNING i.unfinished_starts INTO times;
     IF times IS NULL THEN
@@ -349,7 +355,8 @@ AS $$
 $$;
 
 -- Resets the count of starts after handling failed without a result in a live process, and ends a claim with this token.
-CREATE FUNCTION inbox_reset_start(p_consumer text, p_message_id uuid, p_replay int, p_token uuid, p_lock_timeout_ms int) RETURNS void
+CREATE FUNCTION inbox_reset_start(p_consumer text, p_message_id uuid, p_replay int, p_token uuid,
+    p_lock_timeout_ms int) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
 AS $$
 BEGIN
@@ -362,7 +369,8 @@ END $$;
 -- Claims a message for a call to an external service. Returns `mine` with the token, `lost`, `busy` with the remaining time of another
 -- member's call, `behind` if the queue is not empty (nothing changes), or the state of a duplicate.
 CREATE FUNCTION inbox_claim_call(
-    p_consumer text, p_arrival inbox_arrival, p_lane text, p_lane_epoch bigint, p_lane_owner uuid, p_claim_ms bigint, p_lock_timeout_ms int,
+    p_consumer text, p_arrival inbox_arrival, p_lane text, p_lane_epoch bigint, p_lane_owner uuid, p_claim_ms bigint,
+        p_lock_timeout_ms int,
     OUT word text, OUT claim uuid, OUT times int, OUT rest_ms bigint
 )
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
@@ -383,7 +391,8 @@ BEGIN
     INSERT INTO inbox AS i (consumer, message_id, replay, state, unfinished_starts, claim_token, claim_expires_at)
     VALUES (p_consumer, p_arrival.id, p_arrival.replay, 'calling', 1, gen_random_uuid(), after_ms(p_claim_ms))
     ON CONFLICT (consumer, message_id, replay) DO UPDATE
-    SET state = 'calling', unfinished_starts = i.unfinished_starts + 1, claim_token = excluded.claim_token, claim_expires_at = excluded.claim_expires_at
+    SET state = 'calling', unfinished_starts = i.unfinished_starts + 1, claim_token = excluded.claim_token,
+        claim_expires_at = excluded.claim_expires_at
     WHERE i.state = 'started' OR (i.state = 'calling' AND i.claim_expires_at < clock_timestamp())
     RETURNING 'mine', i.claim_token, i.unfinished_starts INTO word, claim, times;
     IF word IS NULL THEN
@@ -398,7 +407,8 @@ END $$;
 
 -- Records the result of a call in the handler's transaction. Returns false if the claim is no longer this one.
 CREATE FUNCTION inbox_complete_call(
-    p_consumer text, p_arrival inbox_arrival, p_lane text, p_lane_epoch bigint, p_lane_owner uuid, p_token uuid, p_lock_timeout_ms int,
+    p_consumer text, p_arrival inbox_arrival, p_lane text, p_lane_epoch bigint, p_lane_owner uuid, p_token uuid,
+        p_lock_timeout_ms int,
     p_stall_timeout_ms int, p_traced boolean
 ) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp SET lock_timeout = '100ms'
@@ -410,7 +420,8 @@ BEGIN
         RETURN false;
     END IF;
     UPDATE inbox AS i SET state = 'done', claim_token = NULL, claim_expires_at = NULL, entered_at = inbox_entered_at(i.entered_at)
-    WHERE i.consumer = p_consumer AND i.message_id = p_arrival.id AND i.replay = p_arrival.replay AND i.state = 'calling' AND i.claim_token = p_token;
+    WHERE i.consumer = p_consumer AND i.message_id = p_arrival.id AND i.replay = p_arrival.replay
+        AND i.state = 'calling' AND i.claim_token = p_token;
     IF NOT FOUND THEN
         RETURN false;
     END IF;

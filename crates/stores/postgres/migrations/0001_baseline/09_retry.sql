@@ -126,12 +126,14 @@ $$;
 CREATE FUNCTION inbox_arrived(p_message inbox_retry_message) RETURNS inbox_arrival
 LANGUAGE sql STABLE
 AS $$
-    SELECT p_message.id, p_message.replay, p_message.queue, p_message.header_names, p_message.header_values, p_message.payload, p_message.address, p_message.lane, p_message.broker_offset, p_message.correlation
+    SELECT p_message.id, p_message.replay, p_message.queue, p_message.header_names, p_message.header_values, p_message.payload,
+        p_message.address, p_message.lane, p_message.broker_offset, p_message.correlation
 $$;
 
 -- Moves a queued message to the dead letters. A letter that was redriven before is dead again.
 CREATE FUNCTION inbox_move_to_dead_letters(
-    p_consumer text, p_queue text, p_ordinal bigint, p_attempts int, p_class text, p_error text, p_backtrace text, p_blocks_queue boolean,
+    p_consumer text, p_queue text, p_ordinal bigint, p_attempts int, p_class text, p_error text, p_backtrace text,
+        p_blocks_queue boolean,
     p_traced boolean
 ) RETURNS void
 LANGUAGE plpgsql SET search_path = @schema@, pg_temp
@@ -142,7 +144,8 @@ BEGIN
     DELETE FROM inbox_retry_message AS q WHERE q.consumer = p_consumer AND q.queue = p_queue AND q.ordinal = p_ordinal
     RETURNING q.* INTO STRICT w;
     INSERT INTO inbox_dead_letter AS d
-        (consumer, id, replay, queue, ordinal, header_names, header_values, payload, address, lane, broker_offset, correlation, class,
+        (consumer, id, replay, queue, ordinal, header_names, header_values, payload, address, lane, broker_offset, correlation,
+            class,
         error, backtrace, attempts, arrived_at, blocks_queue)
     VALUES (w.consumer, w.id, w.replay, w.queue, w.ordinal, w.header_names, w.header_values, w.payload, w.address, w.lane,
         w.broker_offset, w.correlation, p_class, p_error, p_backtrace, p_attempts,
@@ -179,7 +182,8 @@ BEGIN
         RETURN 'lost';
     END IF;
     SELECT i.entered_at, i.unfinished_starts INTO arrived, begun FROM inbox AS i
-    WHERE i.consumer = p_consumer AND i.message_id = p_arrival.id AND i.replay = p_arrival.replay AND i.state IN ('started', 'calling');
+    WHERE i.consumer = p_consumer AND i.message_id = p_arrival.id AND i.replay = p_arrival.replay AND i.state IN ('started',
+        'calling');
     IF p_token IS NULL THEN
         INSERT INTO inbox AS i (consumer, message_id, replay, state, entered_at)
         VALUES (p_consumer, p_arrival.id, p_arrival.replay, 'waiting', 'infinity')
@@ -187,8 +191,10 @@ BEGIN
         SET state = 'waiting', entered_at = 'infinity', unfinished_starts = 0, claim_token = NULL, claim_expires_at = NULL
         WHERE i.state = 'started' OR (i.state = 'calling' AND i.claim_expires_at < clock_timestamp());
     ELSE
-        UPDATE inbox AS i SET state = 'waiting', entered_at = 'infinity', unfinished_starts = 0, claim_token = NULL, claim_expires_at = NULL
-        WHERE i.consumer = p_consumer AND i.message_id = p_arrival.id AND i.replay = p_arrival.replay AND i.state = 'calling' AND i.claim_token = p_token;
+        UPDATE inbox AS i SET state = 'waiting', entered_at = 'infinity', unfinished_starts = 0, claim_token = NULL,
+            claim_expires_at = NULL
+        WHERE i.consumer = p_consumer AND i.message_id = p_arrival.id AND i.replay = p_arrival.replay
+        AND i.state = 'calling' AND i.claim_token = p_token;
     END IF;
     IF NOT FOUND THEN
         SELECT i.state INTO word FROM inbox AS i
@@ -206,17 +212,20 @@ BEGIN
     INSERT INTO inbox_retry_message AS w
         (consumer, queue, id, replay, header_names, header_values, payload, address, lane, broker_offset, correlation, attempts,
         unfinished_starts, class, error, arrived_at, not_before)
-    VALUES (p_consumer, p_arrival.queue, p_arrival.id, p_arrival.replay, p_arrival.header_names, p_arrival.header_values, p_arrival.payload, p_arrival.address, p_arrival.lane, p_arrival.broker_offset,
+    VALUES (p_consumer, p_arrival.queue, p_arrival.id, p_arrival.replay, p_arrival.header_names, p_arrival.header_values,
+        p_arrival.payload, p_arrival.address, p_arrival.lane, p_arrival.broker_offset,
         p_arrival.correlation, p_attempts, CASE p_stop WHEN 'wait' THEN greatest(coalesce(begun, 0) - 1, 0) ELSE 0 END,
         p_class, p_error, coalesce(arrived, clock_timestamp()), again)
     RETURNING w.ordinal INTO of_no;
     IF p_stop NOT IN ('retry', 'wait') THEN
-        PERFORM inbox_move_to_dead_letters(p_consumer, p_arrival.queue, of_no, p_attempts, p_class, p_error, p_backtrace, p_stop = 'dead_hold', p_traced);
+        PERFORM inbox_move_to_dead_letters(p_consumer, p_arrival.queue, of_no, p_attempts, p_class, p_error, p_backtrace,
+            p_stop = 'dead_hold', p_traced);
     ELSIF p_traced THEN
         PERFORM inbox_note(p_consumer, p_arrival, 'waiting');
     END IF;
     IF p_stop = 'dead_hold' THEN
-        UPDATE inbox_retry_queue AS q SET next_at = NULL, blocked = true WHERE q.consumer = p_consumer AND q.queue = p_arrival.queue;
+        UPDATE inbox_retry_queue AS q SET next_at = NULL, blocked = true WHERE q.consumer = p_consumer
+            AND q.queue = p_arrival.queue;
     END IF;
     RETURN 'kept';
 END $$;
@@ -242,7 +251,8 @@ BEGIN
     END IF;
     UPDATE inbox_retry_message AS u SET attempts = p_attempts,
         class = CASE WHEN p_stop = 'wait' AND u.attempts > 0 THEN u.class ELSE p_class END,
-        error = CASE WHEN p_stop = 'wait' AND u.attempts > 0 THEN u.error ELSE p_error END, unfinished_starts = CASE p_stop WHEN 'wait' THEN greatest(u.unfinished_starts - 1, 0) ELSE 0 END,
+        error = CASE WHEN p_stop = 'wait' AND u.attempts > 0 THEN u.error ELSE p_error END,
+            unfinished_starts = CASE p_stop WHEN 'wait' THEN greatest(u.unfinished_starts - 1, 0) ELSE 0 END,
         not_before = CASE p_stop WHEN 'wait' THEN u.not_before ELSE again END
     WHERE u.consumer = p_consumer AND u.queue = p_queue AND u.ordinal = p_ordinal AND NOT EXISTS (
         SELECT 1 FROM inbox_retry_message AS f WHERE f.consumer = p_consumer AND f.queue = p_queue AND f.ordinal < p_ordinal)
@@ -250,7 +260,8 @@ BEGIN
     IF w.ordinal IS NULL THEN
         RETURN 'lost';
     ELSIF NOT waits THEN
-        PERFORM inbox_move_to_dead_letters(p_consumer, p_queue, p_ordinal, p_attempts, p_class, p_error, p_backtrace, p_stop = 'dead_hold', p_traced);
+        PERFORM inbox_move_to_dead_letters(p_consumer, p_queue, p_ordinal, p_attempts, p_class, p_error, p_backtrace,
+            p_stop = 'dead_hold', p_traced);
     ELSIF p_traced THEN
         PERFORM inbox_note(p_consumer, inbox_arrived(w), 'waiting');
     END IF;
@@ -266,7 +277,8 @@ END $$;
 -- without a message for an empty queue, which only has to be released.
 -- Sessions are long-lived and plan while tables are small: these settings leave the planner only indexes.
 CREATE FUNCTION inbox_claim_due_queues(p_consumer text, p_queue_limit int, p_message_limit int, p_claim_ms bigint)
-RETURNS TABLE (queue text, claim_token uuid, attempts int, unfinished_starts int, redriven boolean, ordinal bigint, id uuid, replay int,
+RETURNS TABLE (queue text, claim_token uuid, attempts int, unfinished_starts int, redriven boolean, ordinal bigint, id uuid,
+    replay int,
     header_names bytea[], header_values bytea[], payload bytea, address text, lane text, broker_offset text, correlation text)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
     SET enable_seqscan = off SET enable_bitmapscan = off
@@ -294,11 +306,14 @@ BEGIN
     -- Later statements: what was appended by whoever held a queue before is seen.
     UPDATE inbox_retry_message AS w SET unfinished_starts = w.unfinished_starts + 1
     FROM unnest(mine) AS m (queue) CROSS JOIN LATERAL (
-        SELECT f.ordinal FROM inbox_retry_message AS f WHERE f.consumer = p_consumer AND f.queue = m.queue ORDER BY f.ordinal LIMIT 1
+        SELECT f.ordinal FROM inbox_retry_message AS f WHERE f.consumer = p_consumer AND f.queue = m.queue
+            ORDER BY f.ordinal LIMIT 1
     ) AS first
-    WHERE w.consumer = p_consumer AND w.queue = m.queue AND w.ordinal = first.ordinal AND (w.not_before IS NULL OR w.not_before <= at);
+    WHERE w.consumer = p_consumer AND w.queue = m.queue AND w.ordinal = first.ordinal
+        AND (w.not_before IS NULL OR w.not_before <= at);
     RETURN QUERY
-        SELECT q.queue, q.claim_token, w.attempts, w.unfinished_starts, w.redriven, w.ordinal, w.id, w.replay, w.header_names, w.header_values,
+        SELECT q.queue, q.claim_token, w.attempts, w.unfinished_starts, w.redriven, w.ordinal, w.id, w.replay, w.header_names,
+            w.header_values,
             w.payload, w.address, w.lane, w.broker_offset::text, w.correlation
         FROM unnest(mine) WITH ORDINALITY AS m (queue, n)
         JOIN inbox_retry_queue AS q ON q.consumer = p_consumer AND q.queue = m.queue
@@ -391,37 +406,6 @@ AS $$
         AND (p_filter ->> 'until' IS NULL OR p_letter.dead_at < (p_filter ->> 'until')::timestamptz)
 $$;
 
--- Moves the matching dead letters back to their queues, or sets them aside; returns their number. A letter in another state when its row
--- is locked is unchanged, so that two concurrent calls act once.
-CREATE FUNCTION inbox_mark_dead(as_fate text, filter jsonb, dry_run boolean, rate int, by_whom text, why text) RETURNS bigint
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
-AS $$
-DECLARE
-    d inbox_dead_letter;
-    began timestamptz := clock_timestamp();
-    done bigint := 0;
-BEGIN
-    IF dry_run THEN
-        RETURN (SELECT count(*) FROM inbox_dead_letter AS o WHERE o.state = 'dead' AND inbox_dead_letter_matches(filter, o));
-    END IF;
-    PERFORM require_read_committed();
-    PERFORM require_durable_commit();
-    FOR d IN
-        SELECT * FROM inbox_dead_letter AS o WHERE o.state = 'dead' AND inbox_dead_letter_matches(filter, o) ORDER BY o.ordinal FOR UPDATE
-    LOOP
-        UPDATE inbox_dead_letter AS o SET state = as_fate, blocks_queue = false, redrives = o.redrives + (as_fate = 'redriven')::int, reason = why,
-            marked_by = by_whom, marked_at = clock_timestamp()
-        WHERE o.consumer = d.consumer AND o.id = d.id AND o.replay = d.replay;
-        IF as_fate = 'redriven' THEN
-            PERFORM inbox_redrive_one(d, began + CASE WHEN rate > 0 THEN done * 1000000 / rate ELSE 0 END * interval '1 microsecond');
-        ELSIF d.blocks_queue THEN
-            PERFORM inbox_put_aside(d);
-        END IF;
-        done := done + 1;
-    END LOOP;
-    RETURN done;
-END $$;
-
 -- Moves a dead letter back to its place in its queue, before everything that arrived after it; it is not due before `at`. A member that
 -- works on the queue keeps its claim: it finds another message first and releases the queue. Until then no other member repeats its call
 -- to an external service.
@@ -432,9 +416,11 @@ BEGIN
     PERFORM inbox_ensure_queue(p_letter.consumer, p_letter.queue, p_at);
     PERFORM 1 FROM inbox_retry_queue AS q WHERE q.consumer = p_letter.consumer AND q.queue = p_letter.queue FOR UPDATE;
     INSERT INTO inbox_retry_message
-        (consumer, queue, ordinal, id, replay, header_names, header_values, payload, address, lane, broker_offset, correlation, redriven,
+        (consumer, queue, ordinal, id, replay, header_names, header_values, payload, address, lane, broker_offset, correlation,
+            redriven,
         class, error, arrived_at, not_before)
-    VALUES (p_letter.consumer, p_letter.queue, p_letter.ordinal, p_letter.id, p_letter.replay, p_letter.header_names, p_letter.header_values, p_letter.payload, p_letter.address, p_letter.lane,
+    VALUES (p_letter.consumer, p_letter.queue, p_letter.ordinal, p_letter.id, p_letter.replay, p_letter.header_names,
+        p_letter.header_values, p_letter.payload, p_letter.address, p_letter.lane,
         p_letter.broker_offset, p_letter.correlation, true, p_letter.class, p_letter.error, p_letter.arrived_at, p_at);
     UPDATE inbox AS i SET state = 'redriven', unfinished_starts = 0
     WHERE i.consumer = p_letter.consumer AND i.message_id = p_letter.id AND i.replay = p_letter.replay AND i.state = 'dead';
@@ -446,7 +432,8 @@ BEGIN
     -- Where it is not the head, everything stays as it is.
     UPDATE inbox_retry_queue AS q SET next_at = p_at
     WHERE q.consumer = p_letter.consumer AND q.queue = p_letter.queue AND NOT EXISTS (
-        SELECT 1 FROM inbox_retry_message AS w WHERE w.consumer = p_letter.consumer AND w.queue = p_letter.queue AND w.ordinal < p_letter.ordinal);
+        SELECT 1 FROM inbox_retry_message AS w WHERE w.consumer = p_letter.consumer AND w.queue = p_letter.queue
+            AND w.ordinal < p_letter.ordinal);
 END $$;
 
 -- Unblocks a queue after this dead letter, unless another one blocks it; returns whether it did. The queue is due when its first message
@@ -455,7 +442,8 @@ CREATE FUNCTION inbox_unblock_queue(p_letter inbox_dead_letter) RETURNS boolean
 LANGUAGE plpgsql SET search_path = @schema@, pg_temp
 AS $$
 BEGIN
-    IF EXISTS (SELECT 1 FROM inbox_dead_letter AS o WHERE o.consumer = p_letter.consumer AND o.queue = p_letter.queue AND o.blocks_queue) THEN
+    IF EXISTS (SELECT 1 FROM inbox_dead_letter AS o WHERE o.consumer = p_letter.consumer AND o.queue = p_letter.queue
+        AND o.blocks_queue) THEN
         RETURN false;
     END IF;
     UPDATE inbox_retry_queue AS q SET next_at = inbox_queue_due_at(q.consumer, q.queue), blocked = false
@@ -463,13 +451,66 @@ BEGIN
     RETURN true;
 END $$;
 
--- Sets aside a dead letter that blocks its queue.
-CREATE FUNCTION inbox_put_aside(p_letter inbox_dead_letter) RETURNS void
-LANGUAGE plpgsql SET search_path = @schema@, pg_temp
+-- Moves the matching dead letters back to their queues and returns their number; a dry run only counts. With `per_second` they are due at
+-- that rate. A letter in another state when its row is locked is unchanged, so that two concurrent calls act once.
+CREATE FUNCTION inbox_redrive(
+    filter jsonb, requested_by text, reason text, dry_run boolean DEFAULT false, per_second int DEFAULT NULL
+) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
 AS $$
+DECLARE
+    d inbox_dead_letter;
+    now_at timestamptz := clock_timestamp();
+    pause interval := CASE WHEN per_second > 0 THEN interval '1 second' / per_second ELSE interval '0' END;
+    redriven bigint := 0;
 BEGIN
-    PERFORM 1 FROM inbox_retry_queue AS q WHERE q.consumer = p_letter.consumer AND q.queue = p_letter.queue FOR UPDATE;
-    IF inbox_unblock_queue(p_letter) THEN
-        PERFORM inbox_delete_empty_queue(p_letter.consumer, p_letter.queue);
+    IF dry_run THEN
+        RETURN (SELECT count(*) FROM inbox_dead_letter AS o WHERE o.state = 'dead' AND inbox_dead_letter_matches(filter, o));
     END IF;
+    PERFORM require_read_committed();
+    PERFORM require_durable_commit();
+    FOR d IN
+        SELECT * FROM inbox_dead_letter AS o WHERE o.state = 'dead' AND inbox_dead_letter_matches(filter, o)
+        ORDER BY o.ordinal FOR UPDATE
+    LOOP
+        UPDATE inbox_dead_letter AS o
+        SET state = 'redriven', blocks_queue = false, redrives = o.redrives + 1, reason = inbox_redrive.reason,
+            marked_by = requested_by, marked_at = clock_timestamp()
+        WHERE o.consumer = d.consumer AND o.id = d.id AND o.replay = d.replay;
+        PERFORM inbox_redrive_one(d, now_at + redriven * pause);
+        redriven := redriven + 1;
+    END LOOP;
+    RETURN redriven;
+END $$;
+
+-- Discards the matching dead letters and returns their number; a dry run only counts. A queue that one of them blocked continues.
+CREATE FUNCTION inbox_discard(filter jsonb, requested_by text, reason text, dry_run boolean DEFAULT false) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
+AS $$
+DECLARE
+    d inbox_dead_letter;
+    discarded bigint := 0;
+BEGIN
+    IF dry_run THEN
+        RETURN (SELECT count(*) FROM inbox_dead_letter AS o WHERE o.state = 'dead' AND inbox_dead_letter_matches(filter, o));
+    END IF;
+    PERFORM require_read_committed();
+    PERFORM require_durable_commit();
+    FOR d IN
+        SELECT * FROM inbox_dead_letter AS o WHERE o.state = 'dead' AND inbox_dead_letter_matches(filter, o)
+        ORDER BY o.ordinal FOR UPDATE
+    LOOP
+        UPDATE inbox_dead_letter AS o
+        SET state = 'discarded', blocks_queue = false, reason = inbox_discard.reason, marked_by = requested_by,
+            marked_at = clock_timestamp()
+        WHERE o.consumer = d.consumer AND o.id = d.id AND o.replay = d.replay;
+        IF d.blocks_queue THEN
+            PERFORM 1 FROM inbox_retry_queue AS q WHERE q.consumer = d.consumer AND q.queue = d.queue FOR UPDATE;
+            IF inbox_unblock_queue(d) THEN
+                PERFORM inbox_delete_empty_queue(d.consumer, d.queue);
+            END IF;
+        END IF;
+        discarded := discarded + 1;
+    END LOOP;
+    RETURN discarded;
 END $$;

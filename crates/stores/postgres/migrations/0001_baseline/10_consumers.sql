@@ -82,8 +82,10 @@ BEGIN
         (SELECT max((e ->> 1)::numeric) FROM jsonb_array_elements(p_offsets) AS e WHERE e ->> 0 = l.lane),
         (SELECT max(e ->> 1) FROM jsonb_array_elements(p_breakers) AS e WHERE e ->> 0 = l.lane)
     FROM inbox_lane AS l WHERE l.consumer = p_consumer AND l.owner = p_owner ORDER BY l.lane
-    ON CONFLICT (consumer, lane) DO UPDATE SET settled_offset = coalesce(excluded.settled_offset, k.settled_offset), breaker_reason = excluded.breaker_reason
-    WHERE (k.settled_offset, k.breaker_reason) IS DISTINCT FROM (coalesce(excluded.settled_offset, k.settled_offset), excluded.breaker_reason);
+    ON CONFLICT (consumer, lane) DO UPDATE SET settled_offset = coalesce(excluded.settled_offset, k.settled_offset),
+        breaker_reason = excluded.breaker_reason
+    WHERE (k.settled_offset, k.breaker_reason) IS DISTINCT FROM (coalesce(excluded.settled_offset, k.settled_offset),
+        excluded.breaker_reason);
     RETURN jsonb_build_object(
         'absent', before IS NULL,
         'expired', before IS NOT NULL AND before < clock_timestamp(),
@@ -166,8 +168,8 @@ BEGIN
         SELECT 1 FROM inbox_member AS m WHERE m.consumer = p_consumer AND m.expires_at >= clock_timestamp()) THEN
         RETURN 'alive';
     END IF;
-    -- In the order of those who do not share the lock: pruning has the consumer before its members, and whoever gives lanes back has
-    -- their marks before them.
+    -- Lock order as in the functions that do not share the advisory lock: pruning locks the consumer before its members, and releasing
+    -- lanes locks their status before the lanes.
     PERFORM 1 FROM inbox_consumer AS c WHERE c.name = p_consumer FOR UPDATE;
     PERFORM 1 FROM inbox_lane_status AS k WHERE k.consumer = p_consumer ORDER BY k.lane FOR UPDATE;
     -- A handler's transaction holds the row of its lane, however long ago its member was heard of.
@@ -188,41 +190,41 @@ END $$;
 -- state `dead` are never deleted. Call it regularly if no consumer runtime does. It records how long the inbox keeps handled messages.
 -- Sessions are long-lived and plan while tables are small: these settings leave the planner only indexes ordered by time.
 CREATE FUNCTION inbox_prune(
-    consumer text, keep_done interval DEFAULT '30 days', keep_dead interval DEFAULT '90 days',
-    keep_trace interval DEFAULT '30 days', most int DEFAULT 10000
+    consumer text, done_retention interval DEFAULT '30 days', dead_letter_retention interval DEFAULT '90 days',
+    row_limit int DEFAULT 10000, trace_retention interval DEFAULT '30 days'
 ) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
     SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
 AS $$
 DECLARE
     -- Values, which an index can be searched for: the function could change from row to row.
-    done_before timestamptz := clock_timestamp() - keep_done;
-    dead_before timestamptz := clock_timestamp() - keep_dead;
-    traced_before timestamptz := clock_timestamp() - keep_trace;
+    done_before timestamptz := clock_timestamp() - done_retention;
+    dead_before timestamptz := clock_timestamp() - dead_letter_retention;
+    traced_before timestamptz := clock_timestamp() - trace_retention;
     n bigint;
     more boolean := false;
 BEGIN
-    INSERT INTO inbox_consumer AS c (name, done_retention) VALUES (inbox_prune.consumer, keep_done)
+    INSERT INTO inbox_consumer AS c (name, done_retention) VALUES (inbox_prune.consumer, inbox_prune.done_retention)
     ON CONFLICT (name) DO UPDATE SET done_retention = excluded.done_retention
     WHERE c.done_retention IS DISTINCT FROM excluded.done_retention;
     DELETE FROM inbox AS i WHERE i.ctid = ANY (ARRAY(
         SELECT o.ctid FROM inbox AS o
         WHERE o.consumer = inbox_prune.consumer AND o.entered_at < done_before AND o.state IN ('done', 'skipped')
-        ORDER BY o.entered_at LIMIT most FOR UPDATE SKIP LOCKED));
+        ORDER BY o.entered_at LIMIT row_limit FOR UPDATE SKIP LOCKED));
     GET DIAGNOSTICS n = ROW_COUNT;
-    more := more OR n >= most;
+    more := more OR n >= row_limit;
     DELETE FROM inbox_dead_letter AS d WHERE d.ctid = ANY (ARRAY(
         SELECT o.ctid FROM inbox_dead_letter AS o
         WHERE o.consumer = inbox_prune.consumer AND o.state <> 'dead' AND o.marked_at < dead_before
-        ORDER BY o.marked_at LIMIT most FOR UPDATE SKIP LOCKED));
+        ORDER BY o.marked_at LIMIT row_limit FOR UPDATE SKIP LOCKED));
     GET DIAGNOSTICS n = ROW_COUNT;
-    more := more OR n >= most;
+    more := more OR n >= row_limit;
     DELETE FROM inbox_trace AS t WHERE t.ctid = ANY (ARRAY(
         SELECT o.ctid FROM inbox_trace AS o
         WHERE o.consumer = inbox_prune.consumer AND o.at < traced_before
-        ORDER BY o.at LIMIT most FOR UPDATE SKIP LOCKED));
+        ORDER BY o.at LIMIT row_limit FOR UPDATE SKIP LOCKED));
     GET DIAGNOSTICS n = ROW_COUNT;
-    more := more OR n >= most;
+    more := more OR n >= row_limit;
     DELETE FROM inbox_member AS m
     WHERE m.consumer = inbox_prune.consumer AND m.expires_at < clock_timestamp() - interval '1 day';
     RETURN more;
@@ -264,7 +266,8 @@ AS $$
         coalesce(d.attempts, w.attempts), q.next_at, coalesce(d.error, w.error)
     FROM (SELECT * FROM inbox_retry_queue AS a WHERE a.consumer = p_consumer ORDER BY a.next_at, a.queue LIMIT p_limit) AS q
     LEFT JOIN LATERAL (
-        SELECT * FROM inbox_dead_letter AS h WHERE h.consumer = p_consumer AND h.queue = q.queue AND h.blocks_queue ORDER BY h.ordinal LIMIT 1
+        SELECT * FROM inbox_dead_letter AS h WHERE h.consumer = p_consumer AND h.queue = q.queue AND h.blocks_queue
+            ORDER BY h.ordinal LIMIT 1
     ) AS d ON true
     LEFT JOIN LATERAL (
         SELECT * FROM inbox_retry_message AS f WHERE f.consumer = p_consumer AND f.queue = q.queue ORDER BY f.ordinal LIMIT 1
@@ -284,7 +287,8 @@ AS $$
             FROM inbox_member AS m WHERE m.consumer = p_consumer), '[]'),
         'lanes', coalesce((
             SELECT jsonb_agg(jsonb_build_object('name', lane, 'owner', m.name, 'epoch', coalesce(l.epoch, 0),
-                'settled_offset', k.settled_offset::text, 'paused', coalesce(k.paused, false), 'breaker_reason', k.breaker_reason, 'breaker_forced', k.breaker_forced)
+                'settled_offset', k.settled_offset::text, 'paused', coalesce(k.paused, false), 'breaker_reason', k.breaker_reason,
+                    'breaker_forced', k.breaker_forced)
                 ORDER BY lane)
             FROM (SELECT * FROM inbox_lane WHERE consumer = p_consumer) AS l
             FULL JOIN (SELECT * FROM inbox_lane_status WHERE consumer = p_consumer) AS k USING (lane)
@@ -312,7 +316,8 @@ BEGIN
     WHERE l.consumer = p_consumer AND (p_lane IS NULL OR l.lane = p_lane) ON CONFLICT DO NOTHING;
     UPDATE inbox_lane_status AS k SET
         paused = CASE p_control WHEN 'pause' THEN true WHEN 'resume' THEN false ELSE k.paused END,
-        breaker_forced = CASE p_control WHEN 'open' THEN true WHEN 'close' THEN false WHEN 'free' THEN NULL ELSE k.breaker_forced END
+        breaker_forced = CASE p_control WHEN 'open' THEN true WHEN 'close' THEN false WHEN 'free' THEN NULL
+            ELSE k.breaker_forced END
     WHERE k.consumer = p_consumer AND (p_lane IS NULL OR k.lane = p_lane);
     RETURN FOUND;
 END $$;

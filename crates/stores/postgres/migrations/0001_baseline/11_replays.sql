@@ -76,12 +76,14 @@ BEGIN
         RETURN 'moved';
     END IF;
     FOREACH a IN ARRAY p_arrivals LOOP
-        INSERT INTO inbox (consumer, message_id, replay, state, entered_at) VALUES (p_consumer, a.id, p_number, 'waiting', 'infinity')
+        INSERT INTO inbox (consumer, message_id, replay, state, entered_at) VALUES (p_consumer, a.id, p_number, 'waiting',
+            'infinity')
         ON CONFLICT DO NOTHING;
         IF FOUND THEN
             PERFORM inbox_ensure_queue(p_consumer, a.queue, clock_timestamp());
             INSERT INTO inbox_retry_message
-                (consumer, queue, id, replay, header_names, header_values, payload, address, lane, broker_offset, correlation, fed_cursor)
+                (consumer, queue, id, replay, header_names, header_values, payload, address, lane, broker_offset, correlation,
+                    fed_cursor)
             VALUES (p_consumer, a.queue, a.id, p_number, a.header_names, a.header_values, a.payload, a.address, a.lane,
                 a.broker_offset, a.correlation, p_from_cursor);
             n := n + 1;
@@ -145,7 +147,8 @@ END $$;
 
 -- The replays of a consumer, newest first. A message is done if it was fed, and is neither queued nor dead.
 CREATE FUNCTION inbox_list_replays(p_consumer text)
-RETURNS TABLE (number int, source text, count bigint, rate bigint, dead_letters_max bigint, requested_by text, reason text, state text,
+RETURNS TABLE (number int, source text, count bigint, rate bigint, dead_letters_max bigint, requested_by text, reason text,
+    state text,
     fed bigint, done bigint, dead bigint, cursor text, started_at bigint)
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = @schema@, pg_temp
 AS $$

@@ -23,8 +23,9 @@ AS $$
 BEGIN
     EXECUTE format('GRANT USAGE ON SCHEMA @schema@ TO %I', role_name);
     EXECUTE format('GRANT SELECT ON ALL TABLES IN SCHEMA @schema@ TO %I', role_name);
-    EXECUTE format('GRANT EXECUTE ON FUNCTION make_tick, move_due_scheduled, acquire_leases, release_leases, settle, shard_positions, read_parked, '
-        'settle_parked, maintain, backlog, mark_dead TO %I', role_name);
+    EXECUTE format('GRANT EXECUTE ON FUNCTION '
+        'make_tick, move_due_scheduled, acquire_leases, release_leases, settle, shard_positions, read_parked, '
+        'settle_parked, maintain, backlog, redrive, discard TO %I', role_name);
     INSERT INTO granted_role VALUES (grant_relay.role_name, 'relay') ON CONFLICT DO NOTHING;
 END $$;
 
@@ -35,9 +36,11 @@ AS $$
 BEGIN
     EXECUTE format('GRANT USAGE ON SCHEMA @schema@ TO %I', role_name);
     EXECUTE format('GRANT SELECT ON migration TO %I', role_name);
-    EXECUTE format('GRANT EXECUTE ON FUNCTION inbox_begin, inbox_insert_many, inbox_insert_one, inbox_append, inbox_mark_skipped, inbox_record_start, '
-        'inbox_starts, inbox_reset_start, inbox_claim_call, inbox_complete_call, inbox_fail, inbox_claim_due_queues, inbox_complete_queued, '
-        'inbox_fail_queued, inbox_release_queue, inbox_heartbeat, inbox_acquire_lanes, inbox_release_lanes, inbox_prune TO %I', role_name);
+    EXECUTE format('GRANT EXECUTE ON FUNCTION '
+        'inbox_insert, inbox_insert_many, inbox_insert_one, inbox_append, inbox_mark_skipped, inbox_record_start, '
+        'inbox_starts, inbox_reset_start, inbox_claim_call, inbox_complete_call, inbox_fail, '
+        'inbox_claim_due_queues, inbox_complete_queued, inbox_fail_queued, inbox_release_queue, inbox_heartbeat, '
+        'inbox_acquire_lanes, inbox_release_lanes, inbox_prune TO %I', role_name);
     INSERT INTO granted_role VALUES (grant_consumer.role_name, 'consumer') ON CONFLICT DO NOTHING;
 END $$;
 
@@ -48,9 +51,11 @@ AS $$
 BEGIN
     EXECUTE format('GRANT USAGE ON SCHEMA @schema@ TO %I', role_name);
     EXECUTE format('GRANT SELECT ON ALL TABLES IN SCHEMA @schema@ TO %I', role_name);
-    EXECUTE format('GRANT EXECUTE ON FUNCTION backlog, mark_dead, inbox_list_consumers, inbox_show_consumer, inbox_set_control, '
-        'inbox_remove_consumer, epoch_micros, inbox_dead_letter_matches, inbox_mark_dead, inbox_create_replay, inbox_feed_replay, '
-        'inbox_stop_replay, inbox_resume_replay, inbox_replay_ready, inbox_list_replays TO %I', role_name);
+    EXECUTE format('GRANT EXECUTE ON FUNCTION '
+        'backlog, redrive, discard, inbox_list_consumers, inbox_show_consumer, inbox_set_control, '
+        'inbox_remove_consumer, epoch_micros, inbox_dead_letter_matches, inbox_redrive, inbox_discard, '
+        'inbox_create_replay, inbox_feed_replay, inbox_stop_replay, inbox_resume_replay, inbox_replay_ready, '
+        'inbox_list_replays TO %I', role_name);
     INSERT INTO granted_role VALUES (grant_operator.role_name, 'operator') ON CONFLICT DO NOTHING;
 END $$;
 

@@ -36,16 +36,15 @@ impl Store {
         self.inbox_call(sql).await
     }
 
-    async fn mark_inbox(&self, fate: Fate, mark: &Mark) -> Result<u64, StoreError> {
+    /// `more` is appended to the arguments.
+    async fn mark_inbox(&self, function: &str, mark: &Mark, more: &str) -> Result<u64, StoreError> {
         let sql = format!(
-            "SELECT {}.inbox_mark_dead('{}', {}, {}, {}, {}, {})",
+            "SELECT {}.{function}({}, {}, {}, {}{more})",
             self.schema,
-            fate.word(),
             filter(&mark.filter),
-            mark.dry_run,
-            mark.rate.map_or_else(|| "NULL".to_owned(), |rate| i32::try_from(rate).unwrap_or(i32::MAX).to_string()),
             literal(&mark.by),
             literal(&mark.note),
+            mark.dry_run,
         );
         Ok(whole(only(&self.inbox_call(sql).await?)?)?)
     }
@@ -103,11 +102,12 @@ impl Operate for Store {
     }
 
     async fn redrive(&self, mark: &Mark) -> Result<u64, StoreError> {
-        self.mark_inbox(Fate::Replayed, mark).await
+        let per_second = mark.rate.map_or_else(String::new, |rate| format!(", {}", i32::try_from(rate).unwrap_or(i32::MAX)));
+        self.mark_inbox("inbox_redrive", mark, &per_second).await
     }
 
     async fn archive(&self, mark: &Mark) -> Result<u64, StoreError> {
-        self.mark_inbox(Fate::Archived, mark).await
+        self.mark_inbox("inbox_discard", mark, "").await
     }
 
     async fn trace(&self, id: MessageId) -> Result<Vec<Trace>, StoreError> {

@@ -206,8 +206,8 @@ impl Says {
             self.consumer,
             interval(self.keeping.done),
             interval(self.keeping.dead),
-            interval(trace),
-            i32::try_from(limit).unwrap_or(i32::MAX)
+            i32::try_from(limit).unwrap_or(i32::MAX),
+            interval(trace)
         )
     }
 }

@@ -133,10 +133,10 @@ async fn destinations_that_lag_are_told_with_who_holds_retention_back() {
     assert_eq!((free.severity, &*free.seen), (Severity::Warning, "`main`: 8 of 8 shards have no relay"));
     world.run("UPDATE relevo.lease SET owner = gen_random_uuid(), expires_at = now() + interval '1 hour'").await;
     assert_eq!(one(&examine(&store).await, "destinations").severity, Severity::Good);
-    world.run("SELECT relevo.switch_destination('main', false)").await;
+    world.run("SELECT relevo.disable_destination('main')").await;
     let off = one(&examine(&store).await, "destinations").clone();
     assert!(off.severity == Severity::Warning && off.seen.starts_with("`main` is switched off"), "{off:?}");
-    world.run("SELECT relevo.switch_destination('main', true)").await;
+    world.run("SELECT relevo.enable_destination('main')").await;
 
     assert_eq!(one(&examine(&store).await, "retention").seen, "`main` has taken everything that is kept");
     world.emit(&["a", "b"]).await;
@@ -179,7 +179,7 @@ async fn no_destination_an_overflow_and_what_waits_for_a_person_are_told() {
     let findings = examine(&store).await;
     assert_eq!(one(&findings, "held addresses").seen, "`main`: nothing passes to `wall` (no)");
     assert_eq!(one(&findings, "dead letters").severity, Severity::Note);
-    world.run("SELECT relevo.regroup('main', 16)").await;
+    world.run("SELECT relevo.reshard_destination('main', 16)").await;
     assert!(of(&examine(&store).await, "destinations").iter().any(|it| it.seen == "`main` is being regrouped"));
     world.run("SELECT relevo.remove_destination('main')").await;
     let none = one(&examine(&store).await, "destinations").clone();

@@ -67,9 +67,9 @@ async fn a_writer_may_emit_and_nothing_else() {
         let mut writer = session(&world, "writer").await;
         for sql in [
             "SELECT relevo.emit('orders', 'k', 'T', '{}')",
-            "SELECT relevo.emit('orders', 'k', 'T', '{}', headers => '{\"a\": \"b\"}', id => gen_random_uuid(), serialize => true)",
+            "SELECT relevo.emit('orders', 'k', 'T', '{}', headers => '{\"a\": \"b\"}', id => gen_random_uuid(), lock_key => true)",
             "SELECT relevo.emit_bytes('orders', 'k', 'T', '\\x00ff', 'application/octet-stream')",
-            "SELECT relevo.emit_many(ARRAY['{\"topic\": \"orders\", \"key\": \"k\", \"type\": \"T\", \"payload\": 1}']::jsonb[])",
+            "SELECT relevo.emit_many('[{\"topic\": \"orders\", \"key\": \"k\", \"type\": \"T\", \"payload\": 1}]')",
             "SELECT relevo.cancel(relevo.emit('orders', 'k', 'T', '{}', deliver_at => now() + interval '1 day'))",
         ] {
             execute(&mut writer, sql).await.unwrap_or_else(|error| panic!("{sql}: {error}"));
@@ -101,7 +101,7 @@ async fn a_writer_may_emit_and_nothing_else() {
 async fn a_relay_may_read_and_settle_and_nothing_else() {
     for version in PgVersion::ALL {
         let world = world_with_roles(version).await;
-        let may = "acquire_leases backlog maintain make_tick mark_dead move_due_scheduled read_parked \
+        let may = "acquire_leases backlog discard maintain make_tick move_due_scheduled read_parked redrive \
                    release_leases settle settle_parked shard_positions";
         assert_eq!(may_call(&world, "carrier").await, may.split(' ').collect::<Vec<_>>());
         assert!(rights(&world, "carrier", "SELECT").await.is_empty());
@@ -136,7 +136,7 @@ async fn a_relay_may_read_and_settle_and_nothing_else() {
             &mut carrier,
             &[
                 "SELECT relevo.emit('orders', 'k', 'T', '{}')",
-                "SELECT relevo.emit_message('orders', 'k', 'T', '', 'c', NULL, NULL, NULL, false, 'refuse')",
+                "SELECT relevo.emit_message('orders', 'k', 'T', '', 'c', NULL, NULL, NULL, false, 'error')",
                 "SELECT relevo.cancel(gen_random_uuid())",
                 "UPDATE relevo.lease SET owner = NULL",
                 "INSERT INTO relevo.progress DEFAULT VALUES",
@@ -194,9 +194,9 @@ async fn a_search_path_full_of_traps_catches_nobody_but_the_one_who_set_it() {
         execute(&mut writer, TRAPS).await.expect("a schema of its own");
         for sql in [
             "SELECT relevo.emit('orders', 'k', 'T', '{}')",
-            "SELECT relevo.emit('orders', 'k', 'T', '{}', headers => '{\"a\": \"b\"}', id => gen_random_uuid(), serialize => true)",
+            "SELECT relevo.emit('orders', 'k', 'T', '{}', headers => '{\"a\": \"b\"}', id => gen_random_uuid(), lock_key => true)",
             "SELECT relevo.emit_bytes('orders', 'k', 'T', '\\x00', 'c', deliver_at => now() + interval '1 day')",
-            "SELECT relevo.emit_many(ARRAY['{\"topic\": \"orders\", \"key\": \"k\", \"type\": \"T\", \"payload\": 1}']::jsonb[])",
+            "SELECT relevo.emit_many('[{\"topic\": \"orders\", \"key\": \"k\", \"type\": \"T\", \"payload\": 1}]')",
             "SELECT relevo.cancel(gen_random_uuid())",
         ] {
             execute(&mut writer, sql).await.unwrap_or_else(|error| panic!("{sql}: {error}"));

@@ -112,11 +112,12 @@ impl StoreHarness for Postgres {
     }
 
     async fn regroup(&self, name: &str, shards: u16) {
-        self.run(&format!("SELECT relevo.regroup('{name}', {shards})")).await;
+        self.run(&format!("SELECT relevo.reshard_destination('{name}', {shards})")).await;
     }
 
     async fn switch(&self, name: &str, on: bool) {
-        self.run(&format!("SELECT relevo.switch_destination('{name}', {on})")).await;
+        let function = if on { "enable_destination" } else { "disable_destination" };
+        self.run(&format!("SELECT relevo.{function}('{name}')")).await;
     }
 
     async fn crash(&mut self) {
@@ -183,12 +184,12 @@ impl Writer for Session {
     async fn emit(&mut self, draft: Draft) -> Result<MessageId, Repeated> {
         let headers = (!draft.headers.is_empty()).then(|| serde_json::to_string(&draft.headers).expect("strings"));
         let on_repeat = match draft.on_repeat {
-            OnRepeat::Refuse => "refuse",
+            OnRepeat::Refuse => "error",
             OnRepeat::Ignore => "ignore",
         };
         let row = sqlx::query(
             "SELECT relevo.emit_bytes($1, $2, $3, $4, $5, headers => $6::text::jsonb, id => $7, \
-             deliver_at => clock_timestamp() + make_interval(secs => $8), on_repeat => $9)",
+             deliver_at => clock_timestamp() + make_interval(secs => $8), on_duplicate => $9)",
         )
         .bind(draft.topic)
         .bind(draft.key)

@@ -24,8 +24,8 @@ async fn world(version: PgVersion) -> World {
 async fn a_consumer_may_consume_and_reads_nothing() {
     for version in PgVersion::ALL {
         let world = world(version).await;
-        let may = "inbox_acquire_lanes inbox_append inbox_begin inbox_claim_call inbox_claim_due_queues \
-                   inbox_complete_call inbox_complete_queued inbox_fail inbox_fail_queued inbox_heartbeat \
+        let may = "inbox_acquire_lanes inbox_append inbox_claim_call inbox_claim_due_queues inbox_complete_call \
+                   inbox_complete_queued inbox_fail inbox_fail_queued inbox_heartbeat inbox_insert \
                    inbox_insert_many inbox_insert_one inbox_mark_skipped inbox_prune inbox_record_start \
                    inbox_release_lanes inbox_release_queue inbox_reset_start inbox_starts";
         assert_eq!(may_call(&world, "consumer").await, may.split_whitespace().collect::<Vec<_>>());
@@ -35,7 +35,7 @@ async fn a_consumer_may_consume_and_reads_nothing() {
         let inbox = inbox.expect("the version may be read");
         crate::inbox_walk::everything(&inbox).await;
         let mut session = options.connect().await.expect("a role that may log in");
-        execute(&mut session, "SELECT relevo.inbox_begin('billing', gen_random_uuid())").await.expect("any language");
+        execute(&mut session, "SELECT relevo.inbox_insert('billing', gen_random_uuid())").await.expect("any language");
         refuse(
             &mut session,
             &[
@@ -43,7 +43,7 @@ async fn a_consumer_may_consume_and_reads_nothing() {
                 "SELECT * FROM relevo.inbox_dead_letter",
                 "INSERT INTO relevo.inbox (consumer, message_id) VALUES ('c', gen_random_uuid())",
                 "DELETE FROM relevo.inbox",
-                "SELECT relevo.inbox_mark_dead('discarded', '{\"ids\": []}', false, NULL, 'me', 'why')",
+                "SELECT relevo.inbox_discard('{\"ids\": []}', 'me', 'why')",
                 "SELECT relevo.inbox_set_control('billing', NULL, 'pause')",
                 "SELECT relevo.inbox_remove_consumer('billing')",
                 "SELECT relevo.inbox_stop_replay('billing', 1)",
@@ -71,7 +71,7 @@ async fn an_operator_may_read_and_act() {
     refuse(
         &mut session,
         &[
-            "SELECT relevo.inbox_begin('billing', gen_random_uuid())",
+            "SELECT relevo.inbox_insert('billing', gen_random_uuid())",
             "SELECT * FROM relevo.inbox_acquire_lanes('billing', gen_random_uuid(), '{0}', 100)",
             "UPDATE relevo.inbox_dead_letter SET state = 'discarded'",
             "SELECT relevo.emit('orders', 'k', 'T', '{}')",
@@ -104,8 +104,8 @@ async fn a_search_path_full_of_traps_catches_no_owner() {
         let mut session = world.database.options().username("consumer").connect().await.expect("a role");
         execute(&mut session, TRAPS).await.expect("a schema of its own");
         for sql in [
-            "SELECT relevo.inbox_begin('billing', '00000000-0000-7000-8000-000000000001')",
-            "SELECT relevo.inbox_begin('billing', '00000000-0000-7000-8000-000000000001')",
+            "SELECT relevo.inbox_insert('billing', '00000000-0000-7000-8000-000000000001')",
+            "SELECT relevo.inbox_insert('billing', '00000000-0000-7000-8000-000000000001')",
             "SELECT relevo.inbox_insert_many('billing', ARRAY['00000000-0000-7000-8000-000000000002', \
              '00000000-0000-7000-8000-000000000003']::uuid[], '{0,0}', '{a,b}', 'lane', 1, NULL, 100, 100, NULL)",
             "SELECT relevo.inbox_insert_many('billing', ARRAY['00000000-0000-7000-8000-000000000002', \

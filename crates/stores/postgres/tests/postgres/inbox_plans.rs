@@ -31,17 +31,17 @@ async fn pages(session: &mut Session, call: &str) -> i64 {
 }
 
 const CALLS: [(&str, i64); 7] = [
-    ("SELECT relevo.inbox_begin('billing', gen_random_uuid())", 60),
+    ("SELECT relevo.inbox_insert('billing', gen_random_uuid())", 60),
     (
         "SELECT relevo.inbox_insert_many('billing', ARRAY[gen_random_uuid(), gen_random_uuid()], '{0,0}', '{a,b}', \
          NULL, NULL, NULL, 100, 0, NULL)",
         120,
     ),
     ("SELECT relevo.inbox_insert_one('billing', gen_random_uuid(), 0, 'a', NULL, NULL, NULL, 100, 0)", 60),
-    ("SELECT relevo.inbox_begin('billing', md5('77')::uuid)", 60),
+    ("SELECT relevo.inbox_insert('billing', md5('77')::uuid)", 60),
     ("SELECT count(*) FROM relevo.inbox_claim_due_queues('billing', 10, 10, 1000)", 60),
-    ("SELECT relevo.inbox_prune('billing', most => 100)", 60),
-    ("SELECT relevo.inbox_prune('billing', interval '15 days', most => 100)", 2500),
+    ("SELECT relevo.inbox_prune('billing', row_limit => 100)", 60),
+    ("SELECT relevo.inbox_prune('billing', interval '15 days', row_limit => 100)", 2500),
 ];
 
 async fn check(session: &mut Session, when: &str) {

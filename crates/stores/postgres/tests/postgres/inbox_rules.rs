@@ -22,7 +22,7 @@ fn id(number: u32) -> String {
 }
 
 fn begin(number: u32) -> String {
-    format!("SELECT relevo.inbox_begin('billing', '{}')", id(number))
+    format!("SELECT relevo.inbox_insert('billing', '{}')", id(number))
 }
 
 /// How a message is entered: by itself, or with others.
@@ -216,7 +216,7 @@ async fn e2_while_a_call_may_run_nobody_else_makes_it() {
     );
 }
 
-const REDRIVE: &str = "SELECT relevo.inbox_mark_dead('redriven', '{\"ids\": []}', false, NULL, 'ana', 'mended')";
+const REDRIVE: &str = "SELECT relevo.inbox_redrive('{\"ids\": []}', 'ana', 'fixed')";
 
 #[tokio::test]
 async fn e3_a_brokers_duplicate_of_a_redriven_message_is_a_repeat() {
@@ -468,7 +468,7 @@ async fn arguments_that_cannot_be_meant_are_refused() {
         (format!("'billing', '{}', -1", id(1)), "22023"),
         (format!("'billing', '{}', 0, 0", id(1)), "22023"),
     ] {
-        let error = session.try_rows(&format!("SELECT relevo.inbox_begin({arguments})")).await;
+        let error = session.try_rows(&format!("SELECT relevo.inbox_insert({arguments})")).await;
         assert_eq!(code(&error.expect_err("it is refused")), expected, "{arguments}");
     }
     assert_eq!(session.list("SELECT message_id::text FROM relevo.inbox").await, NONE);

@@ -230,9 +230,9 @@ async fn every_cause_is_told() {
     assert_eq!((unread.cause, unread.waiting), (Cause::NoRelay, 1), "nobody holds the shard");
     world.run("UPDATE relevo.lease SET owner = gen_random_uuid(), expires_at = now() + interval '1 hour'").await;
     assert_eq!(why(&store, "unread").await.cause, Cause::Unread);
-    world.run("SELECT relevo.switch_destination('main', false)").await;
+    world.run("SELECT relevo.disable_destination('main')").await;
     assert_eq!(why(&store, "unread").await.cause, Cause::SwitchedOff);
-    world.run("SELECT relevo.switch_destination('main', true)").await;
+    world.run("SELECT relevo.enable_destination('main')").await;
     world.run("UPDATE relevo.lease SET owner = NULL, expires_at = '-infinity'").await;
 
     let emitted = world.emit(&["retry", "retry", "dead", "dead", "marked", "odd"]).await;
@@ -336,8 +336,8 @@ async fn shards_are_shown_with_their_relays() {
 #[tokio::test]
 async fn destinations_are_listed_and_an_unknown_one_is_refused() {
     let world = World::with_shards(4).await;
-    world.run("SELECT relevo.add_destination('audit', 2); SELECT relevo.switch_destination('audit', false)").await;
-    world.run("SELECT relevo.regroup('main', 16)").await;
+    world.run("SELECT relevo.add_destination('audit', 2); SELECT relevo.disable_destination('audit')").await;
+    world.run("SELECT relevo.reshard_destination('main', 16)").await;
     let expected = [
         Destination { name: "audit".to_owned(), shards: 2, regrouping_to: None, on: false },
         Destination { name: MAIN.to_owned(), shards: 4, regrouping_to: Some(16), on: true },

@@ -80,7 +80,7 @@ async fn a1_emit_has_its_transaction_id_before_it_draws_a_number() {
     for call in [
         "relevo.emit('topic', 'k', 'paused', '{}')",
         "relevo.emit('topic', 'k', 'paused', '{}', headers => '{\"a\": \"b\"}')",
-        "relevo.emit_many(ARRAY['{\"topic\": \"t\", \"key\": \"k\", \"type\": \"paused\", \"payload\": {}}']::jsonb[])",
+        "relevo.emit_many('[{\"topic\": \"t\", \"key\": \"k\", \"type\": \"paused\", \"payload\": {}}]')",
     ] {
         let mut reader = Reader::start(&bed).await;
         reader.drain().await;

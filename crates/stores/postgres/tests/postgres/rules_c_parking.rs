@@ -205,7 +205,7 @@ async fn c7_a_parked_key_is_found_by_its_slot_whatever_the_shards() {
     settle_with(&mut reader, page.end, vec![park(&page.entries[0], Some(Stop::Retry { after: Duration::ZERO }))]).await;
     session.run("CREATE TABLE naive_key AS SELECT key, slot % 8 AS shard FROM relevo.parked_key").await;
     reader.leave().await;
-    session.run("SELECT relevo.regroup('main', 3)").await;
+    session.run("SELECT relevo.reshard_destination('main', 3)").await;
     // One takes the step to the meeting tick, the next regroups, the last takes the new shards.
     for _ in 0..2 {
         Reader::start(&bed).await.leave().await;

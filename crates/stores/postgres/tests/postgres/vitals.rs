@@ -246,7 +246,7 @@ async fn consumers_of_the_same_database_are_told() {
              SELECT relevo.inbox_heartbeat('billing', '00000000-0000-0000-0000-000000000001', 'one', 60000, \
                  now() - interval '5 s', '[]', '[[\"1\", \"down\"]]', 100); \
              UPDATE relevo.inbox_member SET beat_at = beat_at - interval '2 minutes'; \
-             SELECT relevo.inbox_begin('audit', gen_random_uuid())",
+             SELECT relevo.inbox_insert('audit', gen_random_uuid())",
         )
         .await;
     let consumers = store.surroundings().await.unwrap().consumers;
@@ -272,7 +272,7 @@ async fn a_consumer_that_was_forgotten_is_told_of_while_it_has_left_something() 
         consumers.into_iter().map(|it| (it.name, it.heartbeat.is_some(), it.waiting)).collect::<Vec<_>>()
     };
     let billing = |heartbeat: bool, waiting: u64| ("billing".to_owned(), heartbeat, waiting);
-    world.run("SELECT relevo.inbox_begin('billing', gen_random_uuid())").await;
+    world.run("SELECT relevo.inbox_insert('billing', gen_random_uuid())").await;
     for _ in 0..2 {
         world
             .run(
@@ -293,6 +293,6 @@ async fn a_consumer_that_was_forgotten_is_told_of_while_it_has_left_something() 
     assert_eq!(told().await, [billing(false, 1)]);
     world.run("DELETE FROM relevo.inbox_retry_message").await;
     assert!(told().await.is_empty());
-    world.run("SELECT relevo.inbox_begin('billing', gen_random_uuid())").await;
+    world.run("SELECT relevo.inbox_insert('billing', gen_random_uuid())").await;
     assert_eq!(told().await, [billing(false, 0)], "it gives no sign of life, and works");
 }
