@@ -15,9 +15,10 @@ CREATE TABLE message (
     type         text        NOT NULL,
     content_type text        NOT NULL,
     headers      jsonb,
-    payload      bytea       NOT NULL
+    payload      bytea       NOT NULL,
+    -- Also the replica identity: without one, retention could not delete rows while a publication exists.
+    PRIMARY KEY (seq)
 ) PARTITION BY RANGE (seq);
-CREATE INDEX message_seq_idx ON message (seq);
 CREATE INDEX message_xid_idx ON message (xid, seq);
 -- Default partition. It receives rows that have no partition yet, so `emit` works when no relay has run for months.
 CREATE TABLE message_overflow PARTITION OF message DEFAULT;

@@ -40,9 +40,10 @@ CREATE TABLE progress (
     to_tick     bigint NOT NULL,
     settled_seq bigint NOT NULL,
     epoch       bigint NOT NULL,
-    settled_at  timestamptz NOT NULL DEFAULT clock_timestamp()
+    settled_at  timestamptz NOT NULL DEFAULT clock_timestamp(),
+    -- The newest row of a shard is read backwards from its end.
+    PRIMARY KEY (destination, shards, shard, progress_id)
 );
-CREATE INDEX progress_newest_idx ON progress (destination, shards, shard, progress_id DESC);
 CREATE INDEX progress_settled_at_idx ON progress (settled_at);
 
 -- The current position of each shard of a destination.

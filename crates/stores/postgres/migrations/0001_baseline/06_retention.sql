@@ -219,8 +219,8 @@ BEGIN
     SELECT * INTO st FROM settings;
     before := clock_timestamp() - st.retention - 2 * row_delete_delay(st);
     PERFORM delete_old_rows();
-    DELETE FROM progress WHERE progress_id IN (
-        SELECT p.progress_id FROM progress AS p
+    DELETE FROM progress WHERE (destination, shards, shard, progress_id) IN (
+        SELECT p.destination, p.shards, p.shard, p.progress_id FROM progress AS p
         WHERE p.settled_at < before AND p.progress_id < (
             SELECT q.progress_id FROM progress AS q
             WHERE q.destination = p.destination AND q.shards = p.shards AND q.shard = p.shard

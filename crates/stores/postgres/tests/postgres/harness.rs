@@ -29,8 +29,11 @@ pub(crate) async fn shared_15() -> Postgres {
     on(PgVersion::V15).await
 }
 
-pub(crate) async fn shared_18() -> Postgres {
-    on(PgVersion::V18).await
+/// With a publication `FOR ALL TABLES`, as change data capture creates one.
+pub(crate) async fn published_18() -> Postgres {
+    let harness = on(PgVersion::V18).await;
+    harness.run("CREATE PUBLICATION everything FOR ALL TABLES").await;
+    harness
 }
 
 pub(crate) async fn mortal_13() -> Postgres {

@@ -35,8 +35,11 @@ pub(crate) async fn on_15() -> Postgres {
     prepared(PgVersion::V15, None).await
 }
 
-pub(crate) async fn on_18() -> Postgres {
-    prepared(PgVersion::V18, None).await
+/// With a publication `FOR ALL TABLES`.
+pub(crate) async fn published_18() -> Postgres {
+    let harness = prepared(PgVersion::V18, None).await;
+    harness.run("CREATE PUBLICATION everything FOR ALL TABLES").await;
+    harness
 }
 
 pub(crate) async fn pooled() -> Postgres {

@@ -17,7 +17,7 @@ const HISTORY: &str = "
     FROM generate_series(1, 100000) AS n;";
 
 /// The pages that a call touches, its functions' statements included, when everything is known to the session.
-async fn pages(session: &mut Session, call: &str) -> i64 {
+pub(crate) async fn pages(session: &mut Session, call: &str) -> i64 {
     for _ in 0..7 {
         // More often than PostgreSQL plans anew, so that the plan that stays is looked at.
         session.run(&format!("BEGIN; {call}; ROLLBACK")).await;
