@@ -361,13 +361,15 @@ DECLARE
     s scheduled;
     moved int := 0;
     xid_now xid8;
+    -- A variable, which an index can be searched for. The function could return another time for each row.
+    now_at timestamptz := clock_timestamp();
 BEGIN
     IF NOT pg_try_advisory_xact_lock(advisory_lock_key('enter_due')) THEN
         RETURN 0;
     END IF;
     xid_now := pg_current_xact_id();
     FOR s IN
-        SELECT * FROM scheduled WHERE due_at <= clock_timestamp() ORDER BY due_at, ordinal LIMIT p_limit
+        SELECT * FROM scheduled WHERE due_at <= now_at ORDER BY due_at, ordinal LIMIT p_limit
         FOR UPDATE SKIP LOCKED
     LOOP
         DELETE FROM scheduled WHERE id = s.id;

@@ -104,6 +104,6 @@ BEGIN
     -- A statement of its own: it sees this tick, or the one of the session that held the lock.
     RETURN QUERY
         SELECT t.tick, t.snapshot::text, t.max_seq, t.late_xids::text, t.timeline,
-            EXISTS (SELECT 1 FROM scheduled WHERE due_at <= clock_timestamp())
+            coalesce((SELECT s.due_at <= clock_timestamp() FROM scheduled AS s ORDER BY s.due_at, s.ordinal LIMIT 1), false)
         FROM tick AS t ORDER BY t.tick DESC LIMIT 1;
 END $$;

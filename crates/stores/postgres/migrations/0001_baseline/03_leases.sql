@@ -192,6 +192,7 @@ DECLARE
     live int;
     fair int;
     held int;
+    now_at timestamptz;
     answer jsonb;
 BEGIN
     PERFORM check_database_identity();
@@ -206,15 +207,15 @@ BEGIN
     END IF;
     -- A relay that hangs in the middle must not keep the rows from others for ever.
     PERFORM set_config('idle_in_transaction_session_timeout', (greatest((p_request ->> 'lease_ms')::int / 2, 1))::text, true);
-    -- Relays ask often, so that shards which become free are taken at once; rows are rewritten only when a third of their
-    -- time is over.
+    -- Relays call this often, so that free shards are acquired at once. Rows are written only after a third of their time.
+    now_at := clock_timestamp();
     INSERT INTO relay AS m (destination, owner, name, expires_at)
     VALUES (p_destination, me, p_request ->> 'name', clock_timestamp() + lasts)
     ON CONFLICT (destination, owner) DO UPDATE SET expires_at = excluded.expires_at
-    WHERE m.expires_at < clock_timestamp() + lasts * 2 / 3;
+    WHERE m.expires_at < now_at + lasts * 2 / 3;
     DELETE FROM relay WHERE (destination, owner) IN (
         SELECT m.destination, m.owner FROM relay AS m
-        WHERE m.destination = p_destination AND m.expires_at < clock_timestamp() FOR UPDATE SKIP LOCKED);
+        WHERE m.destination = p_destination AND m.expires_at < now_at FOR UPDATE SKIP LOCKED);
     UPDATE lease AS l SET owner = NULL, expires_at = '-infinity'
     FROM jsonb_array_elements(p_request -> 'release') AS g
     WHERE l.destination = p_destination AND l.shard = (g ->> 0)::smallint AND l.epoch = (g ->> 1)::bigint
@@ -223,7 +224,8 @@ BEGIN
         PERFORM reshard_step(p_destination);
         SELECT * INTO d FROM destination WHERE name = p_destination;
     END IF;
-    SELECT count(*) INTO live FROM relay WHERE destination = p_destination AND expires_at >= clock_timestamp();
+    now_at := clock_timestamp();
+    SELECT count(*) INTO live FROM relay WHERE destination = p_destination AND expires_at >= now_at;
     fair := ceil(d.shards::numeric / greatest(live, 1));
     changed := EXISTS (
         SELECT 1 FROM lease WHERE destination = p_destination AND timeline NOT IN (0, line));
@@ -233,7 +235,7 @@ BEGIN
     UPDATE lease AS l SET expires_at = clock_timestamp() + lasts
     FROM (
         SELECT m.shard FROM lease AS m
-        WHERE m.destination = p_destination AND m.owner = me AND m.expires_at < clock_timestamp() + lasts * 2 / 3
+        WHERE m.destination = p_destination AND m.owner = me AND m.expires_at < now_at + lasts * 2 / 3
         ORDER BY m.shard FOR UPDATE
     ) AS mine
     WHERE l.destination = p_destination AND l.shard = mine.shard;
@@ -241,7 +243,7 @@ BEGIN
     UPDATE lease AS l SET epoch = l.epoch + 1, owner = me, expires_at = clock_timestamp() + lasts, timeline = line
     FROM (
         SELECT f.shard FROM lease AS f
-        WHERE f.destination = p_destination AND (f.owner IS NULL OR f.expires_at < clock_timestamp())
+        WHERE f.destination = p_destination AND (f.owner IS NULL OR f.expires_at < now_at)
         ORDER BY f.shard LIMIT greatest(fair - held, 0) FOR UPDATE SKIP LOCKED
     ) AS free
     WHERE l.destination = p_destination AND l.shard = free.shard;

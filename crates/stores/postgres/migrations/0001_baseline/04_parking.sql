@@ -273,12 +273,15 @@ AS $$
 DECLARE
     held smallint[] := lock_held_leases(p_destination, p_request -> 'leases');
     n smallint := (p_request ->> 'shards')::smallint;
+    now_at timestamptz;
 BEGIN
     PERFORM apply_marks(p_destination, n, held);
+    -- A variable, which an index can be searched for. Not before: the marked keys are due now.
+    now_at := clock_timestamp();
     RETURN QUERY
         WITH ready AS (
             (SELECT k.* FROM parked_key AS k
-            WHERE k.destination = p_destination AND k.next_at <= clock_timestamp() AND k.slot % n = ANY (held)
+            WHERE k.destination = p_destination AND k.next_at <= now_at AND k.slot % n = ANY (held)
             ORDER BY k.next_at LIMIT (p_request ->> 'keys')::int)
             UNION ALL
             (SELECT k.* FROM address_hold AS h CROSS JOIN LATERAL (
@@ -287,7 +290,7 @@ BEGIN
                     AND k.slot % n = ANY (held)
                 ORDER BY k.since LIMIT 1
             ) AS k
-            WHERE h.destination = p_destination AND h.next_at <= clock_timestamp())
+            WHERE h.destination = p_destination AND h.next_at <= now_at)
         )
         SELECT r.key, r.slot, r.attempts, r.state, r.address, m.ordinal, m.seq, m.id, m.created_at, m.topic, m.type,
             m.content_type, m.headers::text, m.payload

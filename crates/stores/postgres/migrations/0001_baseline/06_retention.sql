@@ -90,6 +90,7 @@ DECLARE
     drops boolean;
     must_go boolean;
     at bigint := (SELECT last_value FROM message_seq);
+    before timestamptz;
 BEGIN
     emptied := 0;
     warnings := '{}';
@@ -104,6 +105,7 @@ BEGIN
     ELSE
         SELECT * INTO oldest FROM tick ORDER BY tick DESC LIMIT 1;
     END IF;
+    before := clock_timestamp() - st.retention;
     held_back := at - oldest.max_seq;
     drops := held_back > st.undelivered_rows_max AND st.overflow_policy = 'drop';
     IF held_back > st.undelivered_rows_max / 2 AND who IS NOT NULL THEN
@@ -113,7 +115,7 @@ BEGIN
     FOR p IN SELECT * FROM message_partition WHERE emptied_at IS NULL AND end_seq <= at ORDER BY first_seq LIMIT 16 LOOP
         EXECUTE format('SELECT created_at FROM %I ORDER BY seq DESC LIMIT 1', 'message_' || p.first_seq) INTO newest;
         must_go := drops AND p.end_seq <= at - st.undelivered_rows_max;
-        EXIT WHEN newest > clock_timestamp() - st.retention AND NOT must_go;
+        EXIT WHEN newest > before AND NOT must_go;
         BEGIN
             EXECUTE format('LOCK TABLE %I IN ACCESS EXCLUSIVE MODE NOWAIT', 'message_' || p.first_seq);
             IF NOT partition_is_settled('message_' || p.first_seq, oldest.snapshot) THEN
@@ -136,7 +138,7 @@ BEGIN
     END LOOP;
     DELETE FROM message_overflow WHERE seq IN (
         SELECT m.seq FROM message_overflow AS m
-        WHERE m.created_at < clock_timestamp() - st.retention AND m.seq <= oldest.max_seq
+        WHERE m.created_at < before AND m.seq <= oldest.max_seq
             AND pg_visible_in_snapshot(m.xid, oldest.snapshot)
         ORDER BY m.seq LIMIT 10000);
 END $$;
@@ -215,8 +217,12 @@ AS $$
 DECLARE
     st settings;
     before timestamptz;
+    ids_before timestamptz;
+    letters_before timestamptz;
 BEGIN
     SELECT * INTO st FROM settings;
+    ids_before := clock_timestamp() - st.id_retention;
+    letters_before := clock_timestamp() - st.dead_letter_retention;
     before := clock_timestamp() - st.retention - 2 * row_delete_delay(st);
     PERFORM delete_old_rows();
     DELETE FROM progress WHERE (destination, shards, shard, progress_id) IN (
@@ -238,10 +244,10 @@ BEGIN
         SELECT p.destination, p.seq FROM parked_published AS p
         WHERE p.published_at < before LIMIT 10000);
     DELETE FROM dedup_id WHERE id IN (
-        SELECT o.id FROM dedup_id AS o WHERE o.claimed_at < clock_timestamp() - st.id_retention LIMIT 10000);
+        SELECT o.id FROM dedup_id AS o WHERE o.claimed_at < ids_before LIMIT 10000);
     DELETE FROM dead_letter WHERE (destination, id) IN (
         SELECT d.destination, d.id FROM dead_letter AS d
-        WHERE d.state IN ('redriven', 'discarded') AND d.marked_at < clock_timestamp() - st.dead_letter_retention LIMIT 1000);
+        WHERE d.state IN ('redriven', 'discarded') AND d.marked_at < letters_before LIMIT 1000);
 END $$;
 
 -- All maintenance. One session runs it at a time.

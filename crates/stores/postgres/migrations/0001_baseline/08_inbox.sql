@@ -246,11 +246,12 @@ DECLARE
     known jsonb;
     behind text[];
     answers jsonb;
+    now_at timestamptz := clock_timestamp();
 BEGIN
     WITH was_open AS (
         SELECT i.message_id, i.replay FROM unnest(p_ids, p_replays) AS a (id, replay)
         JOIN inbox AS i ON i.consumer = p_consumer AND i.message_id = a.id AND i.replay = a.replay
-        WHERE i.state = 'started' OR (i.state = 'calling' AND i.claim_expires_at < clock_timestamp())
+        WHERE i.state = 'started' OR (i.state = 'calling' AND i.claim_expires_at < now_at)
         ORDER BY i.message_id, i.replay FOR UPDATE OF i
     ), opened AS (
         UPDATE inbox AS i SET state = 'done', claim_token = NULL, claim_expires_at = NULL,

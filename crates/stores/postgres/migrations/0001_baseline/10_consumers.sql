@@ -105,12 +105,15 @@ RETURNS TABLE (lane text, epoch bigint)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
 AS $$
 #variable_conflict use_column
+DECLARE
+    now_at timestamptz;
 BEGIN
     PERFORM inbox_begin_call(p_lock_timeout_ms);
     PERFORM pg_advisory_xact_lock_shared(advisory_lock_key('consumer/' || p_consumer));
+    now_at := clock_timestamp();
     IF NOT EXISTS (
         SELECT 1 FROM inbox_member AS m
-        WHERE m.consumer = p_consumer AND m.owner = p_owner AND m.expires_at >= clock_timestamp()) THEN
+        WHERE m.consumer = p_consumer AND m.owner = p_owner AND m.expires_at >= now_at) THEN
         RETURN;
     END IF;
     INSERT INTO inbox_lane (consumer, lane, epoch)
@@ -122,7 +125,7 @@ BEGIN
         SELECT f.lane FROM inbox_lane AS f
         WHERE f.consumer = p_consumer AND f.lane = ANY (p_lanes) AND f.owner IS DISTINCT FROM p_owner AND NOT EXISTS (
             SELECT 1 FROM inbox_member AS m
-            WHERE m.consumer = p_consumer AND m.owner = f.owner AND m.expires_at >= clock_timestamp())
+            WHERE m.consumer = p_consumer AND m.owner = f.owner AND m.expires_at >= now_at)
         ORDER BY f.lane FOR UPDATE SKIP LOCKED
     ), taken AS (
         UPDATE inbox_lane AS l SET epoch = l.epoch + 1, owner = p_owner
@@ -159,13 +162,15 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
 AS $$
 DECLARE
     free bigint;
+    now_at timestamptz;
 BEGIN
     PERFORM inbox_begin_call(5000);
     PERFORM pg_advisory_xact_lock(advisory_lock_key('consumer/' || p_consumer));
+    now_at := clock_timestamp();
     IF NOT EXISTS (SELECT 1 FROM inbox_consumer_names() AS n WHERE n = p_consumer) THEN
         RETURN 'unknown';
     ELSIF EXISTS (
-        SELECT 1 FROM inbox_member AS m WHERE m.consumer = p_consumer AND m.expires_at >= clock_timestamp()) THEN
+        SELECT 1 FROM inbox_member AS m WHERE m.consumer = p_consumer AND m.expires_at >= now_at) THEN
         RETURN 'alive';
     END IF;
     -- Lock order as in the functions that do not share the advisory lock: pruning locks the consumer before its members, and releasing
@@ -201,6 +206,7 @@ DECLARE
     done_before timestamptz := clock_timestamp() - done_retention;
     dead_before timestamptz := clock_timestamp() - dead_letter_retention;
     traced_before timestamptz := clock_timestamp() - trace_retention;
+    members_before timestamptz := clock_timestamp() - interval '1 day';
     n bigint;
     more boolean := false;
 BEGIN
@@ -226,7 +232,7 @@ BEGIN
     GET DIAGNOSTICS n = ROW_COUNT;
     more := more OR n >= row_limit;
     DELETE FROM inbox_member AS m
-    WHERE m.consumer = inbox_prune.consumer AND m.expires_at < clock_timestamp() - interval '1 day';
+    WHERE m.consumer = inbox_prune.consumer AND m.expires_at < members_before;
     RETURN more;
 END $$;
 

@@ -30,7 +30,7 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = @schema@, pg_temp
 AS $$
     SELECT count(*) FROM (
         SELECT 1 FROM inbox_retry_message AS w JOIN inbox_retry_queue AS q ON q.consumer = w.consumer AND q.queue = w.queue
-        WHERE w.consumer = p_consumer AND w.replay = p_number AND w.replay > 0 AND q.next_at <= clock_timestamp()
+        WHERE w.consumer = p_consumer AND w.replay = p_number AND w.replay > 0 AND q.next_at <= (SELECT clock_timestamp())
         LIMIT 100000) AS r
 $$;
 
