@@ -152,6 +152,11 @@ DECLARE
     ok park_request[];
     existing text[];
 BEGIN
+    -- Holds before keys: a transaction that releases an address locks its hold, then its keys.
+    PERFORM 1 FROM address_hold AS h
+    WHERE h.destination = p_destination
+        AND h.address = ANY (ARRAY(SELECT p.address FROM unnest(all_parks) AS p WHERE p.stop = 'held'))
+    ORDER BY h.address FOR UPDATE;
     -- Locked against unparking until this transaction ends; read in the statement after, with a new snapshot.
     PERFORM 1 FROM parked_key AS k
     WHERE k.destination = p_destination AND k.key = ANY (ARRAY(SELECT p.key FROM unnest(all_parks) AS p))
@@ -302,8 +307,38 @@ BEGIN
         ORDER BY r.next_at, r.key, m.ordinal;
 END $$;
 
--- Records the results of retries: {"leases": …, "shards": n, "runs": [{"key", "shard", "delivered": [ordinal, …], "ordinal": of the failed one,
--- "park": …, "released": address}, …]}. Returns "lost", "unparked" or "waits" for each.
+-- Locks what retries may change, in the order that all functions keep: first the holds by address, then the keys by name. A new hold is
+-- inserted here, so that two transactions cannot wait for each other's. The keys' own addresses count too: their holds may be released.
+CREATE FUNCTION lock_parked(p_destination text, p_runs jsonb) RETURNS void
+LANGUAGE plpgsql SET search_path = @schema@, pg_temp
+AS $$
+DECLARE
+    run_keys text[] := ARRAY(SELECT r ->> 'key' FROM jsonb_array_elements(p_runs) AS r);
+    a record;
+BEGIN
+    FOR a IN
+        SELECT w.address, max(w.park::text)::jsonb AS park FROM (
+            SELECT r -> 'park' ->> 'address' AS address, r -> 'park' AS park FROM jsonb_array_elements(p_runs) AS r
+            WHERE r -> 'park' ->> 'stop' = 'held'
+            UNION ALL
+            SELECT r ->> 'released', NULL FROM jsonb_array_elements(p_runs) AS r
+            UNION ALL
+            SELECT k.address, NULL FROM parked_key AS k WHERE k.destination = p_destination AND k.key = ANY (run_keys)
+        ) AS w
+        WHERE w.address IS NOT NULL GROUP BY w.address ORDER BY w.address
+    LOOP
+        IF a.park IS NOT NULL THEN
+            PERFORM hold_address(p_destination, jsonb_populate_record(NULL::park_request, a.park), true);
+        ELSE
+            PERFORM 1 FROM address_hold AS h WHERE h.destination = p_destination AND h.address = a.address FOR UPDATE;
+        END IF;
+    END LOOP;
+    PERFORM 1 FROM parked_key AS k
+    WHERE k.destination = p_destination AND k.key = ANY (run_keys) ORDER BY k.key FOR UPDATE;
+END $$;
+
+-- Records the results of retries: {"leases": …, "shards": n, "runs": [{"key", "shard", "delivered": [ordinal, …],
+-- "ordinal": of the failed message, "park": …, "released": address}, …]}. Returns "lost", "unparked" or "waits" for each.
 CREATE FUNCTION settle_parked(p_destination text, p_request jsonb) RETURNS jsonb
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
 AS $$
@@ -319,6 +354,8 @@ BEGIN
     IF current_setting('synchronous_commit') IN ('off', 'local') THEN
         PERFORM set_config('synchronous_commit', 'on', true);
     END IF;
+    PERFORM lock_parked(p_destination, (
+        SELECT jsonb_agg(r) FROM jsonb_array_elements(p_request -> 'runs') AS r WHERE (r ->> 'shard')::smallint = ANY (held)));
     FOR run IN SELECT r FROM jsonb_array_elements(p_request -> 'runs') AS r LOOP
         IF (run ->> 'shard')::smallint <> ALL (held) THEN
             answers := answers || '"lost"'::jsonb;
@@ -326,8 +363,10 @@ BEGIN
         END IF;
         of_key := run ->> 'key';
         IF run ->> 'released' IS NOT NULL THEN
-            -- The hold first: a key that is parked for it meanwhile waits here, and is seen by the next statement.
+            -- The hold first: a transaction that parks a key for it waits here, and the next statement sees the key.
             DELETE FROM address_hold WHERE destination = p_destination AND address = run ->> 'released';
+            PERFORM 1 FROM parked_key
+            WHERE destination = p_destination AND state = 'held' AND address = run ->> 'released' ORDER BY key FOR UPDATE;
             UPDATE parked_key SET state = 'retrying', next_at = clock_timestamp(), address = NULL
             WHERE destination = p_destination AND state = 'held' AND address = run ->> 'released';
         END IF;

@@ -8,6 +8,7 @@ use serde_json::json;
 use sqlx::Row as _;
 
 const A: &str = "00000000-0000-4000-8000-00000000000a";
+const B: &str = "00000000-0000-4000-8000-00000000000b";
 
 /// F4: a publication of all tables makes PostgreSQL refuse updates and deletes in a table without a replica identity.
 #[tokio::test]
@@ -69,4 +70,43 @@ async fn f5_rows_that_are_not_due_cost_nothing() {
         }
         loading.slowly("ANALYZE").await;
     }
+}
+
+/// F6: one relay releases an address while another parks a message for it, behind a key that waits for the same address.
+#[tokio::test]
+async fn f6_releasing_an_address_and_parking_for_it_do_not_deadlock() {
+    let bed = Bed::shared(2).await;
+    lease_shards(&bed, [A, B]).await;
+    bed.emit("a", "m1").await;
+    bed.emit("c", "m2").await;
+    bed.run(
+        "INSERT INTO relevo.address_hold (destination, address, class, error, next_at) VALUES ('main', 'x', 'blocked', 'no', now()); \
+         INSERT INTO relevo.parked_key (destination, key, slot, state, attempts, address, route, class, error) \
+         VALUES ('main', 'a', 0, 'held', 0, 'x', 'r', 'blocked', 'no'), ('main', 'b', 1, 'held', 0, 'x', 'r', 'blocked', 'no'); \
+         INSERT INTO relevo.parked_message (destination, key, ordinal, seq, slot, id, created_at, topic, type, content_type, payload) \
+         VALUES ('main', 'a', -1, 900, 0, gen_random_uuid(), now(), 't', 'T', 'c', ''), \
+         ('main', 'b', -2, 901, 1, gen_random_uuid(), now(), 't', 'T', 'c', '')",
+    )
+    .await;
+    let held = json!({
+        "seq": 2, "slot": 0, "key": "c", "stop": "held", "address": "x", "after_ms": 60_000, "attempts": 0,
+        "class": "blocked", "error": "no", "route": "r",
+    });
+    let behind = json!({ "seq": 1, "slot": 0, "key": "a" });
+    let settle = json!({ "leases": [[0, 1, A]], "shards": 2, "progress": [], "parks": [behind, held] });
+    let run = json!({ "key": "b", "shard": 1, "delivered": [-2], "ordinal": null, "park": null, "released": "x" });
+    let release = json!({ "leases": [[1, 1, B]], "shards": 2, "runs": [run] });
+
+    let mut holder = bed.session().await;
+    holder.run("BEGIN; SELECT 1 FROM relevo.address_hold FOR UPDATE").await;
+    let release = bed.session().await.start(&format!("SELECT relevo.settle_parked('main', '{release}')"));
+    bed.until_blocked(&release).await;
+    let settle = bed.session().await.start(&format!("SELECT relevo.settle('main', '{settle}')"));
+    bed.until_blocked(&settle).await;
+    holder.run("COMMIT").await;
+    release.done().await;
+    let mut session = settle.done().await;
+    let keys = "SELECT concat_ws(' ', k.key, k.state, h.address) FROM relevo.parked_key AS k \
+                LEFT JOIN relevo.address_hold AS h ON h.address = k.address ORDER BY k.key";
+    assert_eq!(session.list(keys).await, ["a retrying", "c held x"]);
 }
