@@ -144,13 +144,15 @@ BEGIN
 END $$;
 
 -- Drops emptied partitions. This needs the parent's lock: it is tried without waiting, and with a short wait only when many partitions
--- are emptied.
+-- are emptied. A writer may have paused between drawing its number and its insert, and inserted into an emptied partition. So this checks
+-- again under the lock, and a partition with rows is in use again.
 CREATE FUNCTION drop_emptied_partitions() RETURNS int
 LANGUAGE plpgsql SET search_path = @schema@, pg_temp SET lock_timeout = '50ms'
 AS $$
 DECLARE
     p message_partition;
-    gone int := 0;
+    has_rows boolean;
+    dropped int := 0;
 BEGIN
     IF NOT EXISTS (SELECT 1 FROM message_partition WHERE emptied_at IS NOT NULL) THEN
         RETURN 0;
@@ -160,12 +162,20 @@ BEGIN
     ELSE
         LOCK TABLE message IN ACCESS EXCLUSIVE MODE;
     END IF;
-    FOR p IN DELETE FROM message_partition WHERE emptied_at IS NOT NULL AND end_seq < (SELECT max(end_seq)
-        FROM message_partition) RETURNING * LOOP
-        EXECUTE format('DROP TABLE %I', 'message_' || p.first_seq);
-        gone := gone + 1;
+    FOR p IN
+        SELECT * FROM message_partition
+        WHERE emptied_at IS NOT NULL AND end_seq < (SELECT max(end_seq) FROM message_partition) ORDER BY first_seq
+    LOOP
+        EXECUTE format('SELECT EXISTS (SELECT 1 FROM %I)', 'message_' || p.first_seq) INTO has_rows;
+        IF has_rows THEN
+            UPDATE message_partition SET emptied_at = NULL WHERE first_seq = p.first_seq;
+        ELSE
+            EXECUTE format('DROP TABLE %I', 'message_' || p.first_seq);
+            DELETE FROM message_partition WHERE first_seq = p.first_seq;
+            dropped := dropped + 1;
+        END IF;
     END LOOP;
-    RETURN gone;
+    RETURN dropped;
 EXCEPTION WHEN lock_not_available THEN
     RETURN 0;
 END $$;

@@ -376,3 +376,43 @@ async fn a_stopped_destination_fills_the_disk_or_loses_as_the_setting_says() {
     second.stop().await;
     relay.stop().await;
 }
+
+/// F13: a writer drew its number, paused for longer than the retention, and inserts into a partition that was emptied meanwhile.
+#[tokio::test]
+async fn f13_a_partition_is_not_dropped_with_the_message_of_a_paused_writer() {
+    let world = World::new().await;
+    let broker = broker();
+    let relay = relay(&world, &broker).await;
+    world.emit(&["a", "b"]).await;
+    let mut writer = world.connect().await;
+    execute(&mut writer, "BEGIN; SELECT pg_current_xact_id(), nextval('relevo.message_seq')").await.expect("number 3");
+    next_partition(&world).await;
+    world.emit(&["c"]).await;
+    until("what is committed arrives", async || broker.received() == 3).await;
+    world.drained().await;
+    age(&world).await;
+    // A session that has the parent open keeps the partition from being dropped, not from being emptied.
+    let mut other = world.connect().await;
+    execute(&mut other, "BEGIN; LOCK TABLE ONLY relevo.message IN ACCESS SHARE MODE").await.expect("a lock");
+    maintain(&world).await;
+    let emptied = "SELECT count(*) FROM relevo.message_partition WHERE first_seq = 1 AND emptied_at IS NOT NULL";
+    assert_eq!(world.number(emptied).await, 1, "it waits to be dropped");
+    execute(
+        &mut writer,
+        "INSERT INTO relevo.message (seq, xid, slot, id, created_at, topic, key, type, content_type, payload) \
+         VALUES (3, pg_current_xact_id(), relevo.slot_of('late'), gen_random_uuid(), clock_timestamp(), 'orders', 'late', \
+         'OrderPlaced', 'application/json', '{}'); COMMIT",
+    )
+    .await
+    .expect("the partition is still there");
+    execute(&mut other, "COMMIT").await.expect("the lock is free");
+    maintain(&world).await;
+    until("the late one arrives", async || broker.received() == 4).await;
+    assert_eq!(broker.receipts()[3].key, "late");
+    world.drained().await;
+    relay.stop().await;
+    age(&world).await;
+    maintain(&world).await;
+    let first = "SELECT count(*) FROM pg_class WHERE relname = 'message_1'";
+    assert_eq!(world.number(first).await, 0, "settled and old: it is dropped");
+}
