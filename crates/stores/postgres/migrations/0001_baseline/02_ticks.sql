@@ -5,8 +5,8 @@ CREATE TABLE tick (
     snapshot   pg_snapshot NOT NULL,
     -- The sequence's last value, taken after the snapshot.
     max_seq    bigint NOT NULL,
-    -- Transactions that may hold numbers up to `max_seq` and are not visible in the snapshot: those open in it, and those
-    -- that got their id between it and this tick's own.
+    -- Transactions that may have numbers up to `max_seq` and are not visible in the snapshot: those open in it, and those whose id
+    -- was assigned between the snapshot and this tick's own id.
     late_xids  xid8[] NOT NULL,
     timeline   int NOT NULL,
     created_at timestamptz NOT NULL DEFAULT clock_timestamp()
@@ -101,7 +101,7 @@ BEGIN
             ), line);
         END IF;
     END IF;
-    -- A statement of its own: it sees this tick, or the one of the session that held the lock.
+    -- A separate statement: it sees this tick, or the tick of the session that held the lock.
     RETURN QUERY
         SELECT t.tick, t.snapshot::text, t.max_seq, t.late_xids::text, t.timeline,
             coalesce((SELECT s.due_at <= clock_timestamp() FROM scheduled AS s ORDER BY s.due_at, s.ordinal LIMIT 1), false)

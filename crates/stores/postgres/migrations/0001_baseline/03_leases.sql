@@ -4,7 +4,7 @@ CREATE TABLE destination (
     name         text PRIMARY KEY CHECK (name <> ''),
     shards       smallint NOT NULL CHECK (shards BETWEEN 1 AND 256),
     enabled      boolean NOT NULL DEFAULT true,
-    -- While shards are regrouped: how many there shall be, and the tick at which all of them meet.
+    -- While the destination is resharded: the requested number of shards, and the tick that all shards must reach.
     reshard_to   smallint CHECK (reshard_to BETWEEN 1 AND 256),
     reshard_tick bigint
 );
@@ -12,11 +12,11 @@ CREATE TABLE destination (
 CREATE TABLE lease (
     destination text NOT NULL REFERENCES destination ON DELETE CASCADE,
     shard       smallint NOT NULL,
-    -- Rises with every change of owner, and never goes back when shards are regrouped.
+    -- Incremented with every change of owner. Resharding never decreases it.
     epoch       bigint NOT NULL,
     owner       uuid,
     expires_at  timestamptz NOT NULL DEFAULT '-infinity',
-    -- The timeline on which it was taken: a lease does not outlive a failover, not even behind a pooler.
+    -- The timeline on which the lease was acquired: a lease does not outlive a failover, not even behind a pooler.
     timeline    int NOT NULL DEFAULT 0,
     PRIMARY KEY (destination, shard)
 );
@@ -150,7 +150,7 @@ BEGIN
         END IF;
         RETURN;
     ELSIF EXISTS (SELECT 1 FROM shard_positions(p_destination) AS s WHERE s.to_tick > d.reshard_tick) THEN
-        -- An owner that had not heard of it yet went further: all meet there.
+        -- An owner that had not seen the request went further: that tick is the new target.
         UPDATE destination SET reshard_tick = (SELECT max(s.to_tick) FROM shard_positions(p_destination) AS s)
         WHERE name = p_destination;
         RETURN;
@@ -160,7 +160,7 @@ BEGIN
     ) THEN
         RETURN;
     END IF;
-    -- Nobody can settle any more; what was settled before is read again, in a later statement.
+    -- From here on no relay can settle. A later statement reads the positions again.
     PERFORM 1 FROM lease WHERE destination = p_destination ORDER BY shard FOR UPDATE;
     IF EXISTS (
         SELECT 1 FROM shard_positions(p_destination) AS s
@@ -205,7 +205,7 @@ BEGIN
         RAISE EXCEPTION 'destination "%" is switched off', p_destination
             USING ERRCODE = 'RV005', HINT = 'Switch it on with `relevo destination switch`.';
     END IF;
-    -- A relay that hangs in the middle must not keep the rows from others for ever.
+    -- A relay that hangs here must not block the rows forever.
     PERFORM set_config('idle_in_transaction_session_timeout', (greatest((p_request ->> 'lease_ms')::int / 2, 1))::text, true);
     -- Relays call this often, so that free shards are acquired at once. Rows are written only after a third of their time.
     now_at := clock_timestamp();
@@ -229,7 +229,7 @@ BEGIN
     fair := ceil(d.shards::numeric / greatest(live, 1));
     changed := EXISTS (
         SELECT 1 FROM lease WHERE destination = p_destination AND timeline NOT IN (0, line));
-    -- What was taken on another timeline is not renewed: it is taken again, with a new epoch.
+    -- A lease from another timeline is not renewed. It is acquired again, with a new epoch.
     UPDATE lease AS l SET owner = NULL, expires_at = '-infinity'
     WHERE l.destination = p_destination AND l.owner = me AND l.timeline <> line;
     UPDATE lease AS l SET expires_at = clock_timestamp() + lasts

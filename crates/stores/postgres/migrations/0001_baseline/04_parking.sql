@@ -4,14 +4,14 @@
 CREATE TABLE parked_key (
     destination text NOT NULL REFERENCES destination ON DELETE CASCADE,
     key         text NOT NULL,
-    -- Parked keys belong to a slot, not to a shard: they find their new owner when shards are regrouped.
+    -- A parked key belongs to a slot, not to a shard, so that resharding gives it to its new owner.
     slot        smallint NOT NULL,
     state       text NOT NULL CHECK (state IN ('retrying', 'held', 'quarantined', 'dead')),
     attempts    int NOT NULL,
-    -- When its first message may be tried; null while only a person or a released address can free it.
+    -- The next attempt of its first message; null while it waits for an operator or for its address.
     next_at     timestamptz,
     address     text,
-    -- The dead letter that holds the key, in state `dead`.
+    -- The dead letter that blocks the key, in state `dead`.
     dead_id     uuid,
     route       text NOT NULL,
     class       text NOT NULL,
@@ -121,7 +121,7 @@ BEGIN
                 WHERE p.seq = ANY (passed) AND p.slot % n = shard);
         END IF;
     ELSE
-        -- Progress alone may be lost in a crash: it costs repeats, which have the same id.
+        -- A crash may lose progress: messages are then published again with the same id.
         PERFORM set_config('synchronous_commit', 'off', true);
     END IF;
     INSERT INTO progress (destination, shards, shard, from_tick, to_tick, settled_seq, epoch)
@@ -157,7 +157,7 @@ BEGIN
     WHERE h.destination = p_destination
         AND h.address = ANY (ARRAY(SELECT p.address FROM unnest(all_parks) AS p WHERE p.stop = 'held'))
     ORDER BY h.address FOR UPDATE;
-    -- Locked against unparking until this transaction ends; read in the statement after, with a new snapshot.
+    -- Locked against unparking until this transaction ends. The next statement reads the keys with a new snapshot.
     PERFORM 1 FROM parked_key AS k
     WHERE k.destination = p_destination AND k.key = ANY (ARRAY(SELECT p.key FROM unnest(all_parks) AS p))
     ORDER BY k.key FOR SHARE;
@@ -181,7 +181,7 @@ BEGIN
         p.route, p.class, p.error
     FROM unnest(ok) AS p WHERE p.stop IS NOT NULL AND p.stop <> 'dead_continue' AND p.key <> ALL (existing)
     ORDER BY p.key, p.seq;
-    -- A message that was to hold a key which waits already takes its turn behind the others.
+    -- A message that failed while its key was parked already goes to the end of the queue.
     INSERT INTO parked_message
         (destination, key, seq, slot, id, created_at, topic, type, content_type, headers, payload)
     SELECT p_destination, m.key, m.seq, m.slot, m.id, m.created_at, m.topic, m.type, m.content_type, m.headers, m.payload
@@ -224,7 +224,7 @@ AS $$
 DECLARE
     d dead_letter;
 BEGIN
-    -- Last first: each goes to the front of its key's queue, so the first is in front at the end.
+    -- In descending order: each goes to the front of its key's queue, so that the first ends up in front.
     FOR d IN
         SELECT * FROM dead_letter
         WHERE destination = p_destination AND state IN ('redriving', 'discarding') AND slot % p_shards = ANY (p_held)
@@ -232,7 +232,7 @@ BEGIN
     LOOP
         PERFORM 1 FROM parked_key WHERE destination = p_destination AND key = d.key FOR UPDATE;
         IF d.state = 'redriving' THEN
-            -- A key that another dead letter holds stays held: this one then waits in front.
+            -- A key that another dead letter blocks stays blocked. This message then waits in front.
             INSERT INTO parked_key AS k (destination, key, slot, state, attempts, next_at, route, class, error)
             VALUES (p_destination, d.key, d.slot, 'retrying', 0, clock_timestamp(), d.route, d.class, d.error)
             ON CONFLICT (destination, key) DO UPDATE
@@ -388,7 +388,7 @@ BEGIN
             IF p.stop = 'held' THEN
                 PERFORM hold_address(p_destination, p, true);
             END IF;
-            -- A message that was redriven to the front meanwhile has attempts of its own.
+            -- A message that was redriven to the front meanwhile has its own attempts.
             overtaken := EXISTS (
                 SELECT 1 FROM parked_message AS m
                 WHERE m.destination = p_destination AND m.key = of_key AND m.ordinal < (run ->> 'ordinal')::bigint);

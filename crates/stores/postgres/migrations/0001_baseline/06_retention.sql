@@ -8,8 +8,8 @@ CREATE TABLE settings (
     retention             interval NOT NULL DEFAULT '7 days',
     id_retention          interval NOT NULL DEFAULT '30 days',
     dead_letter_retention interval NOT NULL DEFAULT '90 days',
-    -- How many rows a destination that does not move may hold back, and which gives way then: `keep` keeps the rows and
-    -- warns, `drop` drops them and records the loss.
+    -- The number of undelivered rows that retention keeps for a destination. Above it, `keep` keeps the rows and warns; `drop` drops
+    -- them and records the loss.
     undelivered_rows_max  bigint NOT NULL DEFAULT 50000000,
     overflow_policy       text NOT NULL DEFAULT 'keep' CHECK (overflow_policy IN ('keep', 'drop'))
 );
@@ -42,7 +42,7 @@ DECLARE
     made int := 0;
 BEGIN
     SELECT * INTO st FROM settings;
-    -- The overflow partition holds rows from here on, or will: leave it a margin, in which open writers end.
+    -- The default partition has rows from here on, or will have: leave a margin, in which open writers finish.
     IF at >= next_first THEN
         next_first := (at / st.partition_rows + 2) * st.partition_rows + 1;
     END IF;

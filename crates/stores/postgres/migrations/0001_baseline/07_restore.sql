@@ -71,7 +71,7 @@ BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         RAISE EXCEPTION 'rebase needs READ COMMITTED' USING ERRCODE = 'RV001';
     END IF;
-    -- Writers wait; no transaction id is assigned before the snapshot is taken.
+    -- Writers wait. No transaction id is assigned before the snapshot is taken.
     LOCK TABLE message IN SHARE ROW EXCLUSIVE MODE;
     SELECT pg_current_snapshot() INTO s;
     r := pg_current_xact_id();

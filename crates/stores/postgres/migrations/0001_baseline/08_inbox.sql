@@ -4,16 +4,16 @@
 CREATE TABLE inbox (
     consumer          text NOT NULL,
     message_id        uuid NOT NULL,
-    -- Zero, but for messages that are handled again on purpose.
+    -- Zero, except for messages that are handled again on purpose.
     replay            int NOT NULL DEFAULT 0,
     -- `started`, `calling`, `waiting`, `done`, `skipped`, `dead` or `redriven`. Only functions write it: a constraint would cost a
     -- quarter of the insert.
     state             text NOT NULL DEFAULT 'done',
-    -- How often handling was begun that has not ended.
+    -- How often handling started without ending.
     unfinished_starts int NOT NULL DEFAULT 0,
-    -- Counts for pruning; infinity while it waits or is dead, so that pruning never passes by it.
+    -- The age for pruning; infinity while the message waits or is dead, so that pruning never inspects it.
     entered_at        timestamptz NOT NULL DEFAULT clock_timestamp(),
-    -- Whose call to the far side it is, and for how long at most, in state `calling`.
+    -- The claim of a call to an external service, and when it expires, in state `calling`.
     claim_token       uuid,
     claim_expires_at  timestamptz,
     PRIMARY KEY (consumer, message_id, replay)
@@ -26,7 +26,7 @@ CREATE INDEX inbox_entered_at_idx ON inbox (consumer, entered_at);
 CREATE TABLE inbox_lane (
     consumer text NOT NULL,
     lane     text NOT NULL,
-    -- Rises with every change of owner.
+    -- Incremented with every change of owner.
     epoch    bigint NOT NULL,
     owner    uuid,
     PRIMARY KEY (consumer, lane)
@@ -145,7 +145,7 @@ BEGIN
     END IF;
     INSERT INTO @schema@.inbox (consumer, message_id, replay) VALUES (p_consumer, p_message_id, p_replay) ON CONFLICT DO NOTHING;
     IF FOUND THEN
-        -- Whether a queue waits is decided under its lock, and stays so until the transaction ends.
+        -- Whether a queue exists is decided under its lock, and stays so until the transaction ends.
         PERFORM 1 FROM @schema@.inbox_retry_queue AS q
         WHERE q.consumer OPERATOR(pg_catalog.=) p_consumer AND q.queue OPERATOR(pg_catalog.=) p_queue FOR SHARE;
         IF NOT FOUND THEN
@@ -208,7 +208,7 @@ BEGIN
             fresh_replays := '{}';
         END IF;
     ELSE
-        -- In the order of ids, so that two batches cannot wait for each other in a circle.
+        -- Ordered by id, so that two batches cannot deadlock.
         WITH entered AS (
             INSERT INTO @schema@.inbox AS i (consumer, message_id, replay)
             SELECT p_consumer, e.id, e.replay FROM ROWS FROM (pg_catalog.unnest(p_ids), pg_catalog.unnest(p_replays)) AS e (id,
@@ -219,7 +219,7 @@ BEGIN
         SELECT pg_catalog.array_agg(e.message_id), pg_catalog.array_agg(e.replay) INTO fresh_ids, fresh_replays FROM entered AS e;
     END IF;
     IF p_traces IS NULL AND pg_catalog.cardinality(fresh_ids) OPERATOR(pg_catalog.=) pg_catalog.cardinality(p_ids) THEN
-        -- Whether a queue waits is decided under its lock, and stays so until the transaction ends.
+        -- Whether a queue exists is decided under its lock, and stays so until the transaction ends.
         PERFORM 1 FROM @schema@.inbox_retry_queue AS q
         WHERE q.consumer OPERATOR(pg_catalog.=) p_consumer AND q.queue OPERATOR(pg_catalog.=) ANY (p_queues) FOR SHARE;
         IF NOT FOUND THEN
@@ -269,7 +269,7 @@ BEGIN
     IF (SELECT count(*) FROM jsonb_object_keys(known)) + coalesce(cardinality(p_fresh_ids), 0) < cardinality(p_ids) THEN
         RETURN 'busy';
     END IF;
-    -- Whether a queue waits is decided under its lock, and stays so until the transaction ends.
+    -- Whether a queue exists is decided under its lock, and stays so until the transaction ends.
     behind := ARRAY(
         SELECT q.queue FROM inbox_retry_queue AS q
         WHERE q.consumer = p_consumer AND q.queue = ANY (ARRAY(

@@ -4,14 +4,14 @@
 -- A retry queue: the messages of a key, or a single message.
 CREATE TABLE inbox_retry_queue (
     consumer         text NOT NULL,
-    -- A key for a consumer that keeps order, a message's id for one that does not.
+    -- A message key for a consumer that keeps order, a message id for one that does not.
     queue            text NOT NULL,
-    -- When its first message may be tried; null while it waits for a person.
+    -- The next attempt of its first message; null while it waits for an operator.
     next_at          timestamptz,
-    -- The member that works on it, and for how long at most.
+    -- The claim of the member that works on it, and when it expires.
     claim_token      uuid,
     claim_expires_at timestamptz,
-    -- A dead letter holds it.
+    -- A dead letter blocks it.
     blocked          boolean NOT NULL DEFAULT false,
     PRIMARY KEY (consumer, queue)
 ) WITH (fillfactor = 80);
@@ -25,7 +25,7 @@ CREATE TABLE inbox_retry_message (
     ordinal           bigint NOT NULL DEFAULT nextval('inbox_seq'),
     id                uuid NOT NULL,
     replay            int NOT NULL,
-    -- As they came: names in UTF-8, a value for each, in their order.
+    -- As received: names in UTF-8, with one value each, in order.
     header_names      bytea[] NOT NULL,
     header_values     bytea[] NOT NULL,
     payload           bytea NOT NULL,
@@ -34,9 +34,9 @@ CREATE TABLE inbox_retry_message (
     broker_offset     numeric(20),
     correlation       text,
     attempts          int NOT NULL DEFAULT 0,
-    -- How often handling was begun that has not ended.
+    -- How often handling started without ending.
     unfinished_starts int NOT NULL DEFAULT 0,
-    -- A person took it out of the dead letters.
+    -- An operator redrove it.
     redriven          boolean NOT NULL DEFAULT false,
     class             text NOT NULL DEFAULT '',
     error             text NOT NULL DEFAULT '',
@@ -54,7 +54,7 @@ CREATE TABLE inbox_dead_letter (
     id            uuid NOT NULL,
     replay        int NOT NULL,
     queue         text NOT NULL,
-    -- Its place among the messages of its queue, which it goes back to.
+    -- Its position in its queue. A redrive restores it.
     ordinal       bigint NOT NULL,
     header_names  bytea[] NOT NULL,
     header_values bytea[] NOT NULL,
@@ -71,7 +71,7 @@ CREATE TABLE inbox_dead_letter (
     dead_at       timestamptz NOT NULL DEFAULT clock_timestamp(),
     redrives      int NOT NULL DEFAULT 0,
     state         text NOT NULL DEFAULT 'dead' CHECK (state IN ('dead', 'redriven', 'discarded')),
-    -- Its queue waits for a person because of it.
+    -- It blocks its queue until an operator acts.
     blocks_queue  boolean NOT NULL DEFAULT false,
     reason        text,
     marked_by     text,
@@ -286,7 +286,7 @@ AS $$
 #variable_conflict use_column
 DECLARE
     mine text[];
-    -- A value, which an index can be searched for: the function could change from row to row.
+    -- A variable, which an index can be searched for. The function could return another time for each row.
     at timestamptz := clock_timestamp();
 BEGIN
     PERFORM require_read_committed();
@@ -303,7 +303,7 @@ BEGIN
     IF mine IS NULL THEN
         RETURN;
     END IF;
-    -- Later statements: what was appended by whoever held a queue before is seen.
+    -- Later statements see what the previous holder of a queue appended.
     UPDATE inbox_retry_message AS w SET unfinished_starts = w.unfinished_starts + 1
     FROM unnest(mine) AS m (queue) CROSS JOIN LATERAL (
         SELECT f.ordinal FROM inbox_retry_message AS f WHERE f.consumer = p_consumer AND f.queue = m.queue
@@ -387,7 +387,7 @@ BEGIN
         UPDATE inbox_retry_queue AS q SET claim_token = NULL, claim_expires_at = NULL,
             next_at = CASE WHEN NOT q.blocked THEN inbox_queue_due_at(p_consumer, p_queue) END
         WHERE q.consumer = p_consumer AND q.queue = p_queue;
-        -- It was given back in peace, whatever was begun.
+        -- The member released it in good order: its starts do not count.
         UPDATE inbox_retry_message AS w SET unfinished_starts = 0
         WHERE w.consumer = p_consumer AND w.queue = p_queue AND w.unfinished_starts > 0;
     END IF;
@@ -429,7 +429,7 @@ BEGIN
     IF NOT inbox_unblock_queue(p_letter) THEN
         RETURN;
     END IF;
-    -- Where it is not the head, everything stays as it is.
+    -- If it is not the head, the queue is unchanged.
     UPDATE inbox_retry_queue AS q SET next_at = p_at
     WHERE q.consumer = p_letter.consumer AND q.queue = p_letter.queue AND NOT EXISTS (
         SELECT 1 FROM inbox_retry_message AS w WHERE w.consumer = p_letter.consumer AND w.queue = p_letter.queue

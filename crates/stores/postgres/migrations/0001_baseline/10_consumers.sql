@@ -65,7 +65,7 @@ DECLARE
     before timestamptz;
 BEGIN
     PERFORM set_config('lock_timeout', p_lock_timeout_ms::text, true);
-    -- A heartbeat that is lost in a crash is the least that is lost then.
+    -- A crash may lose a heartbeat.
     PERFORM set_config('synchronous_commit', 'off', true);
     PERFORM pg_advisory_xact_lock_shared(advisory_lock_key('consumer/' || p_consumer));
     INSERT INTO inbox_consumer (name) SELECT p_consumer
@@ -76,7 +76,7 @@ BEGIN
     VALUES (p_consumer, p_owner, p_name, after_ms(p_lease_ms), p_last_message_at)
     ON CONFLICT (consumer, owner) DO UPDATE SET name = excluded.name, expires_at = excluded.expires_at, beat_at = excluded.beat_at,
         last_message_at = coalesce(excluded.last_message_at, m.last_message_at);
-    -- Of its own lanes only. A breaker that it does not name is closed.
+    -- Only its own lanes. A breaker that it does not report is closed.
     INSERT INTO inbox_lane_status AS k (consumer, lane, settled_offset, breaker_reason)
     SELECT p_consumer, l.lane,
         (SELECT max((e ->> 1)::numeric) FROM jsonb_array_elements(p_offsets) AS e WHERE e ->> 0 = l.lane),
@@ -120,7 +120,7 @@ BEGIN
     SELECT DISTINCT p_consumer, w, 0 FROM unnest(p_lanes) AS w
     WHERE NOT EXISTS (SELECT 1 FROM inbox_lane AS l WHERE l.consumer = p_consumer AND l.lane = w)
     ORDER BY w ON CONFLICT DO NOTHING;
-    -- A handler's transaction holds the row of its lane: such a lane is left out.
+    -- A handler's transaction locks the row of its lane: such a lane is skipped.
     WITH free AS (
         SELECT f.lane FROM inbox_lane AS f
         WHERE f.consumer = p_consumer AND f.lane = ANY (p_lanes) AND f.owner IS DISTINCT FROM p_owner AND NOT EXISTS (
@@ -177,7 +177,7 @@ BEGIN
     -- lanes locks their status before the lanes.
     PERFORM 1 FROM inbox_consumer AS c WHERE c.name = p_consumer FOR UPDATE;
     PERFORM 1 FROM inbox_lane_status AS k WHERE k.consumer = p_consumer ORDER BY k.lane FOR UPDATE;
-    -- A handler's transaction holds the row of its lane, however long ago its member was heard of.
+    -- A handler's transaction locks the row of its lane, however old its member's heartbeat is.
     SELECT count(*) INTO free FROM (
         SELECT 1 FROM inbox_lane AS l WHERE l.consumer = p_consumer FOR UPDATE SKIP LOCKED) AS f;
     IF free < (SELECT count(*) FROM inbox_lane AS l WHERE l.consumer = p_consumer) THEN
@@ -202,7 +202,7 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
     SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
 AS $$
 DECLARE
-    -- Values, which an index can be searched for: the function could change from row to row.
+    -- Variables, which an index can be searched for. The function could return another time for each row.
     done_before timestamptz := clock_timestamp() - done_retention;
     dead_before timestamptz := clock_timestamp() - dead_letter_retention;
     traced_before timestamptz := clock_timestamp() - trace_retention;

@@ -128,7 +128,7 @@ BEGIN
     SELECT count(*), (array_agg(g.fed_cursor ORDER BY g.ordinal))[1] INTO n, first_from FROM gone AS g;
     UPDATE inbox_replay AS o SET fed = o.fed - n, cursor = CASE WHEN n > 0 THEN first_from ELSE o.cursor END
     WHERE o.consumer = p_consumer AND o.number = p_number;
-    -- Whoever works on a queue releases it.
+    -- The member that works on a queue releases it.
     PERFORM inbox_delete_empty_queue(p_consumer, q.queue) FROM inbox_retry_queue AS q
     WHERE q.consumer = p_consumer AND q.queue = ANY (touched) AND q.claim_token IS NULL;
     RETURN true;
