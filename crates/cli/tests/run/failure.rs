@@ -174,7 +174,8 @@ async fn an_outbox_that_cannot_be_sampled_is_told_and_delivery_goes_on() {
     until("it is sampled", || xmin().is_some() && age() < Some(2.0));
     // Whatever else could not be sampled in time says so too.
     let log = daemon.log();
-    let warnings = log.lines().filter(|line| line.contains("cannot be sampled: ") && line.contains("inbox_dead_letter"));
+    let warnings =
+        log.lines().filter(|line| line.contains("cannot be sampled: ") && line.contains("inbox_dead_letter"));
     assert_eq!(warnings.count(), 1, "once is enough:\n{log}");
     daemon.stop();
 }

@@ -64,10 +64,7 @@ impl Error {
             Self::Server(error) => {
                 !error.code().starts_with("57P0") && !error.code().starts_with("08") && error.code() != "25P03"
             }
-            Self::Answer(_)
-            | Self::NoDestination(_)
-            | Self::NotFoundInTime { .. }
-            | Self::Timeline { .. } => true,
+            Self::Answer(_) | Self::NoDestination(_) | Self::NotFoundInTime { .. } | Self::Timeline { .. } => true,
             Self::Connection(_) | Self::Deadline(_) => false,
         }
     }

@@ -110,7 +110,10 @@ impl Store {
         if let Some(tick) = lock(&self.ticks).get(&no) {
             return Ok(Arc::clone(tick));
         }
-        let sql = format!("SELECT tick, snapshot::text, max_seq, late_xids::text FROM {}.tick WHERE tick = {no}", self.schema);
+        let sql = format!(
+            "SELECT tick, snapshot::text, max_seq, late_xids::text FROM {}.tick WHERE tick = {no}",
+            self.schema
+        );
         let rows = self.reading.call(sql).await?;
         let row = rows.first().ok_or(Error::Answer("a tick that progress names is gone"))?;
         Ok(self.remember(queries::tick(row)?))

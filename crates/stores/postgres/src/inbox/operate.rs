@@ -102,7 +102,8 @@ impl Operate for Store {
     }
 
     async fn redrive(&self, mark: &Mark) -> Result<u64, StoreError> {
-        let per_second = mark.rate.map_or_else(String::new, |rate| format!(", {}", i32::try_from(rate).unwrap_or(i32::MAX)));
+        let per_second =
+            mark.rate.map_or_else(String::new, |rate| format!(", {}", i32::try_from(rate).unwrap_or(i32::MAX)));
         self.mark_inbox("inbox_redrive", mark, &per_second).await
     }
 

@@ -160,7 +160,10 @@ impl Says {
 
     pub(super) fn release(&self, due: &Due) -> String {
         let (queue, token) = (literal(&due.queue), due.token);
-        format!("SELECT {}.inbox_release_queue({}, {queue}, '{token}', {})", self.schema, self.consumer, self.patience_ms)
+        format!(
+            "SELECT {}.inbox_release_queue({}, {queue}, '{token}', {})",
+            self.schema, self.consumer, self.patience_ms
+        )
     }
 
     pub(super) fn beat(&self, beat: &Beat) -> String {
@@ -192,7 +195,10 @@ impl Says {
     /// All lanes and the member itself without `lanes`.
     pub(super) fn give_back(&self, owner: Uuid, lanes: Option<&[Lane]>) -> String {
         let lanes = lanes.map_or_else(|| "NULL".to_owned(), |lanes| texts(lanes.iter().map(Lane::name)));
-        format!("SELECT {}.inbox_release_lanes({}, '{owner}', {lanes}, {})", self.schema, self.consumer, self.patience_ms)
+        format!(
+            "SELECT {}.inbox_release_lanes({}, '{owner}', {lanes}, {})",
+            self.schema, self.consumer, self.patience_ms
+        )
     }
 
     pub(super) fn prune(&self, limit: usize) -> String {

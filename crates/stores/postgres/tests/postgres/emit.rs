@@ -107,11 +107,7 @@ async fn every_absurd_element_is_refused_by_its_place_and_name() {
             "messages[1].deliver_at",
             ABSURD,
         ),
-        (
-            format!(r#"'[{{{good}, "key": "k", "payload": 1, "lock_key": "x"}}]'"#),
-            "messages[1].lock_key",
-            ABSURD,
-        ),
+        (format!(r#"'[{{{good}, "key": "k", "payload": 1, "lock_key": "x"}}]'"#), "messages[1].lock_key", ABSURD),
         (
             format!(r#"'[{{{good}, "key": "k", "payload": 1, "on_duplicate": "x"}}]'"#),
             "messages[1].on_duplicate",
@@ -119,9 +115,7 @@ async fn every_absurd_element_is_refused_by_its_place_and_name() {
         ),
         (format!(r#"'[{{{good}, "key": "k", "payload": 1, "headers": []}}]'"#), "messages[1].headers", ABSURD),
         (
-            format!(
-                r#"'[{{{good}, "key": "k", "payload": 1}}, {{{good}, "key": "k", "payload": 1, "headers": 7}}]'"#
-            ),
+            format!(r#"'[{{{good}, "key": "k", "payload": 1}}, {{{good}, "key": "k", "payload": 1, "headers": 7}}]'"#),
             "messages[2].headers",
             ABSURD,
         ),
@@ -341,7 +335,8 @@ async fn emit_many_keeps_its_order_and_emits_a_repeated_id_once() {
             item(&format!(r#""payload": 4, "id": "{own}", "on_duplicate": "ignore""#)),
             item(&format!(r#""payload": 5, "id": "{low}""#)),
         ];
-        let rows = sqlx::query("SELECT unnest(relevo.emit_many($1::text::jsonb))").bind(format!("[{}]", items.join(",")));
+        let rows =
+            sqlx::query("SELECT unnest(relevo.emit_many($1::text::jsonb))").bind(format!("[{}]", items.join(",")));
         let rows = rows.fetch_all(&mut world.connect().await).await.expect("good messages");
         let ids: Vec<Uuid> = rows.iter().map(|row| row.try_get(0).expect("an id")).collect();
         assert_eq!((ids.len(), ids[1], ids[3], ids[4]), (5, own, own, low));

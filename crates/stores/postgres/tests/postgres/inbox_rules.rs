@@ -40,7 +40,9 @@ impl Form {
         match self {
             Self::One => format!("SELECT relevo.inbox_insert_one('billing', '{id}', 0, 'k', {lane}, 100, 0)"),
             Self::Several => {
-                format!("SELECT relevo.inbox_insert_many('billing', '{{{id}}}', '{{0}}', '{{k}}', {lane}, 100, 0, NULL)")
+                format!(
+                    "SELECT relevo.inbox_insert_many('billing', '{{{id}}}', '{{0}}', '{{k}}', {lane}, 100, 0, NULL)"
+                )
             }
         }
     }
@@ -120,7 +122,12 @@ async fn e1_a_duplicate_waits_for_a_short_time_and_its_session_keeps_its_own_wai
 #[tokio::test]
 async fn e1_without_a_limit_the_duplicate_hangs_with_the_first() {
     let bed = bed().await;
-    bed.mutate("inbox_insert_many", "pg_catalog.set_config('lock_timeout', p_lock_timeout_ms::pg_catalog.text, true)", "''").await;
+    bed.mutate(
+        "inbox_insert_many",
+        "pg_catalog.set_config('lock_timeout', p_lock_timeout_ms::pg_catalog.text, true)",
+        "''",
+    )
+    .await;
     let mut first = bed.session().await;
     first.run(&format!("BEGIN; {}", begin(1))).await;
     let second = bed.session().await.start(&begin(1));
@@ -352,7 +359,9 @@ async fn e4_without_a_common_lock_a_living_consumer_is_forgotten() {
 async fn with_an_emptied_queue(bed: &Bed) -> String {
     let mut session = bed.session().await;
     assert_eq!(session.one::<String>(&set_back(1, NO_LANE, "retry")).await, "kept");
-    let row = session.rows("SELECT claim_token::text, ordinal FROM relevo.inbox_claim_due_queues('billing', 1, 1, 60000)").await;
+    let row = session
+        .rows("SELECT claim_token::text, ordinal FROM relevo.inbox_claim_due_queues('billing', 1, 1, 60000)")
+        .await;
     let token: String = sqlx::Row::try_get(&row[0], 0).expect("a token");
     let no: i64 = sqlx::Row::try_get(&row[0], 1).expect("a number");
     let first = format!("SELECT relevo.inbox_complete_queued('billing', 'k', '{token}', {no}, 100, 0, false)");

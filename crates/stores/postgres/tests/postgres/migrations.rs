@@ -92,11 +92,14 @@ async fn sessions_continue_while_a_migration_waits_for_a_table() {
     let mut tasks = JoinSet::new();
     tasks.spawn(async move { apply(&mut connection, &Schema::default(), &[BASELINE, waits]).await });
     until("the table is waited for", async || {
-        let waits = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'relevo.inbox_retry_message'::regclass";
+        let waits =
+            "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'relevo.inbox_retry_message'::regclass";
         execute(&mut other, waits).await.expect("a count")[0].try_get::<i64, _>(0).expect("a count") > 0
     })
     .await;
-    execute(&mut other, "SET lock_timeout = '30s'; SELECT count(*) FROM relevo.inbox_retry_message").await.expect("its turn");
+    execute(&mut other, "SET lock_timeout = '30s'; SELECT count(*) FROM relevo.inbox_retry_message")
+        .await
+        .expect("its turn");
     assert!(tasks.try_join_next().is_none(), "the handler still has the table");
     execute(&mut handler, "COMMIT").await.expect("it ends");
     let applied = tasks.join_next().await.expect("one task").expect("it does not panic");
@@ -234,7 +237,9 @@ async fn the_catalogue_is_the_recorded_one() {
 async fn a_schema_is_migrated_under_running_relays_and_consumers() {
     let world = World::alone().await;
     world.run("CREATE ROLE carrier LOGIN; CREATE ROLE \"odd one\" LOGIN; CREATE ROLE dropped").await;
-    world.run("SELECT relevo.grant_relay('carrier'), relevo.grant_consumer('odd one'), relevo.grant_writer('dropped')").await;
+    world
+        .run("SELECT relevo.grant_relay('carrier'), relevo.grant_consumer('odd one'), relevo.grant_writer('dropped')")
+        .await;
     world.run("DROP OWNED BY dropped; DROP ROLE dropped").await;
     let relay = async || store(world.database.options().username("carrier"), MAIN).await;
     let broker = MemoryBroker::new(Settings::default());

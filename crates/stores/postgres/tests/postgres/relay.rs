@@ -200,8 +200,10 @@ async fn retention_under_traffic_blocks_no_emit_and_drops_nothing_unsent() {
     let traffic = Traffic::start(&world, 4);
     let gone = "SELECT count(*) FROM pg_class WHERE relname = 'message_1'";
     until("the first partition is gone", async || world.number(gone).await == 0).await;
-    until("some more were prepared", async || world.number("SELECT max(end_seq) FROM relevo.message_partition").await > 1_002_000)
-        .await;
+    until("some more were prepared", async || {
+        world.number("SELECT max(end_seq) FROM relevo.message_partition").await > 1_002_000
+    })
+    .await;
     let ledger = traffic.stop().await;
     world.drained().await;
     relay.stop().await;

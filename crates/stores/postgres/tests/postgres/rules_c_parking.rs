@@ -83,7 +83,11 @@ async fn c3_a_message_appended_while_its_key_is_freed_goes_back_to_the_live_path
     let end: String = sqlx::Row::try_get(&end.expect("an answer")[0], 0).expect("text");
     assert_eq!(end, r#"{"lost": [], "passed": [2]}"#);
     assert_eq!(session.list(QUEUE).await, NONE);
-    assert_eq!(session.one::<i64>("SELECT settled_seq FROM relevo.shard_positions('main')").await, 1, "m2 is not passed by");
+    assert_eq!(
+        session.one::<i64>("SELECT settled_seq FROM relevo.shard_positions('main')").await,
+        1,
+        "m2 is not passed by"
+    );
 }
 
 /// What the window task does if it only looks whether its key is parked.

@@ -267,7 +267,10 @@ async fn an_open_writer_in_the_overflow_costs_other_emits_a_moment_at_most() {
     }
     execute(&mut writer, "COMMIT").await.expect("the writer's row is committed");
     maintain(&world).await;
-    assert!(world.number("SELECT max(first_seq) FROM relevo.message_partition").await > 50_000_000, "now they are prepared");
+    assert!(
+        world.number("SELECT max(first_seq) FROM relevo.message_partition").await > 50_000_000,
+        "now they are prepared"
+    );
     assert_eq!(kept(&world).await, 1 + emitted);
 }
 
