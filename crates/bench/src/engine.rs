@@ -125,14 +125,14 @@ async fn after_long_life(server: &PgConnectOptions) -> anyhow::Result<(Bench, Pg
     for _ in 0..50 {
         run(
             &mut bench.connection,
-            "INSERT INTO relevo.tick (tick, snapshot, high, late, timeline) \
-             SELECT n + i, snapshot, high, late, timeline FROM generate_series(1, 1000) AS i, \
+            "INSERT INTO relevo.tick (tick, snapshot, max_seq, late_xids, timeline) \
+             SELECT n + i, snapshot, max_seq, late_xids, timeline FROM generate_series(1, 1000) AS i, \
              (SELECT max(tick) AS n FROM relevo.tick) AS m, (SELECT * FROM relevo.tick ORDER BY tick DESC LIMIT 1) AS t",
         )
         .await?;
         run(
             &mut bench.connection,
-            "INSERT INTO relevo.progress (destination, shards, shard, from_tick, to_tick, place, epoch) \
+            "INSERT INTO relevo.progress (destination, shards, shard, from_tick, to_tick, settled_seq, epoch) \
              SELECT 'main', 8, i % 8, t, t, 0, 0 FROM generate_series(0, 999) AS i, \
              (SELECT max(tick) - 1000 AS t FROM relevo.tick) AS m",
         )

@@ -44,7 +44,7 @@ impl Bench {
         run(&mut self.connection, "DELETE FROM relevo.parked_key").await?;
         run(
             &mut self.connection,
-            "INSERT INTO relevo.progress (destination, shards, shard, from_tick, to_tick, place, epoch) \
+            "INSERT INTO relevo.progress (destination, shards, shard, from_tick, to_tick, settled_seq, epoch) \
              SELECT destination, 8, shard, 0, 0, 0, epoch FROM relevo.lease",
         )
         .await?;

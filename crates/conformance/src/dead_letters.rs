@@ -110,7 +110,7 @@ pub async fn a_redriven_message_goes_before_its_successors(h: &mut impl StoreHar
     let mut relay = Relay::start(h.store().await, 1).await;
     let waiting = parked(h, &mut relay, &["a", "a", "a"], dead_hold()).await;
     assert_eq!(ok(relay.store.redrive(&mark(all())).await), 1);
-    assert_eq!(state(&relay.store, waiting[0].message.id).await, "redrive");
+    assert_eq!(state(&relay.store, waiting[0].message.id).await, "redriving");
     let runs = relay.due().await;
     assert_eq!(run_ids(&runs[0]), ids(&waiting));
     assert_eq!(runs[0].attempts, 0);
@@ -162,7 +162,7 @@ pub async fn a_discarded_letter_frees_its_key(h: &mut impl StoreHarness) {
     let mut relay = Relay::start(h.store().await, 1).await;
     let waiting = parked(h, &mut relay, &["a", "a", "a"], dead_hold()).await;
     assert_eq!(ok(relay.store.discard(&mark(all())).await), 1);
-    assert_eq!(state(&relay.store, waiting[0].message.id).await, "discard");
+    assert_eq!(state(&relay.store, waiting[0].message.id).await, "discarding");
     let runs = relay.due().await;
     assert_eq!(run_ids(&runs[0]), ids(&waiting[1..]));
     assert_eq!(runs[0].attempts, 0);
@@ -218,7 +218,7 @@ pub async fn letters_are_found_by_id_key_and_route(h: &mut impl StoreHarness) {
     }
     assert_eq!(ok(relay.store.dead(&all(), 2).await).len(), 2);
     assert_eq!(ok(relay.store.redrive(&mark(by_both)).await), 1);
-    assert_eq!(state(&relay.store, emitted[1]).await, "redrive");
+    assert_eq!(state(&relay.store, emitted[1]).await, "redriving");
     assert_eq!(state(&relay.store, emitted[2]).await, "dead");
 }
 

@@ -54,7 +54,7 @@ pub async fn the_old_owner_can_carry_out_and_advance_nothing(h: &mut impl StoreH
     let mark = Mark { filter: DeadFilter::default(), dry_run: false, by: "ana".into(), reason: "mended".into() };
     assert_eq!(ok(old.store.redrive(&mark).await), 1);
     assert!(old.due().await.is_empty());
-    assert_eq!(ok(old.store.dead(&DeadFilter::default(), 10).await)[0].state, "redrive", "only marked");
+    assert_eq!(ok(old.store.dead(&DeadFilter::default(), 10).await)[0].state, "redriving", "only marked");
 
     let runs = new.due().await;
     let run = runs.iter().find(|run| &*run.key == "a").expect("the key still waits");

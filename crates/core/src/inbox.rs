@@ -89,13 +89,13 @@ impl State {
     /// The word that SQL, JSON and people see.
     pub const fn word(self) -> &'static str {
         match self {
-            Self::Open => "open",
+            Self::Open => "started",
             Self::Calling => "calling",
             Self::Waiting => "waiting",
             Self::Done => "done",
             Self::Skipped => "skipped",
             Self::Dead => "dead",
-            Self::Reopened => "reopened",
+            Self::Reopened => "redriven",
         }
     }
 

@@ -30,15 +30,15 @@ impl Database {
         // The trace has one row for each message that the inbox knows.
         let known = |inbox: &str| {
             format!(
-                "(SELECT count(*) FROM {inbox}_trace AS t WHERE t.consumer = k.consumer AND t.lane = k.lane AND t.place <= k.mark)"
+                "(SELECT count(*) FROM {inbox}_trace AS t WHERE t.consumer = k.consumer AND t.lane = k.lane AND t.broker_offset <= k.settled_offset)"
             )
         };
         let (marks, inbox) = match self {
-            Self::Postgres(_) => ("relevo.inbox_mark", "relevo.inbox"),
+            Self::Postgres(_) => ("relevo.inbox_lane_status", "relevo.inbox"),
             Self::Sqlite(_) => ("relevo_inbox_lane", "relevo_inbox"),
         };
         let sql = format!(
-            "SELECT k.lane, CAST(k.mark AS bigint), {} FROM {marks} AS k WHERE k.consumer = $1 AND k.mark IS NOT NULL",
+            "SELECT k.lane, CAST(k.settled_offset AS bigint), {} FROM {marks} AS k WHERE k.consumer = $1 AND k.settled_offset IS NOT NULL",
             known(inbox)
         );
         let mut link = self.connect().await?;
@@ -62,17 +62,17 @@ impl Database {
         let states = format!("SELECT state, count(*) FROM {inbox} WHERE consumer = $1 GROUP BY state");
         let states = rows!(&mut link, states, consumer, |row| Ok((row.try_get(0)?, row.try_get(1)?)));
         let counts = format!(
-            "SELECT (SELECT count(*) FROM {inbox}_waiting WHERE consumer = $1),
-                    (SELECT count(*) FROM {inbox}_dead WHERE consumer = $1 AND fate = 'pending'),
-                    (SELECT CAST(coalesce(sum(redriven), 0) AS bigint) FROM {inbox}_dead WHERE consumer = $1)"
+            "SELECT (SELECT count(*) FROM {inbox}_retry_message WHERE consumer = $1),
+                    (SELECT count(*) FROM {inbox}_dead_letter WHERE consumer = $1 AND state = 'dead'),
+                    (SELECT CAST(coalesce(sum(redrives), 0) AS bigint) FROM {inbox}_dead_letter WHERE consumer = $1)"
         );
         let counts = rows!(&mut link, counts, consumer, |row| {
             Ok([row.try_get::<i64, _>(0)?, row.try_get(1)?, row.try_get(2)?])
         });
         let [waiting, dead, redriven] = counts.first().copied().unwrap_or_default();
         let places = format!(
-            "SELECT lane, CAST(place AS bigint) FROM {inbox}_trace
-             WHERE consumer = $1 AND place IS NOT NULL ORDER BY lane, place"
+            "SELECT lane, CAST(broker_offset AS bigint) FROM {inbox}_trace
+             WHERE consumer = $1 AND broker_offset IS NOT NULL ORDER BY lane, broker_offset"
         );
         let places = rows!(&mut link, places, consumer, |row| Ok((row.try_get(0)?, row.try_get(1)?)));
         let mut lanes: BTreeMap<String, Vec<i64>> = BTreeMap::new();

@@ -13,7 +13,7 @@ BUSY = (psycopg.errors.LockNotAvailable, psycopg.errors.SerializationFailure, ps
 def handle(conn: psycopg.Connection, message: dict) -> str:
     # One transaction: the entry, the effect and what is emitted commit together, or not at all.
     with conn.transaction():
-        (is_new,) = conn.execute("SELECT relevo.inbox_begin('invoicing', %s)", [message["id"]]).fetchone()
+        (is_new,) = conn.execute("SELECT relevo.inbox_insert('invoicing', %s)", [message["id"]]).fetchone()
         if not is_new:
             return "repeat"
         conn.execute("INSERT INTO invoices (order_id, cents) VALUES (%s, %s)", [message["order"], message["cents"]])

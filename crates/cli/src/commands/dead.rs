@@ -21,7 +21,7 @@ use crate::outbox::{self, Outbox, Which};
 use crate::report::say;
 
 /// What a person may have to decide about; the rest is history.
-const OPEN: [&str; 3] = ["dead", "redrive", "discard"];
+const OPEN: [&str; 3] = ["dead", "redriving", "discarding"];
 /// No more are looked through for a list unless all are asked for: their payloads come with them.
 const LOOKED_AT_MAX: usize = 10_000;
 /// More than there can be.

@@ -155,13 +155,13 @@ pub(crate) async fn a_redrive_happens_once_and_what_fails_again_is_seen(cli: &im
     let (_, told) = cli.ok(&redrive);
     assert!(told.starts_with("1 dead letter redriven\na member of `billing` handles them"), "{told}");
     let (_, told) = cli.ok(&redrive);
-    assert_eq!(told, format!("{letter} is `replayed` already\nnothing was pending, nothing is redriven\n"));
+    assert_eq!(told, format!("{letter} is `redriven` already\nnothing was pending, nothing is redriven\n"));
     fail_again(inbox).await;
     let (list, told) = cli.ok(&["consumers", "dead", "list", "--key", "o-3"]);
     assert!(told.starts_with("1 dead letter, of which 1 failed again after a redrive"), "{told}");
     assert!(list.contains("still no such street"), "{list}");
     let again = &cli.objects(&["consumers", "dead", "show", &letter])[0];
-    assert_eq!((&again["redriven"], &again["state"], &again["attempts"]), (&json!(1), &json!("pending"), &json!(4)));
+    assert_eq!((&again["redriven"], &again["state"], &again["attempts"]), (&json!(1), &json!("dead"), &json!(4)));
     assert_eq!(again["note"], json!("the street is there now"));
 }
 
@@ -177,11 +177,11 @@ pub(crate) async fn what_is_archived_lets_its_key_go_on(cli: &impl Run, inbox: &
     assert_eq!(inbox.due(10, 10, std::time::Duration::from_secs(9)).await.expect("it is due").len(), 1);
     assert_eq!(cli.objects(&["consumers", "dead", "list"]).len(), 1);
     let history = cli.objects(&["consumers", "dead", "list", "--history", "--key", "o-3"]);
-    assert_eq!((&history[0]["id"], &history[0]["state"]), (&json!(letter), &json!("archived")));
+    assert_eq!((&history[0]["id"], &history[0]["state"]), (&json!(letter), &json!("discarded")));
     let both = ["consumers", "dead", "redrive", &letter, UNKNOWN, "--dry-run"];
     let (_, told) = cli.ok(&both);
     assert!(
-        told.starts_with(&format!("{UNKNOWN} is no such dead letter of consumer `billing`\n{letter} is `archived`"))
+        told.starts_with(&format!("{UNKNOWN} is no such dead letter of consumer `billing`\n{letter} is `discarded`"))
     );
     cli.fails(4, &["consumers", "dead", "archive", UNKNOWN, "--dry-run"], &["has no such dead letter", "--history"]);
     cli.fails(4, &["consumers", "dead", "redrive", "--class", "other", "--dry-run"], &["has no such dead letter"]);

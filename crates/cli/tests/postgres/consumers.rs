@@ -79,7 +79,7 @@ async fn two_operators_who_redrive_at_once_do_it_once() {
         both.map(|one| one.join().expect("it ends"))
     });
     assert_eq!(counts.iter().sum::<u64>(), 2, "{counts:?}");
-    assert_eq!(cli.number("SELECT count(*) FROM relevo.inbox_dead WHERE redriven = 1").await, 2);
+    assert_eq!(cli.number("SELECT count(*) FROM relevo.inbox_dead_letter WHERE redrives = 1").await, 2);
 }
 
 #[tokio::test]
@@ -113,32 +113,4 @@ async fn the_doctor_names_an_inbox_that_forgets_too_early() {
     let cli = Cli::with_destination().await;
     let brief = inbox(&cli, "billing", Keeping { done: Duration::from_hours(1), ..Keeping::default() }).await;
     cases::the_doctor_names_an_inbox_that_forgets_too_early(&cli, &brief).await;
-}
-
-#[tokio::test]
-async fn a_schema_that_is_older_than_the_inbox_is_told_with_the_command_that_mends_it() {
-    let cli = Cli::new().await;
-    let mut connection = cli.database.connect().await;
-    let schema = relevo_store_postgres::Schema::default();
-    relevo_store_postgres::migrate::migrate_to(&mut connection, &schema, 7).await.expect("an empty database");
-    for args in [&["consumers", "list"][..], &["consumers", "dead", "list"], &["consumers", "pause", "billing"]] {
-        let stderr = cli.fails(1, args);
-        assert_eq!(stderr, "error: schema \"relevo\" has no inbox yet\nhint: run `relevo migrate`\n", "{args:?}");
-    }
-    let (_, findings, _) = cli.run(&["doctor", "--json"], "");
-    assert!(!findings.contains("inbox retention"), "{findings}");
-}
-
-#[tokio::test]
-async fn a_schema_that_is_older_than_forgetting_is_told_with_the_command_that_mends_it() {
-    let cli = Cli::new().await;
-    let mut connection = cli.database.connect().await;
-    let schema = relevo_store_postgres::Schema::default();
-    relevo_store_postgres::migrate::migrate_to(&mut connection, &schema, 18).await.expect("an empty database");
-    cli.sql("SELECT relevo.inbox_begin('billing', gen_random_uuid())").await;
-    let stderr = cli.fails(1, &["consumers", "forget", "billing", "--yes"]);
-    assert_eq!(
-        stderr,
-        "error: schema \"relevo\" is older than version 19, which this needs\nhint: run `relevo migrate`\n"
-    );
 }

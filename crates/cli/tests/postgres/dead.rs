@@ -62,17 +62,17 @@ async fn a_redrive_is_asked_for_recorded_and_done_once() {
     let (code, _, stderr) = cli.run(&redrive, "");
     assert_eq!(code, 1);
     assert!(stderr.ends_with("nothing was changed\nhint: `--yes` answers beforehand\n"), "{stderr}");
-    assert_eq!(marked(&cli, "redrive").await, 0);
+    assert_eq!(marked(&cli, "redriving").await, 0);
 
     let (code, _, stderr) = cli.run(&redrive, "y\n");
     assert_eq!(code, 0);
     assert!(stderr.ends_with("1 dead letter marked `redrive`: the relay of their shard acts\n"), "{stderr}");
-    let recorded = "SELECT count(*) FROM relevo.dead_letter WHERE state = 'redrive' AND marked_by = 'ana' \
+    let recorded = "SELECT count(*) FROM relevo.dead_letter WHERE state = 'redriving' AND marked_by = 'ana' \
                     AND reason = 'the schema is known now' AND marked_at IS NOT NULL";
     assert_eq!(cli.number(recorded).await, 1);
     let (_, again) = cli.succeeds(&redrive);
-    assert_eq!(again, format!("{first} is `redrive` already\n0 dead letters marked `redrive`\n"));
-    assert_eq!(marked(&cli, "redrive").await, 1);
+    assert_eq!(again, format!("{first} is `redriving` already\n0 dead letters marked `redrive`\n"));
+    assert_eq!(marked(&cli, "redriving").await, 1);
 }
 
 #[tokio::test]
@@ -106,8 +106,8 @@ async fn dead_letters_are_chosen_by_id_key_route_or_all() {
         objects(&json)[0],
         serde_json::json!({ "mark": "discard", "dry_run": false, "count": 1, "unmatched": [] })
     );
-    assert_eq!((marked(&cli, "discard").await, marked(&cli, "dead").await), (1, 1));
-    let by = "SELECT count(*) FROM relevo.dead_letter WHERE state = 'discard' AND marked_by <> ''";
+    assert_eq!((marked(&cli, "discarding").await, marked(&cli, "dead").await), (1, 1));
+    let by = "SELECT count(*) FROM relevo.dead_letter WHERE state = 'discarding' AND marked_by <> ''";
     assert_eq!(cli.number(by).await, 1, "whoever it was");
 }
 
@@ -166,7 +166,7 @@ async fn a_filter_looks_into_dead_letters() {
     let (code, _, asked) = cli.run(&discard, "y\n");
     assert_eq!(code, 0);
     assert!(asked.starts_with("discard 1 dead letter of destination `main`? "), "{asked}");
-    assert_eq!((marked(&cli, "discard").await, marked(&cli, "dead").await), (1, 2));
+    assert_eq!((marked(&cli, "discarding").await, marked(&cli, "dead").await), (1, 2));
     let (_, again) = cli.succeeds(&[&discard[..], &["--yes"]].concat());
     assert_eq!(again, "0 dead letters marked `discard`\n");
 }
@@ -190,7 +190,7 @@ async fn more_letters_than_one_statement_takes_are_marked_and_a_list_says_how_ma
     let (list, told) = cli.succeeds(&["dead", "list", "--topic", "late", "--json", "--all"]);
     assert_eq!((list.lines().count(), told.as_str()), (1500, "1500 dead letters\n"));
     let (json, _) = cli.succeeds(&["dead", "redrive", "--topic", "late", "--reason", "test", "--yes", "--json"]);
-    assert_eq!((objects(&json)[0]["count"].as_u64(), marked(&cli, "redrive").await), (Some(1500), 1500));
+    assert_eq!((objects(&json)[0]["count"].as_u64(), marked(&cli, "redriving").await), (Some(1500), 1500));
 }
 
 #[tokio::test]
@@ -201,7 +201,7 @@ async fn an_id_that_is_no_dead_letter_is_named() {
     let unknown = format!("{UNKNOWN} is no such dead letter at destination `main`\n");
     assert_eq!(told, format!("{unknown}1 dead letter marked `redrive`: the relay of their shard acts\n"));
     let (json, told) = cli.succeeds(&["dead", "discard", &first, &second, UNKNOWN, "--dry-run", "--json"]);
-    assert_eq!(told, format!("{unknown}{first} is `redrive` already\n"));
+    assert_eq!(told, format!("{unknown}{first} is `redriving` already\n"));
     let expected = serde_json::json!({ "mark": "discard", "dry_run": true, "count": 1, "unmatched": [UNKNOWN] });
     assert_eq!(objects(&json)[0], expected);
 }

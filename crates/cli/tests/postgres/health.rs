@@ -6,7 +6,7 @@ use relevo_testkit::postgres::Private;
 
 /// Every shard is held by a relay that is no process.
 const HELD: &str = "UPDATE relevo.lease SET owner = '5e8a1c6e-7d29-4c86-b1a9-3f0d6f2a9b10', epoch = 3, \
-    until = now() + interval '1 day'; INSERT INTO relevo.member SELECT 'main', \
+    expires_at = now() + interval '1 day'; INSERT INTO relevo.relay SELECT 'main', \
     '5e8a1c6e-7d29-4c86-b1a9-3f0d6f2a9b10', 'porter', now() + interval '1 day'";
 
 #[tokio::test]
@@ -35,17 +35,17 @@ async fn why_is_told_in_sentences_with_the_command_to_type() {
     cli.succeeds(&["dead", "discard", &id, "--reason", "test", "--yes"]);
     ask("marked");
     cli.sql(
-        "DELETE FROM relevo.dead_letter; UPDATE relevo.parked_key SET state = 'retry', dead_id = NULL, \
+        "DELETE FROM relevo.dead_letter; UPDATE relevo.parked_key SET state = 'retrying', dead_id = NULL, \
          next_at = now() + interval '3 h'; INSERT INTO relevo.parked_message (destination, key, seq, slot, id, created_at, \
          topic, type, content_type, payload) SELECT 'main', key, seq, slot, id, created_at, topic, type, content_type, payload \
          FROM relevo.message",
     )
     .await;
     ask("retry");
-    cli.sql("UPDATE relevo.parked_key SET state = 'quarantine'").await;
+    cli.sql("UPDATE relevo.parked_key SET state = 'quarantined'").await;
     ask("quarantined");
     cli.sql(
-        "UPDATE relevo.parked_key SET state = 'address', next_at = NULL, address = 'orders.eu'; INSERT INTO relevo.hold \
+        "UPDATE relevo.parked_key SET state = 'held', next_at = NULL, address = 'orders.eu'; INSERT INTO relevo.address_hold \
          (destination, address, class, error, next_at) VALUES ('main', 'orders.eu', 'blocked', 'no queue', now() + interval '3 h')",
     )
     .await;
@@ -62,8 +62,8 @@ async fn why_is_told_in_sentences_with_the_command_to_type() {
 async fn shards_are_shown_with_their_relays() {
     let cli = Cli::with_destination().await;
     cli.sql(HELD).await;
-    cli.sql("UPDATE relevo.lease SET owner = NULL, until = '-infinity' WHERE shard = 1").await;
-    cli.sql("UPDATE relevo.lease SET until = now() - interval '1 s' WHERE shard = 2").await;
+    cli.sql("UPDATE relevo.lease SET owner = NULL, expires_at = '-infinity' WHERE shard = 1").await;
+    cli.sql("UPDATE relevo.lease SET expires_at = now() - interval '1 s' WHERE shard = 2").await;
     let (table, _) = cli.succeeds(&["shards"]);
     insta::assert_snapshot!("shards", stable(&table, &cli).replace("24 h", "<lasts>").replace("23 h", "<lasts>"));
     let shards = objects(&cli.succeeds(&["shards", "--json"]).0);
@@ -84,7 +84,7 @@ async fn verify_counts_and_a_contradiction_is_exit_code_3() {
     assert!(cli.succeeds(&["verify", "--until", "1h"]).0.starts_with("committed  0\n"));
     cli.sql(
         "INSERT INTO relevo.parked_key (destination, key, slot, state, attempts, next_at, route, class, error) \
-         VALUES ('main', 'o-3', 1, 'retry', 1, now(), 'r', 'transient', 'no')",
+         VALUES ('main', 'o-3', 1, 'retrying', 1, now(), 'r', 'transient', 'no')",
     )
     .await;
     let (code, stdout, stderr) = cli.run(&["verify"], "");

@@ -229,7 +229,10 @@ async fn the_file_of_an_embedded_broker_is_a_log() {
     assert_eq!(planned["count"].as_u64(), Some(4));
     let start = ["replay", "start", "billing", "--rate", "1000", "--reason", "why", "--yes", "--from", "2"];
     cli.succeeds(&[&start[..], &log].concat());
-    assert_eq!(cli.number("SELECT count(*) FROM relevo.inbox_waiting WHERE queue = 'k' AND place > 1").await, 4);
+    assert_eq!(
+        cli.number("SELECT count(*) FROM relevo.inbox_retry_message WHERE queue = 'k' AND broker_offset > 1").await,
+        4
+    );
     let told = cli.fails(4, &["replay", "resume", "billing", "2"]);
     assert!(told.contains("has no replay 2"), "{told}");
 }
@@ -267,5 +270,8 @@ async fn a_stream_of_nats_is_a_log() {
     assert_eq!((plan(&[]), plan(&["--from", "3"]), plan(&["--since", "1h"]), plan(&["--until", "1h"])), (4, 2, 4, 0));
     let start = ["replay", "start", "billing", "--rate", "1000", "--reason", "why", "--yes", "--from", "3"];
     cli.succeeds(&[&start[..], &log].concat());
-    assert_eq!(cli.number("SELECT count(*) FROM relevo.inbox_waiting WHERE queue = 'k' AND place > 2").await, 2);
+    assert_eq!(
+        cli.number("SELECT count(*) FROM relevo.inbox_retry_message WHERE queue = 'k' AND broker_offset > 2").await,
+        2
+    );
 }

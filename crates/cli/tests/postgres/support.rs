@@ -52,7 +52,7 @@ impl Cli {
     pub(crate) async fn settle(&self) {
         self.sql("SELECT relevo.make_tick()").await;
         self.sql(
-            "INSERT INTO relevo.progress (destination, shards, shard, from_tick, to_tick, place, epoch) \
+            "INSERT INTO relevo.progress (destination, shards, shard, from_tick, to_tick, settled_seq, epoch) \
              SELECT 'main', 4, s, t.tick, t.tick, 0, 1 FROM generate_series(0, 3) AS s, \
              (SELECT max(tick) AS tick FROM relevo.tick) AS t",
         )

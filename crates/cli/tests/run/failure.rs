@@ -58,7 +58,7 @@ async fn a_killed_relay_is_replaced_by_another_within_its_lease() {
     until("something of it is in flight", || metric(&first, "outbox_in_flight") > Some(0));
     drop(first);
     let killed = Instant::now();
-    let longer = format!("until > clock_timestamp() + interval '{} milliseconds'", LEASE.as_millis());
+    let longer = format!("expires_at > clock_timestamp() + interval '{} milliseconds'", LEASE.as_millis());
     let leases = world.number(&format!("SELECT count(*) FROM relevo.lease WHERE {longer}")).await;
     assert_eq!(leases, 0, "none that lasts longer is left behind");
     until("the other has everything", || metric(&second, "outbox_leases") == Some(8));
@@ -78,7 +78,7 @@ async fn a_relay_that_stood_still_past_its_lease_says_so_and_goes_on() {
     daemon.signal("STOP");
     let mut connection = world.database.connect().await;
     loop {
-        let row = sqlx::raw_sql("SELECT count(*) FROM relevo.lease WHERE until > clock_timestamp()");
+        let row = sqlx::raw_sql("SELECT count(*) FROM relevo.lease WHERE expires_at > clock_timestamp()");
         let row = row.fetch_one(&mut connection).await.expect("leases");
         if sqlx::Row::try_get::<i64, _>(&row, 0).expect("a count") == 0 {
             break;
@@ -159,22 +159,23 @@ async fn an_outbox_that_cannot_be_sampled_is_told_and_delivery_goes_on() {
     let xmin = || metric(&daemon, "outbox_database_xmin_age_transactions");
     until("it is sampled", || xmin().is_some() && age() < Some(2.0));
     // A table that only those look at who sample.
-    world.run("ALTER TABLE relevo.inbox_dead RENAME TO gone").await;
+    world.run("ALTER TABLE relevo.inbox_dead_letter RENAME TO gone").await;
     let warned = daemon.line("cannot be sampled: what was last known of it is told for a minute");
     assert_eq!(warned["level"], "WARN");
     assert_eq!(warned["what"], "what the destinations of outbox `shop` share");
-    assert!(warned["error"].as_str().is_some_and(|error| error.contains("inbox_dead")), "{warned}");
+    assert!(warned["error"].as_str().is_some_and(|error| error.contains("inbox_dead_letter")), "{warned}");
     assert!(xmin().is_some(), "what was known a moment ago is told");
     world.emit("orders", 10).await;
     World::delivered(&daemon, "shop", 20);
     until("the age grows", || age() > Some(3.0));
     assert!(xmin().is_some(), "for less than a minute no alert ends by it");
-    world.run("ALTER TABLE relevo.gone RENAME TO inbox_dead").await;
+    world.run("ALTER TABLE relevo.gone RENAME TO inbox_dead_letter").await;
     assert_eq!(daemon.line("can be sampled again")["level"], "INFO");
     until("it is sampled", || xmin().is_some() && age() < Some(2.0));
     // Whatever else could not be sampled in time says so too.
     let log = daemon.log();
-    let warnings = log.lines().filter(|line| line.contains("cannot be sampled: ") && line.contains("inbox_dead"));
+    let warnings =
+        log.lines().filter(|line| line.contains("cannot be sampled: ") && line.contains("inbox_dead_letter"));
     assert_eq!(warnings.count(), 1, "once is enough:\n{log}");
     daemon.stop();
 }

@@ -69,7 +69,7 @@ async fn sigterm_releases_the_leases_at_once() {
     assert!(second.metric("outbox_lease_changes_total{") >= Some(8));
     second.signal("INT");
     assert_eq!(second.end(), Some(0), "SIGINT is a request too: {}", second.log());
-    let free = "SELECT count(*) FROM relevo.lease WHERE until > clock_timestamp()";
+    let free = "SELECT count(*) FROM relevo.lease WHERE expires_at > clock_timestamp()";
     assert_eq!(world.number(free).await, 0);
 }
 

@@ -25,11 +25,11 @@ fn audit(world: &World) -> Daemon {
 async fn a_hundred_days_pass(world: &World) {
     world
         .run(
-            "SELECT setval('relevo.message_seq', (SELECT past + 100 FROM relevo.partition, relevo.message_seq \
-             WHERE last_value >= first AND last_value < past))",
+            "SELECT setval('relevo.message_seq', (SELECT end_seq + 100 FROM relevo.message_partition, relevo.message_seq \
+             WHERE last_value >= first_seq AND last_value < end_seq))",
         )
         .await;
-    for (table, column) in [("message", "created_at"), ("progress", "settled_at"), ("tick", "made_at")] {
+    for (table, column) in [("message", "created_at"), ("progress", "settled_at"), ("tick", "created_at")] {
         world.run(&format!("UPDATE relevo.{table} SET {column} = {column} - interval '100 days'")).await;
     }
 }
@@ -89,16 +89,16 @@ async fn a_destination_that_stays_away_fills_the_disk_or_loses_as_the_setting_sa
     world.emit("orders", 30).await;
     World::taken(&main, "main", 30);
     a_hundred_days_pass(&world).await;
-    world.run("UPDATE relevo.setting SET holdback_rows_max = 10").await;
+    world.run("UPDATE relevo.settings SET undelivered_rows_max = 10").await;
     world.emit("orders", 1).await;
     World::taken(&main, "main", 31);
     until("it is seen", || held_back(&main, "audit") > Some(90.0));
-    until("it is told", || main.log().contains("the disk fills on"));
+    until("it is told", || main.log().contains("rows are kept"));
     assert_eq!(world.number("SELECT count(*) FROM relevo.message").await, 31, "everything is kept");
 
-    world.run("UPDATE relevo.setting SET gives_way = 'delivery'").await;
+    world.run("UPDATE relevo.settings SET overflow_policy = 'drop'").await;
     until("it is told", || main.log().contains("30 rows from "));
-    assert_eq!(world.number("SELECT rows FROM relevo.loss").await, 30);
+    assert_eq!(world.number("SELECT rows FROM relevo.data_loss").await, 30);
     until("nothing is overdue", || held_back(&main, "audit") == Some(0.0));
     let mut audit = audit(&world);
     World::taken(&audit, "audit", 1);

@@ -82,9 +82,9 @@ async fn busy(world: &World, vhost: &Vhost) -> Daemon {
     );
     world
         .run(
-            "SELECT relevo.inbox_beat('billing', '00000000-0000-0000-0000-000000000001', 'one', 60000, now(), '[]', '[]', 100); \
-             SELECT relevo.inbox_take('billing', '00000000-0000-0000-0000-000000000001', '{0}', 100); \
-             SELECT relevo.inbox_beat('billing', '00000000-0000-0000-0000-000000000001', 'one', 60000, now(), '[]', '[]', 100)",
+            "SELECT relevo.inbox_heartbeat('billing', '00000000-0000-0000-0000-000000000001', 'one', 60000, now(), '[]', '[]', 100); \
+             SELECT relevo.inbox_acquire_lanes('billing', '00000000-0000-0000-0000-000000000001', '{0}', 100); \
+             SELECT relevo.inbox_heartbeat('billing', '00000000-0000-0000-0000-000000000001', 'one', 60000, now(), '[]', '[]', 100)",
         )
         .await;
     let daemon = Daemon::start(&world.carried_to(&[("main", &embedded), ("rabbit", &rabbit)], ""), &[]);

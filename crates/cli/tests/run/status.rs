@@ -18,7 +18,7 @@ async fn busy(world: &World) -> Daemon {
 /// A key whose first message is tried again in an hour, and one that a dead letter holds; its name plays a trick on terminals.
 const WAITING: &str = "
     INSERT INTO relevo.parked_key (destination, key, slot, state, attempts, next_at, route, class, error)
-    VALUES ('main', 'late', relevo.slot_of('late'), 'retry', 2, clock_timestamp() + interval '1 hour', 'all', 'transient', 'no room');
+    VALUES ('main', 'late', relevo.slot_of('late'), 'retrying', 2, clock_timestamp() + interval '1 hour', 'all', 'transient', 'no room');
     INSERT INTO relevo.parked_message (destination, key, seq, slot, id, created_at, topic, type, content_type, payload)
     VALUES ('main', 'late', 900, relevo.slot_of('late'), gen_random_uuid(), clock_timestamp(), 'orders', 'Happened', 'text/plain', 'x');
     WITH letter AS (

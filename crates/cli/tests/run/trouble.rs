@@ -81,7 +81,7 @@ async fn what_waiting_does_not_mend_ends_the_process_with_its_error() {
     let world = World::new().await;
     let mut daemon = world.start("");
     daemon.ready();
-    let off = "SELECT relevo.switch_destination('main', false)";
+    let off = "SELECT relevo.disable_destination('main')";
     world.run(off).await;
     assert_eq!(daemon.end(), Some(1), "{}", daemon.log());
     until("it says why", || daemon.log().contains("error: outbox `shop`, destination `main`: the relay cannot go on"));

@@ -36,7 +36,7 @@ pub fn compare(consumer: &Consumer, horizons: &[Horizon]) -> Finding {
             None => (Severity::Danger, "what comes later than that is handled again"),
         };
         let fix = format!(
-            "open its inbox with `Keeping {{ done }}` of {lasts} or more (`keep_done` of `inbox_prune` from SQL), or let {} \
+            "open its inbox with `Keeping {{ done }}` of {lasts} or more (`done_retention` of `inbox_prune` from SQL), or let {} \
              keep messages for less",
             far.source
         );

@@ -137,9 +137,9 @@ impl Fate {
     /// The word that SQL, JSON and people see.
     pub const fn word(self) -> &'static str {
         match self {
-            Self::Pending => "pending",
-            Self::Replayed => "replayed",
-            Self::Archived => "archived",
+            Self::Pending => "dead",
+            Self::Replayed => "redriven",
+            Self::Archived => "discarded",
         }
     }
 

@@ -166,7 +166,7 @@ impl World {
         }
         let dead = self.outbox.dead(MAIN);
         // A mark that nobody has carried out yet frees a key.
-        let is_marked = |letter: &DeadLetter| matches!(letter.state.as_str(), "redrive" | "discard");
+        let is_marked = |letter: &DeadLetter| matches!(letter.state.as_str(), "redriving" | "discarding");
         let events = self.history.events();
         !dead.iter().any(is_marked) && oracles::undelivered(&events, &given_up(&dead, &parked)).is_empty()
     }

@@ -24,8 +24,8 @@ impl DeadState {
     const fn word(self) -> &'static str {
         match self {
             Self::Dead => "dead",
-            Self::Redrive => "redrive",
-            Self::Discard => "discard",
+            Self::Redrive => "redriving",
+            Self::Discard => "discarding",
             Self::Redriven => "redriven",
             Self::Discarded => "discarded",
         }

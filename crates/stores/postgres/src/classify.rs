@@ -20,17 +20,6 @@ pub(crate) enum Error {
     /// There is no such destination.
     #[error("destination \"{0}\" is not known; hint: add it with `relevo destination add`")]
     NoDestination(String),
-    /// The schema is older than the inbox.
-    #[error("schema {0} has no inbox yet; hint: run `relevo migrate`")]
-    NoInbox(String),
-    /// The schema is older than what was asked of it.
-    #[error("schema {schema} is older than version {since}, which this needs; hint: run `relevo migrate`")]
-    Older {
-        /// Which schema.
-        schema: String,
-        /// The version that it needs.
-        since: i32,
-    },
     /// A search came to the end of its time.
     #[error("message {id} was not found within {budget:?}; hint: look for it with `relevo outbox list --key KEY`")]
     NotFoundInTime {
@@ -68,11 +57,6 @@ impl Error {
         matches!(self, Self::Server(error) if matches!(error.code(), "55P03" | "40001" | "40P01"))
     }
 
-    /// Whether a table or a function is not there: the schema is older than what was asked of it.
-    pub(crate) fn is_missing(&self) -> bool {
-        matches!(self, Self::Server(error) if matches!(error.code(), "42P01" | "42883"))
-    }
-
     /// Whether the server ended the session, by an operator's order or because it goes down. What ran in it was rolled back.
     pub(crate) fn is_session_end(&self) -> bool {
         matches!(self, Self::Server(error) if error.code().starts_with("57P0"))
@@ -85,12 +69,7 @@ impl Error {
             Self::Server(error) => {
                 !error.code().starts_with("57P0") && !error.code().starts_with("08") && error.code() != "25P03"
             }
-            Self::Answer(_)
-            | Self::NoDestination(_)
-            | Self::NoInbox(_)
-            | Self::Older { .. }
-            | Self::NotFoundInTime { .. }
-            | Self::Timeline { .. } => true,
+            Self::Answer(_) | Self::NoDestination(_) | Self::NotFoundInTime { .. } | Self::Timeline { .. } => true,
             Self::Connection(_) | Self::Deadline(_) => false,
         }
     }
@@ -101,7 +80,6 @@ impl From<Error> for StoreError {
         match error {
             Error::Server(server) => of_server(server),
             Error::Connection(_) | Error::Deadline(_) | Error::Timeline { .. } => Self::Away(Box::new(error)),
-            Error::NoInbox(_) | Error::Older { .. } => Self::Schema { what: error.to_string() },
             Error::Answer(_) => Self::Broken(Box::new(error)),
             Error::NoDestination(_) | Error::NotFoundInTime { .. } => Self::Refused { what: error.to_string() },
         }

@@ -96,7 +96,7 @@ impl Outbox {
             .then(|| serde_json::to_string(&draft.headers).expect("a map of strings is always JSON"));
         let deliver_at = draft.deliver_at.map(|at| at.as_duration().as_secs_f64());
         let on_repeat = match draft.on_repeat {
-            OnRepeat::Refuse => "refuse",
+            OnRepeat::Refuse => "error",
             OnRepeat::Ignore => "ignore",
         };
         let row = sqlx::query(AssertSqlSafe(std::sync::Arc::clone(&self.statement)))

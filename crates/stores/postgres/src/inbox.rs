@@ -34,8 +34,6 @@ use crate::classify::Error;
 use crate::migrate;
 use crate::queries::{column, json_answer};
 
-/// The version of the schema that an inbox came with.
-const SINCE: i32 = 10;
 /// How often a claim looks again after a queue that it was to wait in was gone.
 const CLAIMS_MAX: usize = 3;
 
@@ -47,7 +45,7 @@ pub struct Inbox {
 }
 
 impl Inbox {
-    /// Connects, and checks that the schema has an inbox.
+    /// Connects, and checks the schema's version.
     pub async fn open(config: &Config, consumer: &str, keeping: Keeping) -> Result<Self, StoreError> {
         let links = Arc::new(Links::new(config));
         let rows = links.call(migrate::exists_query(&config.schema)).await?;
@@ -56,9 +54,8 @@ impl Inbox {
             let rows = links.call(migrate::applied_query(&config.schema)).await?;
             newest = rows.last().map(|row| Ok::<_, Error>((column(row, 0)?, column(row, 1)?))).transpose()?;
         }
-        migrate::check_since(&config.schema, newest, SINCE)?;
-        let says = Says::new(config, consumer, keeping).at_version(newest.map_or(SINCE, |(version, _)| version));
-        Ok(Self { links, says, wait: config.lock_timeout })
+        migrate::check(&config.schema, newest)?;
+        Ok(Self { links, says: Says::new(config, consumer, keeping), wait: config.lock_timeout })
     }
 
     /// Another consumer's inbox, over the same connections.

@@ -62,7 +62,7 @@ impl Inspect for Store {
     }
 
     async fn retention(&self) -> Result<Duration, StoreError> {
-        let sql = format!("SELECT floor(date_part('epoch', retention))::bigint FROM {}.setting", self.schema);
+        let sql = format!("SELECT floor(date_part('epoch', retention))::bigint FROM {}.settings", self.schema);
         let rows = self.asking.call(sql).await?;
         let seconds: i64 = column(rows.first().ok_or(Error::Answer("no settings"))?, 0)?;
         Ok(Duration::from_secs(u64::try_from(seconds).unwrap_or(0)))
@@ -75,7 +75,7 @@ impl Inspect for Store {
 
 impl Store {
     async fn all_destinations(&self) -> Result<Vec<Destination>, Error> {
-        let sql = format!("SELECT name, shards, regroup_to, enabled FROM {}.destination ORDER BY name", self.schema);
+        let sql = format!("SELECT name, shards, reshard_to, enabled FROM {}.destination ORDER BY name", self.schema);
         let rows = self.asking.call(sql).await?;
         let shards = |number: i16| u16::try_from(number).map_err(|_| Error::Answer("a number of shards is negative"));
         let read = |row| {
@@ -100,14 +100,14 @@ impl Store {
     async fn leased_shards(&self) -> Result<Vec<Shard>, Error> {
         let sql = format!(
             "SELECT l.shard, coalesce(m.name, l.owner::text), l.epoch, \
-             greatest(0, floor(date_part('epoch', CASE WHEN isfinite(l.until) THEN l.until - clock_timestamp() END) \
+             greatest(0, floor(date_part('epoch', CASE WHEN isfinite(l.expires_at) THEN l.expires_at - clock_timestamp() END) \
                  * 1000))::bigint, \
              p.settled_at, (SELECT count(*) FROM {schema}.parked_key AS k \
                  WHERE k.destination = l.destination AND k.slot % d.shards = l.shard) \
              FROM {schema}.destination AS d JOIN {schema}.lease AS l ON l.destination = d.name \
-             LEFT JOIN {schema}.member AS m ON m.destination = l.destination AND m.owner = l.owner \
+             LEFT JOIN {schema}.relay AS m ON m.destination = l.destination AND m.owner = l.owner \
              LEFT JOIN LATERAL (SELECT q.settled_at FROM {schema}.progress AS q WHERE q.destination = d.name \
-                 AND q.shards = d.shards AND q.shard = l.shard AND q.epoch > 0 ORDER BY q.no DESC LIMIT 1) AS p ON true \
+                 AND q.shards = d.shards AND q.shard = l.shard AND q.epoch > 0 ORDER BY q.progress_id DESC LIMIT 1) AS p ON true \
              WHERE d.name = {} ORDER BY l.shard",
             literal(&self.destination),
             schema = self.schema,

@@ -26,17 +26,17 @@ impl Store {
         Ok(rows.first().map(|row| column(row, 0)).transpose()?.unwrap_or(false))
     }
 
-    async fn mark(&self, state: &str, mark: &Mark) -> Result<u64, StoreError> {
+    async fn mark(&self, function: &str, mark: &Mark) -> Result<u64, StoreError> {
         let ids: Vec<_> = mark.filter.ids.iter().map(ToString::to_string).collect();
         let filter = json!({ "ids": ids, "key": mark.filter.key, "route": mark.filter.route });
         let sql = format!(
-            "SELECT {}.mark_dead({}, '{state}', {}, {}, {}, {})",
+            "SELECT {}.{function}({}, {}, {}, {}, {})",
             self.schema,
             literal(&self.destination),
             json_literal(&filter),
-            mark.dry_run,
             literal(&mark.by),
             literal(&mark.reason),
+            mark.dry_run,
         );
         let rows = self.asking.call(sql).await?;
         let marked: i64 = rows.first().map(|row| column(row, 0)).transpose()?.unwrap_or(0);
@@ -59,11 +59,12 @@ impl Operate for Store {
     }
 
     async fn switch(&self, on: bool) -> Result<bool, StoreError> {
-        self.ask(format!("switch_destination({}, {on})", literal(&self.destination))).await
+        let function = if on { "enable_destination" } else { "disable_destination" };
+        self.ask(format!("{function}({})", literal(&self.destination))).await
     }
 
     async fn regroup(&self, shards: u16) -> Result<bool, StoreError> {
-        self.ask(format!("regroup({}, {shards})", literal(&self.destination))).await
+        self.ask(format!("reshard_destination({}, {shards})", literal(&self.destination))).await
     }
 }
 

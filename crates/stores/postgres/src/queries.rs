@@ -220,9 +220,9 @@ pub(crate) fn millis(duration: Duration) -> u64 {
 pub(crate) fn take_leases(schema: &str, destination: &str, ask: &Ask) -> String {
     let give_back: Vec<_> = ask.give_back.iter().map(|lease| json!([lease.shard, lease.epoch])).collect();
     let doc = json!({
-        "owner": ask.owner.to_string(), "name": ask.name, "lease_ms": millis(ask.lease), "give_back": give_back,
+        "owner": ask.owner.to_string(), "name": ask.name, "lease_ms": millis(ask.lease), "release": give_back,
     });
-    format!("SELECT {schema}.take_leases({}, {})::text", literal(destination), json_literal(&doc))
+    format!("SELECT {schema}.acquire_leases({}, {})::text", literal(destination), json_literal(&doc))
 }
 
 /// Reads the answer of [`take_leases`], and the timeline it was given on.
@@ -236,7 +236,7 @@ pub(crate) fn leased(answer: &Value, ask: &Ask) -> Result<(Leased, i64), Error> 
         };
         let hold =
             |pair: &Value| Some(Hold { address: pair[0].as_str()?.to_owned(), error: pair[1].as_str()?.to_owned() });
-        let ceiling = match (answer["regroup"].as_bool()?, answer["regroup_tick"].as_i64()) {
+        let ceiling = match (answer["reshard"].as_bool()?, answer["reshard_tick"].as_i64()) {
             (false, _) => Ceiling::Open,
             (true, None) => Ceiling::NoNewWindow,
             (true, Some(tick)) => Ceiling::Tick(tick),
@@ -261,7 +261,7 @@ fn whole_millis(millis: f64) -> u64 {
 }
 
 pub(crate) fn positions(schema: &str, destination: &str) -> String {
-    format!("SELECT shard, from_tick, to_tick, place FROM {schema}.standing({})", literal(destination))
+    format!("SELECT shard, from_tick, to_tick, settled_seq FROM {schema}.shard_positions({})", literal(destination))
 }
 
 pub(crate) fn standing(rows: &[PgRow], leases: &[Lease]) -> Result<Vec<Standing>, Error> {
@@ -321,9 +321,9 @@ fn park(park: &Park) -> Value {
 
 fn stopped(stopped: &Stopped) -> Value {
     let (stop, after, address) = match &stopped.stop {
-        Stop::Retry { after } => ("retry", Some(*after), None),
-        Stop::Address { address, after } => ("address", Some(*after), Some(&**address)),
-        Stop::Quarantine { after } => ("quarantine", Some(*after), None),
+        Stop::Retry { after } => ("retrying", Some(*after), None),
+        Stop::Address { address, after } => ("held", Some(*after), Some(&**address)),
+        Stop::Quarantine { after } => ("quarantined", Some(*after), None),
         Stop::DeadHold => ("dead_hold", None, None),
         Stop::DeadContinue => ("dead_continue", None, None),
     };
@@ -349,8 +349,8 @@ pub(crate) fn due(schema: &str, destination: &str, leases: &[Lease], keys: usize
         "keys": keys, "messages": messages,
     });
     format!(
-        "SELECT slot, attempts, state, address, no, seq, id, created_at, topic, key, type, content_type, headers, payload \
-         FROM {schema}.due_runs({}, {})",
+        "SELECT slot, attempts, state, address, ordinal, seq, id, created_at, topic, key, type, content_type, headers, payload \
+         FROM {schema}.read_parked({}, {})",
         literal(destination),
         json_literal(&doc)
     )
@@ -362,7 +362,7 @@ pub(crate) fn runs(answer: Bytes) -> Result<Vec<Run>, Error> {
     while let Some(mut row) = rows.next_row()? {
         let slot = row.slot()?;
         let attempts = u32::try_from(row.int4()?).map_err(|_| Error::Answer("attempts are negative"))?;
-        let quarantined = row.text()? == "quarantine";
+        let quarantined = row.text()? == "quarantined";
         let address = row.optional_text()?.map(|address| address.to_string());
         let no = row.int8()?;
         let seq = row.int8()?;
@@ -388,14 +388,14 @@ pub(crate) fn advance(schema: &str, destination: &str, advances: &[Advance]) -> 
                 "key": &*advance.key,
                 "shard": advance.lease.shard,
                 "delivered": advance.delivered,
-                "no": advance.stopped.as_ref().map(|(no, _)| no),
+                "ordinal": advance.stopped.as_ref().map(|(no, _)| no),
                 "park": advance.stopped.as_ref().map(|(_, why)| stopped(why)),
                 "released": advance.released.as_deref(),
             })
         })
         .collect();
     let doc = json!({ "leases": tokens(leases), "runs": runs });
-    format!("SELECT {schema}.advance({}, {})::text", literal(destination), json_literal(&doc))
+    format!("SELECT {schema}.settle_parked({}, {})::text", literal(destination), json_literal(&doc))
 }
 
 pub(crate) fn dead(schema: &str, destination: &str, filter: &relevo_core::store::DeadFilter, limit: usize) -> String {

@@ -89,7 +89,7 @@ impl Store {
             return Ok(tick);
         }
         // A transaction of its own: one that makes a tick writes no message.
-        self.reading.call(format!("SELECT {}.enter_due({ENTER_MAX})", self.schema)).await?;
+        self.reading.call(format!("SELECT {}.move_due_scheduled({ENTER_MAX})", self.schema)).await?;
         Ok(self.make_tick().await?.0)
     }
 
@@ -110,7 +110,10 @@ impl Store {
         if let Some(tick) = lock(&self.ticks).get(&no) {
             return Ok(Arc::clone(tick));
         }
-        let sql = format!("SELECT tick, snapshot::text, high, late::text FROM {}.tick WHERE tick = {no}", self.schema);
+        let sql = format!(
+            "SELECT tick, snapshot::text, max_seq, late_xids::text FROM {}.tick WHERE tick = {no}",
+            self.schema
+        );
         let rows = self.reading.call(sql).await?;
         let row = rows.first().ok_or(Error::Answer("a tick that progress names is gone"))?;
         Ok(self.remember(queries::tick(row)?))
@@ -193,7 +196,7 @@ impl Leases for Store {
     }
 
     async fn leave(&self, owner: Uuid) -> Result<(), StoreError> {
-        let sql = format!("SELECT {}.leave({}, '{owner}')", self.schema, queries::literal(&self.destination));
+        let sql = format!("SELECT {}.release_leases({}, '{owner}')", self.schema, queries::literal(&self.destination));
         self.settling.call(sql).await.map_err(|error| self.failed(error))?;
         Ok(())
     }
@@ -263,8 +266,8 @@ impl Upkeep for Store {
             });
             Ok(Maintained {
                 busy: answer["busy"].as_bool().unwrap_or(false),
-                prepared: count("prepared"),
-                dropped: count("dropped"),
+                prepared: count("partitions_created"),
+                dropped: count("partitions_emptied"),
                 warnings,
             })
         };

@@ -66,6 +66,8 @@ mod rules_c_parking;
 mod rules_d;
 #[path = "postgres/rules_d_restore.rs"]
 mod rules_d_restore;
+#[path = "postgres/rules_f.rs"]
+mod rules_f;
 #[path = "postgres/rules_support.rs"]
 mod rules_support;
 #[path = "postgres/vanished_peer.rs"]

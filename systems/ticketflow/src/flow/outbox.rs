@@ -48,7 +48,7 @@ async fn keep_in_postgres(options: &PgConnectOptions, retention: Duration) -> Re
     // A row that says so already is left alone: every process that starts comes by here. With the number in the text, a pooler may
     // give it to any session.
     let retention = format!("make_interval(secs => {})", retention.as_secs());
-    let sql = format!("UPDATE relevo.setting SET retention = {retention} WHERE retention <> {retention}");
+    let sql = format!("UPDATE relevo.settings SET retention = {retention} WHERE retention <> {retention}");
     sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut connection).await?;
     Ok(())
 }

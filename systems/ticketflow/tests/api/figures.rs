@@ -51,7 +51,7 @@ fn sums(figures: &Value) -> [i64; 3] {
 /// Looks until the sums, and the dead letters of the figures, are these, and the last event of each ticket has said how it stands.
 async fn until(world: &World, expected: [i64; 3], dead: i64) -> Value {
     let deadline = Instant::now() + DEADLINE;
-    let count = "SELECT count(*) FROM relevo.inbox_dead WHERE consumer = 'metrics' AND fate = 'pending'";
+    let count = "SELECT count(*) FROM relevo.inbox_dead_letter WHERE consumer = 'metrics' AND state = 'dead'";
     loop {
         let (figures, seen) = (figures(world).await, world.number(count).await);
         let stand = figures["by_status"] == json!({ "closed": 1, "open": 1 });
@@ -84,7 +84,7 @@ pub(crate) async fn a_redriven_event_adds_what_is_missing(world: &World) {
         // That the second ticket was opened is known from its later event.
         until(world, [2, 0, 0], 2).await;
         world
-            .run("UPDATE relevo.inbox_dead AS d SET payload = (SELECT w.payload FROM whole AS w WHERE w.id = d.id)")
+            .run("UPDATE relevo.inbox_dead_letter AS d SET payload = (SELECT w.payload FROM whole AS w WHERE w.id = d.id)")
             .await;
         let mark = Mark {
             filter: DeadFilter { consumer: Some(flow::METRICS.to_owned()), ..DeadFilter::default() },

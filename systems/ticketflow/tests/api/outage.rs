@@ -115,7 +115,7 @@ async fn a_start_waits_for_a_database_that_says_not_now() {
     let Database::Postgres(url) = &world.database else { panic!("a server") };
     let mut somebody = PgConnection::connect(url.expose()).await.unwrap();
     let mut tx = somebody.begin().await.unwrap();
-    sqlx::raw_sql("LOCK TABLE relevo.setting IN EXCLUSIVE MODE").execute(&mut *tx).await.unwrap();
+    sqlx::raw_sql("LOCK TABLE relevo.settings IN EXCLUSIVE MODE").execute(&mut *tx).await.unwrap();
     let mut config = Config::embedded(&world.folder);
     config.listen.set_port(0);
     let joint = if url.expose().contains('?') { '&' } else { '?' };

@@ -186,7 +186,7 @@ pub(crate) async fn what_was_carried_is_kept_for_thirty_days(world: &World) {
     let days = if world.is_sqlite() {
         "SELECT retention_ms / 86400000 FROM relevo_setting"
     } else {
-        "SELECT extract(epoch FROM retention)::bigint / 86400 FROM relevo.setting"
+        "SELECT extract(epoch FROM retention)::bigint / 86400 FROM relevo.settings"
     };
     assert_eq!(world.number(days).await, 30);
     let retention = Duration::from_hours(24);

@@ -76,10 +76,11 @@ async fn what_is_no_event_is_a_dead_letter_with_its_bytes_and_others_flow() {
     until(async || so(stage.smtp.mails().len() == 1, stage.smtp.events())).await;
     until(async || so(all.figures().await["dead"]["notifications"] == 1, all.figures().await)).await;
     let mut session = stage.session().await;
-    let kept: Vec<u8> = sqlx::query_scalar("SELECT payload FROM relevo.inbox_dead WHERE consumer = 'notifications'")
-        .fetch_one(&mut session)
-        .await
-        .expect("one row");
+    let kept: Vec<u8> =
+        sqlx::query_scalar("SELECT payload FROM relevo.inbox_dead_letter WHERE consumer = 'notifications'")
+            .fetch_one(&mut session)
+            .await
+            .expect("one row");
     assert_eq!(kept, GARBAGE);
     until(async || so(depth(&channel, "notifications.dlq").await == 1, "no copy")).await;
     let copy = channel.basic_get("notifications.dlq".into(), BasicGetOptions { no_ack: true }).await;

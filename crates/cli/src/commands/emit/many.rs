@@ -158,7 +158,7 @@ fn draft(line: &str) -> Result<Draft, String> {
     let (topic, key, kind) =
         (needed(text("topic")?, "topic")?, needed(text("key")?, "key")?, needed(text("type")?, "type")?);
     let (content_type, id, deliver_at) = (text("content_type")?, text("id")?, text("deliver_at")?);
-    let on_repeat = text("on_repeat")?;
+    let on_repeat = text("on_duplicate")?;
     let mut draft = match payload {
         Ok(json) => {
             let content_type = content_type.as_deref().unwrap_or("application/json");
@@ -170,13 +170,13 @@ fn draft(line: &str) -> Result<Draft, String> {
     draft.deliver_at =
         deliver_at.map(|at| at.parse::<Timestamp>()).transpose().map_err(|error| format!("`deliver_at`: {error}"))?;
     draft.on_repeat = match on_repeat.as_deref() {
-        None | Some("refuse") => OnRepeat::Refuse,
+        None | Some("error") => OnRepeat::Refuse,
         Some("ignore") => OnRepeat::Ignore,
-        Some(other) => return Err(format!("`on_repeat` is `{other}`, not `refuse` or `ignore`")),
+        Some(other) => return Err(format!("`on_duplicate` is `{other}`, not `error` or `ignore`")),
     };
-    draft.serialize = match fields.remove("serialize") {
+    draft.serialize = match fields.remove("lock_key") {
         None | Some(Value::Null) => false,
-        Some(value) => value.as_bool().ok_or("`serialize` is not true or false")?,
+        Some(value) => value.as_bool().ok_or("`lock_key` is not true or false")?,
     };
     if let Some(headers) = fields.remove("headers").filter(|headers| !headers.is_null()) {
         draft.headers = serde_json::from_value(headers).map_err(|_| "`headers` is not an object of strings")?;
@@ -206,8 +206,8 @@ mod tests {
 
     #[test]
     fn a_line_has_the_fields_of_emit_many() {
-        let line = r#"{"topic":"t","key":"k","type":"T","payload":{"n":1},"headers":{"a":"b"},"serialize":true,
-            "id":"5e8a1c6e-7d29-4c86-b1a9-3f0d6f2a9b10","on_repeat":"ignore","deliver_at":"2026-01-31T12:00:00Z"}"#;
+        let line = r#"{"topic":"t","key":"k","type":"T","payload":{"n":1},"headers":{"a":"b"},"lock_key":true,
+            "id":"5e8a1c6e-7d29-4c86-b1a9-3f0d6f2a9b10","on_duplicate":"ignore","deliver_at":"2026-01-31T12:00:00Z"}"#;
         let read = draft(line).unwrap();
         assert_eq!((&*read.topic, &*read.key, &*read.kind, &read.payload[..]), ("t", "k", "T", &b"{\"n\":1}"[..]));
         assert!(read.serialize && read.id.is_some() && read.deliver_at.is_some());

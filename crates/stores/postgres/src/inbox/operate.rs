@@ -20,36 +20,31 @@ use crate::classify::Error;
 use crate::queries::{column, json_answer, json_literal, literal};
 use crate::store::Store;
 
-/// The version of the schema that forgetting came with.
-const FORGETS_SINCE: i32 = 19;
-
 impl Store {
     async fn inbox_call(&self, call: String) -> Result<Vec<PgRow>, Error> {
-        let called = self.asking.call(read_committed(&call)).await;
-        called.map_err(|error| if error.is_missing() { Error::NoInbox(self.schema.clone()) } else { error })
+        self.asking.call(read_committed(&call)).await
     }
 
-    /// Consumers, or the one of this name. How long they remember is not there before version 12.
+    /// All consumers, or the one with this name.
     async fn inbox_consumers(&self, only: &str) -> Result<Vec<PgRow>, Error> {
         let schema = &self.schema;
-        let remembers = "round(date_part('epoch', (to_jsonb(k) ->> 'remembers')::interval) * 1000)::bigint";
+        let remembers = "round(date_part('epoch', k.done_retention) * 1000)::bigint";
         let sql = format!(
-            "SELECT c.*, {remembers} FROM {schema}.inbox_consumers({only}) AS c \
+            "SELECT c.*, {remembers} FROM {schema}.inbox_list_consumers({only}) AS c \
              LEFT JOIN {schema}.inbox_consumer AS k ON k.name = c.name ORDER BY c.name"
         );
         self.inbox_call(sql).await
     }
 
-    async fn mark_inbox(&self, fate: Fate, mark: &Mark) -> Result<u64, StoreError> {
+    /// `more` is appended to the arguments.
+    async fn mark_inbox(&self, function: &str, mark: &Mark, more: &str) -> Result<u64, StoreError> {
         let sql = format!(
-            "SELECT {}.inbox_mark_dead('{}', {}, {}, {}, {}, {})",
+            "SELECT {}.{function}({}, {}, {}, {}{more})",
             self.schema,
-            fate.word(),
             filter(&mark.filter),
-            mark.dry_run,
-            mark.rate.map_or_else(|| "NULL".to_owned(), |rate| i32::try_from(rate).unwrap_or(i32::MAX).to_string()),
             literal(&mark.by),
             literal(&mark.note),
+            mark.dry_run,
         );
         Ok(whole(only(&self.inbox_call(sql).await?)?)?)
     }
@@ -66,7 +61,7 @@ impl Operate for Store {
         let rows = self.inbox_consumers(&name).await?;
         let Some(row) = rows.first() else { return Ok(None) };
         let limit = i32::try_from(limit).unwrap_or(i32::MAX);
-        let sql = format!("SELECT {}.inbox_show({name}, {limit})::text", self.schema);
+        let sql = format!("SELECT {}.inbox_show_consumer({name}, {limit})::text", self.schema);
         let answer = json_answer(&self.inbox_call(sql).await?)?;
         Ok(Some(shown(consumer(row)?, &answer).ok_or(Error::Answer("a consumer is malformed"))?))
     }
@@ -80,16 +75,13 @@ impl Operate for Store {
             Order::FreeBreaker => "free",
         };
         let lane = lane.map_or_else(|| "NULL".to_owned(), literal);
-        let sql = format!("SELECT {}.inbox_order({}, {lane}, '{what}')", self.schema, literal(consumer));
+        let sql = format!("SELECT {}.inbox_set_control({}, {lane}, '{what}')", self.schema, literal(consumer));
         Ok(only(&self.inbox_call(sql).await?)?)
     }
 
     async fn forget(&self, consumer: &str) -> Result<Forgotten, StoreError> {
-        let sql = format!("SELECT {}.inbox_forget({})", self.schema, literal(consumer));
-        let called = self.asking.call(read_committed(&sql)).await;
-        let older = || Error::Older { schema: self.schema.clone(), since: FORGETS_SINCE };
-        let rows = called.map_err(|error| if error.is_missing() { older() } else { error })?;
-        match only(&rows)? {
+        let sql = format!("SELECT {}.inbox_remove_consumer({})", self.schema, literal(consumer));
+        match only(&self.inbox_call(sql).await?)? {
             "gone" => Ok(Forgotten::Gone),
             "alive" => Ok(Forgotten::Alive),
             "unknown" => Ok(Forgotten::Unknown),
@@ -100,26 +92,28 @@ impl Operate for Store {
     async fn dead(&self, wanted: &DeadFilter, limit: usize) -> Result<Vec<DeadLetter>, StoreError> {
         let schema = &self.schema;
         let sql = format!(
-            "SELECT d.consumer, d.queue, d.class, d.error, d.backtrace, d.attempts, {schema}.inbox_micros(d.arrived_at), \
-             {schema}.inbox_micros(d.dead_at), d.redriven, d.fate, d.note, d.id, d.replay, d.header_names, d.header_values, \
-             d.payload, d.address, d.lane, d.place::text, d.correlation \
-             FROM {schema}.inbox_dead AS d WHERE {schema}.inbox_means({}, d) ORDER BY d.dead_at, d.no LIMIT {limit}",
+            "SELECT d.consumer, d.queue, d.class, d.error, d.backtrace, d.attempts, {schema}.epoch_micros(d.arrived_at), \
+             {schema}.epoch_micros(d.dead_at), d.redrives, d.state, d.reason, d.id, d.replay, d.header_names, d.header_values, \
+             d.payload, d.address, d.lane, d.broker_offset::text, d.correlation \
+             FROM {schema}.inbox_dead_letter AS d WHERE {schema}.inbox_dead_letter_matches({}, d) ORDER BY d.dead_at, d.ordinal LIMIT {limit}",
             filter(wanted)
         );
         Ok(self.inbox_call(sql).await?.iter().map(letter).collect::<Result<_, _>>()?)
     }
 
     async fn redrive(&self, mark: &Mark) -> Result<u64, StoreError> {
-        self.mark_inbox(Fate::Replayed, mark).await
+        let per_second =
+            mark.rate.map_or_else(String::new, |rate| format!(", {}", i32::try_from(rate).unwrap_or(i32::MAX)));
+        self.mark_inbox("inbox_redrive", mark, &per_second).await
     }
 
     async fn archive(&self, mark: &Mark) -> Result<u64, StoreError> {
-        self.mark_inbox(Fate::Archived, mark).await
+        self.mark_inbox("inbox_discard", mark, "").await
     }
 
     async fn trace(&self, id: MessageId) -> Result<Vec<Trace>, StoreError> {
         let sql = format!(
-            "SELECT consumer, replay, state, repeats, address, lane, place::text, correlation, {}.inbox_micros(at) \
+            "SELECT consumer, replay, state, repeats, address, lane, broker_offset::text, correlation, {}.epoch_micros(at) \
              FROM {}.inbox_trace WHERE id = '{id}' ORDER BY consumer, replay",
             self.schema, self.schema
         );
@@ -133,9 +127,9 @@ impl Operate for Store {
             "WITH RECURSIVE name (n) AS ((SELECT consumer FROM {schema}.inbox ORDER BY consumer LIMIT 1) UNION ALL \
              SELECT (SELECT o.consumer FROM {schema}.inbox AS o WHERE o.consumer > name.n ORDER BY o.consumer LIMIT 1) \
              FROM name WHERE name.n IS NOT NULL) \
-             SELECT i.consumer, i.replay, i.state, i.started, \
-             CASE WHEN isfinite(i.entered_at) THEN {schema}.inbox_micros(i.entered_at) END \
-             FROM name CROSS JOIN LATERAL (SELECT * FROM {schema}.inbox AS o WHERE o.consumer = name.n AND o.id = '{id}') AS i \
+             SELECT i.consumer, i.replay, i.state, i.unfinished_starts, \
+             CASE WHEN isfinite(i.entered_at) THEN {schema}.epoch_micros(i.entered_at) END \
+             FROM name CROSS JOIN LATERAL (SELECT * FROM {schema}.inbox AS o WHERE o.consumer = name.n AND o.message_id = '{id}') AS i \
              ORDER BY i.consumer, i.replay"
         );
         Ok(self.inbox_call(sql).await?.iter().map(|row| known(row, id)).collect::<Result<_, _>>()?)
@@ -144,7 +138,7 @@ impl Operate for Store {
     async fn begin_replay(&self, plan: &Plan) -> Result<u32, StoreError> {
         let number = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
         let sql = format!(
-            "SELECT {}.inbox_begin_replay({}, {}, {}, {}, {}, {}, {})",
+            "SELECT {}.inbox_create_replay({}, {}, {}, {}, {}, {}, {})",
             self.schema,
             literal(&plan.consumer),
             literal(&plan.source),
@@ -161,7 +155,7 @@ impl Operate for Store {
         let messages: Vec<&Arrival> = portion.messages.iter().collect();
         let cursor = |at: Option<&str>| at.map_or_else(|| "NULL".to_owned(), literal);
         let sql = format!(
-            "SELECT {}.inbox_feed_portion({}, {number}, {}, {}, {})",
+            "SELECT {}.inbox_feed_replay({}, {number}, {}, {}, {})",
             self.schema,
             literal(consumer),
             arrivals(&self.schema, &messages, Body::Whole),
@@ -190,7 +184,7 @@ impl Operate for Store {
     async fn replays(&self, consumer: &str) -> Result<Vec<Replay>, StoreError> {
         let (schema, consumer_name) = (&self.schema, literal(consumer));
         let sql = format!(
-            "SELECT r.*, {schema}.inbox_ready({consumer_name}, r.number) FROM {schema}.inbox_replays({consumer_name}) AS r"
+            "SELECT r.*, {schema}.inbox_replay_ready({consumer_name}, r.number) FROM {schema}.inbox_list_replays({consumer_name}) AS r"
         );
         Ok(self.inbox_call(sql).await?.iter().map(|row| replay(row, consumer)).collect::<Result<_, _>>()?)
     }
@@ -200,7 +194,7 @@ fn filter(filter: &DeadFilter) -> String {
     let ids: Vec<_> = filter.ids.iter().map(ToString::to_string).collect();
     json_literal(&json!({
         "consumer": filter.consumer, "ids": ids, "queue": filter.queue, "class": filter.class,
-        "fate": filter.fate.map(Fate::word), "since": filter.since.map(|at| at.to_string()),
+        "state": filter.fate.map(Fate::word), "since": filter.since.map(|at| at.to_string()),
         "until": filter.until.map(|at| at.to_string()),
     }))
 }
@@ -219,7 +213,7 @@ fn consumer(row: &PgRow) -> Result<Consumer, Error> {
     })
 }
 
-/// Reads the answer of `inbox_show`; `None` if it is malformed.
+/// Reads the answer of `inbox_show_consumer`; `None` if it is malformed.
 fn shown(consumer: Consumer, answer: &Value) -> Option<Shown> {
     let text = |value: &Value| value.as_str().map(str::to_owned);
     let at = |value: &Value| value.as_i64().and_then(|micros| time(micros).ok());
@@ -236,10 +230,10 @@ fn shown(consumer: Consumer, answer: &Value) -> Option<Shown> {
             name: text(&l["name"])?,
             owner: text(&l["owner"]),
             epoch: l["epoch"].as_i64()?,
-            mark: l["mark"].as_str().and_then(|mark| mark.parse().ok()),
+            mark: l["settled_offset"].as_str().and_then(|mark| mark.parse().ok()),
             paused: l["paused"].as_bool()?,
-            breaker: text(&l["breaker"]),
-            forced: l["forced"].as_bool(),
+            breaker: text(&l["breaker_reason"]),
+            forced: l["breaker_forced"].as_bool(),
         })
     };
     let queue = |q: &Value| {

@@ -34,7 +34,7 @@ pub(super) enum Answers {
     Busy,
 }
 
-/// Reads the answer of `inbox_enter`: nothing of messages that are new.
+/// Reads the answer of `inbox_insert_many`: nothing of messages that are new.
 pub(super) fn answers(rows: &[PgRow]) -> Result<Answers, Error> {
     let text: Option<&str> = only(rows)?;
     match text {
@@ -133,14 +133,14 @@ pub(super) fn time(micros: i64) -> Result<Timestamp, Error> {
     Timestamp::from_microsecond(micros).map_err(|_| Error::Answer("a time is out of range"))
 }
 
-/// Reads the answer of `inbox_beat`: how the member's row was found, and the orders.
+/// Reads the answer of `inbox_heartbeat`: how the member's row was found, and the orders.
 pub(super) fn orders(answer: &Value, beat_before: bool) -> Result<Orders, Error> {
     let lane = |value: &Value| value.as_str().map(Lane::new);
     let read = || -> Option<Orders> {
         Some(Orders {
             paused: answer["paused"].as_bool()?,
             paused_lanes: answer["paused_lanes"].as_array()?.iter().map(lane).collect::<Option<_>>()?,
-            forced: answer["forced"]
+            forced: answer["breaker_forced"]
                 .as_array()?
                 .iter()
                 .map(|pair| Some((lane(&pair[0])?, pair[1].as_bool()?)))
@@ -151,7 +151,7 @@ pub(super) fn orders(answer: &Value, beat_before: bool) -> Result<Orders, Error>
     read().ok_or(Error::Answer("orders are malformed"))
 }
 
-/// The words of `inbox_claim`'s row.
+/// The words of `inbox_claim_call`'s row.
 pub(super) struct ClaimRow<'r> {
     pub(super) word: &'r str,
     pub(super) token: Option<Uuid>,

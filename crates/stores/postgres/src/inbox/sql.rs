@@ -11,11 +11,6 @@ use uuid::Uuid;
 use super::config::Config;
 use crate::queries::{json_literal, literal, millis};
 
-/// The version of the schema that has `inbox_enter_one`.
-const ENTERS_ONE_SINCE: i32 = 14;
-/// The version of the schema that knows a message that was put off without a try.
-const WAITS_SINCE: i32 = 16;
-
 /// What every statement of one consumer says.
 #[derive(Clone)]
 pub(super) struct Says {
@@ -26,10 +21,6 @@ pub(super) struct Says {
     patience_ms: u64,
     stall_ms: u64,
     keeping: Keeping,
-    /// Whether the schema can enter one message by itself.
-    enters_one: bool,
-    /// Whether the schema tells a message that was not tried from one that failed.
-    waits: bool,
 }
 
 impl Says {
@@ -42,14 +33,7 @@ impl Says {
             patience_ms: (millis(config.call_deadline) / 2).max(1),
             stall_ms: millis(config.stall_deadline).min(i32::MAX.unsigned_abs().into()),
             keeping,
-            enters_one: false,
-            waits: false,
         }
-    }
-
-    /// For a schema of this version.
-    pub(super) fn at_version(self, version: i32) -> Self {
-        Self { enters_one: version >= ENTERS_ONE_SINCE, waits: version >= WAITS_SINCE, ..self }
     }
 
     pub(super) fn of(&self, consumer: &str, keeping: Keeping) -> Self {
@@ -64,12 +48,11 @@ impl Says {
     pub(super) fn enter(&self, held: Option<&Held>, entries: &[&Arrival]) -> String {
         let Self { schema, consumer, wait_ms, stall_ms, .. } = self;
         if let [arrival] = entries
-            && self.enters_one
             && !self.traces()
         {
             let (entry, queue, lane) = (named(arrival.entry), literal(&arrival.queue), lane(held));
             return format!(
-                "SELECT {schema}.inbox_enter_one({consumer}, {entry}, {queue}, {lane}, {wait_ms}, {stall_ms})"
+                "SELECT {schema}.inbox_insert_one({consumer}, {entry}, {queue}, {lane}, {wait_ms}, {stall_ms})"
             );
         }
         let ids = join(entries.iter().map(|arrival| arrival.entry.id));
@@ -77,7 +60,7 @@ impl Says {
         let queues = texts(entries.iter().map(|arrival| &*arrival.queue));
         let traces = if self.traces() { arrivals(schema, entries, Body::Left) } else { "NULL".to_owned() };
         format!(
-            "SELECT {schema}.inbox_enter({consumer}, '{{{ids}}}', '{{{replays}}}', {queues}, {}, {wait_ms}, {stall_ms}, {traces})",
+            "SELECT {schema}.inbox_insert_many({consumer}, '{{{ids}}}', '{{{replays}}}', {queues}, {}, {wait_ms}, {stall_ms}, {traces})",
             lane(held)
         )
     }
@@ -88,27 +71,27 @@ impl Says {
     }
 
     pub(super) fn skip(&self, entry: Entry) -> String {
-        format!("SELECT {}.inbox_skip({}, {})", self.schema, self.consumer, named(entry))
+        format!("SELECT {}.inbox_mark_skipped({}, {})", self.schema, self.consumer, named(entry))
     }
 
     pub(super) fn start(&self, entry: Entry) -> String {
-        format!("SELECT {}.inbox_start({}, {}, {})", self.schema, self.consumer, named(entry), self.wait_ms)
+        format!("SELECT {}.inbox_record_start({}, {}, {})", self.schema, self.consumer, named(entry), self.wait_ms)
     }
 
     /// The same without a look at what is not committed.
     pub(super) fn started(&self, entry: Entry) -> String {
-        format!("SELECT {}.inbox_started({}, {})", self.schema, self.consumer, named(entry))
+        format!("SELECT {}.inbox_starts({}, {})", self.schema, self.consumer, named(entry))
     }
 
     pub(super) fn ended(&self, entry: Entry, claim: Option<Claim>) -> String {
         let (entry, claim) = (named(entry), token(claim));
-        format!("SELECT {}.inbox_ended({}, {entry}, {claim}, {})", self.schema, self.consumer, self.wait_ms)
+        format!("SELECT {}.inbox_reset_start({}, {entry}, {claim}, {})", self.schema, self.consumer, self.wait_ms)
     }
 
     pub(super) fn claim(&self, arrival: &Arrival, held: Option<&Held>, lasts: Duration) -> String {
         let Self { schema, consumer, wait_ms, .. } = self;
         format!(
-            "SELECT word, claim, times, rest_ms FROM {schema}.inbox_claim({consumer}, {}, {}, {}, {wait_ms})",
+            "SELECT word, claim, times, rest_ms FROM {schema}.inbox_claim_call({consumer}, {}, {}, {}, {wait_ms})",
             row(schema, arrival, Body::Left),
             lane(held),
             millis(lasts)
@@ -118,7 +101,7 @@ impl Says {
     pub(super) fn begin_claimed(&self, arrival: &Arrival, held: Option<&Held>, claim: Claim) -> String {
         let Self { schema, consumer, wait_ms, stall_ms, .. } = self;
         format!(
-            "SELECT {schema}.inbox_begin_claimed({consumer}, {}, {}, '{}', {wait_ms}, {stall_ms}, {})",
+            "SELECT {schema}.inbox_complete_call({consumer}, {}, {}, '{}', {wait_ms}, {stall_ms}, {})",
             row(schema, arrival, Body::Left),
             lane(held),
             claim.token,
@@ -135,11 +118,11 @@ impl Says {
     ) -> String {
         let Self { schema, consumer, wait_ms, .. } = self;
         format!(
-            "SELECT {schema}.inbox_set_back({consumer}, {}, {}, {}, {}, {wait_ms}, {})",
+            "SELECT {schema}.inbox_fail({consumer}, {}, {}, {}, {}, {wait_ms}, {})",
             row(schema, arrival, Body::Whole),
             lane(held),
             token(claim),
-            self.why(setback),
+            why(setback),
             self.traces()
         )
     }
@@ -147,8 +130,8 @@ impl Says {
     pub(super) fn due(&self, queues: usize, messages: usize, lasts: Duration) -> String {
         let most = |number: usize| i32::try_from(number).unwrap_or(i32::MAX);
         format!(
-            "SELECT queue, token, attempts, started, reopened, no, id, replay, header_names, header_values, payload, \
-             address, lane, place, correlation FROM {}.inbox_due({}, {}, {}, {})",
+            "SELECT queue, claim_token, attempts, unfinished_starts, redriven, ordinal, id, replay, header_names, header_values, payload, \
+             address, lane, broker_offset, correlation FROM {}.inbox_claim_due_queues({}, {}, {}, {})",
             self.schema,
             self.consumer,
             most(queues),
@@ -161,39 +144,26 @@ impl Says {
         let Self { schema, consumer, wait_ms, stall_ms, .. } = self;
         let (queue, token) = (literal(&due.queue), due.token);
         format!(
-            "SELECT {schema}.inbox_begin_due({consumer}, {queue}, '{token}', {number}, {wait_ms}, {stall_ms}, {})",
+            "SELECT {schema}.inbox_complete_queued({consumer}, {queue}, '{token}', {number}, {wait_ms}, {stall_ms}, {})",
             self.traces()
-        )
-    }
-
-    fn why(&self, setback: &Setback) -> String {
-        let (stop, after) = match setback.stop {
-            Stop::Wait { after } if self.waits => ("wait", millis(after)),
-            Stop::Retry { after } | Stop::Wait { after } => ("retry", millis(after)),
-            Stop::DeadHold => ("dead_hold", 0),
-            Stop::DeadContinue => ("dead_continue", 0),
-        };
-        format!(
-            "'{stop}', {after}, {}, {}, {}, {}",
-            i32::try_from(setback.attempts).unwrap_or(i32::MAX),
-            literal(setback.class),
-            literal(&setback.error),
-            setback.backtrace.as_ref().map_or_else(|| "NULL".to_owned(), |text| literal(text)),
         )
     }
 
     pub(super) fn set_back_due(&self, due: &Due, number: i64, setback: &Setback) -> String {
         let Self { schema, consumer, wait_ms, .. } = self;
-        let (queue, token, why) = (literal(&due.queue), due.token, self.why(setback));
+        let (queue, token, why) = (literal(&due.queue), due.token, why(setback));
         format!(
-            "SELECT {schema}.inbox_set_back_due({consumer}, {queue}, '{token}', {number}, {why}, {wait_ms}, {})",
+            "SELECT {schema}.inbox_fail_queued({consumer}, {queue}, '{token}', {number}, {why}, {wait_ms}, {})",
             self.traces()
         )
     }
 
     pub(super) fn release(&self, due: &Due) -> String {
         let (queue, token) = (literal(&due.queue), due.token);
-        format!("SELECT {}.inbox_release({}, {queue}, '{token}', {})", self.schema, self.consumer, self.patience_ms)
+        format!(
+            "SELECT {}.inbox_release_queue({}, {queue}, '{token}', {})",
+            self.schema, self.consumer, self.patience_ms
+        )
     }
 
     pub(super) fn beat(&self, beat: &Beat) -> String {
@@ -202,7 +172,7 @@ impl Says {
         let breakers: Value = beat.breakers.iter().map(|(lane, why)| json!([lane.name(), why])).collect();
         let last = beat.last_message_at.map_or_else(|| "NULL".to_owned(), |at| literal(&at.to_string()));
         format!(
-            "SELECT {}.inbox_beat({}, '{}', {}, {}, {last}, {}, {}, {})::text",
+            "SELECT {}.inbox_heartbeat({}, '{}', {}, {}, {last}, {}, {}, {})::text",
             self.schema,
             self.consumer,
             beat.owner,
@@ -217,7 +187,7 @@ impl Says {
     pub(super) fn take(&self, owner: Uuid, lanes: &[Lane]) -> String {
         let lanes = texts(lanes.iter().map(Lane::name));
         format!(
-            "SELECT lane, epoch FROM {}.inbox_take({}, '{owner}', {lanes}, {})",
+            "SELECT lane, epoch FROM {}.inbox_acquire_lanes({}, '{owner}', {lanes}, {})",
             self.schema, self.consumer, self.patience_ms
         )
     }
@@ -225,7 +195,10 @@ impl Says {
     /// All lanes and the member itself without `lanes`.
     pub(super) fn give_back(&self, owner: Uuid, lanes: Option<&[Lane]>) -> String {
         let lanes = lanes.map_or_else(|| "NULL".to_owned(), |lanes| texts(lanes.iter().map(Lane::name)));
-        format!("SELECT {}.inbox_give_back({}, '{owner}', {lanes}, {})", self.schema, self.consumer, self.patience_ms)
+        format!(
+            "SELECT {}.inbox_release_lanes({}, '{owner}', {lanes}, {})",
+            self.schema, self.consumer, self.patience_ms
+        )
     }
 
     pub(super) fn prune(&self, limit: usize) -> String {
@@ -239,8 +212,8 @@ impl Says {
             self.consumer,
             interval(self.keeping.done),
             interval(self.keeping.dead),
-            interval(trace),
-            i32::try_from(limit).unwrap_or(i32::MAX)
+            i32::try_from(limit).unwrap_or(i32::MAX),
+            interval(trace)
         )
     }
 }
@@ -277,6 +250,23 @@ fn row(schema: &str, arrival: &Arrival, body: Body) -> String {
         literal(arrival.lane.name()),
         arrival.place.map_or_else(|| "NULL".to_owned(), |place| place.to_string()),
         arrival.correlation.as_ref().map_or_else(|| "NULL".to_owned(), |text| literal(text)),
+    )
+}
+
+/// The arguments of a setback.
+fn why(setback: &Setback) -> String {
+    let (stop, after) = match setback.stop {
+        Stop::Wait { after } => ("wait", millis(after)),
+        Stop::Retry { after } => ("retry", millis(after)),
+        Stop::DeadHold => ("dead_hold", 0),
+        Stop::DeadContinue => ("dead_continue", 0),
+    };
+    format!(
+        "'{stop}', {after}, {}, {}, {}, {}",
+        i32::try_from(setback.attempts).unwrap_or(i32::MAX),
+        literal(setback.class),
+        literal(&setback.error),
+        setback.backtrace.as_ref().map_or_else(|| "NULL".to_owned(), |text| literal(text)),
     )
 }
 

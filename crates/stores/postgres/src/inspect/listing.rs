@@ -96,25 +96,23 @@ impl Sql {
         let Self { schema, destination } = self;
         let (low, high) = (numbers.start, numbers.end);
         format!(
-            "SELECT m.*, st.high, st.late, st.seen_from, coalesce(st.settled, false) AS settled, \
+            "SELECT m.*, st.max_seq, st.late_xids, st.seen_from, coalesce(st.settled, false) AS settled, \
              x.attempts AS dead_attempts, x.error AS dead_error, p.head, k.attempts AS parked_attempts, k.error, \
-             coalesce(k.next_at, (SELECT h.next_at FROM {schema}.hold AS h \
+             coalesce(k.next_at, (SELECT h.next_at FROM {schema}.address_hold AS h \
                  WHERE h.destination = {destination} AND h.address = k.address)) AS next_at, \
              CASE WHEN x.state = 'discarded' THEN 'discarded' WHEN x.state IS NOT NULL THEN 'dead' \
-                 WHEN p.seq IS NOT NULL THEN CASE WHEN NOT p.head THEN 'behind' ELSE CASE k.state \
-                     WHEN 'retry' THEN 'retrying' WHEN 'address' THEN 'held' WHEN 'quarantine' THEN 'quarantined' \
-                     ELSE 'behind' END END \
+                 WHEN p.seq IS NOT NULL THEN CASE WHEN p.head AND k.state <> 'dead' THEN k.state ELSE 'behind' END \
                  WHEN st.settled THEN 'published' ELSE 'pending' END AS status \
              FROM ({source}) AS m \
              LEFT JOIN (SELECT * FROM {schema}.dead_letter WHERE destination = {destination} AND state <> 'redriven' \
                  AND seq >= {low} AND seq < {high}) AS x ON x.seq = m.seq \
              LEFT JOIN (SELECT q.seq, q.key, NOT EXISTS (SELECT 1 FROM {schema}.parked_message AS e \
-                     WHERE e.destination = {destination} AND e.key = q.key AND e.no < q.no) AS head \
+                     WHERE e.destination = {destination} AND e.key = q.key AND e.ordinal < q.ordinal) AS head \
                  FROM {schema}.parked_message AS q WHERE q.destination = {destination} \
                  AND q.seq >= {low} AND q.seq < {high}) AS p ON p.seq = m.seq \
              LEFT JOIN {schema}.parked_key AS k ON k.destination = {destination} AND k.key = p.key \
-             LEFT JOIN LATERAL (SELECT s.high, s.late, pg_visible_in_snapshot(m.xid, s.f) AS seen_from, \
-                 pg_visible_in_snapshot(m.xid, s.f) OR (m.seq <= s.place AND pg_visible_in_snapshot(m.xid, s.t)) AS settled \
+             LEFT JOIN LATERAL (SELECT s.max_seq, s.late_xids, pg_visible_in_snapshot(m.xid, s.f) AS seen_from, \
+                 pg_visible_in_snapshot(m.xid, s.f) OR (m.seq <= s.settled_seq AND pg_visible_in_snapshot(m.xid, s.t)) AS settled \
                  FROM stand AS s WHERE s.shard = m.slot % s.shards) AS st ON true",
             source = self.source(from, numbers, condition),
         )
@@ -123,8 +121,8 @@ impl Sql {
     /// The `WITH` that [`Sql::standing`] needs: where each shard stands, once for the whole statement.
     pub(super) fn stand(&self) -> String {
         format!(
-            "WITH stand AS MATERIALIZED (SELECT d.shards, s.shard, s.place, f.snapshot AS f, f.high, f.late, \
-             t.snapshot AS t FROM {schema}.destination AS d CROSS JOIN LATERAL {schema}.standing(d.name) AS s \
+            "WITH stand AS MATERIALIZED (SELECT d.shards, s.shard, s.settled_seq, f.snapshot AS f, f.max_seq, f.late_xids, \
+             t.snapshot AS t FROM {schema}.destination AS d CROSS JOIN LATERAL {schema}.shard_positions(d.name) AS s \
              JOIN {schema}.tick AS f ON f.tick = s.from_tick JOIN {schema}.tick AS t ON t.tick = s.to_tick \
              WHERE d.name = {destination})",
             schema = self.schema,
@@ -149,13 +147,13 @@ impl Sql {
                  WHEN head AND status <> 'behind' THEN parked_attempts ELSE 0 END, \
              CASE WHEN head AND status <> 'dead' THEN next_at END, \
              CASE WHEN status = 'dead' OR status = 'discarded' THEN dead_error WHEN head AND status <> 'behind' THEN error END, \
-             CASE WHEN status = 'published' THEN coalesce((SELECT l.delivered_at FROM {schema}.parked_delivery AS l \
+             CASE WHEN status = 'published' THEN coalesce((SELECT l.published_at FROM {schema}.parked_published AS l \
                  WHERE l.destination = {destination} AND l.seq = m.seq), \
                  (SELECT p.settled_at FROM {schema}.progress AS p JOIN {schema}.tick AS f ON f.tick = p.from_tick \
                  JOIN {schema}.tick AS t ON t.tick = p.to_tick WHERE p.destination = {destination} \
                  AND m.slot % p.shards = p.shard AND p.settled_at >= m.created_at \
                  AND (pg_visible_in_snapshot(m.xid, f.snapshot) \
-                     OR (m.seq <= p.place AND pg_visible_in_snapshot(m.xid, t.snapshot))) \
+                     OR (m.seq <= p.settled_seq AND pg_visible_in_snapshot(m.xid, t.snapshot))) \
                  ORDER BY p.settled_at LIMIT 1)) END \
              FROM (SELECT * FROM ({standing}) AS every {wanted} ORDER BY seq DESC LIMIT {limit}) AS m ORDER BY seq DESC",
             stand = self.stand(),
@@ -188,8 +186,8 @@ impl Sql {
     /// Messages whose time has not come, newest first.
     pub(super) fn scheduled(&self, condition: &str, limit: usize) -> String {
         format!(
-            "SELECT no, id, created_at, topic, key, type, due_at FROM {}.scheduled WHERE true{condition} \
-             ORDER BY no DESC LIMIT {limit}",
+            "SELECT ordinal, id, created_at, topic, key, type, due_at FROM {}.scheduled WHERE true{condition} \
+             ORDER BY ordinal DESC LIMIT {limit}",
             self.schema
         )
     }

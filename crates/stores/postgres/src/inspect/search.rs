@@ -97,7 +97,7 @@ pub(super) async fn search(store: &Store, search: &Search, limit: usize, budget:
 
 /// Fills in what waits for its time; says where to go on if there is more of it than the limit.
 async fn scheduled(store: &Store, search: &Search, limit: usize, found: &mut Found) -> Result<(), Error> {
-    let after = search.before.map_or_else(String::new, |before| format!(" AND no < {}", before.unsigned_abs()));
+    let after = search.before.map_or_else(String::new, |before| format!(" AND ordinal < {}", before.unsigned_abs()));
     let condition = listing::condition(search) + &after;
     let sql = Sql::of(store).scheduled(&condition, limit + 1);
     let mut list = listing::scheduled(store.asking.copy(sql).await?)?;

@@ -104,7 +104,7 @@ async fn one(store: &Store, sql: String) -> Result<Option<i64>, Error> {
 
 /// When a caller brought this id.
 async fn claimed_at(store: &Store, id: MessageId) -> Result<Option<Timestamp>, Error> {
-    let sql = format!("SELECT claimed_at FROM {}.own_id WHERE id = '{id}'", store.schema);
+    let sql = format!("SELECT claimed_at FROM {}.dedup_id WHERE id = '{id}'", store.schema);
     let mut rows = Rows::new(store.asking.copy(sql).await?, 1)?;
     let row = rows.next_row()?;
     row.map(|mut row| row.timestamp()).transpose()

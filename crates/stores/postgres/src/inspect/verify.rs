@@ -62,8 +62,8 @@ impl Tally {
             "{} SELECT status, count(*), min(created_at), \
              count(*) FILTER (WHERE stranded), count(*) FILTER (WHERE skipped), \
              coalesce(min(seq) FILTER (WHERE stranded OR skipped), -1) \
-             FROM (SELECT *, status = 'pending' AND seq <= high AND xid <> ALL (late) AS stranded, \
-                 status = 'published' AND seen_from AND seq > high AS skipped FROM ({}) AS every) AS every GROUP BY status",
+             FROM (SELECT *, status = 'pending' AND seq <= max_seq AND xid <> ALL (late_xids) AS stranded, \
+                 status = 'published' AND seen_from AND seq > max_seq AS skipped FROM ({}) AS every) AS every GROUP BY status",
             sql.stand(),
             sql.standing(Sources::LOG, numbers, condition)
         );
@@ -158,16 +158,16 @@ const CHECKS: [Check; 10] = [
         what: "keys held by a dead letter that is not there",
         rows: "SELECT k.key FROM @.parked_key AS k WHERE k.destination = $ AND k.state = 'dead' AND NOT EXISTS \
                (SELECT 1 FROM @.dead_letter AS d WHERE d.destination = k.destination AND d.id = k.dead_id \
-               AND d.state IN ('dead', 'redrive', 'discard'))",
+               AND d.state IN ('dead', 'redriving', 'discarding'))",
     },
     Check {
         what: "keys that wait for an address which is not held",
-        rows: "SELECT k.key FROM @.parked_key AS k WHERE k.destination = $ AND k.state = 'address' AND NOT EXISTS \
-               (SELECT 1 FROM @.hold AS h WHERE h.destination = k.destination AND h.address = k.address)",
+        rows: "SELECT k.key FROM @.parked_key AS k WHERE k.destination = $ AND k.state = 'held' AND NOT EXISTS \
+               (SELECT 1 FROM @.address_hold AS h WHERE h.destination = k.destination AND h.address = k.address)",
     },
     Check {
         what: "keys that wait for no time",
-        rows: "SELECT k.key FROM @.parked_key AS k WHERE k.destination = $ AND k.state IN ('retry', 'quarantine') \
+        rows: "SELECT k.key FROM @.parked_key AS k WHERE k.destination = $ AND k.state IN ('retrying', 'quarantined') \
                AND k.next_at IS NULL",
     },
     Check {
@@ -177,7 +177,7 @@ const CHECKS: [Check; 10] = [
     },
     Check {
         what: "shards whose progress names a tick that is gone",
-        rows: "SELECT s.shard::text FROM @.standing($) AS s WHERE NOT EXISTS \
+        rows: "SELECT s.shard::text FROM @.shard_positions($) AS s WHERE NOT EXISTS \
                (SELECT 1 FROM @.tick AS t WHERE t.tick = s.from_tick) OR NOT EXISTS \
                (SELECT 1 FROM @.tick AS t WHERE t.tick = s.to_tick)",
     },

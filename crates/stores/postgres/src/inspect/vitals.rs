@@ -99,14 +99,7 @@ impl Store {
         Ok(holdbacks)
     }
 
-    /// None before the schema has an inbox, nor for a role that was granted its rights before that.
     async fn consumers(&self) -> Result<Vec<ConsumerVitals>, Error> {
-        let table = literal(&format!("{}.inbox_member", self.schema));
-        let may = format!("SELECT coalesce(has_table_privilege(to_regclass({table}), 'SELECT'), false)");
-        let rows = self.asking.call(may).await?;
-        if !column::<bool>(rows.first().ok_or(Error::Answer("no row"))?, 0)? {
-            return Ok(Vec::new());
-        }
         let mut rows = Rows::new(self.asking.copy(consumers(&self.schema)).await?, 8)?;
         let mut consumers = Vec::new();
         while let Some(mut row) = rows.next_row()? {
@@ -148,9 +141,9 @@ fn unsettled(schema: &str, columns: &str, limit: u32) -> String {
              (SELECT {columns} FROM {schema}.message AS m WHERE m.seq > g.start \
                  AND CASE WHEN {wanted} THEN true END ORDER BY m.seq LIMIT {limit}) \
              UNION ALL \
-             (SELECT {columns} FROM unnest(g.late) AS x CROSS JOIN LATERAL ( \
+             (SELECT {columns} FROM unnest(g.late_xids) AS x CROSS JOIN LATERAL ( \
                  SELECT * FROM {schema}.message AS m WHERE (m.xid, m.seq) > (x, 0) AND (m.xid, m.seq) <= (x, g.start) \
-                 AND CASE WHEN {wanted} AND NOT (m.seq <= g.place AND pg_visible_in_snapshot(m.xid, g.t)) THEN true END \
+                 AND CASE WHEN {wanted} AND NOT (m.seq <= g.settled_seq AND pg_visible_in_snapshot(m.xid, g.t)) THEN true END \
                  ORDER BY m.xid, m.seq LIMIT {limit}) AS m LIMIT {limit})) AS m"
     )
 }
@@ -160,18 +153,18 @@ fn standing(schema: &str, destination: &str) -> String {
     format!(
         "d AS (SELECT shards FROM {schema}.destination WHERE name = {destination}), \
          g AS MATERIALIZED ( \
-             SELECT array_agg(s.shard) AS shards, s.place, f.snapshot AS f, t.snapshot AS t, \
-                 greatest(f.high, s.place) AS start, ARRAY(SELECT DISTINCT unnest(f.late || t.late)) AS late \
-             FROM {schema}.standing({destination}) AS s \
+             SELECT array_agg(s.shard) AS shards, s.settled_seq, f.snapshot AS f, t.snapshot AS t, \
+                 greatest(f.max_seq, s.settled_seq) AS start, ARRAY(SELECT DISTINCT unnest(f.late_xids || t.late_xids)) AS late_xids \
+             FROM {schema}.shard_positions({destination}) AS s \
              JOIN {schema}.tick AS f ON f.tick = s.from_tick JOIN {schema}.tick AS t ON t.tick = s.to_tick \
-             GROUP BY s.place, f.tick, t.tick), \
+             GROUP BY s.settled_seq, f.tick, t.tick), \
          oldest AS (SELECT min(m.seq) AS seq, min(m.created_at) AS at {oldest}), \
-         kept AS (SELECT newest.created_at + s.retention AS until, p.past FROM {schema}.setting AS s \
-             CROSS JOIN (SELECT p.first, p.past FROM {schema}.partition AS p WHERE p.emptied_at IS NULL \
-                 AND p.past <= (SELECT t.high FROM {schema}.tick AS t ORDER BY t.tick DESC LIMIT 1) \
-                 ORDER BY p.first LIMIT 1) AS p \
+         kept AS (SELECT newest.created_at + s.retention AS until, p.end_seq FROM {schema}.settings AS s \
+             CROSS JOIN (SELECT p.first_seq, p.end_seq FROM {schema}.message_partition AS p WHERE p.emptied_at IS NULL \
+                 AND p.end_seq <= (SELECT t.max_seq FROM {schema}.tick AS t ORDER BY t.tick DESC LIMIT 1) \
+                 ORDER BY p.first_seq LIMIT 1) AS p \
              CROSS JOIN LATERAL (SELECT m.created_at FROM {schema}.message AS m \
-                 WHERE m.seq >= p.first AND m.seq < p.past ORDER BY m.seq DESC LIMIT 1) AS newest)",
+                 WHERE m.seq >= p.first_seq AND m.seq < p.end_seq ORDER BY m.seq DESC LIMIT 1) AS newest)",
         oldest = unsettled(schema, "m.seq, m.created_at", 1),
     )
 }
@@ -179,7 +172,7 @@ fn standing(schema: &str, destination: &str) -> String {
 /// For how long a destination that [stands](standing) somewhere has kept the oldest full partition.
 fn held_back() -> String {
     let since = since("kept.until");
-    format!("coalesce((SELECT {since} FROM kept CROSS JOIN oldest WHERE oldest.seq < kept.past), 0)")
+    format!("coalesce((SELECT {since} FROM kept CROSS JOIN oldest WHERE oldest.seq < kept.end_seq), 0)")
 }
 
 fn holdback(schema: &str, destination: &str) -> String {
@@ -206,14 +199,13 @@ fn vitals(schema: &str, destination: &str) -> String {
         parked = counted(&format!("parked_message WHERE destination = {destination} ORDER BY seq")),
         dead = counted(&format!("dead_letter WHERE destination = {destination} AND state = 'dead' ORDER BY seq")),
         keys = counted(&format!("parked_key WHERE destination = {destination} ORDER BY key")),
-        held = counted(&format!("hold WHERE destination = {destination} ORDER BY address")),
+        held = counted(&format!("address_hold WHERE destination = {destination} ORDER BY address")),
         age = since("waits.since"),
     )
 }
 
 /// Those that only have rows in the inbox are found by stepping from name to name. What a dead member last said of a breaker
-/// says nothing any more. The last column is true of those that were forgotten, which came with version 19, and have
-/// handled nothing since.
+/// says nothing any more. The last column is true for a removed consumer that has handled nothing since.
 fn consumers(schema: &str) -> String {
     format!(
         "WITH RECURSIVE step (n) AS ( \
@@ -223,19 +215,19 @@ fn consumers(schema: &str) -> String {
              FROM step WHERE step.n IS NOT NULL \
          ), name AS (SELECT n FROM step WHERE n IS NOT NULL UNION SELECT c.name FROM {schema}.inbox_consumer AS c) \
          SELECT n, m.members, {beat}, {last}, \
-             (SELECT count(*) FROM (SELECT 1 FROM {schema}.inbox_waiting AS w WHERE w.consumer = n \
-                 ORDER BY w.queue, w.no LIMIT {COUNT_MAX}) AS w), \
-             (SELECT count(*) FROM (SELECT 1 FROM {schema}.inbox_dead AS d WHERE d.consumer = n AND d.fate = 'pending' \
-                 ORDER BY d.no LIMIT {COUNT_MAX}) AS d), \
-             coalesce((SELECT jsonb_agg(jsonb_build_array(k.lane, k.breaker IS NOT NULL AND EXISTS ( \
+             (SELECT count(*) FROM (SELECT 1 FROM {schema}.inbox_retry_message AS w WHERE w.consumer = n \
+                 ORDER BY w.queue, w.ordinal LIMIT {COUNT_MAX}) AS w), \
+             (SELECT count(*) FROM (SELECT 1 FROM {schema}.inbox_dead_letter AS d WHERE d.consumer = n AND d.state = 'dead' \
+                 ORDER BY d.ordinal LIMIT {COUNT_MAX}) AS d), \
+             coalesce((SELECT jsonb_agg(jsonb_build_array(k.lane, k.breaker_reason IS NOT NULL AND EXISTS ( \
                      SELECT 1 FROM {schema}.inbox_lane AS l JOIN {schema}.inbox_member AS o USING (consumer, owner) \
-                     WHERE l.consumer = n AND l.lane = k.lane AND o.until >= clock_timestamp())) ORDER BY k.lane) \
-                 FROM {schema}.inbox_mark AS k WHERE k.consumer = n), '[]')::text, \
-             coalesce((to_jsonb(h) ->> 'forgotten_at')::timestamptz >= coalesce(( \
+                     WHERE l.consumer = n AND l.lane = k.lane AND o.expires_at >= clock_timestamp())) ORDER BY k.lane) \
+                 FROM {schema}.inbox_lane_status AS k WHERE k.consumer = n), '[]')::text, \
+             coalesce(h.removed_at >= coalesce(( \
                  SELECT i.entered_at FROM {schema}.inbox AS i WHERE i.consumer = n AND i.entered_at < 'infinity' \
                  ORDER BY i.entered_at DESC LIMIT 1), '-infinity'), false) \
          FROM name LEFT JOIN {schema}.inbox_consumer AS h ON h.name = n CROSS JOIN LATERAL ( \
-             SELECT count(*) FILTER (WHERE m.until >= clock_timestamp()) AS members, max(m.beat_at) AS beat_at, \
+             SELECT count(*) FILTER (WHERE m.expires_at >= clock_timestamp()) AS members, max(m.beat_at) AS beat_at, \
                  max(m.last_message_at) AS last_message_at \
              FROM {schema}.inbox_member AS m WHERE m.consumer = n) AS m ORDER BY n",
         beat = since("m.beat_at"),

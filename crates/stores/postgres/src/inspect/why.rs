@@ -81,9 +81,9 @@ async fn parked(store: &Store, key: &str) -> Result<Option<Parked>, Error> {
          (SELECT count(*) FROM (SELECT 1 FROM {schema}.parked_message AS m WHERE m.destination = k.destination \
              AND m.key = k.key LIMIT {COUNTED_MAX}) AS counted), \
          coalesce((SELECT m.seq FROM {schema}.parked_message AS m WHERE m.destination = k.destination \
-             AND m.key = k.key ORDER BY m.no LIMIT 1), -1) \
+             AND m.key = k.key ORDER BY m.ordinal LIMIT 1), -1) \
          FROM {schema}.parked_key AS k \
-         LEFT JOIN {schema}.hold AS h ON h.destination = k.destination AND h.address = k.address \
+         LEFT JOIN {schema}.address_hold AS h ON h.destination = k.destination AND h.address = k.address \
          LEFT JOIN {schema}.dead_letter AS x ON x.destination = k.destination AND x.id = k.dead_id \
          WHERE k.destination = {} AND k.key = {}",
         literal(&store.destination),
@@ -124,15 +124,15 @@ async fn of_parked(store: &Store, key: &str, parked: Parked, shard: &Shard) -> R
         ("dead", _, Some((id, state))) => {
             head = listed_by_id(store, id).await?;
             count += 1;
-            if matches!(state.as_str(), "redrive" | "discard") {
+            if matches!(state.as_str(), "redriving" | "discarding") {
                 is_due = true;
                 Cause::Marked { id, mark: state }
             } else {
                 Cause::Dead { id }
             }
         }
-        ("address", Some(hold), _) => Cause::Held { hold, probe_at: parked.next_at },
-        ("quarantine", ..) => Cause::Quarantined { at },
+        ("held", Some(hold), _) => Cause::Held { hold, probe_at: parked.next_at },
+        ("quarantined", ..) => Cause::Quarantined { at },
         // One that another dead letter holds is marked, and waits for the owner like any other.
         _ => marked(store, key).await?.map_or(Cause::Retry { at }, |(id, mark)| Cause::Marked { id, mark }),
     };
@@ -144,7 +144,7 @@ async fn of_parked(store: &Store, key: &str, parked: Parked, shard: &Shard) -> R
 /// A dead letter of the key that a person marked and nobody acted on yet. The index holds marked ones only.
 async fn marked(store: &Store, key: &str) -> Result<Option<(MessageId, String)>, Error> {
     let sql = format!(
-        "SELECT id, state FROM {}.dead_letter WHERE destination = {} AND state IN ('redrive', 'discard') AND key = {} \
+        "SELECT id, state FROM {}.dead_letter WHERE destination = {} AND state IN ('redriving', 'discarding') AND key = {} \
          ORDER BY seq LIMIT 1",
         store.schema,
         literal(&store.destination),
@@ -168,20 +168,20 @@ async fn unread(store: &Store, key: &str, shard: u16) -> Result<Option<Waiting>,
     let sql = Sql::of(store);
     let schema = sql.schema();
     let stand = sql.stand();
-    let high = format!("{stand} SELECT high, clock_timestamp() FROM stand WHERE shard = {shard}");
+    let high = format!("{stand} SELECT max_seq, clock_timestamp() FROM stand WHERE shard = {shard}");
     let Some((high, _)) = probe(store, high).await? else { return Ok(None) };
     let ahead = |from: &str, room: u64| {
         format!(
             "{stand} SELECT m.seq, m.created_at FROM stand AS s CROSS JOIN LATERAL {from} AS m \
              WHERE s.shard = {shard} AND m.key = {key} AND NOT pg_visible_in_snapshot(m.xid, s.f) \
-             AND NOT (m.seq <= s.place AND pg_visible_in_snapshot(m.xid, s.t)) ORDER BY m.seq LIMIT {room}",
+             AND NOT (m.seq <= s.settled_seq AND pg_visible_in_snapshot(m.xid, s.t)) ORDER BY m.seq LIMIT {room}",
             key = literal(key),
         )
     };
     // Numbers that were drawn before the tick, by transactions that ended after it, come first.
     let late = format!(
-        "(SELECT o.* FROM unnest(s.late) AS x CROSS JOIN LATERAL \
-         (SELECT * FROM {schema}.message AS o WHERE o.xid = x AND o.seq <= s.high) AS o)"
+        "(SELECT o.* FROM unnest(s.late_xids) AS x CROSS JOIN LATERAL \
+         (SELECT * FROM {schema}.message AS o WHERE o.xid = x AND o.seq <= s.max_seq) AS o)"
     );
     let mut found = pairs(store, ahead(&late, COUNTED_MAX)).await?;
     let began = Instant::now();
@@ -221,7 +221,7 @@ async fn scheduled(store: &Store, key: &str) -> Result<Option<(Listed, u64)>, Er
     let schema = &store.schema;
     let of_key = literal(key);
     let first = format!(
-        " AND no = (SELECT s.no FROM {schema}.scheduled AS s WHERE s.key = {of_key} ORDER BY s.due_at, s.no LIMIT 1)"
+        " AND ordinal = (SELECT s.ordinal FROM {schema}.scheduled AS s WHERE s.key = {of_key} ORDER BY s.due_at, s.ordinal LIMIT 1)"
     );
     let list = listing::scheduled(store.asking.copy(Sql::of(store).scheduled(&first, 1)).await?)?;
     let Some((_, first)) = list.into_iter().next() else { return Ok(None) };

@@ -8,8 +8,9 @@ mod postgres_15 {
     relevo_conformance::store_suite!(crate::harness::shared_15, crate::harness::mortal_15);
 }
 
-mod postgres_18 {
-    relevo_conformance::store_suite!(crate::harness::shared_18, crate::harness::mortal_18);
+/// A publication of all tables needs a replica identity in each that is updated or deleted from.
+mod postgres_18_with_a_publication {
+    relevo_conformance::store_suite!(crate::harness::published_18, crate::harness::mortal_18);
 }
 
 mod behind_pgbouncer {

@@ -81,19 +81,8 @@ impl World {
         world
     }
 
-    /// With the schema as an older program left it.
-    pub(crate) async fn at_version(version: i32) -> Self {
-        let world = Self { database: Server::shared(PgVersion::V15).database().await, server: None };
-        world.prepare_at(8, version).await;
-        world
-    }
-
     async fn prepare(&self, shards: u16) {
-        self.prepare_at(shards, migrate::VERSION).await;
-    }
-
-    async fn prepare_at(&self, shards: u16, version: i32) {
-        migrate::migrate_to(&mut self.connect().await, &Schema::default(), version).await.expect("an empty database");
+        migrate::migrate(&mut self.connect().await, &Schema::default()).await.expect("an empty database");
         self.run(&format!("SELECT relevo.add_destination('{MAIN}', {shards}, 'oldest')")).await;
     }
 
@@ -189,7 +178,7 @@ impl World {
     /// P8: in no shard was anything settled under an older epoch after a newer one.
     pub(crate) async fn assert_epochs_never_go_back(&self) {
         let back = "SELECT count(*) FROM (SELECT epoch < lag(epoch) OVER (PARTITION BY destination, shards, shard \
-                    ORDER BY no) AS back FROM relevo.progress) AS p WHERE back";
+                    ORDER BY progress_id) AS back FROM relevo.progress) AS p WHERE back";
         assert_eq!(self.number(back).await, 0, "somebody settled without the lease");
     }
 }

@@ -61,9 +61,9 @@ async fn every_absurd_argument_is_refused_by_its_name() {
         ("deliver_at", "'infinity'", ABSURD),
         ("deliver_at", "'-infinity'", ABSURD),
         ("deliver_at", "now() + interval '11 years'", ABSURD),
-        ("serialize", "NULL", NULL),
-        ("on_repeat", "NULL", ABSURD),
-        ("on_repeat", "'maybe'", ABSURD),
+        ("lock_key", "NULL", NULL),
+        ("on_duplicate", "NULL", ABSURD),
+        ("on_duplicate", "'maybe'", ABSURD),
     ];
     let bytes = [
         ("content_type", "NULL", NULL),
@@ -91,36 +91,31 @@ async fn every_absurd_element_is_refused_by_its_place_and_name() {
     let good = r#""topic": "orders", "type": "T""#;
     let cases = [
         ("NULL".to_owned(), "messages", NULL),
-        ("ARRAY[NULL]".to_owned(), "messages[1]", ABSURD),
-        ("ARRAY['[]']".to_owned(), "messages[1]", ABSURD),
-        (format!(r#"ARRAY['{{{good}, "key": "k", "payload": 1, "color": "red"}}']"#), "messages[1].color", ABSURD),
-        (format!(r#"ARRAY['{{{good}, "key": "k"}}']"#), "messages[1]", ABSURD),
-        (format!(r#"ARRAY['{{{good}, "key": "k", "payload": 1, "payload_base64": ""}}']"#), "messages[1]", ABSURD),
-        (format!(r#"ARRAY['{{{good}, "payload": 1}}']"#), "messages[1].key", NULL),
-        (format!(r#"ARRAY['{{{good}, "key": "", "payload": 1}}']"#), "messages[1].key", ABSURD),
-        (format!(r#"ARRAY['{{{good}, "key": "k", "payload_base64": "!"}}']"#), "messages[1].payload_base64", ABSURD),
-        (format!(r#"ARRAY['{{{good}, "key": "k", "payload_base64": ""}}']"#), "messages[1].content_type", NULL),
-        (format!(r#"ARRAY['{{{good}, "key": "k", "payload": 1, "id": "7"}}']"#), "messages[1].id", ABSURD),
+        ("'{}'".to_owned(), "messages", ABSURD),
+        ("'[null]'".to_owned(), "messages[1]", ABSURD),
+        ("'[[]]'".to_owned(), "messages[1]", ABSURD),
+        (format!(r#"'[{{{good}, "key": "k", "payload": 1, "color": "red"}}]'"#), "messages[1].color", ABSURD),
+        (format!(r#"'[{{{good}, "key": "k"}}]'"#), "messages[1]", ABSURD),
+        (format!(r#"'[{{{good}, "key": "k", "payload": 1, "payload_base64": ""}}]'"#), "messages[1]", ABSURD),
+        (format!(r#"'[{{{good}, "payload": 1}}]'"#), "messages[1].key", NULL),
+        (format!(r#"'[{{{good}, "key": "", "payload": 1}}]'"#), "messages[1].key", ABSURD),
+        (format!(r#"'[{{{good}, "key": "k", "payload_base64": "!"}}]'"#), "messages[1].payload_base64", ABSURD),
+        (format!(r#"'[{{{good}, "key": "k", "payload_base64": ""}}]'"#), "messages[1].content_type", NULL),
+        (format!(r#"'[{{{good}, "key": "k", "payload": 1, "id": "7"}}]'"#), "messages[1].id", ABSURD),
         (
-            format!(r#"ARRAY['{{{good}, "key": "k", "payload": 1, "deliver_at": "soon"}}']"#),
+            format!(r#"'[{{{good}, "key": "k", "payload": 1, "deliver_at": "soon"}}]'"#),
             "messages[1].deliver_at",
             ABSURD,
         ),
+        (format!(r#"'[{{{good}, "key": "k", "payload": 1, "lock_key": "x"}}]'"#), "messages[1].lock_key", ABSURD),
         (
-            format!(r#"ARRAY['{{{good}, "key": "k", "payload": 1, "serialize": "x"}}']"#),
-            "messages[1].serialize",
+            format!(r#"'[{{{good}, "key": "k", "payload": 1, "on_duplicate": "x"}}]'"#),
+            "messages[1].on_duplicate",
             ABSURD,
         ),
+        (format!(r#"'[{{{good}, "key": "k", "payload": 1, "headers": []}}]'"#), "messages[1].headers", ABSURD),
         (
-            format!(r#"ARRAY['{{{good}, "key": "k", "payload": 1, "on_repeat": "x"}}']"#),
-            "messages[1].on_repeat",
-            ABSURD,
-        ),
-        (format!(r#"ARRAY['{{{good}, "key": "k", "payload": 1, "headers": []}}']"#), "messages[1].headers", ABSURD),
-        (
-            format!(
-                r#"ARRAY['{{{good}, "key": "k", "payload": 1}}', '{{{good}, "key": "k", "payload": 1, "headers": 7}}']"#
-            ),
+            format!(r#"'[{{{good}, "key": "k", "payload": 1}}, {{{good}, "key": "k", "payload": 1, "headers": 7}}]'"#),
             "messages[2].headers",
             ABSURD,
         ),
@@ -129,7 +124,7 @@ async fn every_absurd_element_is_refused_by_its_place_and_name() {
         let world = World::on(version).await;
         let mut connection = world.connect().await;
         for (array, place, expected) in &cases {
-            let sql = format!("SELECT relevo.emit_many({array}::jsonb[])");
+            let sql = format!("SELECT relevo.emit_many({array})");
             let (code, message) = refusal(&mut connection, &sql).await;
             assert_eq!(code, *expected, "PostgreSQL {}: {sql}: {message}", version.major());
             assert!(message.contains(&format!("argument \"{place}\"")), "{sql}: {message}");
@@ -335,12 +330,13 @@ async fn emit_many_keeps_its_order_and_emits_a_repeated_id_once() {
         let item = |rest: &str| format!(r#"{{"topic": "orders", "type": "T", "key": "k", {rest}}}"#);
         let items = [
             item(r#""payload": {"n": 1}"#),
-            item(&format!(r#""payload": 2, "id": "{own}", "on_repeat": "ignore", "serialize": true"#)),
+            item(&format!(r#""payload": 2, "id": "{own}", "on_duplicate": "ignore", "lock_key": true"#)),
             item(r#""payload_base64": "AP8=", "content_type": "application/octet-stream", "headers": {"a": "b"}"#),
-            item(&format!(r#""payload": 4, "id": "{own}", "on_repeat": "ignore""#)),
+            item(&format!(r#""payload": 4, "id": "{own}", "on_duplicate": "ignore""#)),
             item(&format!(r#""payload": 5, "id": "{low}""#)),
         ];
-        let rows = sqlx::query("SELECT unnest(relevo.emit_many($1::text[]::jsonb[]))").bind(&items[..]);
+        let rows =
+            sqlx::query("SELECT unnest(relevo.emit_many($1::text::jsonb))").bind(format!("[{}]", items.join(",")));
         let rows = rows.fetch_all(&mut world.connect().await).await.expect("good messages");
         let ids: Vec<Uuid> = rows.iter().map(|row| row.try_get(0).expect("an id")).collect();
         assert_eq!((ids.len(), ids[1], ids[3], ids[4]), (5, own, own, low));
@@ -351,10 +347,10 @@ async fn emit_many_keeps_its_order_and_emits_a_repeated_id_once() {
         assert_eq!(payloads, [&b"{\"n\": 1}"[..], b"2", b"\x00\xff", b"5"]);
         assert_eq!(messages[2].headers, Headers::from([("a".to_owned(), "b".to_owned())]));
         let (code, _) = {
-            let sql = format!("SELECT relevo.emit_many(ARRAY['{}']::jsonb[])", items[4]);
+            let sql = format!("SELECT relevo.emit_many('[{}]')", items[4]);
             refusal(&mut world.connect().await, &sql).await
         };
         assert_eq!(code, "23505", "refused unless it may be ignored");
-        assert!(execute(&mut world.connect().await, "SELECT relevo.emit_many('{}')").await.is_ok(), "nothing is fine");
+        assert!(execute(&mut world.connect().await, "SELECT relevo.emit_many('[]')").await.is_ok(), "nothing is fine");
     }
 }

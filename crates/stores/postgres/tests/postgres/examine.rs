@@ -118,7 +118,7 @@ async fn a_role_is_told_what_it_lacks_and_what_it_cannot_see() {
     let findings = examine(&reader).await;
     let grants = one(&findings, "grants");
     assert_eq!(grants.severity, Severity::Warning);
-    assert!(grants.seen.contains("execute take_leases") && grants.seen.contains("select on message"), "{grants:?}");
+    assert!(grants.seen.contains("execute acquire_leases") && grants.seen.contains("select on message"), "{grants:?}");
     assert_eq!(grants.fix.as_deref(), Some("`SELECT \"relevo\".grant_relay('reader')`, as the owner"));
     let retention = one(&findings, "retention");
     assert_eq!(retention.severity, Severity::Note);
@@ -131,12 +131,12 @@ async fn destinations_that_lag_are_told_with_who_holds_retention_back() {
     let store = world.store().await;
     let free = one(&examine(&store).await, "destinations").clone();
     assert_eq!((free.severity, &*free.seen), (Severity::Warning, "`main`: 8 of 8 shards have no relay"));
-    world.run("UPDATE relevo.lease SET owner = gen_random_uuid(), until = now() + interval '1 hour'").await;
+    world.run("UPDATE relevo.lease SET owner = gen_random_uuid(), expires_at = now() + interval '1 hour'").await;
     assert_eq!(one(&examine(&store).await, "destinations").severity, Severity::Good);
-    world.run("SELECT relevo.switch_destination('main', false)").await;
+    world.run("SELECT relevo.disable_destination('main')").await;
     let off = one(&examine(&store).await, "destinations").clone();
     assert!(off.severity == Severity::Warning && off.seen.starts_with("`main` is switched off"), "{off:?}");
-    world.run("SELECT relevo.switch_destination('main', true)").await;
+    world.run("SELECT relevo.enable_destination('main')").await;
 
     assert_eq!(one(&examine(&store).await, "retention").seen, "`main` has taken everything that is kept");
     world.emit(&["a", "b"]).await;
@@ -153,9 +153,9 @@ async fn destinations_that_lag_are_told_with_who_holds_retention_back() {
     assert_eq!(audit.severity, Severity::Good);
     world.run("UPDATE relevo.message SET created_at = created_at - interval '5 days'").await;
     assert_eq!(of(&examine(&store).await, "retention")[0].severity, Severity::Warning);
-    world.run("UPDATE relevo.setting SET holdback_rows_max = 1, gives_way = 'delivery'").await;
+    world.run("UPDATE relevo.settings SET undelivered_rows_max = 1, overflow_policy = 'drop'").await;
     assert_eq!(of(&examine(&store).await, "retention")[0].severity, Severity::Danger);
-    world.run("INSERT INTO relevo.loss (first, past, rows) VALUES (1, 3, 2)").await;
+    world.run("INSERT INTO relevo.data_loss (first_seq, end_seq, rows) VALUES (1, 3, 2)").await;
     let loss = one(&examine(&store).await, "losses").clone();
     assert!(loss.severity == Severity::Danger && loss.seen.starts_with("2 rows were dropped"), "{loss:?}");
 }
@@ -170,7 +170,7 @@ async fn no_destination_an_overflow_and_what_waits_for_a_person_are_told() {
     assert!(overflow.severity == Severity::Warning && overflow.seen.contains("overflow"), "{overflow:?}");
     world
         .run(
-            "INSERT INTO relevo.hold (destination, address, class, error, next_at) VALUES ('main', 'wall', 'blocked', 'no', now()); \
+            "INSERT INTO relevo.address_hold (destination, address, class, error, next_at) VALUES ('main', 'wall', 'blocked', 'no', now()); \
              INSERT INTO relevo.dead_letter (destination, id, seq, slot, created_at, topic, key, type, content_type, payload, \
              route, class, error, attempts) SELECT 'main', id, seq, slot, created_at, topic, key, type, content_type, payload, \
              'r', 'poison', 'no', 3 FROM relevo.message",
@@ -179,7 +179,7 @@ async fn no_destination_an_overflow_and_what_waits_for_a_person_are_told() {
     let findings = examine(&store).await;
     assert_eq!(one(&findings, "held addresses").seen, "`main`: nothing passes to `wall` (no)");
     assert_eq!(one(&findings, "dead letters").severity, Severity::Note);
-    world.run("SELECT relevo.regroup('main', 16)").await;
+    world.run("SELECT relevo.reshard_destination('main', 16)").await;
     assert!(of(&examine(&store).await, "destinations").iter().any(|it| it.seen == "`main` is being regrouped"));
     world.run("SELECT relevo.remove_destination('main')").await;
     let none = one(&examine(&store).await, "destinations").clone();
@@ -201,11 +201,11 @@ async fn a_copy_a_standby_and_another_schema_version_are_told() {
     assert_eq!(one(&findings, "standby").severity, Severity::Danger);
 
     let store = world.store().await;
-    world.run("UPDATE relevo.identity SET database_oid = 1").await;
+    world.run("UPDATE relevo.database_identity SET database_oid = 1").await;
     let copy = one(&examine(&store).await, "identity").clone();
     assert!(copy.severity == Severity::Danger && copy.fix.is_some_and(|fix| fix.contains("`relevo adopt`")));
     let newest = migrate::VERSION;
-    world.run(&format!("DELETE FROM relevo.migration WHERE version = {newest}")).await;
+    world.run(&format!("UPDATE relevo.migration SET version = 0 WHERE version = {newest}")).await;
     let old = one(&examine(&store).await, "schema version").clone();
     assert_eq!((old.severity, old.fix.as_deref()), (Severity::Note, Some("`relevo migrate`")));
     world.run(&format!("INSERT INTO relevo.migration (version, name) VALUES ({}, 'later')", newest + 1)).await;

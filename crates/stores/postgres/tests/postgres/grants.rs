@@ -62,14 +62,14 @@ pub(crate) async fn refuse(connection: &mut PgConnection, statements: &[&str]) {
 async fn a_writer_may_emit_and_nothing_else() {
     for version in PgVersion::ALL {
         let world = world_with_roles(version).await;
-        assert_eq!(may_call(&world, "writer").await, ["cancel", "emit", "emit_bytes", "emit_many", "put"]);
+        assert_eq!(may_call(&world, "writer").await, ["cancel", "emit", "emit_bytes", "emit_many", "emit_message"]);
         assert!(rights(&world, "writer", "").await.is_empty());
         let mut writer = session(&world, "writer").await;
         for sql in [
             "SELECT relevo.emit('orders', 'k', 'T', '{}')",
-            "SELECT relevo.emit('orders', 'k', 'T', '{}', headers => '{\"a\": \"b\"}', id => gen_random_uuid(), serialize => true)",
+            "SELECT relevo.emit('orders', 'k', 'T', '{}', headers => '{\"a\": \"b\"}', id => gen_random_uuid(), lock_key => true)",
             "SELECT relevo.emit_bytes('orders', 'k', 'T', '\\x00ff', 'application/octet-stream')",
-            "SELECT relevo.emit_many(ARRAY['{\"topic\": \"orders\", \"key\": \"k\", \"type\": \"T\", \"payload\": 1}']::jsonb[])",
+            "SELECT relevo.emit_many('[{\"topic\": \"orders\", \"key\": \"k\", \"type\": \"T\", \"payload\": 1}]')",
             "SELECT relevo.cancel(relevo.emit('orders', 'k', 'T', '{}', deliver_at => now() + interval '1 day'))",
         ] {
             execute(&mut writer, sql).await.unwrap_or_else(|error| panic!("{sql}: {error}"));
@@ -84,8 +84,8 @@ async fn a_writer_may_emit_and_nothing_else() {
                 "SELECT nextval('relevo.message_seq')",
                 "SELECT relevo.make_tick()",
                 "SELECT relevo.settle('main', '{}')",
-                "SELECT relevo.append('t', 'k', 'T', '', 'c', NULL, NULL, NULL)",
-                "SELECT relevo.take_leases('main', '{}')",
+                "SELECT relevo.insert_message('t', 'k', 'T', '', 'c', NULL, NULL, NULL)",
+                "SELECT relevo.acquire_leases('main', '{}')",
                 "SELECT relevo.add_destination('mine')",
                 "SELECT relevo.rebase()",
                 "SELECT relevo.grant_relay('writer')",
@@ -101,7 +101,8 @@ async fn a_writer_may_emit_and_nothing_else() {
 async fn a_relay_may_read_and_settle_and_nothing_else() {
     for version in PgVersion::ALL {
         let world = world_with_roles(version).await;
-        let may = "advance backlog due_runs enter_due leave maintain make_tick mark_dead settle standing take_leases";
+        let may = "acquire_leases backlog discard maintain make_tick move_due_scheduled read_parked redrive \
+                   release_leases settle settle_parked shard_positions";
         assert_eq!(may_call(&world, "carrier").await, may.split(' ').collect::<Vec<_>>());
         assert!(rights(&world, "carrier", "SELECT").await.is_empty());
 
@@ -135,13 +136,13 @@ async fn a_relay_may_read_and_settle_and_nothing_else() {
             &mut carrier,
             &[
                 "SELECT relevo.emit('orders', 'k', 'T', '{}')",
-                "SELECT relevo.put('orders', 'k', 'T', '', 'c', NULL, NULL, NULL, false, 'refuse')",
+                "SELECT relevo.emit_message('orders', 'k', 'T', '', 'c', NULL, NULL, NULL, false, 'error')",
                 "SELECT relevo.cancel(gen_random_uuid())",
                 "UPDATE relevo.lease SET owner = NULL",
                 "INSERT INTO relevo.progress DEFAULT VALUES",
                 "DELETE FROM relevo.message",
                 "TRUNCATE relevo.message",
-                "UPDATE relevo.setting SET retention = '0'",
+                "UPDATE relevo.settings SET retention = '0'",
                 "SELECT nextval('relevo.message_seq')",
                 "SELECT relevo.adopt()",
                 "SELECT relevo.remove_destination('main')",
@@ -180,7 +181,7 @@ const TRAPS: &str = "
     CREATE OPERATOR evil.<> (LEFTARG = text, RIGHTARG = text, FUNCTION = evil.equal_texts);
     CREATE OPERATOR evil.= (LEFTARG = text, RIGHTARG = text, FUNCTION = evil.equal_texts);
     CREATE TEMP TABLE message (n int);
-    CREATE TEMP TABLE own_id (n int);
+    CREATE TEMP TABLE dedup_id (n int);
     SET search_path = evil, pg_temp, pg_catalog";
 
 #[tokio::test]
@@ -193,9 +194,9 @@ async fn a_search_path_full_of_traps_catches_nobody_but_the_one_who_set_it() {
         execute(&mut writer, TRAPS).await.expect("a schema of its own");
         for sql in [
             "SELECT relevo.emit('orders', 'k', 'T', '{}')",
-            "SELECT relevo.emit('orders', 'k', 'T', '{}', headers => '{\"a\": \"b\"}', id => gen_random_uuid(), serialize => true)",
+            "SELECT relevo.emit('orders', 'k', 'T', '{}', headers => '{\"a\": \"b\"}', id => gen_random_uuid(), lock_key => true)",
             "SELECT relevo.emit_bytes('orders', 'k', 'T', '\\x00', 'c', deliver_at => now() + interval '1 day')",
-            "SELECT relevo.emit_many(ARRAY['{\"topic\": \"orders\", \"key\": \"k\", \"type\": \"T\", \"payload\": 1}']::jsonb[])",
+            "SELECT relevo.emit_many('[{\"topic\": \"orders\", \"key\": \"k\", \"type\": \"T\", \"payload\": 1}]')",
             "SELECT relevo.cancel(gen_random_uuid())",
         ] {
             execute(&mut writer, sql).await.unwrap_or_else(|error| panic!("{sql}: {error}"));
@@ -208,20 +209,4 @@ async fn a_search_path_full_of_traps_catches_nobody_but_the_one_who_set_it() {
             "SELECT count(DISTINCT slot) FROM (SELECT slot FROM relevo.message UNION SELECT relevo.slot_of('k')) AS s";
         assert_eq!(world.number(slots).await, 1, "and nothing of it is believed");
     }
-}
-
-#[tokio::test]
-async fn a_relay_that_was_granted_before_there_was_an_inbox_samples_the_rest() {
-    let server = Private::start(PgVersion::V15).await;
-    let world = World { database: server.database().await, server: Some(server) };
-    world.run("CREATE ROLE carrier LOGIN").await;
-    migrate::migrate_to(&mut world.connect().await, &Schema::default(), 6).await.expect("an empty database");
-    world.run(&format!("SELECT relevo.add_destination('{MAIN}', 8, 'oldest'), relevo.grant_relay('carrier')")).await;
-    migrate::migrate(&mut world.connect().await, &Schema::default()).await.expect("an old schema");
-    world.emit(&["a"]).await;
-    world.run("SELECT relevo.inbox_begin('billing', gen_random_uuid())").await;
-    let store = store(world.database.options().username("carrier"), MAIN).await;
-    assert_eq!(store.vitals().await.expect("a sample").backlog.pending, 1);
-    let around = store.surroundings().await.expect("a sample");
-    assert!(around.horizon.is_some() && around.consumers.is_empty(), "{around:?}");
 }

@@ -29,8 +29,11 @@ pub(crate) async fn shared_15() -> Postgres {
     on(PgVersion::V15).await
 }
 
-pub(crate) async fn shared_18() -> Postgres {
-    on(PgVersion::V18).await
+/// With a publication `FOR ALL TABLES`, as change data capture creates one.
+pub(crate) async fn published_18() -> Postgres {
+    let harness = on(PgVersion::V18).await;
+    harness.run("CREATE PUBLICATION everything FOR ALL TABLES").await;
+    harness
 }
 
 pub(crate) async fn mortal_13() -> Postgres {
@@ -65,7 +68,7 @@ impl Postgres {
         let mut connection = database.connect().await;
         migrate::migrate(&mut connection, &Schema::default()).await.expect("an empty database");
         let harness = Self { database, server, pooler };
-        harness.run(&format!("UPDATE relevo.setting SET retention = '{} seconds'", RETENTION.as_secs())).await;
+        harness.run(&format!("UPDATE relevo.settings SET retention = '{} seconds'", RETENTION.as_secs())).await;
         harness.run(&format!("SELECT relevo.add_destination('{MAIN}', {SHARDS}, 'oldest')")).await;
         harness
     }
@@ -112,11 +115,12 @@ impl StoreHarness for Postgres {
     }
 
     async fn regroup(&self, name: &str, shards: u16) {
-        self.run(&format!("SELECT relevo.regroup('{name}', {shards})")).await;
+        self.run(&format!("SELECT relevo.reshard_destination('{name}', {shards})")).await;
     }
 
     async fn switch(&self, name: &str, on: bool) {
-        self.run(&format!("SELECT relevo.switch_destination('{name}', {on})")).await;
+        let function = if on { "enable_destination" } else { "disable_destination" };
+        self.run(&format!("SELECT relevo.{function}('{name}')")).await;
     }
 
     async fn crash(&mut self) {
@@ -129,10 +133,10 @@ impl StoreHarness for Postgres {
     async fn let_pass(&self, time: Duration) {
         let time = format!("interval '{} milliseconds'", time.as_millis());
         for (table, column) in [
-            ("lease", "until"),
-            ("member", "until"),
+            ("lease", "expires_at"),
+            ("relay", "expires_at"),
             ("parked_key", "next_at"),
-            ("hold", "next_at"),
+            ("address_hold", "next_at"),
             ("scheduled", "due_at"),
         ] {
             self.run(&format!("UPDATE relevo.{table} SET {column} = {column} - {time}")).await;
@@ -141,7 +145,7 @@ impl StoreHarness for Postgres {
 
     async fn age(&self, time: Duration) {
         let time = format!("interval '{} milliseconds'", time.as_millis());
-        for (table, column) in [("message", "created_at"), ("progress", "settled_at"), ("tick", "made_at")] {
+        for (table, column) in [("message", "created_at"), ("progress", "settled_at"), ("tick", "created_at")] {
             self.run(&format!("UPDATE relevo.{table} SET {column} = {column} - {time}")).await;
         }
     }
@@ -149,8 +153,8 @@ impl StoreHarness for Postgres {
     async fn next_partition(&self) {
         self.run("SELECT relevo.maintain()").await;
         self.run(
-            "SELECT setval('relevo.message_seq', (SELECT past FROM relevo.partition, relevo.message_seq \
-             WHERE last_value >= first AND last_value < past))",
+            "SELECT setval('relevo.message_seq', (SELECT end_seq FROM relevo.message_partition, relevo.message_seq \
+             WHERE last_value >= first_seq AND last_value < end_seq))",
         )
         .await;
         self.run("SELECT relevo.maintain()").await;
@@ -183,12 +187,12 @@ impl Writer for Session {
     async fn emit(&mut self, draft: Draft) -> Result<MessageId, Repeated> {
         let headers = (!draft.headers.is_empty()).then(|| serde_json::to_string(&draft.headers).expect("strings"));
         let on_repeat = match draft.on_repeat {
-            OnRepeat::Refuse => "refuse",
+            OnRepeat::Refuse => "error",
             OnRepeat::Ignore => "ignore",
         };
         let row = sqlx::query(
             "SELECT relevo.emit_bytes($1, $2, $3, $4, $5, headers => $6::text::jsonb, id => $7, \
-             deliver_at => clock_timestamp() + make_interval(secs => $8), on_repeat => $9)",
+             deliver_at => clock_timestamp() + make_interval(secs => $8), on_duplicate => $9)",
         )
         .bind(draft.topic)
         .bind(draft.key)

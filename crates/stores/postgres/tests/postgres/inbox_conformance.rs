@@ -1,5 +1,5 @@
-//! The suite that every inbox runs, on each version, behind a pooler in transaction mode, and where another isolation level is
-//! the database's default.
+//! The suite that every inbox runs, on each version, behind a pooler in transaction mode, with a publication of all tables, and where
+//! another isolation level is the database's default.
 
 mod postgres_13 {
     relevo_conformance::inbox_suite!(crate::inbox_harness::on_13);
@@ -9,8 +9,8 @@ mod postgres_15 {
     relevo_conformance::inbox_suite!(crate::inbox_harness::on_15);
 }
 
-mod postgres_18 {
-    relevo_conformance::inbox_suite!(crate::inbox_harness::on_18);
+mod postgres_18_with_a_publication {
+    relevo_conformance::inbox_suite!(crate::inbox_harness::published_18);
 }
 
 mod behind_pgbouncer {

@@ -1,6 +1,6 @@
 //! Two more grants: a consumer may consume and reads nothing; an operator may read and act.
 
-use relevo_core::inbox::operate::{DeadFilter, Forgotten, Mark, Operate};
+use relevo_core::inbox::operate::{DeadFilter, Mark, Operate};
 use relevo_core::inbox::{Begun, Enter, Inbox as _, Keeping};
 use relevo_store_postgres::inbox::{Config, Inbox};
 use relevo_store_postgres::{Config as StoreConfig, Schema, Store, migrate};
@@ -24,9 +24,10 @@ async fn world(version: PgVersion) -> World {
 async fn a_consumer_may_consume_and_reads_nothing() {
     for version in PgVersion::ALL {
         let world = world(version).await;
-        let may = "inbox_append inbox_beat inbox_begin inbox_begin_claimed inbox_begin_due inbox_claim inbox_due \
-                   inbox_ended inbox_enter inbox_enter_one inbox_give_back inbox_prune inbox_release inbox_set_back \
-                   inbox_set_back_due inbox_skip inbox_start inbox_started inbox_take";
+        let may = "inbox_acquire_lanes inbox_append inbox_claim_call inbox_claim_due_queues inbox_complete_call \
+                   inbox_complete_queued inbox_fail inbox_fail_queued inbox_heartbeat inbox_insert \
+                   inbox_insert_many inbox_insert_one inbox_mark_skipped inbox_prune inbox_record_start \
+                   inbox_release_lanes inbox_release_queue inbox_reset_start inbox_starts";
         assert_eq!(may_call(&world, "consumer").await, may.split_whitespace().collect::<Vec<_>>());
         assert_eq!(rights(&world, "consumer", "").await, ["migration SELECT"]);
         let options = world.database.options().username("consumer");
@@ -34,17 +35,17 @@ async fn a_consumer_may_consume_and_reads_nothing() {
         let inbox = inbox.expect("the version may be read");
         crate::inbox_walk::everything(&inbox).await;
         let mut session = options.connect().await.expect("a role that may log in");
-        execute(&mut session, "SELECT relevo.inbox_begin('billing', gen_random_uuid())").await.expect("any language");
+        execute(&mut session, "SELECT relevo.inbox_insert('billing', gen_random_uuid())").await.expect("any language");
         refuse(
             &mut session,
             &[
                 "SELECT * FROM relevo.inbox",
-                "SELECT * FROM relevo.inbox_dead",
-                "INSERT INTO relevo.inbox (consumer, id) VALUES ('c', gen_random_uuid())",
+                "SELECT * FROM relevo.inbox_dead_letter",
+                "INSERT INTO relevo.inbox (consumer, message_id) VALUES ('c', gen_random_uuid())",
                 "DELETE FROM relevo.inbox",
-                "SELECT relevo.inbox_mark_dead('archived', '{\"ids\": []}', false, NULL, 'me', 'why')",
-                "SELECT relevo.inbox_order('billing', NULL, 'pause')",
-                "SELECT relevo.inbox_forget('billing')",
+                "SELECT relevo.inbox_discard('{\"ids\": []}', 'me', 'why')",
+                "SELECT relevo.inbox_set_control('billing', NULL, 'pause')",
+                "SELECT relevo.inbox_remove_consumer('billing')",
                 "SELECT relevo.inbox_stop_replay('billing', 1)",
                 "SELECT relevo.emit('orders', 'k', 'T', '{}')",
                 "SELECT nextval('relevo.inbox_seq')",
@@ -70,9 +71,9 @@ async fn an_operator_may_read_and_act() {
     refuse(
         &mut session,
         &[
-            "SELECT relevo.inbox_begin('billing', gen_random_uuid())",
-            "SELECT * FROM relevo.inbox_take('billing', gen_random_uuid(), '{0}', 100)",
-            "UPDATE relevo.inbox_dead SET fate = 'archived'",
+            "SELECT relevo.inbox_insert('billing', gen_random_uuid())",
+            "SELECT * FROM relevo.inbox_acquire_lanes('billing', gen_random_uuid(), '{0}', 100)",
+            "UPDATE relevo.inbox_dead_letter SET state = 'discarded'",
             "SELECT relevo.emit('orders', 'k', 'T', '{}')",
         ],
     )
@@ -92,7 +93,7 @@ const TRAPS: &str = "CREATE SCHEMA evil; CREATE TABLE evil.caught (who text); \
     CREATE FUNCTION evil.current_setting(text) RETURNS text LANGUAGE sql AS 'SELECT evil.spring(); SELECT ''0''::text'; \
     CREATE FUNCTION evil.set_config(text, text, boolean) RETURNS text LANGUAGE sql AS 'SELECT evil.spring(); SELECT $2'; \
     CREATE FUNCTION evil.clock_timestamp() RETURNS timestamptz LANGUAGE sql AS 'SELECT evil.spring(); SELECT now()'; \
-    CREATE TEMP TABLE inbox (n int); CREATE TEMP TABLE inbox_queue (n int); CREATE TEMP TABLE inbox_lane (n int); \
+    CREATE TEMP TABLE inbox (n int); CREATE TEMP TABLE inbox_retry_queue (n int); CREATE TEMP TABLE inbox_lane (n int); \
     SET search_path = evil, pg_temp, pg_catalog";
 
 #[tokio::test]
@@ -103,14 +104,14 @@ async fn a_search_path_full_of_traps_catches_no_owner() {
         let mut session = world.database.options().username("consumer").connect().await.expect("a role");
         execute(&mut session, TRAPS).await.expect("a schema of its own");
         for sql in [
-            "SELECT relevo.inbox_begin('billing', '00000000-0000-7000-8000-000000000001')",
-            "SELECT relevo.inbox_begin('billing', '00000000-0000-7000-8000-000000000001')",
-            "SELECT relevo.inbox_enter('billing', ARRAY['00000000-0000-7000-8000-000000000002', \
+            "SELECT relevo.inbox_insert('billing', '00000000-0000-7000-8000-000000000001')",
+            "SELECT relevo.inbox_insert('billing', '00000000-0000-7000-8000-000000000001')",
+            "SELECT relevo.inbox_insert_many('billing', ARRAY['00000000-0000-7000-8000-000000000002', \
              '00000000-0000-7000-8000-000000000003']::uuid[], '{0,0}', '{a,b}', 'lane', 1, NULL, 100, 100, NULL)",
-            "SELECT relevo.inbox_enter('billing', ARRAY['00000000-0000-7000-8000-000000000002', \
+            "SELECT relevo.inbox_insert_many('billing', ARRAY['00000000-0000-7000-8000-000000000002', \
              '00000000-0000-7000-8000-000000000003']::uuid[], '{0,0}', '{a,b}', NULL, 1, NULL, 100, 100, NULL)",
-            "SELECT relevo.inbox_enter_one('billing', '00000000-0000-7000-8000-000000000004', 0, 'k', NULL, NULL, NULL, 100, 100)",
-            "SELECT relevo.inbox_enter_one('billing', '00000000-0000-7000-8000-000000000004', 0, 'k', 'lane', 1, NULL, 100, 100)",
+            "SELECT relevo.inbox_insert_one('billing', '00000000-0000-7000-8000-000000000004', 0, 'k', NULL, NULL, NULL, 100, 100)",
+            "SELECT relevo.inbox_insert_one('billing', '00000000-0000-7000-8000-000000000004', 0, 'k', 'lane', 1, NULL, 100, 100)",
         ] {
             execute(&mut session, sql).await.unwrap_or_else(|error| panic!("{sql}: {error}"));
         }
@@ -118,38 +119,6 @@ async fn a_search_path_full_of_traps_catches_no_owner() {
         assert_eq!(world.number(owned).await, 0, "PostgreSQL {}", version.major());
         assert_eq!(world.number("SELECT count(*) FROM relevo.inbox").await, 4);
     }
-}
-
-/// Who was granted before `inbox_enter_one` was there goes on, with connections that are open and with new ones.
-#[tokio::test]
-async fn a_consumer_that_was_granted_goes_on_after_a_migration() {
-    let server = Private::start(PgVersion::V15).await;
-    let world = World { database: server.database().await, server: Some(server) };
-    world.run("CREATE ROLE \"odd one\" LOGIN").await;
-    migrate::migrate_to(&mut world.connect().await, &Schema::default(), 13).await.expect("an empty database");
-    world.run("SELECT relevo.grant_consumer('odd one')").await;
-    let config = Config::new(world.database.options().username("odd one"));
-    let before = Inbox::open(&config, "before", Keeping::default()).await.expect("an older version");
-    crate::inbox_walk::everything(&before).await;
-    migrate::migrate(&mut world.connect().await, &Schema::default()).await.expect("an older version");
-    crate::inbox_walk::everything(&before.of("between", Keeping::default())).await;
-    let after = Inbox::open(&config, "after", Keeping::default()).await.expect("this program's version");
-    crate::inbox_walk::everything(&after).await;
-}
-
-/// Who was granted before consumers could be forgotten may forget one.
-#[tokio::test]
-async fn an_operator_that_was_granted_goes_on_after_a_migration() {
-    let server = Private::start(PgVersion::V15).await;
-    let world = World { database: server.database().await, server: Some(server) };
-    world.run("CREATE ROLE \"odd one\" LOGIN").await;
-    migrate::migrate_to(&mut world.connect().await, &Schema::default(), 18).await.expect("an empty database");
-    world.run("SELECT relevo.grant_operator('odd one')").await;
-    migrate::migrate(&mut world.connect().await, &Schema::default()).await.expect("an older version");
-    world.run("SELECT relevo.inbox_begin('billing', gen_random_uuid())").await;
-    let store = Store::open(StoreConfig::new(world.database.options().username("odd one"), "main")).await;
-    let store = store.expect("the version may be read");
-    assert_eq!(Operate::forget(&store, "billing").await.expect("an operator may"), Forgotten::Gone);
 }
 
 /// Without a grant there is nothing.

@@ -35,8 +35,11 @@ pub(crate) async fn on_15() -> Postgres {
     prepared(PgVersion::V15, None).await
 }
 
-pub(crate) async fn on_18() -> Postgres {
-    prepared(PgVersion::V18, None).await
+/// With a publication `FOR ALL TABLES`.
+pub(crate) async fn published_18() -> Postgres {
+    let harness = prepared(PgVersion::V18, None).await;
+    harness.run("CREATE PUBLICATION everything FOR ALL TABLES").await;
+    harness
 }
 
 pub(crate) async fn pooled() -> Postgres {
@@ -123,11 +126,11 @@ impl Harness for Postgres {
     /// or all of it.
     async fn pass(&self, time: Duration) {
         let columns = [
-            ("inbox", "until"),
-            ("inbox_queue", "next_at"),
-            ("inbox_queue", "claim_until"),
-            ("inbox_waiting", "not_before"),
-            ("inbox_member", "until"),
+            ("inbox", "claim_expires_at"),
+            ("inbox_retry_queue", "next_at"),
+            ("inbox_retry_queue", "claim_expires_at"),
+            ("inbox_retry_message", "not_before"),
+            ("inbox_member", "expires_at"),
         ];
         let (end, earlier) = (Instant::now() + time, earlier(&columns, time, time));
         match execute(&mut self.database.connect().await, &earlier).await {
@@ -140,10 +143,10 @@ impl Harness for Postgres {
     async fn age(&self, time: Duration) {
         let columns = [
             ("inbox", "entered_at"),
-            ("inbox_dead", "dead_at"),
-            ("inbox_dead", "marked_at"),
+            ("inbox_dead_letter", "dead_at"),
+            ("inbox_dead_letter", "marked_at"),
             ("inbox_trace", "at"),
-            ("inbox_member", "until"),
+            ("inbox_member", "expires_at"),
             ("inbox_member", "beat_at"),
         ];
         self.run(&earlier(&columns, time, PATIENT)).await;

@@ -4,20 +4,20 @@ use crate::rules_support::{Bed, Session};
 
 /// A million handled messages, a hundred thousand queues that are not due, as many dead letters that nobody looked at.
 const HISTORY: &str = "
-    INSERT INTO relevo.inbox (consumer, id, entered_at)
+    INSERT INTO relevo.inbox (consumer, message_id, entered_at)
     SELECT 'billing', md5(n::text)::uuid, now() - interval '20 days' + n * interval '1 second'
     FROM generate_series(1, 1000000) AS n;
-    INSERT INTO relevo.inbox (consumer, id, state, entered_at)
+    INSERT INTO relevo.inbox (consumer, message_id, state, entered_at)
     SELECT 'billing', md5('dead' || n)::uuid, 'dead', 'infinity' FROM generate_series(1, 100000) AS n;
-    INSERT INTO relevo.inbox_queue (consumer, queue, next_at)
+    INSERT INTO relevo.inbox_retry_queue (consumer, queue, next_at)
     SELECT 'billing', 'q' || n, now() + interval '1 hour' FROM generate_series(1, 100000) AS n;
-    INSERT INTO relevo.inbox_waiting
+    INSERT INTO relevo.inbox_retry_message
         (consumer, queue, id, replay, header_names, header_values, payload, address, lane)
     SELECT 'billing', 'q' || n, md5('waits' || n)::uuid, 0, '{}', '{}', '', 'orders', '0'
     FROM generate_series(1, 100000) AS n;";
 
 /// The pages that a call touches, its functions' statements included, when everything is known to the session.
-async fn pages(session: &mut Session, call: &str) -> i64 {
+pub(crate) async fn pages(session: &mut Session, call: &str) -> i64 {
     for _ in 0..7 {
         // More often than PostgreSQL plans anew, so that the plan that stays is looked at.
         session.run(&format!("BEGIN; {call}; ROLLBACK")).await;
@@ -31,17 +31,17 @@ async fn pages(session: &mut Session, call: &str) -> i64 {
 }
 
 const CALLS: [(&str, i64); 7] = [
-    ("SELECT relevo.inbox_begin('billing', gen_random_uuid())", 60),
+    ("SELECT relevo.inbox_insert('billing', gen_random_uuid())", 60),
     (
-        "SELECT relevo.inbox_enter('billing', ARRAY[gen_random_uuid(), gen_random_uuid()], '{0,0}', '{a,b}', \
+        "SELECT relevo.inbox_insert_many('billing', ARRAY[gen_random_uuid(), gen_random_uuid()], '{0,0}', '{a,b}', \
          NULL, NULL, NULL, 100, 0, NULL)",
         120,
     ),
-    ("SELECT relevo.inbox_enter_one('billing', gen_random_uuid(), 0, 'a', NULL, NULL, NULL, 100, 0)", 60),
-    ("SELECT relevo.inbox_begin('billing', md5('77')::uuid)", 60),
-    ("SELECT count(*) FROM relevo.inbox_due('billing', 10, 10, 1000)", 60),
-    ("SELECT relevo.inbox_prune('billing', most => 100)", 60),
-    ("SELECT relevo.inbox_prune('billing', interval '15 days', most => 100)", 2500),
+    ("SELECT relevo.inbox_insert_one('billing', gen_random_uuid(), 0, 'a', NULL, NULL, NULL, 100, 0)", 60),
+    ("SELECT relevo.inbox_insert('billing', md5('77')::uuid)", 60),
+    ("SELECT count(*) FROM relevo.inbox_claim_due_queues('billing', 10, 10, 1000)", 60),
+    ("SELECT relevo.inbox_prune('billing', row_limit => 100)", 60),
+    ("SELECT relevo.inbox_prune('billing', interval '15 days', row_limit => 100)", 2500),
 ];
 
 async fn check(session: &mut Session, when: &str) {

@@ -79,7 +79,7 @@ async fn a_handler_that_fails_leaves_nothing_and_is_tried_again() {
 async fn a_message_that_another_worker_has_is_busy() {
     let world = world().await;
     let mut other = world.connect().await;
-    let begin = format!("BEGIN; SELECT relevo.inbox_begin('invoicing', '{}')", id(1));
+    let begin = format!("BEGIN; SELECT relevo.inbox_insert('invoicing', '{}')", id(1));
     crate::e2e_support::execute(&mut other, &begin).await.expect("a new message");
     let (lines, _) = run(&world, &[delivery(1, 100), delivery(2, 200)]);
     assert_eq!(lines, [said(1, "busy"), said(2, "handled")]);

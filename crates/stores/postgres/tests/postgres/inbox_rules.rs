@@ -22,7 +22,7 @@ fn id(number: u32) -> String {
 }
 
 fn begin(number: u32) -> String {
-    format!("SELECT relevo.inbox_begin('billing', '{}')", id(number))
+    format!("SELECT relevo.inbox_insert('billing', '{}')", id(number))
 }
 
 /// How a message is entered: by itself, or with others.
@@ -38,25 +38,27 @@ impl Form {
     fn enter(self, number: u32, lane: &str) -> String {
         let id = id(number);
         match self {
-            Self::One => format!("SELECT relevo.inbox_enter_one('billing', '{id}', 0, 'k', {lane}, 100, 0)"),
+            Self::One => format!("SELECT relevo.inbox_insert_one('billing', '{id}', 0, 'k', {lane}, 100, 0)"),
             Self::Several => {
-                format!("SELECT relevo.inbox_enter('billing', '{{{id}}}', '{{0}}', '{{k}}', {lane}, 100, 0, NULL)")
+                format!(
+                    "SELECT relevo.inbox_insert_many('billing', '{{{id}}}', '{{0}}', '{{k}}', {lane}, 100, 0, NULL)"
+                )
             }
         }
     }
 
     fn function(self) -> &'static str {
         match self {
-            Self::One => "inbox_enter_one",
-            Self::Several => "inbox_enter",
+            Self::One => "inbox_insert_one",
+            Self::Several => "inbox_insert_many",
         }
     }
 
     /// The end of its look at the queue.
     fn look(self) -> &'static str {
         match self {
-            Self::One => "of_queue",
-            Self::Several => "(queues)",
+            Self::One => "p_queue",
+            Self::Several => "(p_queues)",
         }
     }
 }
@@ -77,18 +79,18 @@ fn append(number: u32) -> String {
 }
 
 fn claim(number: u32) -> String {
-    format!("SELECT claim::text FROM relevo.inbox_claim('billing', {}, {NO_LANE}, 60000, 100)", arrival(number))
+    format!("SELECT claim::text FROM relevo.inbox_claim_call('billing', {}, {NO_LANE}, 60000, 100)", arrival(number))
 }
 
 fn begin_claimed(number: u32, token: &str) -> String {
     let arrival = arrival(number);
-    format!("SELECT relevo.inbox_begin_claimed('billing', {arrival}, {NO_LANE}, '{token}', 100, 0, false)")
+    format!("SELECT relevo.inbox_complete_call('billing', {arrival}, {NO_LANE}, '{token}', 100, 0, false)")
 }
 
 fn set_back(number: u32, lane: &str, stop: &str) -> String {
     let arrival = arrival(number);
     format!(
-        "SELECT relevo.inbox_set_back('billing', {arrival}, {lane}, NULL, '{stop}', 0, 1, 'refused', 'no', NULL, 100, false)"
+        "SELECT relevo.inbox_fail('billing', {arrival}, {lane}, NULL, '{stop}', 0, 1, 'refused', 'no', NULL, 100, false)"
     )
 }
 
@@ -120,7 +122,12 @@ async fn e1_a_duplicate_waits_for_a_short_time_and_its_session_keeps_its_own_wai
 #[tokio::test]
 async fn e1_without_a_limit_the_duplicate_hangs_with_the_first() {
     let bed = bed().await;
-    bed.mutate("inbox_enter", "pg_catalog.set_config('lock_timeout', wait_ms::pg_catalog.text, true)", "''").await;
+    bed.mutate(
+        "inbox_insert_many",
+        "pg_catalog.set_config('lock_timeout', p_lock_timeout_ms::pg_catalog.text, true)",
+        "''",
+    )
+    .await;
     let mut first = bed.session().await;
     first.run(&format!("BEGIN; {}", begin(1))).await;
     let second = bed.session().await.start(&begin(1));
@@ -165,7 +172,7 @@ async fn e1_an_old_snapshot_is_told_to_try_again() {
 async fn two_callers(bed: &Bed) -> (String, String) {
     let mut session = bed.session().await;
     let late: String = session.one(&claim(1)).await;
-    session.run("UPDATE relevo.inbox SET until = '-infinity'").await;
+    session.run("UPDATE relevo.inbox SET claim_expires_at = '-infinity'").await;
     (late, session.one(&claim(1)).await)
 }
 
@@ -185,7 +192,7 @@ async fn e2_only_the_last_claim_commits_its_result() {
 #[tokio::test]
 async fn e2_without_the_token_both_results_are_committed() {
     let bed = bed().await;
-    bed.mutate("inbox_begin_claimed", "AND i.state = 'calling' AND i.token = claim", "").await;
+    bed.mutate("inbox_complete_call", "AND i.state = 'calling' AND i.claim_token = p_token", "").await;
     let (late, mine) = two_callers(&bed).await;
     let mut session = bed.session().await;
     for (token, line) in [(&mine, "quick"), (&late, "slow")] {
@@ -198,7 +205,7 @@ async fn e2_without_the_token_both_results_are_committed() {
 
 #[tokio::test]
 async fn e2_while_a_call_may_run_nobody_else_makes_it() {
-    let word = format!("SELECT word FROM relevo.inbox_claim('billing', {}, {NO_LANE}, 60000, 100)", arrival(1));
+    let word = format!("SELECT word FROM relevo.inbox_claim_call('billing', {}, {NO_LANE}, 60000, 100)", arrival(1));
     let ours = bed().await;
     let mut session = ours.session().await;
     assert_eq!(
@@ -207,8 +214,8 @@ async fn e2_while_a_call_may_run_nobody_else_makes_it() {
     );
 
     let naive = bed().await;
-    let condition = "WHERE i.state = 'open' OR (i.state = 'calling' AND i.until < clock_timestamp())";
-    naive.mutate("inbox_claim", condition, "").await;
+    let condition = "WHERE i.state = 'started' OR (i.state = 'calling' AND i.claim_expires_at < clock_timestamp())";
+    naive.mutate("inbox_claim_call", condition, "").await;
     let mut session = naive.session().await;
     assert_eq!(
         (session.one::<String>(&word).await, session.one::<String>(&word).await),
@@ -216,7 +223,7 @@ async fn e2_while_a_call_may_run_nobody_else_makes_it() {
     );
 }
 
-const REDRIVE: &str = "SELECT relevo.inbox_mark_dead('replayed', '{\"ids\": []}', false, NULL, 'ana', 'mended')";
+const REDRIVE: &str = "SELECT relevo.inbox_redrive('{\"ids\": []}', 'ana', 'fixed')";
 
 #[tokio::test]
 async fn e3_a_brokers_duplicate_of_a_redriven_message_is_a_repeat() {
@@ -227,19 +234,19 @@ async fn e3_a_brokers_duplicate_of_a_redriven_message_is_a_repeat() {
     assert_eq!(session.one::<i64>(REDRIVE).await, 1);
     assert!(!session.one::<bool>(&begin(1)).await, "it waits in the retry table, and is known");
     assert_eq!(session.one::<i64>(REDRIVE).await, 0, "a double click");
-    assert_eq!(session.one::<i64>("SELECT count(*) FROM relevo.inbox_waiting").await, 1);
+    assert_eq!(session.one::<i64>("SELECT count(*) FROM relevo.inbox_retry_message").await, 1);
 }
 
 #[tokio::test]
 async fn e3_a_redrive_that_deletes_the_row_lets_the_duplicate_through() {
     let bed = bed().await;
-    let set_state = "UPDATE inbox AS i SET state = 'reopened', started = 0\n    WHERE";
-    bed.mutate("inbox_reopen", set_state, "DELETE FROM inbox AS i WHERE").await;
+    let set_state = "UPDATE inbox AS i SET state = 'redriven', unfinished_starts = 0\n    WHERE";
+    bed.mutate("inbox_redrive_one", set_state, "DELETE FROM inbox AS i WHERE").await;
     let mut session = bed.session().await;
     session.run(&set_back(1, NO_LANE, "dead_continue")).await;
     session.run(REDRIVE).await;
     assert!(session.one::<bool>(&begin(1)).await, "handled, and still waiting to be handled again");
-    assert_eq!(session.one::<i64>("SELECT count(*) FROM relevo.inbox_waiting").await, 1);
+    assert_eq!(session.one::<i64>("SELECT count(*) FROM relevo.inbox_retry_message").await, 1);
 }
 
 /// A lane whose owner is dead.
@@ -250,16 +257,16 @@ async fn with_a_dead_owner() -> Bed {
         session.run(&beat(owner)).await;
     }
     assert_eq!(session.one::<i64>(&take(OLD)).await, 1);
-    session.run(&format!("UPDATE relevo.inbox_member SET until = '-infinity' WHERE owner = '{OLD}'")).await;
+    session.run(&format!("UPDATE relevo.inbox_member SET expires_at = '-infinity' WHERE owner = '{OLD}'")).await;
     bed
 }
 
 fn beat(owner: &str) -> String {
-    format!("SELECT relevo.inbox_beat('billing', '{owner}', 'm', 60000, NULL, '[]', '[]', 100)")
+    format!("SELECT relevo.inbox_heartbeat('billing', '{owner}', 'm', 60000, NULL, '[]', '[]', 100)")
 }
 
 fn take(owner: &str) -> String {
-    format!("SELECT sum(epoch)::bigint FROM relevo.inbox_take('billing', '{owner}', '{{lane}}', 100)")
+    format!("SELECT sum(epoch)::bigint FROM relevo.inbox_acquire_lanes('billing', '{owner}', '{{lane}}', 100)")
 }
 
 #[tokio::test]
@@ -298,7 +305,7 @@ async fn e4_a_lane_does_not_move_while_a_handler_has_it() {
 async fn e4_a_look_at_the_lane_without_a_lock_inverts_a_key() {
     for form in Form::ALL {
         let bed = with_a_dead_owner().await;
-        bed.mutate(form.function(), "lane_owner FOR SHARE", "lane_owner").await;
+        bed.mutate(form.function(), "p_lane_owner FOR SHARE", "p_lane_owner").await;
         let (mut old, mut new) = (bed.session().await, bed.session().await);
         // The old owner has handled nothing of m2 and begins m3, which it was handed too: its process stands still there.
         old.run("BEGIN").await;
@@ -314,13 +321,13 @@ async fn e4_a_look_at_the_lane_without_a_lock_inverts_a_key() {
 async fn with_a_first_heartbeat(bed: &Bed) -> Session {
     let mut session = bed.session().await;
     session.run(&beat(OLD)).await;
-    session.run("UPDATE relevo.inbox_member SET until = '-infinity'").await;
+    session.run("UPDATE relevo.inbox_member SET expires_at = '-infinity'").await;
     session.run(&format!("BEGIN; {}", beat(NEW))).await;
     session
 }
 
-const FORGET: &str = "SELECT relevo.inbox_forget('billing')";
-const IS_FORGOTTEN: &str = "SELECT forgotten_at IS NOT NULL FROM relevo.inbox_consumer";
+const FORGET: &str = "SELECT relevo.inbox_remove_consumer('billing')";
+const IS_FORGOTTEN: &str = "SELECT removed_at IS NOT NULL FROM relevo.inbox_consumer";
 
 #[tokio::test]
 async fn e4_a_consumer_is_not_forgotten_beside_a_first_heartbeat() {
@@ -338,8 +345,8 @@ async fn e4_a_consumer_is_not_forgotten_beside_a_first_heartbeat() {
 #[tokio::test]
 async fn e4_without_a_common_lock_a_living_consumer_is_forgotten() {
     let bed = bed().await;
-    let lock = "PERFORM pg_advisory_xact_lock_shared(lock_number('consumer/' || of_consumer));";
-    bed.mutate("inbox_beat", lock, "").await;
+    let lock = "PERFORM pg_advisory_xact_lock_shared(advisory_lock_key('consumer/' || p_consumer));";
+    bed.mutate("inbox_heartbeat", lock, "").await;
     let mut member = with_a_first_heartbeat(&bed).await;
     let mut session = bed.session().await;
     assert_eq!(session.one::<String>(FORGET).await, "gone");
@@ -352,20 +359,22 @@ async fn e4_without_a_common_lock_a_living_consumer_is_forgotten() {
 async fn with_an_emptied_queue(bed: &Bed) -> String {
     let mut session = bed.session().await;
     assert_eq!(session.one::<String>(&set_back(1, NO_LANE, "retry")).await, "kept");
-    let row = session.rows("SELECT token::text, no FROM relevo.inbox_due('billing', 1, 1, 60000)").await;
+    let row = session
+        .rows("SELECT claim_token::text, ordinal FROM relevo.inbox_claim_due_queues('billing', 1, 1, 60000)")
+        .await;
     let token: String = sqlx::Row::try_get(&row[0], 0).expect("a token");
     let no: i64 = sqlx::Row::try_get(&row[0], 1).expect("a number");
-    let first = format!("SELECT relevo.inbox_begin_due('billing', 'k', '{token}', {no}, 100, 0, false)");
+    let first = format!("SELECT relevo.inbox_complete_queued('billing', 'k', '{token}', {no}, 100, 0, false)");
     assert!(session.one::<bool>(&first).await);
     token
 }
 
 fn release(token: &str) -> String {
-    format!("SELECT relevo.inbox_release('billing', 'k', '{token}', 5000)")
+    format!("SELECT relevo.inbox_release_queue('billing', 'k', '{token}', 5000)")
 }
 
-const QUEUES: &str = "SELECT queue FROM relevo.inbox_queue";
-const WAITING: &str = "SELECT convert_from(payload, 'UTF8') FROM relevo.inbox_waiting ORDER BY no";
+const QUEUES: &str = "SELECT queue FROM relevo.inbox_retry_queue";
+const WAITING: &str = "SELECT convert_from(payload, 'UTF8') FROM relevo.inbox_retry_message ORDER BY ordinal";
 
 #[tokio::test]
 async fn c3_a_message_appended_while_the_queue_ends_is_not_stranded() {
@@ -393,7 +402,7 @@ async fn c3_an_append_without_a_lock_is_stranded_and_overtaken() {
         let bed = bed().await;
         let look = form.look();
         bed.mutate(form.function(), &format!("{look} FOR SHARE"), look).await;
-        bed.mutate("inbox_sort", "ORDER BY q.queue FOR SHARE", "ORDER BY q.queue").await;
+        bed.mutate("inbox_classify_known", "ORDER BY q.queue FOR SHARE", "ORDER BY q.queue").await;
         let token = with_an_emptied_queue(&bed).await;
         let (mut worker, mut session) = (bed.session().await, bed.session().await);
         worker.run(&format!("BEGIN; {}; {}", form.enter(3, NO_LANE), append(3))).await;
@@ -411,8 +420,8 @@ async fn c3_a_look_in_the_statement_that_waits_for_the_queue_is_old() {
     let mut worker = bed.session().await;
     worker.run(&format!("BEGIN; {}; {}", enter(3, NO_LANE), append(3))).await;
     let releasing = bed.session().await.start(
-        "DELETE FROM relevo.inbox_queue AS q WHERE NOT EXISTS \
-         (SELECT 1 FROM relevo.inbox_waiting AS w WHERE w.consumer = q.consumer AND w.queue = q.queue)",
+        "DELETE FROM relevo.inbox_retry_queue AS q WHERE NOT EXISTS \
+         (SELECT 1 FROM relevo.inbox_retry_message AS w WHERE w.consumer = q.consumer AND w.queue = q.queue)",
     );
     bed.until_blocked(&releasing).await;
     worker.run("COMMIT").await;
@@ -429,7 +438,7 @@ async fn c3_an_old_snapshot_may_not_end_a_queue() {
     assert_eq!(session.refusal_in(begin, &release(&token)).await, "RV001");
 
     let naive = bed().await;
-    naive.mutate("inbox_call", "PERFORM inbox_read_committed();", "").await;
+    naive.mutate("inbox_begin_call", "PERFORM require_read_committed();", "").await;
     let token = with_an_emptied_queue(&naive).await;
     let mut worker = naive.session().await;
     worker.run(&format!("BEGIN; {}; {}", enter(3, NO_LANE), append(3))).await;
@@ -468,8 +477,8 @@ async fn arguments_that_cannot_be_meant_are_refused() {
         (format!("'billing', '{}', -1", id(1)), "22023"),
         (format!("'billing', '{}', 0, 0", id(1)), "22023"),
     ] {
-        let error = session.try_rows(&format!("SELECT relevo.inbox_begin({arguments})")).await;
+        let error = session.try_rows(&format!("SELECT relevo.inbox_insert({arguments})")).await;
         assert_eq!(code(&error.expect_err("it is refused")), expected, "{arguments}");
     }
-    assert_eq!(session.list("SELECT id::text FROM relevo.inbox").await, NONE);
+    assert_eq!(session.list("SELECT message_id::text FROM relevo.inbox").await, NONE);
 }

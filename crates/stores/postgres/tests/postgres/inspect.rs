@@ -122,7 +122,7 @@ async fn every_status_is_listed_searched_and_shown() {
     until("one waits", async || status(&store, retrying).await == Status::Retrying).await;
     relay.stop().await;
     let pending = world.emit(&["plain"]).await[0];
-    world.run("UPDATE relevo.parked_key SET state = 'quarantine', address = NULL WHERE key = 'held'").await;
+    world.run("UPDATE relevo.parked_key SET state = 'quarantined', address = NULL WHERE key = 'held'").await;
 
     for (status, expected) in [
         (Status::Scheduled, vec![scheduled]),
@@ -187,7 +187,7 @@ async fn a_message_is_found_whatever_its_id_tells() {
     let brought = one("SELECT relevo.emit('orders', 'k', 'T', '1', id => gen_random_uuid())::text").await;
     // Its id is older than its place in the log, and nobody remembers when it was brought.
     let moved = one("SELECT relevo.emit('orders', 'k', 'T', '2', id => gen_random_uuid())::text").await;
-    world.run(&format!("DELETE FROM relevo.own_id WHERE id = '{moved}'")).await;
+    world.run(&format!("DELETE FROM relevo.dedup_id WHERE id = '{moved}'")).await;
     world.emit_some(5000, 10).await;
     for (id, payload) in [(brought, "1"), (moved, "2")] {
         let shown = store.show(id).await.expect("an answer").expect("it is there");
@@ -228,12 +228,12 @@ async fn every_cause_is_told() {
     assert_eq!(why(&store, "idle").await.cause, Cause::Nothing);
     let unread = why(&store, "unread").await;
     assert_eq!((unread.cause, unread.waiting), (Cause::NoRelay, 1), "nobody holds the shard");
-    world.run("UPDATE relevo.lease SET owner = gen_random_uuid(), until = now() + interval '1 hour'").await;
+    world.run("UPDATE relevo.lease SET owner = gen_random_uuid(), expires_at = now() + interval '1 hour'").await;
     assert_eq!(why(&store, "unread").await.cause, Cause::Unread);
-    world.run("SELECT relevo.switch_destination('main', false)").await;
+    world.run("SELECT relevo.disable_destination('main')").await;
     assert_eq!(why(&store, "unread").await.cause, Cause::SwitchedOff);
-    world.run("SELECT relevo.switch_destination('main', true)").await;
-    world.run("UPDATE relevo.lease SET owner = NULL, until = '-infinity'").await;
+    world.run("SELECT relevo.enable_destination('main')").await;
+    world.run("UPDATE relevo.lease SET owner = NULL, expires_at = '-infinity'").await;
 
     let emitted = world.emit(&["retry", "retry", "dead", "dead", "marked", "odd"]).await;
     world.run("SELECT relevo.emit('wall', 'held', 'T', '{}')").await;
@@ -260,16 +260,16 @@ async fn every_cause_is_told() {
     assert_eq!((dead.cause, dead.waiting), (Cause::Dead { id: emitted[2] }, 2));
     assert_eq!(dead.head.map(|head| head.status), Some(Status::Dead));
     assert!(matches!(why(&store, "later").await.cause, Cause::Scheduled { .. }));
-    world.run("UPDATE relevo.parked_key SET state = 'quarantine' WHERE key = 'odd'").await;
+    world.run("UPDATE relevo.parked_key SET state = 'quarantined' WHERE key = 'odd'").await;
     assert!(matches!(why(&store, "odd").await.cause, Cause::Quarantined { .. }));
     relay.stop().await;
 
     // Nobody is there to act on a mark, which is then the reason; nor to try what is due.
-    world.run("UPDATE relevo.lease SET owner = gen_random_uuid(), until = now() + interval '1 hour'").await;
+    world.run("UPDATE relevo.lease SET owner = gen_random_uuid(), expires_at = now() + interval '1 hour'").await;
     assert_eq!(store.redrive(&mark(emitted[4])).await.expect("a mark"), 1);
-    let marked = Cause::Marked { id: emitted[4], mark: "redrive".to_owned() };
+    let marked = Cause::Marked { id: emitted[4], mark: "redriving".to_owned() };
     assert_eq!(why(&store, "marked").await.cause, marked);
-    world.run("UPDATE relevo.lease SET owner = NULL, until = '-infinity'").await;
+    world.run("UPDATE relevo.lease SET owner = NULL, expires_at = '-infinity'").await;
     assert_eq!(why(&store, "marked").await.cause, Cause::NoRelay);
     world.run("UPDATE relevo.parked_key SET next_at = clock_timestamp() WHERE key = 'retry'").await;
     assert_eq!(why(&store, "retry").await.cause, Cause::NoRelay);
@@ -336,8 +336,8 @@ async fn shards_are_shown_with_their_relays() {
 #[tokio::test]
 async fn destinations_are_listed_and_an_unknown_one_is_refused() {
     let world = World::with_shards(4).await;
-    world.run("SELECT relevo.add_destination('audit', 2); SELECT relevo.switch_destination('audit', false)").await;
-    world.run("SELECT relevo.regroup('main', 16)").await;
+    world.run("SELECT relevo.add_destination('audit', 2); SELECT relevo.disable_destination('audit')").await;
+    world.run("SELECT relevo.reshard_destination('main', 16)").await;
     let expected = [
         Destination { name: "audit".to_owned(), shards: 2, regrouping_to: None, on: false },
         Destination { name: MAIN.to_owned(), shards: 4, regrouping_to: Some(16), on: true },

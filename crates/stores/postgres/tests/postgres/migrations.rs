@@ -1,17 +1,21 @@
 //! The schema: applied once, by whoever comes first, wherever it shall be, and checked before anybody relies on it.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::e2e_support::{MAIN, Running, Traffic, World, config, execute, refusal, until};
+use crate::e2e_support::{MAIN, Running, Traffic, World, config, execute, refusal, store, until};
 use relevo_broker_memory::{MemoryBroker, Settings};
+use relevo_core::inbox::Keeping;
 use relevo_core::operate::{Inspect as _, Operate as _};
 use relevo_core::store::{StoreError, Upkeep as _};
-use relevo_store_postgres::migrate::{OLDEST, VERSION, migrate, migrate_to, script};
+use relevo_store_postgres::inbox::{self, Inbox};
+use relevo_store_postgres::migrate::{BASELINE, Migration, OLDEST, VERSION, apply, migrate, script};
 use relevo_store_postgres::{Config, Draft, Outbox, Schema, Start, Store};
 use relevo_testkit::PgVersion;
 use relevo_testkit::postgres::{Database, Server};
-use sqlx::{AssertSqlSafe, Connection as _, Row as _};
+use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _, Row as _};
 use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
 
 async fn database() -> Database {
     Server::shared(PgVersion::V15).database().await
@@ -59,26 +63,47 @@ async fn a_failure_in_the_middle_changes_nothing() {
     assert_eq!(migrate(&mut connection, &Schema::default()).await.expect("nothing is in the way"), all());
 }
 
-/// Behind one that waits for an exclusive lock everybody waits: a handler's transaction would stop all others for as long.
+/// A version that does not exist yet: a new column, a replaced function, and a new one that a consumer may call.
+const SECOND: Migration = Migration {
+    version: VERSION + 1,
+    name: "second",
+    files: &["ALTER TABLE parked_key ADD COLUMN note text;
+        CREATE FUNCTION inbox_second() RETURNS int LANGUAGE sql AS 'SELECT 2';
+        DO $$
+        BEGIN
+            EXECUTE replace(pg_get_functiondef('settle'::regproc), 'BEGIN', E'BEGIN -- second\\n');
+            EXECUTE replace(pg_get_functiondef('grant_consumer'::regproc), 'inbox_prune TO', 'inbox_prune, inbox_second TO');
+        END $$;"],
+    compatible_from: 1,
+};
+
+/// A version on which no older program runs.
+const THIRD: Migration = Migration { version: VERSION + 2, name: "third", files: &[], compatible_from: VERSION + 2 };
+
+/// Other sessions queue behind one that waits for an exclusive lock: a handler's transaction would stop all of them.
 #[tokio::test]
-async fn whoever_works_while_a_table_is_waited_for_is_not_kept_from_it() {
+async fn sessions_continue_while_a_migration_waits_for_a_table() {
     let database = database().await;
     let mut connection = database.connect().await;
-    migrate_to(&mut connection, &Schema::default(), 15).await.expect("an empty database");
+    migrate(&mut connection, &Schema::default()).await.expect("an empty database");
     let (mut handler, mut other) = (database.connect().await, database.connect().await);
-    execute(&mut handler, "BEGIN; SELECT count(*) FROM relevo.inbox_waiting").await.expect("a transaction");
+    execute(&mut handler, "BEGIN; SELECT count(*) FROM relevo.inbox_retry_message").await.expect("a transaction");
+    let waits = Migration { files: &["ALTER TABLE inbox_retry_message ADD COLUMN later text;"], ..SECOND };
     let mut tasks = JoinSet::new();
-    tasks.spawn(async move { migrate(&mut connection, &Schema::default()).await });
+    tasks.spawn(async move { apply(&mut connection, &Schema::default(), &[BASELINE, waits]).await });
     until("the table is waited for", async || {
-        let waits = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'relevo.inbox_waiting'::regclass";
+        let waits =
+            "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'relevo.inbox_retry_message'::regclass";
         execute(&mut other, waits).await.expect("a count")[0].try_get::<i64, _>(0).expect("a count") > 0
     })
     .await;
-    execute(&mut other, "SET lock_timeout = '30s'; SELECT count(*) FROM relevo.inbox_waiting").await.expect("its turn");
+    execute(&mut other, "SET lock_timeout = '30s'; SELECT count(*) FROM relevo.inbox_retry_message")
+        .await
+        .expect("its turn");
     assert!(tasks.try_join_next().is_none(), "the handler still has the table");
     execute(&mut handler, "COMMIT").await.expect("it ends");
     let applied = tasks.join_next().await.expect("one task").expect("it does not panic");
-    assert_eq!(applied.expect("nobody is in the way"), (16..=VERSION).collect::<Vec<_>>());
+    assert_eq!(applied.expect("nobody is in the way"), [SECOND.version]);
 }
 
 /// Two outboxes in one database, one of them with a name that must be quoted.
@@ -121,7 +146,7 @@ async fn another_schema_works_from_end_to_end() {
 /// Every function, table, column, index and constraint, with its text and its rights.
 const CATALOGUE: &str = "
     SELECT concat_ws(' ', 'function', p.oid::regprocedure, p.prosecdef, p.provolatile, p.proconfig, p.proacl,
-        md5(p.prosrc)) COLLATE \"C\" AS line
+        pg_get_function_result(p.oid), md5(p.prosrc)) COLLATE \"C\" AS line
     FROM pg_proc AS p WHERE p.pronamespace = 'relevo'::regnamespace
     UNION ALL
     SELECT concat_ws(' ', 'relation', c.relname, c.relkind, c.relacl, pg_get_indexdef(i.indexrelid),
@@ -132,7 +157,7 @@ const CATALOGUE: &str = "
         a.attidentity, pg_get_expr(d.adbin, d.adrelid))
     FROM pg_attribute AS a JOIN pg_class AS c ON c.oid = a.attrelid
     LEFT JOIN pg_attrdef AS d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
-    WHERE c.relnamespace = 'relevo'::regnamespace AND a.attnum > 0
+    WHERE c.relnamespace = 'relevo'::regnamespace AND a.attnum > 0 AND c.relkind NOT IN ('i', 'I')
     UNION ALL
     SELECT concat_ws(' ', 'constraint', o.conname, pg_get_constraintdef(o.oid))
     FROM pg_constraint AS o WHERE o.connamespace = 'relevo'::regnamespace
@@ -174,48 +199,87 @@ async fn a_store_says_which_command_mends_the_schema() {
     execute(&mut connection, &newer).await.expect("a newer version");
     let what = open().await;
     assert!(what.contains("newer than this program") && what.contains("upgrade the program"), "{what}");
-    let older = format!("DELETE FROM relevo.migration WHERE version >= {OLDEST}");
-    execute(&mut connection, &older).await.expect("the newest versions");
+    let older = format!("DELETE FROM relevo.migration; INSERT INTO relevo.migration VALUES ({}, 'older')", OLDEST - 1);
+    execute(&mut connection, &older).await.expect("an older version");
     let what = open().await;
     let (old, needed) = (format!("version {}", OLDEST - 1), format!("needs {OLDEST}"));
     assert!(what.contains(&old) && what.contains(&needed) && what.contains("`relevo migrate`"), "{what}");
 }
 
 #[tokio::test]
-async fn a_program_runs_on_the_version_before_and_on_a_newer_one_that_serves_it() {
+async fn a_program_runs_on_a_newer_version_only_if_that_is_compatible() {
     let database = database().await;
     let mut connection = database.connect().await;
-    migrate_to(&mut connection, &Schema::default(), OLDEST).await.expect("an empty database");
-    Store::open(Config::new(database.options(), MAIN)).await.expect("the oldest version that this program runs on");
-    migrate(&mut connection, &Schema::default()).await.expect("an older version");
-    let newer = format!(
-        "INSERT INTO relevo.migration (version, name, serves_from) VALUES ({}, 'later', {VERSION})",
-        VERSION + 5
-    );
-    execute(&mut connection, &newer).await.expect("a newer version");
-    Store::open(Config::new(database.options(), MAIN)).await.expect("a newer version that serves this program");
+    let applied = apply(&mut connection, &Schema::default(), &[BASELINE, SECOND]).await;
+    assert_eq!(applied.expect("an empty database"), [BASELINE.version, SECOND.version]);
+    Store::open(Config::new(database.options(), MAIN)).await.expect("a compatible version");
+    let applied = apply(&mut connection, &Schema::default(), &[BASELINE, SECOND, THIRD]).await;
+    assert_eq!(applied.expect("an older version"), [THIRD.version]);
+    let opened = Store::open(Config::new(database.options(), MAIN)).await.map(|_| ());
+    let Err(StoreError::Schema { what }) = opened else { panic!("{opened:?}") };
+    assert!(what.contains("version 3") && what.contains("upgrade the program"), "{what}");
 }
 
-/// A rolling restart: the schema is migrated while relays run and writers write, then relays are exchanged one by one.
+/// The schema as it is. A change of the SQL changes this file in the same commit.
 #[tokio::test]
-async fn a_database_with_messages_in_flight_is_migrated_under_its_relays() {
-    let world = World::at_version(OLDEST).await;
+async fn the_catalogue_is_the_recorded_one() {
+    let database = database().await;
+    let mut connection = database.connect().await;
+    migrate(&mut connection, &Schema::default()).await.expect("an empty database");
+    let rows = execute(&mut connection, CATALOGUE).await.expect("a catalogue");
+    let lines: Vec<&str> = rows.iter().map(|row| row.try_get::<&str, _>(0).expect("a line").trim_end()).collect();
+    insta::assert_snapshot!("catalogue", lines.join("\n"));
+}
+
+/// A rolling restart: the schema is migrated while relays and consumers with restricted roles run and writers write. Relays are then
+/// replaced one by one. No operator grants anything again.
+#[tokio::test]
+async fn a_schema_is_migrated_under_running_relays_and_consumers() {
+    let world = World::alone().await;
+    world.run("CREATE ROLE carrier LOGIN; CREATE ROLE \"odd one\" LOGIN; CREATE ROLE dropped").await;
+    world
+        .run("SELECT relevo.grant_relay('carrier'), relevo.grant_consumer('odd one'), relevo.grant_writer('dropped')")
+        .await;
+    world.run("DROP OWNED BY dropped; DROP ROLE dropped").await;
+    let relay = async || store(world.database.options().username("carrier"), MAIN).await;
     let broker = MemoryBroker::new(Settings::default());
-    let first = Running::start(world.store().await, &broker, config());
-    let second = Running::start(world.store().await, &broker, config());
+    let first = Running::start(relay().await, &broker, config());
+    let second = Running::start(relay().await, &broker, config());
+    let options = world.database.options().username("odd one");
+    let inbox = Inbox::open(&inbox::Config::new(options.clone()), "before", Keeping::default()).await.expect("a grant");
+    let (stop, walks) = (CancellationToken::new(), Arc::new(AtomicUsize::new(0)));
+    let mut consumer = JoinSet::new();
+    consumer.spawn({
+        let (stop, walks) = (stop.clone(), Arc::clone(&walks));
+        async move {
+            while !stop.is_cancelled() {
+                let name = format!("walk {}", walks.fetch_add(1, Ordering::SeqCst));
+                crate::inbox_walk::everything(&inbox.of(&name, Keeping::default())).await;
+            }
+        }
+    });
     let traffic = Traffic::start(&world, 3);
-    until("messages flow", async || broker.received() >= 200).await;
-    let applied = migrate(&mut world.connect().await, &Schema::default()).await.expect("an older version");
-    assert_eq!(applied, (OLDEST + 1..=VERSION).collect::<Vec<_>>());
-    let third = Running::start(world.store().await, &broker, config());
+    until("messages flow", async || broker.received() >= 200 && walks.load(Ordering::SeqCst) > 1).await;
+    let applied = apply(&mut world.connect().await, &Schema::default(), &[BASELINE, SECOND]).await;
+    assert_eq!(applied.expect("an older version"), [SECOND.version]);
+    let third = Running::start(relay().await, &broker, config());
     first.stop().await;
-    let received = broker.received();
-    until("messages flow past the migration", async || broker.received() >= received + 200).await;
+    let (received, walked) = (broker.received(), walks.load(Ordering::SeqCst));
+    until("messages flow past the migration", async || {
+        broker.received() >= received + 200 && walks.load(Ordering::SeqCst) > walked + 1
+    })
+    .await;
     second.stop().await;
     let ledger = traffic.stop_after(&broker, broker.received() + 200).await;
     world.drained().await;
     third.stop().await;
     assert_eq!(ledger.check(&broker), 0);
+    stop.cancel();
+    consumer.join_next().await.expect("one task").expect("no call fails");
+    let mut session = options.connect().await.expect("a role that may log in");
+    execute(&mut session, "SELECT relevo.inbox_second()").await.expect("the migration granted it");
+    let roles = world.texts("SELECT role_name || ' ' || kind FROM relevo.granted_role ORDER BY 1").await;
+    assert_eq!(roles, ["carrier relay", "odd one consumer"], "a dropped role is forgotten");
 }
 
 #[tokio::test]

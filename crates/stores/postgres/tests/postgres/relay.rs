@@ -191,7 +191,7 @@ async fn regrouping_under_traffic_loses_and_inverts_nothing() {
 #[tokio::test]
 async fn retention_under_traffic_blocks_no_emit_and_drops_nothing_unsent() {
     let world = World::new().await;
-    world.run("UPDATE relevo.setting SET partition_rows = 200, partitions_ahead = 3, retention = '0'").await;
+    world.run("UPDATE relevo.settings SET partition_rows = 200, partitions_ahead = 3, retention = '0'").await;
     // The next number is the last of the first partition, so that small ones follow.
     world.run("SELECT setval('relevo.message_seq', 999999)").await;
     let broker = broker();
@@ -200,8 +200,10 @@ async fn retention_under_traffic_blocks_no_emit_and_drops_nothing_unsent() {
     let traffic = Traffic::start(&world, 4);
     let gone = "SELECT count(*) FROM pg_class WHERE relname = 'message_1'";
     until("the first partition is gone", async || world.number(gone).await == 0).await;
-    until("some more were prepared", async || world.number("SELECT max(past) FROM relevo.partition").await > 1_002_000)
-        .await;
+    until("some more were prepared", async || {
+        world.number("SELECT max(end_seq) FROM relevo.message_partition").await > 1_002_000
+    })
+    .await;
     let ledger = traffic.stop().await;
     world.drained().await;
     relay.stop().await;

@@ -147,7 +147,7 @@ async fn a_blocked_address_holds_only_itself_and_a_probe_frees_it() {
     let probing = Config { hold_probe: Duration::from_millis(50), ..config() };
     let relay = Running::start(world.store().await, &broker, probing);
     emit_to(&world, "wall", 50).await;
-    until("the address is held", async || world.number("SELECT count(*) FROM relevo.hold").await == 1).await;
+    until("the address is held", async || world.number("SELECT count(*) FROM relevo.address_hold").await == 1).await;
     emit_to(&world, "road", 100).await;
     emit_to(&world, "wall", 50).await;
     until("the other address flows", async || received_at(&broker, "road") == 100).await;
@@ -164,7 +164,7 @@ async fn a_blocked_address_holds_only_itself_and_a_probe_frees_it() {
     broker.mend();
     world.drained().await;
     relay.stop().await;
-    assert_eq!(world.number("SELECT count(*) FROM relevo.hold").await, 0);
+    assert_eq!(world.number("SELECT count(*) FROM relevo.address_hold").await, 0);
     let log = crate::e2e_support::Ledger::read(&world.rows("SELECT id, key FROM relevo.message ORDER BY seq").await);
     assert_eq!((log.len(), log.check(&broker)), (200, 0));
 }
@@ -180,14 +180,14 @@ async fn a_blocked_address_is_probed_under_traffic() {
     let new_key = "SELECT relevo.emit('wall', gen_random_uuid()::text, 'OrderPlaced', '{}')";
     until("it is probed again and again", async || {
         world.run(new_key).await;
-        let held = world.number("SELECT count(*) FROM relevo.hold").await;
+        let held = world.number("SELECT count(*) FROM relevo.address_hold").await;
         held == 1 && relay.stats.attempts() > 4
     })
     .await;
     broker.mend();
     world.drained().await;
     relay.stop().await;
-    assert_eq!(world.number("SELECT count(*) FROM relevo.hold").await, 0);
+    assert_eq!(world.number("SELECT count(*) FROM relevo.address_hold").await, 0);
 }
 
 #[tokio::test]

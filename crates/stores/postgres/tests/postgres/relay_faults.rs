@@ -99,7 +99,7 @@ async fn a_database_that_is_away_for_longer_than_a_lease_is_waited_for() {
     until("traffic flows", async || broker.received() > 100).await;
     proxy.block().await;
     until("every lease has ended", async || {
-        world.number("SELECT count(*) FROM relevo.lease WHERE until > clock_timestamp()").await == 0
+        world.number("SELECT count(*) FROM relevo.lease WHERE expires_at > clock_timestamp()").await == 0
     })
     .await;
     proxy.unblock();

@@ -19,7 +19,7 @@ fn patient() -> Config {
 
 /// How many shards somebody holds.
 async fn held(world: &World) -> i64 {
-    world.number("SELECT count(*) FROM relevo.lease WHERE owner IS NOT NULL AND until > clock_timestamp()").await
+    world.number("SELECT count(*) FROM relevo.lease WHERE owner IS NOT NULL AND expires_at > clock_timestamp()").await
 }
 
 #[tokio::test]
@@ -131,7 +131,7 @@ async fn a_relay_that_slept_past_its_lease_settles_nothing() {
     until("another relay took everything", async || world.shares().await == [8] && other.stats.published() > 0).await;
     ledger.add(world.emit_some(50, 20).await);
     world.drained().await;
-    let settled = world.number("SELECT max(no) FROM relevo.progress").await;
+    let settled = world.number("SELECT max(progress_id) FROM relevo.progress").await;
 
     tokio::select! {
         ended = &mut sleeper => panic!("it ended: {ended:?}"),
@@ -140,7 +140,7 @@ async fn a_relay_that_slept_past_its_lease_settles_nothing() {
     assert!(stats.published() >= confirmed);
     let epochs = format!(
         "SELECT count(*) FROM relevo.progress AS p JOIN relevo.lease AS l USING (destination, shard) \
-         WHERE p.no > {settled} AND p.epoch < l.epoch AND l.owner IS NOT NULL"
+         WHERE p.progress_id > {settled} AND p.epoch < l.epoch AND l.owner IS NOT NULL"
     );
     assert_eq!(world.number(&epochs).await, 0, "it settled under a lease that was gone");
     world.assert_epochs_never_go_back().await;

@@ -15,7 +15,7 @@ async fn with_the_youngest_writer_open(bed: &Bed) -> Vec<String> {
     writer.run("BEGIN").await;
     writer.run(&emit("k", "late")).await;
     assert_eq!(reader.drain().await, NONE);
-    let quirk = "SELECT snapshot::text || ' ' || high FROM relevo.tick WHERE tick = 1";
+    let quirk = "SELECT snapshot::text || ' ' || max_seq FROM relevo.tick WHERE tick = 1";
     let xid: String = writer.one("SELECT pg_current_xact_id()::text").await;
     assert_eq!(writer.one::<String>(quirk).await, format!("{xid}:{xid}: 1"), "neither listed as open nor above");
     writer.run("COMMIT").await;
@@ -53,7 +53,7 @@ async fn with_a_message_during_the_tick(bed: &Bed) -> Vec<String> {
 #[tokio::test]
 async fn a1_the_sequence_is_read_after_the_snapshot() {
     const SNAPSHOT: &str = "SELECT pg_current_snapshot() INTO s;";
-    const HIGH: &str = "SELECT last_number() INTO h;";
+    const HIGH: &str = "SELECT last_seq() INTO h;";
     let bed = Bed::shared(8).await;
     bed.mutate("make_tick", SNAPSHOT, &format!("{SNAPSHOT} {PAUSE}")).await;
     assert_eq!(with_a_message_during_the_tick(&bed).await, ["before", "during"]);
@@ -80,7 +80,7 @@ async fn a1_emit_has_its_transaction_id_before_it_draws_a_number() {
     for call in [
         "relevo.emit('topic', 'k', 'paused', '{}')",
         "relevo.emit('topic', 'k', 'paused', '{}', headers => '{\"a\": \"b\"}')",
-        "relevo.emit_many(ARRAY['{\"topic\": \"t\", \"key\": \"k\", \"type\": \"paused\", \"payload\": {}}']::jsonb[])",
+        "relevo.emit_many('[{\"topic\": \"t\", \"key\": \"k\", \"type\": \"paused\", \"payload\": {}}]')",
     ] {
         let mut reader = Reader::start(&bed).await;
         reader.drain().await;
@@ -210,7 +210,7 @@ async fn a2_a_loser_does_not_wait_and_uses_the_winner_s_tick() {
     winner.run("BEGIN").await;
     assert_eq!(winner.one::<i64>(TICK).await, 1);
     assert_eq!(loser.one::<i64>(TICK).await, 0, "the newest that is committed");
-    winner.run("COMMIT; BEGIN; SELECT pg_advisory_xact_lock(relevo.lock_number('tick'))").await;
+    winner.run("COMMIT; BEGIN; SELECT pg_advisory_xact_lock(relevo.advisory_lock_key('tick'))").await;
     bed.emit("k", "n").await;
     assert_eq!(loser.one::<i64>(TICK).await, 1, "the winner's");
     winner.run("COMMIT").await;
@@ -276,7 +276,7 @@ async fn a4_a_transaction_that_wrote_makes_no_tick() {
     let mut session = bed.session().await;
     for write in [
         emit("k", "own"),
-        "SELECT relevo.enter_due(10)".to_owned(),
+        "SELECT relevo.move_due_scheduled(10)".to_owned(),
         "CREATE TABLE t ()".to_owned(),
         "SELECT pg_current_xact_id()".to_owned(),
     ] {
@@ -292,7 +292,7 @@ async fn with_a_commit_before_the_mover_s(bed: &Bed) -> Vec<String> {
     bed.run("UPDATE relevo.scheduled SET due_at = clock_timestamp()").await;
     let (mut mover, mut writer) = (bed.session().await, bed.session().await);
     writer.run(&format!("BEGIN; {}", emit("k", "first"))).await;
-    mover.run("BEGIN; SELECT relevo.enter_due(10)").await;
+    mover.run("BEGIN; SELECT relevo.move_due_scheduled(10)").await;
     bed.emit("other", "other").await;
     let refused = mover.try_rows("SAVEPOINT s; SELECT relevo.make_tick()").await.err().map(|error| code(&error));
     if refused.is_some() {
@@ -324,7 +324,7 @@ async fn a5_an_idle_outbox_still_sees_a_late_commit() {
         let bed = Bed::quiet(&[]).await;
         if naive {
             // Nothing is new unless a number was drawn.
-            bed.mutate("make_tick", "unnest(last_tick.late)", "unnest('{}'::xid8[])").await;
+            bed.mutate("make_tick", "unnest(last_tick.late_xids)", "unnest('{}'::xid8[])").await;
         }
         let mut reader = Reader::start(&bed).await;
         let mut writer = bed.session().await;

@@ -51,7 +51,7 @@ async fn a_last_number_never_goes_back_while_numbers_are_drawn() {
     while session.rows("SELECT * FROM backs()").await[0].get::<i64, _>("backs") == 0 {
         assert!(begun.elapsed() < IN_VAIN, "the row itself never went back: is the lock needed at all?");
     }
-    session.run(&reads("relevo.last_number()")).await;
+    session.run(&reads("relevo.last_seq()")).await;
     for _ in 0..3 {
         let row = session.rows("SELECT * FROM backs()").await.remove(0);
         let (reads, backs): (i64, i64) = (row.get("reads"), row.get("backs"));
@@ -65,8 +65,8 @@ async fn a_last_number_never_goes_back_while_numbers_are_drawn() {
 
 #[tokio::test]
 async fn a_tick_with_a_number_that_nobody_has_drawn_passes_over_whoever_draws_it() {
-    const HIGH: &str = "SELECT last_number() INTO h;";
-    for (high, expected) in [(HIGH, vec!["after"]), ("SELECT last_number() + 32 INTO h;", vec![])] {
+    const HIGH: &str = "SELECT last_seq() INTO h;";
+    for (high, expected) in [(HIGH, vec!["after"]), ("SELECT last_seq() + 32 INTO h;", vec![])] {
         let bed = Bed::shared(8).await;
         bed.mutate("make_tick", HIGH, high).await;
         let mut reader = Reader::start(&bed).await;

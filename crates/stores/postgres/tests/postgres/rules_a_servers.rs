@@ -48,7 +48,7 @@ async fn a6_what_was_read_is_there_after_a_crash() {
     bed.emit("k", "unread").await;
     crash(&bed).await;
     assert_eq!(bed.session().await.list(LABELS).await, ["m1", "m2", "m3"], "the tick's flush, and nothing after it");
-    bed.run("UPDATE relevo.lease SET until = '-infinity'").await;
+    bed.run("UPDATE relevo.lease SET expires_at = '-infinity'").await;
     let mut next = Reader::start(&bed).await;
     bed.emit("k", "m4").await;
     let read = next.drain().await;

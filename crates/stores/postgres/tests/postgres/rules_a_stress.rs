@@ -35,7 +35,7 @@ async fn transaction(session: &mut Session, dice: &mut Dice) -> Result<(), sqlx:
         let lock = match key % 4 {
             0 => format!("SELECT 1 FROM agg WHERE key = 'k{key}' FOR UPDATE"),
             1 => format!("SELECT pg_advisory_xact_lock({key})"),
-            2 => format!("SELECT relevo.emit('t', 'k{key}', 'lock', '{{}}', serialize => true)"),
+            2 => format!("SELECT relevo.emit('t', 'k{key}', 'lock', '{{}}', lock_key => true)"),
             _ => "SELECT 1".to_owned(),
         };
         session.try_rows(&lock).await?;

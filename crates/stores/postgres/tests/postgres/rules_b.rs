@@ -109,7 +109,7 @@ async fn a_before_statement_trigger_inverts() {
 }
 
 fn serialized(key: &str, label: &str) -> String {
-    format!("SELECT relevo.emit('topic', '{key}', '{label}', '{{}}', serialize => true)")
+    format!("SELECT relevo.emit('topic', '{key}', '{label}', '{{}}', lock_key => true)")
 }
 
 #[tokio::test]
@@ -152,7 +152,7 @@ async fn second_waits_for_the_lock(bed: &Bed, lock: &str, first: &str, second: &
 #[tokio::test]
 async fn emit_draws_its_number_after_it_waited_for_the_key() {
     let bed = Bed::shared(8).await;
-    let lock = "relevo.lock_number('key/k')";
+    let lock = "relevo.advisory_lock_key('key/k')";
     let read = second_waits_for_the_lock(&bed, lock, &serialized("k", "first"), &serialized("k", "second")).await;
     assert_eq!(read, RIGHT);
 }
@@ -193,21 +193,21 @@ async fn emit_draws_its_number_after_it_waited_for_its_id() {
 
 /// Two keys in the order in which their locks are taken.
 async fn keys_in_lock_order(bed: &Bed) -> [String; 2] {
-    let keys = "SELECT k FROM unnest(ARRAY['a', 'b']) AS k ORDER BY relevo.lock_number('key/' || k)";
+    let keys = "SELECT k FROM unnest(ARRAY['a', 'b']) AS k ORDER BY relevo.advisory_lock_key('key/' || k)";
     bed.session().await.list(keys).await.try_into().expect("two keys")
 }
 
 fn drafts(fields: [String; 2]) -> String {
-    let drafts = fields.map(|field| format!("'{{\"topic\": \"t\", \"type\": \"m\", \"payload\": {{}}, {field}}}'"));
-    format!("ARRAY[{}]::jsonb[]", drafts.join(", "))
+    let drafts = fields.map(|field| format!("{{\"topic\": \"t\", \"type\": \"m\", \"payload\": {{}}, {field}}}"));
+    format!("'[{}]'", drafts.join(", "))
 }
 
 /// A third session holds the higher lock; a call that names it first, then one that names it last.
 async fn opposite_calls(bed: &Bed, function: &str) -> Vec<Result<(), String>> {
     let [low, high] = keys_in_lock_order(bed).await;
-    let of = |key: &String| format!("\"key\": \"{key}\", \"serialize\": true");
+    let of = |key: &String| format!("\"key\": \"{key}\", \"lock_key\": true");
     let mut holder = bed.session().await;
-    holder.run(&format!("BEGIN; SELECT pg_advisory_xact_lock(relevo.lock_number('key/{high}'))")).await;
+    holder.run(&format!("BEGIN; SELECT pg_advisory_xact_lock(relevo.advisory_lock_key('key/{high}'))")).await;
     let down = bed.session().await.start(&format!("SELECT {function}({})", drafts([of(&high), of(&low)])));
     bed.until_blocked(&down).await;
     let up = bed.session().await.start(&format!("SELECT {function}({})", drafts([of(&low), of(&high)])));
@@ -226,12 +226,12 @@ async fn two_emit_many_calls_in_opposite_orders_do_not_deadlock() {
     assert_eq!(opposite_calls(&bed, "relevo.emit_many").await, [Ok(()), Ok(())]);
 
     bed.run(
-        "CREATE FUNCTION naive_many(messages jsonb[]) RETURNS void LANGUAGE plpgsql AS $$
+        "CREATE FUNCTION naive_many(messages jsonb) RETURNS void LANGUAGE plpgsql AS $$
         DECLARE
             m jsonb;
         BEGIN
-            FOREACH m IN ARRAY messages LOOP
-                PERFORM relevo.emit(m ->> 'topic', m ->> 'key', m ->> 'type', m -> 'payload', serialize => true);
+            FOR m IN SELECT jsonb_array_elements(messages) LOOP
+                PERFORM relevo.emit(m ->> 'topic', m ->> 'key', m ->> 'type', m -> 'payload', lock_key => true);
             END LOOP;
         END $$",
     )
@@ -245,13 +245,13 @@ const LOW: &str = "00000000-0000-7000-8000-000000000001";
 const HIGH: &str = "00000000-0000-7000-8000-000000000002";
 
 fn with_id(session: &str) -> String {
-    format!("SELECT relevo.emit('t', 'k', 'm', '{{}}', id => '{session}', on_repeat => 'ignore')")
+    format!("SELECT relevo.emit('t', 'k', 'm', '{{}}', id => '{session}', on_duplicate => 'ignore')")
 }
 
 #[tokio::test]
 async fn emit_many_claims_ids_in_sorted_order() {
     let bed = Bed::shared(8).await;
-    let of = |id: &str| format!("\"key\": \"k\", \"id\": \"{id}\", \"on_repeat\": \"ignore\"");
+    let of = |id: &str| format!("\"key\": \"k\", \"id\": \"{id}\", \"on_duplicate\": \"ignore\"");
     let mut holder = bed.session().await;
     holder.run(&format!("BEGIN; {}", with_id(HIGH))).await;
     let down = bed.session().await.start(&format!("SELECT relevo.emit_many({})", drafts([of(HIGH), of(LOW)])));

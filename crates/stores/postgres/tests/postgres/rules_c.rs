@@ -11,15 +11,15 @@ const NONE: [&str; 0] = [];
 
 /// Takes what is free; the shards and epochs of all that this owner holds.
 async fn take(session: &mut Session, owner: &str) -> Value {
-    let ask = json!({ "owner": owner, "name": "relay", "lease_ms": 600_000, "give_back": [] });
-    let answer: String = session.one(&format!("SELECT relevo.take_leases('main', '{ask}')::text")).await;
+    let ask = json!({ "owner": owner, "name": "relay", "lease_ms": 600_000, "release": [] });
+    let answer: String = session.one(&format!("SELECT relevo.acquire_leases('main', '{ask}')::text")).await;
     serde_json::from_str::<Value>(&answer).expect("JSON")["leases"].clone()
 }
 
 /// Settles message 1, of key `k`, as parked, and the shard as being at tick 1.
 fn settle(shard: u16, epoch: i64, owner: &str) -> String {
     let park = json!({
-        "seq": 1, "slot": shard, "key": "k", "stop": "retry", "after_ms": 0, "attempts": 1, "class": "transient",
+        "seq": 1, "slot": shard, "key": "k", "stop": "retrying", "after_ms": 0, "attempts": 1, "class": "transient",
         "error": "it was refused", "route": "r",
     });
     let doc = json!({
@@ -34,7 +34,7 @@ async fn with_an_expired_owner() -> Bed {
     bed.emit("k", "m").await;
     bed.run("SELECT relevo.make_tick()").await;
     assert_eq!(take(&mut bed.session().await, OLD).await, json!([[0, 1], [1, 1]]));
-    bed.run("UPDATE relevo.lease SET until = '-infinity'; UPDATE relevo.member SET until = '-infinity'").await;
+    bed.run("UPDATE relevo.lease SET expires_at = '-infinity'; UPDATE relevo.relay SET expires_at = '-infinity'").await;
     bed
 }
 
@@ -48,14 +48,14 @@ async fn c1_a_takeover_leaves_out_a_shard_that_is_being_settled() {
     old.run("COMMIT").await;
     assert_eq!(take(&mut new, NEW).await, json!([[0, 2], [1, 2]]));
     assert_eq!(new.list(PARKED).await, ["k"], "it knows what the old owner parked");
-    assert_eq!(new.one::<i64>("SELECT from_tick FROM relevo.standing('main') WHERE shard = 0").await, 1);
+    assert_eq!(new.one::<i64>("SELECT from_tick FROM relevo.shard_positions('main') WHERE shard = 0").await, 1);
     assert_eq!(old.one::<String>(&settle(0, 1, OLD)).await, r#"{"lost": [0], "passed": []}"#);
 }
 
 #[tokio::test]
 async fn c1_a_look_at_the_epoch_without_a_lock_lets_the_new_owner_miss_a_parked_key() {
     let bed = with_an_expired_owner().await;
-    bed.mutate("lock_leases", "FOR SHARE OF l", "").await;
+    bed.mutate("lock_held_leases", "FOR SHARE OF l", "").await;
     let (mut old, mut new) = (bed.session().await, bed.session().await);
     old.run("BEGIN").await;
     assert_eq!(old.one::<String>(&settle(0, 1, OLD)).await, r#"{"lost": [], "passed": []}"#);
@@ -77,7 +77,7 @@ async fn c1_a_key_share_lock_does_not_stop_a_takeover_and_a_share_lock_does() {
     assert_eq!(new.done().await.list(PARKED).await, ["k"]);
 
     let naive = with_an_expired_owner().await;
-    naive.mutate("lock_leases", "FOR SHARE OF l", "FOR KEY SHARE OF l").await;
+    naive.mutate("lock_held_leases", "FOR SHARE OF l", "FOR KEY SHARE OF l").await;
     let (mut old, mut new) = (naive.session().await, naive.session().await);
     old.run(&format!("BEGIN; {}", settle(0, 1, OLD))).await;
     new.run(&takeover).await;
@@ -137,8 +137,8 @@ async fn c2_an_owner_that_hangs_while_it_settles_is_ended_by_the_server() {
 async fn c2_an_owner_that_hangs_while_it_takes_leases_is_ended_by_the_server() {
     let bed = with_an_expired_owner().await;
     let (mut hanging, mut new) = (bed.session().await, bed.session().await);
-    let ask = json!({ "owner": OLD, "name": "relay", "lease_ms": 1000, "give_back": [] });
-    hanging.run(&format!("BEGIN; SELECT relevo.take_leases('main', '{ask}')")).await;
+    let ask = json!({ "owner": OLD, "name": "relay", "lease_ms": 1000, "release": [] });
+    hanging.run(&format!("BEGIN; SELECT relevo.acquire_leases('main', '{ask}')")).await;
     assert_eq!(take(&mut new, NEW).await, json!([]));
     let gone = format!("SELECT NOT EXISTS (SELECT 1 FROM pg_stat_activity WHERE pid = {})", hanging.pid);
     bed.until("the server ends it", &gone).await;
@@ -165,19 +165,19 @@ async fn p8_an_equal_epoch_of_another_owner_settles_nothing() {
     session.run(&settle(0, 1, NEW)).await;
     let due = |owner: &str| {
         let doc = json!({ "leases": [[0, 1, owner]], "shards": 2, "keys": 9, "messages": 9 });
-        format!("SELECT key FROM relevo.due_runs('main', '{doc}')")
+        format!("SELECT key FROM relevo.read_parked('main', '{doc}')")
     };
     assert_eq!(session.list(&due(OLD)).await, NONE);
     assert_eq!(session.list(&due(NEW)).await, ["k"]);
     let advance = |owner: &str| {
-        let run = json!({ "key": "k", "shard": 0, "delivered": [1], "no": null, "park": null, "released": null });
+        let run = json!({ "key": "k", "shard": 0, "delivered": [1], "ordinal": null, "park": null, "released": null });
         let doc = json!({ "leases": [[0, 1, owner]], "runs": [run] });
-        format!("SELECT relevo.advance('main', '{doc}')::text")
+        format!("SELECT relevo.settle_parked('main', '{doc}')::text")
     };
     assert_eq!(session.one::<String>(&advance(OLD)).await, r#"["lost"]"#);
     assert_eq!(session.one::<String>(&advance(NEW)).await, r#"["unparked"]"#);
 
     let naive = Bed::shared(2).await;
-    naive.mutate("lock_leases", "AND l.owner = (w ->> 2)::uuid", "").await;
+    naive.mutate("lock_held_leases", "AND l.owner = (w ->> 2)::uuid", "").await;
     assert_eq!(with_equal_epochs(&naive).await, (r#"{"lost": [], "passed": []}"#.to_owned(), 1));
 }

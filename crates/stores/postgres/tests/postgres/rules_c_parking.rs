@@ -11,19 +11,19 @@ use serde_json::{Value, json};
 const OWNER: &str = "00000000-0000-4000-8000-00000000000a";
 const NONE: [&str; 0] = [];
 const KEYS: &str = "SELECT key FROM relevo.parked_key";
-const QUEUE: &str = "SELECT type FROM relevo.parked_message ORDER BY no";
+const QUEUE: &str = "SELECT type FROM relevo.parked_message ORDER BY ordinal";
 
 /// Key `k` is parked with m1, and m2 was read.
 async fn with_a_parked_key() -> Bed {
     let bed = Bed::shared(1).await;
     let mut session = bed.session().await;
-    let ask = json!({ "owner": OWNER, "name": "relay", "lease_ms": 600_000, "give_back": [] });
-    session.run(&format!("SELECT relevo.take_leases('main', '{ask}')")).await;
+    let ask = json!({ "owner": OWNER, "name": "relay", "lease_ms": 600_000, "release": [] });
+    session.run(&format!("SELECT relevo.acquire_leases('main', '{ask}')")).await;
     bed.emit("k", "m1").await;
     bed.emit("k", "m2").await;
     session.run("SELECT relevo.make_tick()").await;
     let head = json!({
-        "seq": 1, "slot": 0, "key": "k", "stop": "retry", "after_ms": 0, "attempts": 1, "class": "transient",
+        "seq": 1, "slot": 0, "key": "k", "stop": "retrying", "after_ms": 0, "attempts": 1, "class": "transient",
         "error": "it was refused", "route": "r",
     });
     assert_eq!(answer(&mut session, &settle(&[0, 1, 1], &head)).await, json!({ "lost": [], "passed": [] }));
@@ -46,8 +46,8 @@ fn append() -> String {
 
 /// The retry task: m1 went out.
 fn unpark() -> String {
-    let run = json!({ "key": "k", "shard": 0, "delivered": [1], "no": null, "park": null, "released": null });
-    format!("SELECT relevo.advance('main', '{}')::text", json!({ "leases": [[0, 1, OWNER]], "runs": [run] }))
+    let run = json!({ "key": "k", "shard": 0, "delivered": [1], "ordinal": null, "park": null, "released": null });
+    format!("SELECT relevo.settle_parked('main', '{}')::text", json!({ "leases": [[0, 1, OWNER]], "runs": [run] }))
 }
 
 async fn answer(session: &mut Session, call: &str) -> Value {
@@ -83,13 +83,17 @@ async fn c3_a_message_appended_while_its_key_is_freed_goes_back_to_the_live_path
     let end: String = sqlx::Row::try_get(&end.expect("an answer")[0], 0).expect("text");
     assert_eq!(end, r#"{"lost": [], "passed": [2]}"#);
     assert_eq!(session.list(QUEUE).await, NONE);
-    assert_eq!(session.one::<i64>("SELECT place FROM relevo.standing('main')").await, 1, "m2 is not passed by");
+    assert_eq!(
+        session.one::<i64>("SELECT settled_seq FROM relevo.shard_positions('main')").await,
+        1,
+        "m2 is not passed by"
+    );
 }
 
 /// What the window task does if it only looks whether its key is parked.
 fn naive_append(keys: &str, queue: &str) -> String {
     format!(
-        "INSERT INTO {queue} (destination, key, no, seq, slot, id, created_at, topic, type, content_type, payload)
+        "INSERT INTO {queue} (destination, key, ordinal, seq, slot, id, created_at, topic, type, content_type, payload)
         SELECT 'main', key, nextval('relevo.parked_seq'), seq, slot, id, created_at, topic, type, content_type, payload
         FROM relevo.message WHERE seq = 2 AND EXISTS (SELECT 1 FROM {keys} WHERE key = 'k')"
     )
@@ -176,13 +180,13 @@ async fn c6_a_held_address_and_a_third_unknown_park_their_keys_uncounted_and_the
     let mut session = bed.session().await;
     let keys =
         "SELECT concat_ws(' ', key, state, attempts, next_at > clock_timestamp()) FROM relevo.parked_key ORDER BY key";
-    assert_eq!(session.list(keys).await, ["blocked address 0", "unknown quarantine 0 t"]);
+    assert_eq!(session.list(keys).await, ["blocked held 0", "unknown quarantined 0 t"]);
     assert_eq!(session.list(QUEUE).await, ["m1", "m2", "m4"]);
-    assert_eq!(session.list("SELECT address FROM relevo.hold").await, ["x"]);
+    assert_eq!(session.list("SELECT address FROM relevo.address_hold").await, ["x"]);
     // Days later the attempts are still none.
     session
         .run(
-            "UPDATE relevo.hold SET next_at = now();
+            "UPDATE relevo.address_hold SET next_at = now();
             UPDATE relevo.parked_key SET next_at = now() WHERE next_at IS NOT NULL",
         )
         .await;
@@ -205,7 +209,7 @@ async fn c7_a_parked_key_is_found_by_its_slot_whatever_the_shards() {
     settle_with(&mut reader, page.end, vec![park(&page.entries[0], Some(Stop::Retry { after: Duration::ZERO }))]).await;
     session.run("CREATE TABLE naive_key AS SELECT key, slot % 8 AS shard FROM relevo.parked_key").await;
     reader.leave().await;
-    session.run("SELECT relevo.regroup('main', 3)").await;
+    session.run("SELECT relevo.reshard_destination('main', 3)").await;
     // One takes the step to the meeting tick, the next regroups, the last takes the new shards.
     for _ in 0..2 {
         Reader::start(&bed).await.leave().await;

@@ -23,15 +23,15 @@ async fn next_partition(world: &World) {
     maintain(world).await;
     world
         .run(
-            "SELECT setval('relevo.message_seq', (SELECT past FROM relevo.partition, relevo.message_seq \
-             WHERE last_value >= first AND last_value < past))",
+            "SELECT setval('relevo.message_seq', (SELECT end_seq FROM relevo.message_partition, relevo.message_seq \
+             WHERE last_value >= first_seq AND last_value < end_seq))",
         )
         .await;
 }
 
 /// Everything that retention looks at was long ago.
 async fn age(world: &World) {
-    for (table, column) in [("message", "created_at"), ("progress", "settled_at"), ("tick", "made_at")] {
+    for (table, column) in [("message", "created_at"), ("progress", "settled_at"), ("tick", "created_at")] {
         world.run(&format!("UPDATE relevo.{table} SET {column} = {column} - interval '100 days'")).await;
     }
 }
@@ -124,7 +124,7 @@ async fn upkeep_keeps_what_an_open_writer_commits_and_blocks_no_emit_meanwhile()
         emitted += 1;
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
-    let emptied = "SELECT count(*) FROM relevo.partition WHERE first = 1 AND emptied_at IS NOT NULL";
+    let emptied = "SELECT count(*) FROM relevo.message_partition WHERE first_seq = 1 AND emptied_at IS NOT NULL";
     assert_eq!(world.number(emptied).await, 0, "the partition was left alone");
 
     // Committed, as old as its partition, and unread: it is kept all the same.
@@ -180,7 +180,7 @@ async fn without_a_prepared_partition_messages_go_to_the_overflow_and_are_read_a
     maintain(&world).await;
     assert_eq!(world.number(overflow).await, 2, "old, and not settled");
     assert!(
-        world.number("SELECT max(first) FROM relevo.partition").await > 50_000_000,
+        world.number("SELECT max(first_seq) FROM relevo.message_partition").await > 50_000_000,
         "partitions are prepared beyond"
     );
     world.emit(&["a"]).await;
@@ -188,7 +188,7 @@ async fn without_a_prepared_partition_messages_go_to_the_overflow_and_are_read_a
 
     let relay = relay(&world, &broker).await;
     world.drained().await;
-    let first = world.number("SELECT min(first) FROM relevo.partition WHERE first > 50000000").await;
+    let first = world.number("SELECT min(first_seq) FROM relevo.message_partition WHERE first_seq > 50000000").await;
     world.run(&format!("SELECT setval('relevo.message_seq', {})", first - 1)).await;
     world.emit(&["a"]).await;
     let prepared = format!("SELECT count(*) FROM relevo.message_{first}");
@@ -212,7 +212,7 @@ async fn where_partitions_fill_slowly_what_is_old_and_settled_is_deleted_by_itse
     let relay = relay(&world, &broker).await;
     world.emit(&["a", "b", "a"]).await;
     world.drained().await;
-    world.run("UPDATE relevo.setting SET retention = '30 days'").await;
+    world.run("UPDATE relevo.settings SET retention = '30 days'").await;
     let make_old = async |by: &str| {
         let sql = format!("UPDATE relevo.message SET created_at = clock_timestamp() - interval '{by}'");
         world.run(&sql).await;
@@ -267,7 +267,10 @@ async fn an_open_writer_in_the_overflow_costs_other_emits_a_moment_at_most() {
     }
     execute(&mut writer, "COMMIT").await.expect("the writer's row is committed");
     maintain(&world).await;
-    assert!(world.number("SELECT max(first) FROM relevo.partition").await > 50_000_000, "now they are prepared");
+    assert!(
+        world.number("SELECT max(first_seq) FROM relevo.message_partition").await > 50_000_000,
+        "now they are prepared"
+    );
     assert_eq!(kept(&world).await, 1 + emitted);
 }
 
@@ -344,26 +347,26 @@ async fn a_stopped_destination_fills_the_disk_or_loses_as_the_setting_says() {
     let world = World::new().await;
     let broker = broker();
     world.run("SELECT relevo.add_destination('stopped', 4, 'oldest')").await;
-    world.run("UPDATE relevo.setting SET holdback_rows_max = 1500000").await;
+    world.run("UPDATE relevo.settings SET undelivered_rows_max = 1500000").await;
     let relay = relay(&world, &broker).await;
     let ledger = world.emit_some(30, 10).await;
     world.drained().await;
     next_partition(&world).await;
     age(&world).await;
     let warnings = maintain(&world).await;
-    assert!(warnings.len() == 1 && warnings[0].contains("\"stopped\" holds back"), "long before: {warnings:?}");
-    world.run("UPDATE relevo.setting SET holdback_rows_max = 10").await;
+    assert!(warnings.len() == 1 && warnings[0].contains("\"stopped\" has"), "long before: {warnings:?}");
+    world.run("UPDATE relevo.settings SET undelivered_rows_max = 10").await;
     world.run("SELECT setval('relevo.message_seq', 1000100)").await;
     let warnings = maintain(&world).await;
-    assert!(warnings[0].contains("the disk fills on"), "{warnings:?}");
-    assert_eq!((kept(&world).await, world.number("SELECT count(*) FROM relevo.loss").await), (30, 0));
+    assert!(warnings[0].contains("rows are kept"), "{warnings:?}");
+    assert_eq!((kept(&world).await, world.number("SELECT count(*) FROM relevo.data_loss").await), (30, 0));
 
-    world.run("UPDATE relevo.setting SET gives_way = 'delivery'").await;
+    world.run("UPDATE relevo.settings SET overflow_policy = 'drop'").await;
     let store = world.store().await;
     let done = store.maintain().await.expect("upkeep");
     assert!(done.warnings.iter().any(|warning| warning.contains("30 rows")), "{:?}", done.warnings);
     assert_eq!(kept(&world).await, 0);
-    assert_eq!(world.number("SELECT rows FROM relevo.loss").await, 30);
+    assert_eq!(world.number("SELECT rows FROM relevo.data_loss").await, 30);
 
     // Whoever is started now goes on with what comes.
     let late = MemoryBroker::new(Settings::default());
@@ -375,4 +378,44 @@ async fn a_stopped_destination_fills_the_disk_or_loses_as_the_setting_says() {
     assert!(ledger.0.iter().all(|(_, id)| broker.receipts().iter().any(|receipt| receipt.id == *id)));
     second.stop().await;
     relay.stop().await;
+}
+
+/// F13: a writer drew its number, paused for longer than the retention, and inserts into a partition that was emptied meanwhile.
+#[tokio::test]
+async fn f13_a_partition_is_not_dropped_with_the_message_of_a_paused_writer() {
+    let world = World::new().await;
+    let broker = broker();
+    let relay = relay(&world, &broker).await;
+    world.emit(&["a", "b"]).await;
+    let mut writer = world.connect().await;
+    execute(&mut writer, "BEGIN; SELECT pg_current_xact_id(), nextval('relevo.message_seq')").await.expect("number 3");
+    next_partition(&world).await;
+    world.emit(&["c"]).await;
+    until("what is committed arrives", async || broker.received() == 3).await;
+    world.drained().await;
+    age(&world).await;
+    // A session that has the parent open keeps the partition from being dropped, not from being emptied.
+    let mut other = world.connect().await;
+    execute(&mut other, "BEGIN; LOCK TABLE ONLY relevo.message IN ACCESS SHARE MODE").await.expect("a lock");
+    maintain(&world).await;
+    let emptied = "SELECT count(*) FROM relevo.message_partition WHERE first_seq = 1 AND emptied_at IS NOT NULL";
+    assert_eq!(world.number(emptied).await, 1, "it waits to be dropped");
+    execute(
+        &mut writer,
+        "INSERT INTO relevo.message (seq, xid, slot, id, created_at, topic, key, type, content_type, payload) \
+         VALUES (3, pg_current_xact_id(), relevo.slot_of('late'), gen_random_uuid(), clock_timestamp(), 'orders', 'late', \
+         'OrderPlaced', 'application/json', '{}'); COMMIT",
+    )
+    .await
+    .expect("the partition is still there");
+    execute(&mut other, "COMMIT").await.expect("the lock is free");
+    maintain(&world).await;
+    until("the late one arrives", async || broker.received() == 4).await;
+    assert_eq!(broker.receipts()[3].key, "late");
+    world.drained().await;
+    relay.stop().await;
+    age(&world).await;
+    maintain(&world).await;
+    let first = "SELECT count(*) FROM pg_class WHERE relname = 'message_1'";
+    assert_eq!(world.number(first).await, 0, "settled and old: it is dropped");
 }

@@ -168,7 +168,7 @@ async fn an_upgraded_cluster_is_refused_until_it_is_adopted() {
     let mut ledger = world.emit_some(1000, 100).await;
     deliver_some(&world, &broker, 300).await;
     // `pg_upgrade` changes the system identifier and nothing else.
-    world.run("UPDATE relevo.identity SET system_identifier = system_identifier + 1").await;
+    world.run("UPDATE relevo.database_identity SET system_identifier = system_identifier + 1").await;
     let store = world.store().await;
     assert!(foreign(&store).await.contains("relevo adopt"));
     store.adopt().await.expect("the counters are ahead");

@@ -99,13 +99,13 @@ async fn every_contradiction_is_found() {
     let parked = |state: &str, more: &str| format!("{}; {QUEUED}", key(state, more));
     for (sql, expected) in [
         (QUEUED.to_owned(), "parked messages whose key is not parked: 1 (`k`)"),
-        (key("retry", "now(), NULL, NULL"), "parked keys with an empty queue: 1 (`k`)"),
+        (key("retrying", "now(), NULL, NULL"), "parked keys with an empty queue: 1 (`k`)"),
         (key("dead", "NULL, NULL, gen_random_uuid()"), "keys held by a dead letter that is not there: 1 (`k`)"),
-        (parked("address", "NULL, 'wall', NULL"), "keys that wait for an address which is not held: 1 (`k`)"),
-        (parked("retry", "NULL, NULL, NULL"), "keys that wait for no time: 1 (`k`)"),
+        (parked("held", "NULL, 'wall', NULL"), "keys that wait for an address which is not held: 1 (`k`)"),
+        (parked("retrying", "NULL, NULL, NULL"), "keys that wait for no time: 1 (`k`)"),
         (
-            "INSERT INTO relevo.tick SELECT 99, snapshot, high, late, timeline FROM relevo.tick; \
-             INSERT INTO relevo.progress (destination, shards, shard, from_tick, to_tick, place, epoch) \
+            "INSERT INTO relevo.tick SELECT 99, snapshot, max_seq, late_xids, timeline FROM relevo.tick; \
+             INSERT INTO relevo.progress (destination, shards, shard, from_tick, to_tick, settled_seq, epoch) \
              VALUES ('main', 8, 3, 98, 99, 0, 1)"
                 .to_owned(),
             "shards whose progress names a tick that is gone: 1 (`3`)",
@@ -134,7 +134,7 @@ async fn a_message_in_two_places_is_found() {
     let dead = "INSERT INTO relevo.dead_letter (destination, id, seq, slot, created_at, topic, key, type, content_type, payload, \
                 route, class, error, attempts) SELECT 'main', id, seq, slot, created_at, topic, key, type, content_type, \
                 payload, 'r', 'poison', 'no', 3 FROM relevo.message";
-    let sql = format!("{}; {QUEUED}; {dead}", key("retry", "now(), NULL, NULL"));
+    let sql = format!("{}; {QUEUED}; {dead}", key("retrying", "now(), NULL, NULL"));
     assert_eq!(contradicted(&world, &sql).await, [format!("messages that are parked and dead at once: 1 (`{id}`)")]);
 }
 
@@ -148,8 +148,8 @@ async fn a_message_that_no_window_will_hold_is_found() {
     // The shards stand at a tick that has their number below its highest, and does not know their transactions.
     world
         .run(
-            "UPDATE relevo.tick SET snapshot = '3:3:', late = '{}' WHERE tick = (SELECT max(tick) FROM relevo.tick); \
-             INSERT INTO relevo.progress (destination, shards, shard, from_tick, to_tick, place, epoch) \
+            "UPDATE relevo.tick SET snapshot = '3:3:', late_xids = '{}' WHERE tick = (SELECT max(tick) FROM relevo.tick); \
+             INSERT INTO relevo.progress (destination, shards, shard, from_tick, to_tick, settled_seq, epoch) \
              SELECT 'main', 8, s, t.tick, t.tick, 0, 1 FROM generate_series(0, 7) AS s, \
              (SELECT max(tick) AS tick FROM relevo.tick) AS t",
         )
@@ -160,7 +160,7 @@ async fn a_message_that_no_window_will_hold_is_found() {
     // And the other way round: visible at the tick, with a number that it does not know.
     world
         .run(
-            "UPDATE relevo.tick SET snapshot = pg_current_snapshot(), high = 0 \
+            "UPDATE relevo.tick SET snapshot = pg_current_snapshot(), max_seq = 0 \
              WHERE tick = (SELECT max(tick) FROM relevo.tick)",
         )
         .await;

@@ -24,16 +24,16 @@ const HISTORY: &str = "
         class, error, attempts, state, marked_at)
     SELECT 'main', gen_random_uuid(), n, 0, now(), 'orders', 'k' || n, 'T', 'c', '', 'all', 'poison', 'bad', 1, 'discarded', now()
     FROM generate_series(1, 50000) AS n;
-    INSERT INTO relevo.inbox (consumer, id) SELECT 'billing', gen_random_uuid() FROM generate_series(1, 300000);
-    INSERT INTO relevo.inbox_dead (consumer, id, replay, queue, no, header_names, header_values, payload, address, lane, class,
-        error, attempts, arrived_at, fate, marked_at)
-    SELECT 'billing', gen_random_uuid(), 0, 'q' || n, n, '{}', '{}', '', 'orders', '0', 'poison', 'bad', 1, now(), 'archived', now()
+    INSERT INTO relevo.inbox (consumer, message_id) SELECT 'billing', gen_random_uuid() FROM generate_series(1, 300000);
+    INSERT INTO relevo.inbox_dead_letter (consumer, id, replay, queue, ordinal, header_names, header_values, payload, address, lane, class,
+        error, attempts, arrived_at, state, marked_at)
+    SELECT 'billing', gen_random_uuid(), 0, 'q' || n, n, '{}', '{}', '', 'orders', '0', 'poison', 'bad', 1, now(), 'discarded', now()
     FROM generate_series(1, 50000) AS n";
 
 /// Everything that is committed is settled, by all shards at once.
 const SETTLE: &str = "
     SELECT relevo.make_tick();
-    INSERT INTO relevo.progress (destination, shards, shard, from_tick, to_tick, place, epoch)
+    INSERT INTO relevo.progress (destination, shards, shard, from_tick, to_tick, settled_seq, epoch)
     SELECT 'main', 8, s, t.tick, t.tick, 0, 1 FROM generate_series(0, 7) AS s,
         (SELECT max(tick) AS tick FROM relevo.tick) AS t";
 
@@ -73,9 +73,9 @@ async fn ten_messages_cost_as_much_as_a_million() {
     loading.run("SELECT relevo.make_tick()").await;
     loading
         .run(
-            "INSERT INTO relevo.progress (destination, shards, shard, from_tick, to_tick, place, epoch) \
-             SELECT 'main', 8, s, t.tick - 1, t.tick, t.high - 5, 1 FROM generate_series(0, 7) AS s, \
-             (SELECT tick, high FROM relevo.tick ORDER BY tick DESC LIMIT 1) AS t",
+            "INSERT INTO relevo.progress (destination, shards, shard, from_tick, to_tick, settled_seq, epoch) \
+             SELECT 'main', 8, s, t.tick - 1, t.tick, t.max_seq - 5, 1 FROM generate_series(0, 7) AS s, \
+             (SELECT tick, max_seq FROM relevo.tick ORDER BY tick DESC LIMIT 1) AS t",
         )
         .await;
     let middle = pages(&mut bed.session().await, &statements).await;
@@ -241,12 +241,12 @@ async fn consumers_of_the_same_database_are_told() {
     assert_eq!(store.surroundings().await.unwrap().consumers, []);
     world
         .run(
-            "SELECT relevo.inbox_beat('billing', '00000000-0000-0000-0000-000000000001', 'one', 60000, NULL, '[]', '[]', 100); \
-             SELECT relevo.inbox_take('billing', '00000000-0000-0000-0000-000000000001', '{0,1}', 100); \
-             SELECT relevo.inbox_beat('billing', '00000000-0000-0000-0000-000000000001', 'one', 60000, \
+            "SELECT relevo.inbox_heartbeat('billing', '00000000-0000-0000-0000-000000000001', 'one', 60000, NULL, '[]', '[]', 100); \
+             SELECT relevo.inbox_acquire_lanes('billing', '00000000-0000-0000-0000-000000000001', '{0,1}', 100); \
+             SELECT relevo.inbox_heartbeat('billing', '00000000-0000-0000-0000-000000000001', 'one', 60000, \
                  now() - interval '5 s', '[]', '[[\"1\", \"down\"]]', 100); \
              UPDATE relevo.inbox_member SET beat_at = beat_at - interval '2 minutes'; \
-             SELECT relevo.inbox_begin('audit', gen_random_uuid())",
+             SELECT relevo.inbox_insert('audit', gen_random_uuid())",
         )
         .await;
     let consumers = store.surroundings().await.unwrap().consumers;
@@ -258,7 +258,7 @@ async fn consumers_of_the_same_database_are_told() {
     assert!(billing.heartbeat.unwrap() >= Duration::from_mins(2), "{billing:?}");
     assert!(billing.last_message.unwrap() >= Duration::from_secs(5), "{billing:?}");
     assert_eq!(billing.breakers, [("0".to_owned(), false), ("1".to_owned(), true)]);
-    world.run("UPDATE relevo.inbox_member SET until = clock_timestamp() - interval '1 second'").await;
+    world.run("UPDATE relevo.inbox_member SET expires_at = clock_timestamp() - interval '1 second'").await;
     let billing = &store.surroundings().await.unwrap().consumers[1];
     assert_eq!(billing.breakers, [("0".to_owned(), false), ("1".to_owned(), false)], "who said so is dead");
 }
@@ -272,36 +272,27 @@ async fn a_consumer_that_was_forgotten_is_told_of_while_it_has_left_something() 
         consumers.into_iter().map(|it| (it.name, it.heartbeat.is_some(), it.waiting)).collect::<Vec<_>>()
     };
     let billing = |heartbeat: bool, waiting: u64| ("billing".to_owned(), heartbeat, waiting);
-    world.run("SELECT relevo.inbox_begin('billing', gen_random_uuid())").await;
+    world.run("SELECT relevo.inbox_insert('billing', gen_random_uuid())").await;
     for _ in 0..2 {
         world
             .run(
-                "SELECT relevo.inbox_beat('billing', '00000000-0000-0000-0000-000000000001', 'one', 60000, NULL, '[]', '[]', 100); \
-                 UPDATE relevo.inbox_member SET until = clock_timestamp() - interval '1 second'",
+                "SELECT relevo.inbox_heartbeat('billing', '00000000-0000-0000-0000-000000000001', 'one', 60000, NULL, '[]', '[]', 100); \
+                 UPDATE relevo.inbox_member SET expires_at = clock_timestamp() - interval '1 second'",
             )
             .await;
         assert_eq!(told().await, [billing(true, 0)], "its silence is told");
-        world.run("SELECT relevo.inbox_forget('billing')").await;
+        world.run("SELECT relevo.inbox_remove_consumer('billing')").await;
         assert!(told().await.is_empty());
     }
     world
         .run(
-            "INSERT INTO relevo.inbox_waiting (consumer, queue, id, replay, header_names, header_values, payload, address, lane) \
+            "INSERT INTO relevo.inbox_retry_message (consumer, queue, id, replay, header_names, header_values, payload, address, lane) \
              VALUES ('billing', 'k', gen_random_uuid(), 0, '{}', '{}', '', 'orders', '0')",
         )
         .await;
     assert_eq!(told().await, [billing(false, 1)]);
-    world.run("DELETE FROM relevo.inbox_waiting").await;
+    world.run("DELETE FROM relevo.inbox_retry_message").await;
     assert!(told().await.is_empty());
-    world.run("SELECT relevo.inbox_begin('billing', gen_random_uuid())").await;
+    world.run("SELECT relevo.inbox_insert('billing', gen_random_uuid())").await;
     assert_eq!(told().await, [billing(false, 0)], "it gives no sign of life, and works");
-}
-
-#[tokio::test]
-async fn an_older_schema_is_sampled_too() {
-    let world = World::at_version(6).await;
-    world.emit(&["a"]).await;
-    let store = world.store_for(MAIN).await;
-    assert_eq!(store.vitals().await.unwrap().backlog.pending, 1);
-    assert_eq!(store.surroundings().await.unwrap().consumers, [], "it has no inbox");
 }

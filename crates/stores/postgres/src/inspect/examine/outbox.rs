@@ -14,8 +14,8 @@ use crate::store::Store;
 pub(super) async fn destinations(store: &Store) -> Result<Vec<Finding>, Error> {
     const SUBJECT: &str = "destinations";
     let sql = format!(
-        "SELECT d.name, d.enabled, d.shards::bigint, d.regroup_to IS NOT NULL, (SELECT count(*) FROM {schema}.lease AS l \
-         WHERE l.destination = d.name AND (l.owner IS NULL OR l.until < clock_timestamp())) \
+        "SELECT d.name, d.enabled, d.shards::bigint, d.reshard_to IS NOT NULL, (SELECT count(*) FROM {schema}.lease AS l \
+         WHERE l.destination = d.name AND (l.owner IS NULL OR l.expires_at < clock_timestamp())) \
          FROM {schema}.destination AS d ORDER BY d.name",
         schema = store.schema
     );
@@ -63,12 +63,12 @@ pub(super) async fn retention(store: &Store) -> Result<Vec<Finding>, Error> {
     let schema = &store.schema;
     let sql = format!(
         "SELECT d.name, floor(date_part('epoch', clock_timestamp() - m.created_at))::bigint, \
-         coalesce((SELECT n.seq FROM {schema}.message AS n ORDER BY n.seq DESC LIMIT 1) - s.high, 0), \
-         floor(date_part('epoch', st.retention))::bigint, st.holdback_rows_max, st.gives_way = 'delivery' \
-         FROM {schema}.setting AS st, {schema}.destination AS d CROSS JOIN LATERAL \
-         (SELECT min(t.high) AS high FROM {schema}.standing(d.name) AS p JOIN {schema}.tick AS t ON t.tick = p.from_tick) AS s \
-         LEFT JOIN LATERAL (SELECT o.created_at FROM {schema}.message AS o WHERE o.seq > s.high ORDER BY o.seq LIMIT 1) AS m \
-         ON true WHERE s.high IS NOT NULL ORDER BY s.high, d.name"
+         coalesce((SELECT n.seq FROM {schema}.message AS n ORDER BY n.seq DESC LIMIT 1) - s.max_seq, 0), \
+         floor(date_part('epoch', st.retention))::bigint, st.undelivered_rows_max, st.overflow_policy = 'drop' \
+         FROM {schema}.settings AS st, {schema}.destination AS d CROSS JOIN LATERAL \
+         (SELECT min(t.max_seq) AS max_seq FROM {schema}.shard_positions(d.name) AS p JOIN {schema}.tick AS t ON t.tick = p.from_tick) AS s \
+         LEFT JOIN LATERAL (SELECT o.created_at FROM {schema}.message AS o WHERE o.seq > s.max_seq ORDER BY o.seq LIMIT 1) AS m \
+         ON true WHERE s.max_seq IS NOT NULL ORDER BY s.max_seq, d.name"
     );
     let mut rows = Rows::new(store.asking.copy(sql).await?, 6)?;
     let mut findings = Vec::new();
@@ -111,7 +111,7 @@ fn lagging(lag: &Lag, retention: Duration, holdback: i64, drops: bool, pins: boo
 }
 
 async fn losses(store: &Store) -> Result<Option<Finding>, Error> {
-    let sql = format!("SELECT coalesce(sum(rows), 0)::bigint, max(lost_at) FROM {}.loss", store.schema);
+    let sql = format!("SELECT coalesce(sum(rows), 0)::bigint, max(lost_at) FROM {}.data_loss", store.schema);
     let mut rows = Rows::new(store.asking.copy(sql).await?, 2)?;
     let (lost, at): (i64, Option<Timestamp>) = match rows.next_row()? {
         Some(mut row) => (row.int8()?, row.optional_timestamp()?),
@@ -120,7 +120,7 @@ async fn losses(store: &Store) -> Result<Option<Finding>, Error> {
     let at = at.map_or_else(String::new, |at| format!(", last at {at:.0}"));
     Ok((lost > 0).then(|| {
         finding(Severity::Danger, "losses", format!("{lost} rows were dropped before a destination took them{at}"))
-            .mended_by("raise `holdback_rows_max` in the table `setting`, or let `gives_way` be `disk`")
+            .mended_by("raise `undelivered_rows_max` in the table `settings`, or set `overflow_policy` to `keep`")
     }))
 }
 
@@ -128,7 +128,7 @@ async fn losses(store: &Store) -> Result<Option<Finding>, Error> {
 pub(super) async fn partitions(store: &Store) -> Result<Vec<Finding>, Error> {
     const SUBJECT: &str = "partitions";
     let sql = format!(
-        "SELECT EXISTS (SELECT 1 FROM {schema}.message_overflow), (SELECT count(*) FROM {schema}.partition)",
+        "SELECT EXISTS (SELECT 1 FROM {schema}.message_overflow), (SELECT count(*) FROM {schema}.message_partition)",
         schema = store.schema
     );
     let mut rows = Rows::new(store.asking.copy(sql).await?, 2)?;
@@ -151,7 +151,7 @@ pub(super) async fn waiting(store: &Store) -> Result<Vec<Finding>, Error> {
         "SELECT d.name, (SELECT count(*) FROM (SELECT 1 FROM {schema}.dead_letter AS x \
              WHERE x.destination = d.name AND x.state = 'dead' LIMIT 10000) AS counted), \
          (SELECT string_agg('`' || h.address || '` (' || h.error || ')', ', ' ORDER BY h.address) \
-             FROM {schema}.hold AS h WHERE h.destination = d.name) \
+             FROM {schema}.address_hold AS h WHERE h.destination = d.name) \
          FROM {schema}.destination AS d ORDER BY d.name"
     );
     let mut rows = Rows::new(store.asking.copy(sql).await?, 3)?;

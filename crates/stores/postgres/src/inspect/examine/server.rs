@@ -122,7 +122,7 @@ fn clocks(here: Timestamp, there: Timestamp) -> Finding {
 pub(super) async fn identity(store: &Store) -> Result<Vec<Finding>, Error> {
     const SUBJECT: &str = "identity";
     let sql = format!(
-        "SELECT EXISTS (SELECT 1 FROM {}.identity AS i, pg_control_system() AS c, pg_database AS d \
+        "SELECT EXISTS (SELECT 1 FROM {}.database_identity AS i, pg_control_system() AS c, pg_database AS d \
          WHERE d.datname = current_database() AND d.oid = i.database_oid AND c.system_identifier = i.system_identifier)",
         store.schema
     );
@@ -144,8 +144,9 @@ pub(super) async fn grants(store: &Store) -> Result<Vec<Finding>, Error> {
     let sql = format!(
         "SELECT current_user::text, what FROM (\
          SELECT 'execute ' || p.proname FROM pg_proc AS p JOIN pg_namespace AS n ON n.oid = p.pronamespace \
-         WHERE n.nspname = '{schema}' AND p.proname IN ('make_tick', 'enter_due', 'take_leases', 'leave', 'settle', \
-             'standing', 'due_runs', 'advance', 'maintain', 'backlog', 'mark_dead') \
+         WHERE n.nspname = '{schema}' AND p.proname IN ('make_tick', 'move_due_scheduled', 'acquire_leases', 'release_leases', \
+             'settle', 'shard_positions', 'read_parked', 'settle_parked', 'maintain', 'backlog', 'redrive', \
+             'discard') \
          AND NOT has_function_privilege(p.oid, 'execute') \
          UNION ALL SELECT 'select on ' || c.relname FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace \
          WHERE n.nspname = '{schema}' AND c.relkind IN ('r', 'p', 'v') AND NOT c.relispartition \
