@@ -1,15 +1,6 @@
 -- The log: an insert-only table of messages. Times are milliseconds since 1970, on the clock of the machine that has the
 -- file. Names begin with `relevo_`, because the file is the application's own.
 
--- One row of settings, changed by hand.
-CREATE TABLE relevo_setting (
-    only_row          INTEGER PRIMARY KEY CHECK (only_row = 1),
-    retention_ms      INTEGER NOT NULL DEFAULT 604800000,
-    id_retention_ms   INTEGER NOT NULL DEFAULT 2592000000,
-    dead_retention_ms INTEGER NOT NULL DEFAULT 7776000000
-) STRICT;
-INSERT INTO relevo_setting (only_row) VALUES (1);
-
 -- One writer at a time, from its first insert to its commit: the order of the numbers is the order of the commits.
 -- AUTOINCREMENT, because a number must never be given out again once retention has deleted the highest row.
 CREATE TABLE relevo_message (

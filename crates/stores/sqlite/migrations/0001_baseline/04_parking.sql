@@ -70,6 +70,8 @@ CREATE INDEX relevo_dead_letter_marked_idx ON relevo_dead_letter (destination, s
     WHERE state IN ('redrive', 'discard');
 CREATE INDEX relevo_dead_letter_done_idx ON relevo_dead_letter (marked_at_ms)
     WHERE state IN ('redriven', 'discarded');
+-- For counts of unmarked dead letters every few seconds, however many marked ones there are.
+CREATE INDEX relevo_dead_letter_dead_idx ON relevo_dead_letter (destination, seq) WHERE state = 'dead';
 CREATE INDEX relevo_dead_letter_seq_idx ON relevo_dead_letter (destination, seq);
 
 -- When messages went out that had been parked: progress passed them earlier.

@@ -1,5 +1,21 @@
--- When a person said that nobody will work for a consumer any more; null once somebody does.
-ALTER TABLE relevo_inbox_consumer ADD COLUMN forgotten_at_ms INTEGER;
+CREATE TABLE relevo_inbox_consumer (
+    name            TEXT PRIMARY KEY,
+    paused          INTEGER NOT NULL DEFAULT 0,
+    -- Retention of handled messages at the last pruning; null if it was never pruned.
+    remembers_ms    INTEGER,
+    -- When an operator removed the consumer; null once a member works again.
+    forgotten_at_ms INTEGER
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE relevo_inbox_member (
+    consumer           TEXT NOT NULL,
+    owner              BLOB NOT NULL,
+    name               TEXT NOT NULL,
+    until_ms           INTEGER NOT NULL,
+    beat_at_ms         INTEGER NOT NULL,
+    last_message_at_ms INTEGER,
+    PRIMARY KEY (consumer, owner)
+) STRICT, WITHOUT ROWID;
 
 -- Every consumer that was heard of, without those that were forgotten and have left nothing that people would look for: nothing waits
 -- or is dead, and nothing was handled since. Those that only have rows in the inbox are found by stepping from name to name.
