@@ -1,62 +1,64 @@
--- The retry table: queues, and the messages that wait in them.
-CREATE TABLE relevo_inbox_queue (
-    consumer       TEXT NOT NULL,
-    -- A key for a consumer that keeps order, a message's id for one that does not.
-    queue          TEXT NOT NULL,
-    -- When its first message may be tried; null while it waits for a person.
-    next_at_ms     INTEGER,
-    -- The member that works on it, and for how long at most.
-    token          BLOB,
-    claim_until_ms INTEGER,
-    -- A dead letter holds it.
-    held           INTEGER NOT NULL DEFAULT 0,
+-- The retry queues of consumers, the messages in them, and dead letters.
+
+CREATE TABLE relevo_inbox_retry_queue (
+    consumer            TEXT NOT NULL,
+    -- The message key for a consumer that keeps order, the message id for one that does not.
+    queue               TEXT NOT NULL,
+    -- When its first message may be tried; null while it waits for an operator.
+    next_at_ms          INTEGER,
+    -- The member that works on it, and the end of its claim.
+    claim_token         BLOB,
+    claim_expires_at_ms INTEGER,
+    -- A dead letter blocks it.
+    blocked             INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY (consumer, queue)
 ) STRICT, WITHOUT ROWID;
-CREATE INDEX relevo_inbox_queue_next_at_idx ON relevo_inbox_queue (consumer, next_at_ms) WHERE next_at_ms IS NOT NULL;
+CREATE INDEX relevo_inbox_retry_queue_next_at_idx ON relevo_inbox_retry_queue (consumer, next_at_ms)
+    WHERE next_at_ms IS NOT NULL;
 
--- AUTOINCREMENT, because a number must never mean another message.
-CREATE TABLE relevo_inbox_waiting (
-    no            INTEGER PRIMARY KEY AUTOINCREMENT,
-    consumer      TEXT NOT NULL,
-    queue         TEXT NOT NULL,
-    id            BLOB NOT NULL,
-    replay        INTEGER NOT NULL,
-    -- As they came: [[name, value in hexadecimal], …].
-    headers       TEXT NOT NULL,
-    payload       BLOB NOT NULL,
-    address       TEXT NOT NULL,
-    lane          TEXT NOT NULL,
-    place         INTEGER,
-    correlation   TEXT,
-    attempts      INTEGER NOT NULL DEFAULT 0,
-    -- How often handling was begun that has not ended.
-    started       INTEGER NOT NULL DEFAULT 0,
-    -- A person took it out of the dead letters.
-    reopened      INTEGER NOT NULL DEFAULT 0,
-    class         TEXT NOT NULL DEFAULT '',
-    error         TEXT NOT NULL DEFAULT '',
-    arrived_at_ms INTEGER NOT NULL,
+-- AUTOINCREMENT, because an ordinal must never refer to another message.
+CREATE TABLE relevo_inbox_retry_message (
+    ordinal           INTEGER PRIMARY KEY AUTOINCREMENT,
+    consumer          TEXT NOT NULL,
+    queue             TEXT NOT NULL,
+    id                BLOB NOT NULL,
+    replay            INTEGER NOT NULL,
+    -- As received: [[name, value in hexadecimal], …].
+    headers           TEXT NOT NULL,
+    payload           BLOB NOT NULL,
+    address           TEXT NOT NULL,
+    lane              TEXT NOT NULL,
+    broker_offset     INTEGER,
+    correlation       TEXT,
+    attempts          INTEGER NOT NULL DEFAULT 0,
+    -- How many times handling was started and has not ended.
+    unfinished_starts INTEGER NOT NULL DEFAULT 0,
+    -- An operator redrove it from the dead letters.
+    redriven          INTEGER NOT NULL DEFAULT 0,
+    class             TEXT NOT NULL DEFAULT '',
+    error             TEXT NOT NULL DEFAULT '',
+    arrived_at_ms     INTEGER NOT NULL,
     -- The position of the replay's reader when it fed the message; null for any other message.
-    fed_from      TEXT,
+    fed_cursor        TEXT,
     -- The message is not tried before this time, because it failed or was redriven at a rate. Null for a message that
     -- was not tried yet.
-    not_before_ms INTEGER
+    not_before_ms     INTEGER
 ) STRICT;
-CREATE INDEX relevo_inbox_waiting_queue_idx ON relevo_inbox_waiting (consumer, queue, no);
-CREATE INDEX relevo_inbox_waiting_replay_idx ON relevo_inbox_waiting (consumer, replay) WHERE replay > 0;
+CREATE INDEX relevo_inbox_retry_message_queue_idx ON relevo_inbox_retry_message (consumer, queue, ordinal);
+CREATE INDEX relevo_inbox_retry_message_replay_idx ON relevo_inbox_retry_message (consumer, replay) WHERE replay > 0;
 
-CREATE TABLE relevo_inbox_dead (
+CREATE TABLE relevo_inbox_dead_letter (
     consumer      TEXT NOT NULL,
     id            BLOB NOT NULL,
     replay        INTEGER NOT NULL,
     queue         TEXT NOT NULL,
-    -- Its place among the messages of its queue, which it goes back to.
-    no            INTEGER NOT NULL,
+    -- Its position in its queue. A redrive puts it back there.
+    ordinal       INTEGER NOT NULL,
     headers       TEXT NOT NULL,
     payload       BLOB NOT NULL,
     address       TEXT NOT NULL,
     lane          TEXT NOT NULL,
-    place         INTEGER,
+    broker_offset INTEGER,
     correlation   TEXT,
     class         TEXT NOT NULL,
     error         TEXT NOT NULL,
@@ -64,18 +66,20 @@ CREATE TABLE relevo_inbox_dead (
     attempts      INTEGER NOT NULL,
     arrived_at_ms INTEGER NOT NULL,
     dead_at_ms    INTEGER NOT NULL,
-    redriven      INTEGER NOT NULL DEFAULT 0,
-    fate          TEXT NOT NULL DEFAULT 'pending' CHECK (fate IN ('pending', 'replayed', 'archived')),
-    -- Its queue waits for a person because of it.
-    holds         INTEGER NOT NULL DEFAULT 0,
-    note          TEXT,
+    redrives      INTEGER NOT NULL DEFAULT 0,
+    state         TEXT NOT NULL DEFAULT 'pending' CHECK (state IN ('pending', 'replayed', 'archived')),
+    -- Its queue waits for an operator because of it.
+    blocks_queue  INTEGER NOT NULL DEFAULT 0,
+    reason        TEXT,
     marked_by     TEXT,
     marked_at_ms  INTEGER,
     PRIMARY KEY (consumer, id, replay)
 ) STRICT;
-CREATE INDEX relevo_inbox_dead_pending_idx ON relevo_inbox_dead (consumer, no) WHERE fate = 'pending';
-CREATE INDEX relevo_inbox_dead_holds_idx ON relevo_inbox_dead (consumer, queue, no) WHERE holds;
-CREATE INDEX relevo_inbox_dead_marked_at_idx ON relevo_inbox_dead (consumer, marked_at_ms) WHERE fate <> 'pending';
-CREATE INDEX relevo_inbox_dead_at_idx ON relevo_inbox_dead (dead_at_ms, no);
+CREATE INDEX relevo_inbox_dead_letter_dead_idx ON relevo_inbox_dead_letter (consumer, ordinal) WHERE state = 'pending';
+CREATE INDEX relevo_inbox_dead_letter_blocks_idx ON relevo_inbox_dead_letter (consumer, queue, ordinal)
+    WHERE blocks_queue;
+CREATE INDEX relevo_inbox_dead_letter_marked_at_idx ON relevo_inbox_dead_letter (consumer, marked_at_ms)
+    WHERE state <> 'pending';
+CREATE INDEX relevo_inbox_dead_letter_at_idx ON relevo_inbox_dead_letter (dead_at_ms, ordinal);
 -- For the count of a replay's dead letters at each of its steps.
-CREATE INDEX relevo_inbox_dead_replay_idx ON relevo_inbox_dead (consumer, replay) WHERE replay > 0;
+CREATE INDEX relevo_inbox_dead_letter_replay_idx ON relevo_inbox_dead_letter (consumer, replay) WHERE replay > 0;
