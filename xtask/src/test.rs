@@ -13,8 +13,9 @@ use crate::tally::Tally;
 use crate::{cargo, install, services};
 
 /// The packages whose tests need no server.
-const QUICK: [&str; 10] = [
+const QUICK: [&str; 11] = [
     "relevo-core",
+    "relevo-sqlite-file",
     "relevo-store-memory",
     "relevo-store-sqlite",
     "relevo-broker-memory",
