@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqliteSynchronous};
 
-/// How long a connection waits for the write lock unless it is told otherwise.
+/// How long a connection waits for the write lock by default.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
-/// What the write-ahead log is cut back to after a burst.
+/// The write-ahead log is truncated to this size after a burst.
 const LOG_BYTES_KEPT: &str = "67108864";
 
 /// How a relay reaches an outbox, and for which destination.
@@ -15,7 +15,7 @@ const LOG_BYTES_KEPT: &str = "67108864";
 pub struct Config {
     /// The database file.
     pub path: PathBuf,
-    /// Whom the relay carries messages to.
+    /// The destination that the relay publishes to.
     pub destination: String,
     /// How long a call waits for a writer to end; shorter than the lease.
     pub busy_timeout: Duration,

@@ -30,7 +30,8 @@ pub(crate) async fn letters(
     limit: usize,
 ) -> Result<Vec<DeadLetter>, Error> {
     let sql = concat!(
-        "SELECT class, error, attempts, state, route, dead_at_ms, marked_at_ms, marked_by, reason, id, created_at_ms, topic, key, type, content_type, headers, payload \
+        "SELECT class, error, attempts, state, route, dead_at_ms, marked_at_ms, marked_by, reason, id, \
+         created_at_ms, topic, key, type, content_type, headers, payload \
          FROM relevo_dead_letter WHERE ",
         filter!(),
         "AND (NOT ?6 OR state = 'dead') ORDER BY seq LIMIT ?5"
@@ -62,7 +63,7 @@ pub(crate) async fn letters(
 /// Marks what is dead and unmarked; says how many. A second call marks nothing.
 pub(crate) async fn mark(link: &Link, destination: &str, state: &str, mark: &Mark) -> Result<u64, Error> {
     if mark.by.is_empty() || mark.reason.is_empty() {
-        return Err(Error::Refused("who marks dead letters, and why, is recorded: both are needed".to_owned()));
+        return Err(Error::Refused("the requester and the reason of a mark are required".to_owned()));
     }
     let filter = &mark.filter;
     if mark.dry_run {

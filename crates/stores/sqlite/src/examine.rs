@@ -99,7 +99,8 @@ async fn retention(connection: &mut SqliteConnection) -> Result<Finding, Error> 
         "SELECT s.retention_ms / 3600000, (SELECT ",
         now!(),
         " - m.created_at_ms FROM relevo_message AS m \
-         WHERE m.seq > (SELECT min(max(from_seq, settled_seq)) FROM relevo_progress) ORDER BY m.seq LIMIT 1) - s.retention_ms \
+         WHERE m.seq > (SELECT min(max(from_seq, settled_seq)) FROM relevo_progress) ORDER BY m.seq LIMIT 1) - \
+         s.retention_ms \
          FROM relevo_settings AS s"
     );
     let row = sqlx::query(sql).fetch_one(connection).await?;

@@ -21,7 +21,7 @@ pub(crate) async fn lease(link: &Link, destination: &str, ask: &Ask) -> Result<L
     if board.is_quiet(ask) {
         return Ok(board.leased(ask));
     }
-    // A takeover that a power failure undoes was seen by nobody who is still there.
+    // A power failure may undo a takeover: it also ends every process that has seen it.
     let mut session = link.begin(Durability::Process).await?;
     give_back(&mut session, destination, ask).await?;
     regroup_step(&mut session, destination).await?;
@@ -108,7 +108,7 @@ impl Board {
             let free = self.is_free(&self.rows[index]);
             let row = &mut self.rows[index];
             if row.owner == Some(ask.owner) {
-                // One that expired and that nobody took is still ours, with the epoch it has.
+                // An expired lease that no relay took is still ours, with the same epoch.
                 if row.until >= fresh {
                     continue;
                 }
@@ -206,7 +206,8 @@ async fn write_leases(connection: &mut SqliteConnection, destination: &str, rows
     }
     let owner = |row: &Row| row.owner.map(|owner| owner.simple().to_string());
     let rows: Value = rows.iter().map(|row| json!([row.shard, row.epoch, owner(row), row.until])).collect();
-    let sql = "UPDATE relevo_lease AS l SET epoch = w.value ->> 1, owner = unhex(w.value ->> 2), expires_at_ms = w.value ->> 3 \
+    let sql = "UPDATE relevo_lease AS l SET epoch = w.value ->> 1, owner = unhex(w.value ->> 2), expires_at_ms = \
+               w.value ->> 3 \
                FROM json_each(?2) AS w WHERE l.destination = ?1 AND l.shard = w.value ->> 0";
     sqlx::query(sql).bind(destination).bind(rows.to_string()).execute(connection).await?;
     Ok(())

@@ -1,4 +1,4 @@
-//! What people ask of an outbox and tell it.
+//! The operator ports: destinations, search, checks.
 
 use std::time::Duration;
 

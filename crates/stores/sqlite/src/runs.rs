@@ -81,10 +81,12 @@ async fn ready(
                    WHERE h.destination = ?1 AND h.next_at_ms <= ?2 \
                    ORDER BY at, key LIMIT ?4 \
                ) \
-               SELECT r.key, r.slot, r.attempts, r.state, r.address, m.ordinal, m.seq, m.slot, m.id, m.created_at_ms, m.topic, \
+               SELECT r.key, r.slot, r.attempts, r.state, r.address, m.ordinal, m.seq, m.slot, m.id, \
+               m.created_at_ms, m.topic, \
                m.key, m.type, m.content_type, m.headers, m.payload \
                FROM ready AS r JOIN relevo_parked_message AS m ON m.destination = ?1 AND m.key = r.key \
-               AND m.ordinal IN (SELECT q.ordinal FROM relevo_parked_message AS q WHERE q.destination = ?1 AND q.key = r.key \
+               AND m.ordinal IN (SELECT q.ordinal FROM relevo_parked_message AS q WHERE q.destination = ?1 AND \
+               q.key = r.key \
                    ORDER BY q.ordinal LIMIT ?5) \
                AND (r.state NOT IN ('held', 'quarantined') OR m.ordinal = ( \
                    SELECT min(q.ordinal) FROM relevo_parked_message AS q WHERE q.destination = ?1 AND q.key = r.key)) \

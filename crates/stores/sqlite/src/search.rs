@@ -129,7 +129,8 @@ async fn scheduled(
         return Ok(Vec::new());
     }
     let sql = "SELECT id, topic, key, type, created_at_ms, due_at_ms FROM relevo_scheduled \
-               WHERE ordinal < ?1 AND (?2 IS NULL OR key = ?2) AND (?3 IS NULL OR topic = ?3) AND (?4 IS NULL OR type = ?4) \
+               WHERE ordinal < ?1 AND (?2 IS NULL OR key = ?2) AND (?3 IS NULL OR topic = ?3) AND (?4 IS NULL OR \
+               type = ?4) \
                AND (?5 IS NULL OR created_at_ms >= ?5) AND (?6 IS NULL OR created_at_ms < ?6) \
                ORDER BY ordinal DESC LIMIT ?7";
     let select = sqlx::query(sql).bind(before).bind(&search.key).bind(&search.topic).bind(&search.kind);

@@ -158,7 +158,8 @@ impl Parking<'_> {
         }
         let sql = "INSERT INTO relevo_parked_message \
                    (destination, key, ordinal, seq, slot, id, created_at_ms, topic, type, content_type, headers, payload) \
-                   SELECT d.name, m.key, d.last_ordinal + 1 + w.key, m.seq, m.slot, m.id, m.created_at_ms, m.topic, m.type, \
+                   SELECT d.name, m.key, d.last_ordinal + 1 + w.key, m.seq, m.slot, m.id, m.created_at_ms, m.topic, \
+                   m.type, \
                    m.content_type, m.headers, m.payload \
                    FROM relevo_destination AS d, json_each(?2) AS w JOIN relevo_message AS m ON m.seq = w.value \
                    WHERE d.name = ?1";
@@ -205,7 +206,8 @@ async fn record(
     now: i64,
 ) -> Result<(), Error> {
     let rows: Value = progress.iter().map(|(lease, at)| json!([lease.shard, at.from, at.to, at.place])).collect();
-    let sql = "UPDATE relevo_progress AS p SET from_seq = w.value ->> 1, to_seq = w.value ->> 2, settled_seq = w.value ->> 3, \
+    let sql = "UPDATE relevo_progress AS p SET from_seq = w.value ->> 1, to_seq = w.value ->> 2, settled_seq = \
+               w.value ->> 3, \
                settled_at_ms = ?3 FROM json_each(?2) AS w WHERE p.destination = ?1 AND p.shard = w.value ->> 0";
     sqlx::query(sql).bind(destination).bind(rows.to_string()).bind(now).execute(&mut *connection).await?;
     let mut lines: BTreeMap<i64, Vec<u16>> = BTreeMap::new();

@@ -88,7 +88,7 @@ impl Store {
         if !due {
             return Ok(newest);
         }
-        // While somebody writes they wait; what is in the log goes on.
+        // Another writer delays scheduled messages, but not the messages of the log.
         if self.enter_due().await? { Ok(self.look().await?.0) } else { Ok(newest) }
     }
 
@@ -106,8 +106,7 @@ impl Store {
         Ok((column(&row, 0)?, column(&row, 1)?))
     }
 
-    /// Moves scheduled messages whose time has come into the log, in the order of their times; false if somebody else
-    /// writes just now.
+    /// Moves due scheduled messages to the log, in the order of their times; false while another connection writes.
     async fn enter_due(&self) -> Result<bool, Error> {
         let Some(mut session) = self.settling.begin_at_once(Durability::Power).await? else { return Ok(false) };
         let now: i64 = column(&sqlx::query(concat!("SELECT ", now!())).fetch_one(&mut *session).await?, 0)?;

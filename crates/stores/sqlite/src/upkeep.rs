@@ -1,4 +1,4 @@
-//! Retention: what every destination has settled and is old enough goes, in small transactions.
+//! Retention: deletes old messages that every destination has settled, in small transactions.
 
 use std::time::Duration;
 
@@ -41,8 +41,8 @@ pub(crate) async fn maintain(link: &Link) -> Result<Maintained, Error> {
     Ok(maintained)
 }
 
-/// From the lowest number on, and not beyond the first message that is young or that somebody has not settled: no scan
-/// of what stays. A message from the future is a clock's mistake and holds nothing back.
+/// Deletes from the lowest `seq` up to the first message that is too young or not settled by every destination, so that
+/// no retained row is scanned. A message with a time in the future comes from a wrong clock, and does not stop it.
 async fn drop_messages(connection: &mut SqliteConnection) -> Result<u64, Error> {
     let sql = concat!(
         "DELETE FROM relevo_message WHERE seq < coalesce(( \
@@ -63,7 +63,8 @@ async fn prune(connection: &mut SqliteConnection) -> Result<u64, Error> {
     let statements = [
         concat!(
             "DELETE FROM relevo_settle_history WHERE history_id < coalesce(( \
-                 SELECT min(o.history_id) FROM (SELECT history_id, settled_at_ms FROM relevo_settle_history ORDER BY history_id LIMIT ?1) AS o \
+                 SELECT min(o.history_id) FROM (SELECT history_id, settled_at_ms FROM relevo_settle_history ORDER \
+                 BY history_id LIMIT ?1) AS o \
                  WHERE o.settled_at_ms >= ",
             now!(),
             " - (SELECT retention_ms FROM relevo_settings)), 9223372036854775807) \
@@ -111,7 +112,9 @@ async fn warnings(connection: &mut SqliteConnection) -> Result<Vec<String>, Erro
     let warning = |row| -> Result<String, Error> {
         let (name, held): (&str, i64) = (column(row, 0)?, column(row, 1)?);
         let least = if held >= COUNT_MAX { "at least " } else { "" };
-        Ok(format!("destination `{name}` holds back {least}{held} messages from retention"))
+        Ok(format!(
+            "destination `{name}` has {least}{held} undelivered messages older than the retention; they are kept"
+        ))
     };
     rows.iter().map(warning).collect()
 }

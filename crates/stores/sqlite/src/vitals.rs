@@ -108,7 +108,8 @@ async fn consumers(connection: &mut SqliteConnection) -> Result<Vec<ConsumerVita
              c.now - (SELECT max(m.last_message_at_ms) FROM relevo_inbox_member AS m WHERE m.consumer = n.name), \
              (SELECT count(*) FROM (SELECT 1 FROM relevo_inbox_retry_message AS w WHERE w.consumer = n.name LIMIT ?1)), \
              (SELECT count(*) FROM ( \
-                 SELECT 1 FROM relevo_inbox_dead_letter AS d WHERE d.consumer = n.name AND d.state = 'pending' LIMIT ?1)), \
+                 SELECT 1 FROM relevo_inbox_dead_letter AS d WHERE d.consumer = n.name AND d.state = 'pending' \
+                 LIMIT ?1)), \
              (SELECT json_group_array(json_array(l.lane, json(iif(l.breaker_reason IS NULL, 'false', 'true')))) FROM ( \
                  SELECT k.lane, iif(EXISTS (SELECT 1 FROM relevo_inbox_member AS m WHERE m.consumer = k.consumer \
                      AND m.owner = k.owner AND m.expires_at_ms > c.now), k.breaker_reason, NULL) AS breaker_reason \

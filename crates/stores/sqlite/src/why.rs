@@ -70,8 +70,8 @@ async fn shards(connection: &mut SqliteConnection, destination: &str, count: u16
         let lasts = u64::try_from(column::<i64>(row, 3)?).unwrap_or(0);
         Ok(Shard {
             shard: number(row, 0)?,
-            // A relay that is no longer listed has died; nobody took the shard yet.
-            owner: is_owned.then(|| name.unwrap_or_else(|| "a relay that is gone".to_owned())),
+            // The owner has no row among the relays: it has died, and no relay has taken the shard yet.
+            owner: is_owned.then(|| name.unwrap_or_else(|| "a stopped relay".to_owned())),
             epoch: column(row, 2)?,
             lasts: if is_owned { Duration::from_millis(lasts) } else { Duration::ZERO },
             settled_at: optional_time(row, 4)?,
@@ -89,7 +89,8 @@ async fn parked(
 ) -> Result<Option<Found>, Error> {
     let sql = "SELECT k.state, k.next_at_ms, k.since_ms, k.address, h.error, h.next_at_ms, k.dead_id, \
                d.seq, d.state, \
-               (SELECT m.seq FROM relevo_parked_message AS m WHERE m.destination = ?1 AND m.key = ?2 ORDER BY m.ordinal LIMIT 1), \
+               (SELECT m.seq FROM relevo_parked_message AS m WHERE m.destination = ?1 AND m.key = ?2 ORDER BY \
+               m.ordinal LIMIT 1), \
                (SELECT count(*) FROM (SELECT 1 FROM relevo_parked_message AS m \
                    WHERE m.destination = ?1 AND m.key = ?2 LIMIT ?3)) \
                FROM relevo_parked_key AS k \

@@ -1,4 +1,4 @@
-//! Dead letters of inboxes: found, redriven, put aside.
+//! Dead letters of inboxes: list, redrive, discard.
 
 use relevo_core::inbox::operate::{DeadFilter, DeadLetter, Fate, Mark};
 use sqlx::query::Query;
@@ -95,7 +95,8 @@ pub(super) async fn mark(connection: &mut SqliteConnection, fate: Fate, mark: &M
             no: column(row, 3)?,
             holds: column(row, 4)?,
         };
-        let sql = "UPDATE relevo_inbox_dead_letter SET state = ?2, blocks_queue = 0, redrives = redrives + (?2 = 'replayed'), reason = ?3, \
+        let sql = "UPDATE relevo_inbox_dead_letter SET state = ?2, blocks_queue = 0, redrives = redrives + (?2 = \
+                   'replayed'), reason = ?3, \
                    marked_by = ?4, marked_at_ms = ?5 WHERE rowid = ?1";
         let update = sqlx::query(sql).bind(letter.row).bind(fate.word()).bind(&mark.note).bind(&mark.by);
         update.bind(now).execute(&mut *connection).await?;
@@ -117,11 +118,14 @@ fn pace(position: i64, rate: u32) -> i64 {
 async fn reopen(connection: &mut SqliteConnection, letter: &Pending, now: i64, at: i64) -> Result<(), Error> {
     ensure(connection, &letter.consumer, &letter.queue, at).await?;
     for sql in [
-        "INSERT INTO relevo_inbox_retry_message (ordinal, consumer, queue, id, replay, headers, payload, address, lane, broker_offset, \
+        "INSERT INTO relevo_inbox_retry_message (ordinal, consumer, queue, id, replay, headers, payload, address, \
+             lane, broker_offset, \
              correlation, redriven, class, error, arrived_at_ms, not_before_ms) \
-         SELECT ordinal, consumer, queue, id, replay, headers, payload, address, lane, broker_offset, correlation, 1, class, error, \
+         SELECT ordinal, consumer, queue, id, replay, headers, payload, address, lane, broker_offset, correlation, \
+         1, class, error, \
              arrived_at_ms, ?2 FROM relevo_inbox_dead_letter WHERE rowid = ?1",
-        "UPDATE relevo_inbox SET state = 'reopened', unfinished_starts = 0 WHERE state = 'dead' AND (consumer, message_id, replay) IN ( \
+        "UPDATE relevo_inbox SET state = 'reopened', unfinished_starts = 0 WHERE state = 'dead' AND (consumer, \
+         message_id, replay) IN ( \
          SELECT consumer, id, replay FROM relevo_inbox_dead_letter WHERE rowid = ?1)",
     ] {
         sqlx::query(sql).bind(letter.row).bind(at).execute(&mut *connection).await?;
@@ -135,7 +139,8 @@ async fn reopen(connection: &mut SqliteConnection, letter: &Pending, now: i64, a
     if free(connection, letter, now).await? {
         // Whoever works on it finds the new head, and gives it back: until then nobody else calls for what that one calls
         // for. Where it is not the head, everything stays as it is.
-        let sql = "UPDATE relevo_inbox_retry_queue SET next_at_ms = ?4 WHERE consumer = ?1 AND queue = ?2 AND NOT EXISTS (SELECT 1 FROM relevo_inbox_retry_message \
+        let sql = "UPDATE relevo_inbox_retry_queue SET next_at_ms = ?4 WHERE consumer = ?1 AND queue = ?2 AND NOT \
+                   EXISTS (SELECT 1 FROM relevo_inbox_retry_message \
                    WHERE consumer = ?1 AND queue = ?2 AND ordinal < ?3)";
         let update = sqlx::query(sql).bind(&letter.consumer).bind(&letter.queue).bind(letter.no);
         update.bind(at).execute(connection).await?;

@@ -1,4 +1,4 @@
-//! Entering messages: into a handler's transaction, and for calls to a far side.
+//! Inserting messages into the inbox: in a handler's transaction, and for calls to an external service.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use super::rows::{Asking, append, clock, note, note_repeat, of_entry, state};
 use crate::classify::Error;
 use crate::queries::{column, millis, now, number};
 
-/// Whether the lane is still this owner's; nobody can take it before the transaction ends. True without a lane.
+/// Whether the owner still has the lane. No member can take it before the transaction ends. True without a lane.
 pub(super) async fn holds(
     connection: &mut SqliteConnection,
     consumer: &str,
@@ -87,7 +87,8 @@ async fn known(connection: &mut SqliteConnection, consumer: &str, entry: Entry) 
 
 /// A message that was entered waits behind the others of its queue instead.
 async fn put_behind(connection: &mut SqliteConnection, asking: Asking<'_>, arrival: &Arrival) -> Result<(), Error> {
-    let sql = "UPDATE relevo_inbox SET state = 'waiting', unfinished_starts = 0, claim_token = NULL, claim_expires_at_ms = NULL \
+    let sql = "UPDATE relevo_inbox SET state = 'waiting', unfinished_starts = 0, claim_token = NULL, \
+               claim_expires_at_ms = NULL \
                WHERE consumer = ?1 AND message_id = ?2 AND replay = ?3";
     of_entry(sql, asking.consumer, arrival.entry).execute(&mut *connection).await?;
     let now = clock(connection).await?;
@@ -128,14 +129,15 @@ pub(super) async fn ended(
     entry: Entry,
     claim: Option<Claim>,
 ) -> Result<(), Error> {
-    let sql = "UPDATE relevo_inbox SET state = 'open', unfinished_starts = 0, claim_token = NULL, claim_expires_at_ms = NULL \
+    let sql = "UPDATE relevo_inbox SET state = 'open', unfinished_starts = 0, claim_token = NULL, \
+               claim_expires_at_ms = NULL \
                WHERE consumer = ?1 AND message_id = ?2 AND replay = ?3 \
                AND CASE WHEN ?4 IS NULL THEN state = 'open' ELSE state = 'calling' AND claim_token = ?4 END";
     of_entry(sql, consumer, entry).bind(claim.map(|claim| claim.token)).execute(connection).await?;
     Ok(())
 }
 
-/// Claims a message for a call to the far side.
+/// Claims a message for a call to an external service.
 pub(super) async fn claim(
     connection: &mut SqliteConnection,
     asking: Asking<'_>,
@@ -149,9 +151,11 @@ pub(super) async fn claim(
     }
     let now = clock(connection).await?;
     let token = Uuid::new_v4();
-    let sql = "INSERT INTO relevo_inbox AS i (consumer, message_id, replay, state, unfinished_starts, claim_token, claim_expires_at_ms, entered_at_ms) \
+    let sql = "INSERT INTO relevo_inbox AS i (consumer, message_id, replay, state, unfinished_starts, claim_token, \
+               claim_expires_at_ms, entered_at_ms) \
                VALUES (?1, ?2, ?3, 'calling', 1, ?4, ?5, ?6) ON CONFLICT (consumer, message_id, replay) DO UPDATE \
-               SET state = 'calling', unfinished_starts = i.unfinished_starts + 1, claim_token = excluded.claim_token, claim_expires_at_ms = excluded.claim_expires_at_ms \
+               SET state = 'calling', unfinished_starts = i.unfinished_starts + 1, claim_token = \
+               excluded.claim_token, claim_expires_at_ms = excluded.claim_expires_at_ms \
                WHERE i.state = 'open' OR (i.state = 'calling' AND i.claim_expires_at_ms <= ?6) RETURNING unfinished_starts";
     let upsert = of_entry(sql, consumer, arrival.entry).bind(token).bind(now + millis(lasts)).bind(now);
     let Some(row) = upsert.fetch_optional(&mut *connection).await? else {

@@ -14,7 +14,7 @@ use super::rows::clock;
 use crate::classify::Error;
 use crate::queries::{column, millis};
 
-/// A member is alive, and says what it does; hears what people ordered.
+/// Records a member's heartbeat and state; returns what operators ordered.
 pub(super) async fn beat(connection: &mut SqliteConnection, consumer: &str, beat: &Beat) -> Result<Orders, Error> {
     let now = clock(connection).await?;
     let sql = "INSERT INTO relevo_inbox_consumer AS c (name) VALUES (?1) \
@@ -23,7 +23,8 @@ pub(super) async fn beat(connection: &mut SqliteConnection, consumer: &str, beat
     let sql = "SELECT expires_at_ms FROM relevo_inbox_member WHERE consumer = ?1 AND owner = ?2";
     let row = sqlx::query(sql).bind(consumer).bind(beat.owner).fetch_optional(&mut *connection).await?;
     let before: Option<i64> = row.map(|row| column(&row, 0)).transpose()?;
-    let sql = "INSERT INTO relevo_inbox_member AS m (consumer, owner, name, expires_at_ms, beat_at_ms, last_message_at_ms) \
+    let sql = "INSERT INTO relevo_inbox_member AS m (consumer, owner, name, expires_at_ms, beat_at_ms, \
+               last_message_at_ms) \
                VALUES (?1, ?2, ?3, ?4, ?5, ?6) ON CONFLICT (consumer, owner) DO UPDATE SET name = excluded.name, \
                expires_at_ms = excluded.expires_at_ms, beat_at_ms = excluded.beat_at_ms, \
                last_message_at_ms = coalesce(excluded.last_message_at_ms, m.last_message_at_ms)";
@@ -32,7 +33,7 @@ pub(super) async fn beat(connection: &mut SqliteConnection, consumer: &str, beat
     upsert.bind(now).bind(last).execute(&mut *connection).await?;
     tell(connection, consumer, beat).await?;
     let mut orders = orders(connection, consumer).await?;
-    // Whoever was forgotten altogether shows by its lanes that this is not its first heartbeat.
+    // A member without a row that reports lanes had a heartbeat before: its row was deleted.
     orders.was_dead = before.map_or(!beat.marks.is_empty(), |until| until <= now);
     Ok(orders)
 }
@@ -45,7 +46,8 @@ async fn tell(connection: &mut SqliteConnection, consumer: &str, beat: &Beat) ->
         let lane: &str = column(row, 0)?;
         let mark = beat.marks.iter().find(|(named, _)| named.name() == lane).and_then(|(_, mark)| *mark);
         let breaker = beat.breakers.iter().find(|(named, _)| named.name() == lane).map(|(_, why)| why);
-        let sql = "UPDATE relevo_inbox_lane SET settled_offset = coalesce(?3, settled_offset), breaker_reason = ?4 WHERE consumer = ?1 AND lane = ?2 \
+        let sql = "UPDATE relevo_inbox_lane SET settled_offset = coalesce(?3, settled_offset), breaker_reason = ?4 \
+                   WHERE consumer = ?1 AND lane = ?2 \
                    AND (settled_offset IS NOT coalesce(?3, settled_offset) OR breaker_reason IS NOT ?4)";
         let update = sqlx::query(sql).bind(consumer).bind(lane).bind(mark.map(u64::cast_signed)).bind(breaker);
         update.execute(&mut *connection).await?;
@@ -124,7 +126,7 @@ pub(super) async fn leave(connection: &mut SqliteConnection, consumer: &str, own
     Ok(())
 }
 
-/// Forgets who worked for a consumer, unless somebody does. No handler's transaction is open while this one is.
+/// Removes a consumer without live members. No handler's transaction is open at the same time.
 pub(super) async fn forget(connection: &mut SqliteConnection, consumer: &str) -> Result<Forgotten, Error> {
     let known = sqlx::query("SELECT 1 FROM relevo_inbox_consumer_name WHERE name = ?1").bind(consumer);
     if known.fetch_optional(&mut *connection).await?.is_none() {

@@ -1,4 +1,5 @@
-//! Retention: what was handled is forgotten when its time is over; what waits or is dead never is.
+//! Retention: deletes rows of handled messages. Messages in retry queues and dead letters that no operator has marked are
+//! never deleted.
 
 use std::time::Duration;
 
@@ -9,10 +10,10 @@ use super::rows::clock;
 use crate::classify::Error;
 use crate::queries::millis;
 
-/// How long after its death a member is still shown.
+/// How long a dead member is still shown.
 const DEAD_MEMBERS: Duration = Duration::from_hours(24);
 
-/// Deletes what is older than its retention, at most so many rows of each kind; says whether there may be more.
+/// Deletes rows that are older than their retention, at most `limit` of each kind; returns whether there may be more.
 pub(super) async fn prune(
     connection: &mut SqliteConnection,
     consumer: &str,
@@ -56,7 +57,7 @@ pub(super) async fn prune(
     Ok(most >= limit.cast_unsigned())
 }
 
-/// Notes how long the inbox remembers, for people.
+/// Records the retention of the inbox, which `relevo consumers` shows.
 async fn note(connection: &mut SqliteConnection, consumer: &str, keeping: Keeping) -> Result<(), Error> {
     let sql = "INSERT INTO relevo_inbox_consumer AS c (name, done_retention_ms) VALUES (?1, ?2) \
                ON CONFLICT (name) DO UPDATE SET done_retention_ms = ?2 WHERE c.done_retention_ms IS NOT ?2";

@@ -1,4 +1,4 @@
-//! The retry table as members work on it: claim a queue, handle its first messages, give it back.
+//! Retry queues: a member claims a queue, handles its first messages, and releases it.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ pub(super) async fn ensure(
     Ok(())
 }
 
-/// Deletes a queue that is empty and waits for nobody; says whether it did.
+/// Deletes a queue that is empty and not blocked; returns whether it did.
 pub(super) async fn drop_if_empty(
     connection: &mut SqliteConnection,
     consumer: &str,
@@ -69,7 +69,8 @@ async fn claim(
                SELECT min(ordinal) FROM relevo_inbox_retry_message WHERE consumer = ?1 AND queue = ?2) \
                AND coalesce(not_before_ms, 0) <= ?3";
     sqlx::query(sql).bind(consumer).bind(queue).bind(now).execute(&mut *connection).await?;
-    let sql = "SELECT ordinal, attempts, unfinished_starts, redriven, id, replay, headers, payload, address, lane, broker_offset, correlation, queue, \
+    let sql = "SELECT ordinal, attempts, unfinished_starts, redriven, id, replay, headers, payload, address, lane, \
+               broker_offset, correlation, queue, \
                not_before_ms FROM relevo_inbox_retry_message WHERE consumer = ?1 AND queue = ?2 ORDER BY ordinal LIMIT ?3";
     let limit = i64::try_from(messages.max(1)).unwrap_or(i64::MAX);
     let rows = sqlx::query(sql).bind(consumer).bind(queue).bind(limit).fetch_all(connection).await?;
@@ -135,7 +136,8 @@ pub(super) async fn enter_first(
     let sql = "DELETE FROM relevo_inbox_retry_message WHERE ordinal = ?1 \
                RETURNING id, replay, headers, payload, address, lane, broker_offset, correlation, queue";
     let arrival = arrival(&sqlx::query(sql).bind(no).fetch_one(&mut *connection).await?, 0)?;
-    let sql = "UPDATE relevo_inbox SET state = 'done', entered_at_ms = ?4 WHERE consumer = ?1 AND message_id = ?2 AND replay = ?3 \
+    let sql = "UPDATE relevo_inbox SET state = 'done', entered_at_ms = ?4 WHERE consumer = ?1 AND message_id = ?2 \
+               AND replay = ?3 \
                AND state IN ('waiting', 'reopened')";
     let update = of_entry(sql, consumer, arrival.entry).bind(now).execute(&mut *connection).await?;
     if update.rows_affected() == 0 {
@@ -145,7 +147,7 @@ pub(super) async fn enter_first(
     Ok(true)
 }
 
-/// When a queue is tried that nobody works on and nobody holds: as soon as its first message may be.
+/// When a queue that is neither claimed nor blocked is tried next: as soon as its first message may be.
 pub(super) async fn first_at(
     connection: &mut SqliteConnection,
     consumer: &str,
@@ -165,7 +167,8 @@ pub(super) async fn release(connection: &mut SqliteConnection, consumer: &str, d
     }
     let now = clock(connection).await?;
     let next = first_at(connection, consumer, &due.queue, now).await?;
-    let sql = "UPDATE relevo_inbox_retry_queue SET claim_token = NULL, claim_expires_at_ms = NULL, next_at_ms = CASE WHEN NOT blocked THEN ?3 END \
+    let sql = "UPDATE relevo_inbox_retry_queue SET claim_token = NULL, claim_expires_at_ms = NULL, next_at_ms = \
+               CASE WHEN NOT blocked THEN ?3 END \
                WHERE consumer = ?1 AND queue = ?2";
     sqlx::query(sql).bind(consumer).bind(&*due.queue).bind(next).execute(&mut *connection).await?;
     // It was given back in peace, whatever was begun.

@@ -9,7 +9,7 @@ use super::rows::{append, clock, of_entry};
 use crate::classify::Error;
 use crate::queries::{column, now, number, time};
 
-/// How many dead letters of a replay nobody redrove.
+/// The number of dead letters of a replay that no operator redrove.
 macro_rules! dead {
     () => {
         "(SELECT count(*) FROM relevo_inbox_dead_letter AS d \
@@ -22,7 +22,8 @@ pub(super) async fn begin(connection: &mut SqliteConnection, plan: &Plan) -> Res
     insert.bind(&plan.consumer).execute(&mut *connection).await?;
     let now = clock(connection).await?;
     let count = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
-    let sql = "INSERT INTO relevo_inbox_replay (consumer, number, source, count, rate, dead_letters_max, requested_by, reason, \
+    let sql = "INSERT INTO relevo_inbox_replay (consumer, number, source, count, rate, dead_letters_max, \
+               requested_by, reason, \
                started_at_ms) SELECT ?1, coalesce(max(number), 0) + 1, ?2, ?3, ?4, ?5, ?6, ?7, ?8 \
                FROM relevo_inbox_replay WHERE consumer = ?1 RETURNING number";
     let insert = sqlx::query(sql).bind(&plan.consumer).bind(&plan.source).bind(count(plan.count));
@@ -83,7 +84,8 @@ pub(super) async fn stop(connection: &mut SqliteConnection, consumer: &str, repl
     if of_replay(sql).execute(&mut *connection).await?.rows_affected() == 0 {
         return Ok(false);
     }
-    let sql = "DELETE FROM relevo_inbox_retry_message WHERE consumer = ?1 AND replay = ?2 AND replay > 0 AND unfinished_starts = 0 \
+    let sql = "DELETE FROM relevo_inbox_retry_message WHERE consumer = ?1 AND replay = ?2 AND replay > 0 AND \
+               unfinished_starts = 0 \
                AND attempts = 0 AND NOT redriven RETURNING queue, id, ordinal, fed_cursor";
     let gone = of_replay(sql).fetch_all(&mut *connection).await?;
     let mut first: Option<(i64, Option<String>)> = None;
@@ -93,7 +95,7 @@ pub(super) async fn stop(connection: &mut SqliteConnection, consumer: &str, repl
         let sql =
             "DELETE FROM relevo_inbox WHERE consumer = ?1 AND message_id = ?2 AND replay = ?3 AND state = 'waiting'";
         of_entry(sql, consumer, entry).execute(&mut *connection).await?;
-        // Whoever works on a queue releases it.
+        // A member that has claimed a queue releases it.
         let queue: &str = column(row, 0)?;
         let sql = "SELECT 1 FROM relevo_inbox_retry_queue WHERE consumer = ?1 AND queue = ?2 AND claim_token IS NULL";
         if sqlx::query(sql).bind(consumer).bind(queue).fetch_optional(&mut *connection).await?.is_some() {
@@ -137,7 +139,8 @@ pub(super) async fn list(connection: &mut SqliteConnection, consumer: &str) -> R
          (SELECT count(*) FROM relevo_inbox_retry_message AS w \
          WHERE w.consumer = ?1 AND w.replay = r.number AND w.replay > 0), \
          (SELECT count(*) FROM relevo_inbox_dead_letter AS d \
-         WHERE d.consumer = ?1 AND d.replay = r.number AND d.replay > 0 AND d.state <> 'replayed'), r.cursor, r.started_at_ms, \
+         WHERE d.consumer = ?1 AND d.replay = r.number AND d.replay > 0 AND d.state <> 'replayed'), r.cursor, \
+         r.started_at_ms, \
          (SELECT count(*) FROM (SELECT 1 FROM relevo_inbox_retry_message AS w JOIN relevo_inbox_retry_queue AS q \
          ON q.consumer = w.consumer AND q.queue = w.queue \
          WHERE w.consumer = ?1 AND w.replay = r.number AND w.replay > 0 AND q.next_at_ms <= ",

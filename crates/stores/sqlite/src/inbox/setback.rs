@@ -1,4 +1,4 @@
-//! Messages that were not handled: they wait, or are given up.
+//! Messages whose handling failed: they wait in a retry queue, or become dead letters.
 
 use relevo_core::inbox::{Arrival, Claim, Due, Held, Kept, Setback, State, Stop};
 use sqlx::sqlite::SqliteConnection;
@@ -10,7 +10,7 @@ use super::rows::{Asking, append, arrival, clock, note, note_repeat, of_entry, s
 use crate::classify::Error;
 use crate::queries::{column, millis};
 
-/// Keeps a message that came live, behind what waits in its queue, or as a dead letter.
+/// Appends a live message to its retry queue, or makes it a dead letter.
 pub(super) async fn set_back(
     connection: &mut SqliteConnection,
     asking: Asking<'_>,
@@ -36,7 +36,7 @@ pub(super) async fn set_back(
             let until: Option<i64> = column(&row, 3)?;
             match (state(&row, 0)?, claim) {
                 (State::Open, None) => column(&row, 2)?,
-                // Whoever called is gone: it was only begun.
+                // The claim has expired: its caller is dead.
                 (State::Calling, None) if until.is_none_or(|until| until <= now) => column(&row, 2)?,
                 (State::Calling, None) => return Ok(Kept::Busy),
                 (State::Calling, Some(claim)) if token == Some(claim.token) => column(&row, 2)?,
@@ -48,7 +48,8 @@ pub(super) async fn set_back(
             }
         }
     };
-    let sql = "INSERT INTO relevo_inbox (consumer, message_id, replay, state, entered_at_ms) VALUES (?1, ?2, ?3, 'waiting', ?4) \
+    let sql = "INSERT INTO relevo_inbox (consumer, message_id, replay, state, entered_at_ms) VALUES (?1, ?2, ?3, \
+               'waiting', ?4) \
                ON CONFLICT (consumer, message_id, replay) DO UPDATE \
                SET state = 'waiting', unfinished_starts = 0, claim_token = NULL, claim_expires_at_ms = NULL";
     of_entry(sql, consumer, arrival.entry).bind(now).execute(&mut *connection).await?;
@@ -110,7 +111,8 @@ pub(super) async fn set_back_due(
     };
     if setback.stop != Stop::DeadContinue {
         // A queue that a dead letter holds is not tried, whatever else happens in it.
-        let sql = "UPDATE relevo_inbox_retry_queue SET claim_token = NULL, claim_expires_at_ms = NULL, blocked = blocked OR ?3 IS NULL, \
+        let sql = "UPDATE relevo_inbox_retry_queue SET claim_token = NULL, claim_expires_at_ms = NULL, blocked = \
+                   blocked OR ?3 IS NULL, \
                    next_at_ms = CASE WHEN NOT blocked THEN ?3 END WHERE consumer = ?1 AND queue = ?2";
         sqlx::query(sql).bind(consumer).bind(&*due.queue).bind(next).execute(connection).await?;
     }
@@ -142,7 +144,7 @@ async fn message(connection: &mut SqliteConnection, no: i64) -> Result<Arrival, 
     arrival(&sqlx::query(sql).bind(no).fetch_one(connection).await?, 0)
 }
 
-/// Moves a waiting message to the dead letters; one that was there before is pending again.
+/// Moves a message of a retry queue to the dead letters; an existing dead letter of it becomes pending again.
 async fn bury(
     connection: &mut SqliteConnection,
     asking: Asking<'_>,
@@ -151,9 +153,11 @@ async fn bury(
     now: i64,
 ) -> Result<(), Error> {
     let dead = message(connection, no).await?;
-    let sql = "INSERT INTO relevo_inbox_dead_letter (consumer, id, replay, queue, ordinal, headers, payload, address, lane, broker_offset, \
+    let sql = "INSERT INTO relevo_inbox_dead_letter (consumer, id, replay, queue, ordinal, headers, payload, \
+               address, lane, broker_offset, \
                correlation, class, error, attempts, arrived_at_ms, backtrace, dead_at_ms, blocks_queue) \
-               SELECT consumer, id, replay, queue, ordinal, headers, payload, address, lane, broker_offset, correlation, class, error, \
+               SELECT consumer, id, replay, queue, ordinal, headers, payload, address, lane, broker_offset, \
+               correlation, class, error, \
                attempts, arrived_at_ms, ?2, ?3, ?4 FROM relevo_inbox_retry_message WHERE ordinal = ?1 \
                ON CONFLICT (consumer, id, replay) DO UPDATE SET state = 'pending', class = excluded.class, \
                error = excluded.error, backtrace = excluded.backtrace, attempts = excluded.attempts, \

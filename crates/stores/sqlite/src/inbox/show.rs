@@ -1,4 +1,4 @@
-//! Consumers as people see them.
+//! Consumers, as operators see them.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use super::rows::{clock, state};
 use crate::classify::Error;
 use crate::queries::{column, id, number, optional_time, time};
 
-/// Consumers that people know, or the one of this name.
+/// All consumers, or the one of this name.
 pub(super) async fn consumers(connection: &mut SqliteConnection, only: Option<&str>) -> Result<Vec<Consumer>, Error> {
     let sql = "SELECT n.name, coalesce(c.paused, 0), \
                (SELECT count(*) FROM relevo_inbox_member AS m WHERE m.consumer = n.name AND m.expires_at_ms > ?2), \
@@ -20,7 +20,8 @@ pub(super) async fn consumers(connection: &mut SqliteConnection, only: Option<&s
                (SELECT count(*) FROM ( \
                    SELECT 1 FROM relevo_inbox_retry_message AS w WHERE w.consumer = n.name LIMIT 10000)), \
                (SELECT count(*) FROM ( \
-                   SELECT 1 FROM relevo_inbox_dead_letter AS d WHERE d.consumer = n.name AND d.state = 'pending' LIMIT 10000)), \
+                   SELECT 1 FROM relevo_inbox_dead_letter AS d WHERE d.consumer = n.name AND d.state = 'pending' \
+                   LIMIT 10000)), \
                c.done_retention_ms \
                FROM relevo_inbox_consumer_name AS n LEFT JOIN relevo_inbox_consumer AS c ON c.name = n.name \
                WHERE ?1 IS NULL OR n.name = ?1 ORDER BY n.name";
@@ -66,7 +67,8 @@ async fn members(connection: &mut SqliteConnection, consumer: &str) -> Result<Ve
 }
 
 async fn lanes(connection: &mut SqliteConnection, consumer: &str) -> Result<Vec<Lane>, Error> {
-    let sql = "SELECT l.lane, m.name, l.epoch, l.settled_offset, l.paused, l.breaker_reason, l.breaker_forced FROM relevo_inbox_lane AS l \
+    let sql = "SELECT l.lane, m.name, l.epoch, l.settled_offset, l.paused, l.breaker_reason, l.breaker_forced FROM \
+               relevo_inbox_lane AS l \
                LEFT JOIN relevo_inbox_member AS m ON m.consumer = l.consumer AND m.owner = l.owner \
                WHERE l.consumer = ?1 ORDER BY l.lane";
     let rows = sqlx::query(sql).bind(consumer).fetch_all(connection).await?;
@@ -87,7 +89,8 @@ async fn lanes(connection: &mut SqliteConnection, consumer: &str) -> Result<Vec<
 /// The head of a queue that waits for a person is the dead letter that holds it.
 async fn queues(connection: &mut SqliteConnection, consumer: &str, limit: usize) -> Result<Vec<Queue>, Error> {
     let sql = "SELECT q.queue, q.next_at_ms, (SELECT count(*) FROM ( \
-                   SELECT 1 FROM relevo_inbox_retry_message AS b WHERE b.consumer = ?1 AND b.queue = q.queue LIMIT 10000)), \
+                   SELECT 1 FROM relevo_inbox_retry_message AS b WHERE b.consumer = ?1 AND b.queue = q.queue LIMIT \
+                   10000)), \
                coalesce(d.id, w.id), coalesce(d.replay, w.replay), coalesce(d.attempts, w.attempts), \
                coalesce(d.error, w.error) \
                FROM (SELECT queue, next_at_ms FROM relevo_inbox_retry_queue WHERE consumer = ?1 \
@@ -95,7 +98,8 @@ async fn queues(connection: &mut SqliteConnection, consumer: &str, limit: usize)
                LEFT JOIN relevo_inbox_dead_letter AS d ON d.rowid = (SELECT h.rowid FROM relevo_inbox_dead_letter AS h \
                    WHERE h.consumer = ?1 AND h.queue = q.queue AND h.blocks_queue ORDER BY h.ordinal LIMIT 1) \
                LEFT JOIN relevo_inbox_retry_message AS w ON w.ordinal = ( \
-                   SELECT min(f.ordinal) FROM relevo_inbox_retry_message AS f WHERE f.consumer = ?1 AND f.queue = q.queue) \
+                   SELECT min(f.ordinal) FROM relevo_inbox_retry_message AS f WHERE f.consumer = ?1 AND f.queue = \
+                   q.queue) \
                WHERE coalesce(d.id, w.id) IS NOT NULL ORDER BY q.next_at_ms NULLS LAST, q.queue";
     let limit = i64::try_from(limit).unwrap_or(i64::MAX);
     let rows = sqlx::query(sql).bind(consumer).bind(limit).fetch_all(connection).await?;
@@ -112,7 +116,7 @@ async fn queues(connection: &mut SqliteConnection, consumer: &str, limit: usize)
     rows.iter().map(queue).collect()
 }
 
-/// Writes an order where members hear it; false if there is nobody of that name.
+/// Records an order, which members read with their next heartbeat; false if the consumer does not exist.
 pub(super) async fn order(
     connection: &mut SqliteConnection,
     consumer: &str,
@@ -145,7 +149,8 @@ const FORCE: &str =
 
 /// What consumers did with a message.
 pub(super) async fn traces(connection: &mut SqliteConnection, message: MessageId) -> Result<Vec<Trace>, Error> {
-    let sql = "SELECT consumer, replay, state, repeats, address, lane, broker_offset, correlation, at_ms FROM relevo_inbox_trace \
+    let sql = "SELECT consumer, replay, state, repeats, address, lane, broker_offset, correlation, at_ms FROM \
+               relevo_inbox_trace \
                WHERE id = ?1 ORDER BY consumer, replay";
     let rows = sqlx::query(sql).bind(*message.as_uuid()).fetch_all(connection).await?;
     let trace = |row| {
