@@ -8,12 +8,13 @@ use relevo_core::limits::LimitError;
 use relevo_core::slot::slot_of;
 use relevo_core::store::StoreError;
 use relevo_core::{Draft, MessageId, OnRepeat, Traces};
+use relevo_sqlite_file::FileError;
 use sqlx::query::Query;
 use sqlx::sqlite::{Sqlite, SqliteArguments, SqliteConnection, SqlitePool};
 use sqlx::{Connection as _, Transaction};
 use uuid::Uuid;
 
-use crate::classify::{BUSY, Error, LOCKED, code};
+use crate::classify::Error;
 use crate::queries::now;
 
 /// Why a message was not emitted.
@@ -144,8 +145,11 @@ pub fn explain(error: sqlx::Error, file: &Path) -> StoreError {
 
 /// Takes a caller's id; false if it was taken before.
 async fn claim(tx: &mut Transaction<'_, Sqlite>, id: MessageId) -> Result<bool, EmitError> {
-    let insert =
-        sqlx::query(concat!("INSERT OR IGNORE INTO main.relevo_own_id (id, claimed_at_ms) VALUES (?1, ", now!(), ")"));
+    let insert = sqlx::query(concat!(
+        "INSERT OR IGNORE INTO main.relevo_dedup_id (id, claimed_at_ms) VALUES (?1, ",
+        now!(),
+        ")"
+    ));
     let claimed = insert.bind(*id.as_uuid()).execute(&mut **tx).await.map_err(refused)?;
     Ok(claimed.rows_affected() > 0)
 }
@@ -188,7 +192,7 @@ fn bind<'q>(insert: Insert<'q>, id: MessageId, draft: &'q Draft) -> Insert<'q> {
 
 fn refused(error: sqlx::Error) -> EmitError {
     match error.as_database_error() {
-        Some(database) if matches!(code(database) & 0xff, BUSY | LOCKED) => EmitError::Busy(error),
+        Some(_) if FileError::of(&error) == Some(FileError::Locked) => EmitError::Busy(error),
         Some(database) if database.message().starts_with("no such table: main.relevo_") => EmitError::NotInMain,
         _ => EmitError::Database(error),
     }

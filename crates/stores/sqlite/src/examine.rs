@@ -35,14 +35,14 @@ impl Store {
 
     fn file_system(&self) -> Finding {
         let subject = "file system";
-        match disk::magic(&self.file) {
+        match relevo_sqlite_file::file_system_type(&self.file) {
             None => finding(Severity::Note, subject, "cannot be told", None),
-            Some(magic) => match disk::refused(magic) {
+            Some(number) => match relevo_sqlite_file::network_file_system(number) {
                 None => finding(Severity::Good, subject, "local", None),
                 Some(name) => finding(
                     Severity::Danger,
                     subject,
-                    &format!("{name}: locks and shared memory cannot be trusted"),
+                    &format!("{name}: SQLite's locks and shared memory are not safe"),
                     Some("put the file on a local disk"),
                 ),
             },
@@ -85,10 +85,10 @@ fn synchronous() -> Finding {
 }
 
 async fn version(connection: &mut SqliteConnection) -> Result<Finding, Error> {
-    let row = sqlx::query("SELECT max(version) FROM relevo_migration").fetch_one(connection).await?;
-    let version: i32 = column(&row, 0)?;
-    let good = version == migrate::VERSION;
+    let found = migrate::newest(connection).await?;
+    let good = found.is_some_and(|found| found.is_compatible());
     let severity = if good { Severity::Good } else { Severity::Danger };
+    let version = found.map_or(0, |found| found.version);
     let seen = format!("{version}, this program's is {}", migrate::VERSION);
     Ok(finding(severity, "schema version", &seen, (!good).then_some("run `relevo migrate`, or upgrade the program")))
 }
@@ -99,8 +99,9 @@ async fn retention(connection: &mut SqliteConnection) -> Result<Finding, Error> 
         "SELECT s.retention_ms / 3600000, (SELECT ",
         now!(),
         " - m.created_at_ms FROM relevo_message AS m \
-         WHERE m.seq > (SELECT min(max(from_seq, place)) FROM relevo_progress) ORDER BY m.seq LIMIT 1) - s.retention_ms \
-         FROM relevo_setting AS s"
+         WHERE m.seq > (SELECT min(max(from_seq, settled_seq)) FROM relevo_progress) ORDER BY m.seq LIMIT 1) - \
+         s.retention_ms \
+         FROM relevo_settings AS s"
     );
     let row = sqlx::query(sql).fetch_one(connection).await?;
     let hours: i64 = column(&row, 0)?;

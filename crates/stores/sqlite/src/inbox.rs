@@ -1,4 +1,4 @@
-//! The inbox in a SQLite file: handlers whose effects happen once.
+//! The inbox in a SQLite file: the effect of a handler happens once.
 //!
 //! A handler works in a transaction of sqlx, which [`Outbox::emit`](crate::Outbox::emit) takes too, and which has the file's
 //! one write lock from its beginning: everything else that writes waits for it. That is all the locking there is. Handlers
@@ -36,9 +36,9 @@ pub use self::config::Config;
 use self::handlers::{Handlers, Handling};
 use self::rows::Asking;
 use crate::classify::Error;
-use crate::disk;
 use crate::link::{Durability, Link};
 use crate::store::DISK_DEADLINE;
+use crate::{classify, disk};
 
 /// One consumer's inbox.
 pub struct Inbox {
@@ -51,7 +51,7 @@ pub struct Inbox {
 struct Links {
     file: PathBuf,
     handling: Handlers,
-    /// For calls that can say that somebody else writes.
+    /// For calls that can return "busy".
     brief: Link,
     /// For calls that have nothing better to do than to wait.
     patient: Link,
@@ -87,7 +87,7 @@ macro_rules! open {
 impl Inbox {
     /// Opens the file, and checks that its schema is the one that this program knows and that it lies on a local disk.
     pub async fn open(config: &Config, consumer: &str, keeping: Keeping) -> Result<Self, StoreError> {
-        disk::check_local(&config.path, config.network_allowed)?;
+        classify::check_local(&config.path, config.allow_network_file_system)?;
         let link = |wait| Link::new(&config.path, wait);
         let links = Links {
             file: config.path.clone(),
@@ -159,7 +159,7 @@ impl Links {
     }
 }
 
-/// What a call gave, or that somebody else wrote for too long.
+/// The result of a call, or `busy` if another connection wrote for too long.
 async fn unless_busy<T>(work: impl Future<Output = Result<T, Error>>, busy: T) -> Result<T, Error> {
     match work.await {
         Err(Error::Busy) => Ok(busy),

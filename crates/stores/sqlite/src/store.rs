@@ -17,7 +17,7 @@ use crate::classify::Error;
 use crate::config::Config;
 use crate::link::{Durability, Link};
 use crate::queries::{self, column, now};
-use crate::{dead, disk, leases, runs, settle, upkeep};
+use crate::{classify, dead, disk, leases, runs, settle, upkeep};
 
 /// How many scheduled messages enter the log in one transaction.
 const ENTER_MAX: i64 = 1000;
@@ -43,7 +43,7 @@ impl Store {
     /// Opens the file, and checks that its schema is the one that this program knows and that it lies on a local disk.
     pub async fn open(config: Config) -> Result<Self, StoreError> {
         let file = config.path;
-        disk::check_local(&file, config.network_allowed)?;
+        classify::check_local(&file, config.allow_network_file_system)?;
         let store = Self {
             reading: Link::new(&file, config.busy_timeout),
             settling: Link::new(&file, config.busy_timeout),
@@ -68,7 +68,7 @@ impl Store {
             Err(error) => return Err(error),
         };
         // Changes nothing, and still needs a file that can be written: BEGIN alone begins to read where it is not.
-        sqlx::query("UPDATE relevo_setting SET only_row = 1 WHERE false").execute(&mut *session).await?;
+        sqlx::query("UPDATE relevo_settings SET only_row = 1 WHERE false").execute(&mut *session).await?;
         session.commit().await
     }
 
@@ -88,7 +88,7 @@ impl Store {
         if !due {
             return Ok(newest);
         }
-        // While somebody writes they wait; what is in the log goes on.
+        // Another writer delays scheduled messages, but not the messages of the log.
         if self.enter_due().await? { Ok(self.look().await?.0) } else { Ok(newest) }
     }
 
@@ -106,17 +106,16 @@ impl Store {
         Ok((column(&row, 0)?, column(&row, 1)?))
     }
 
-    /// Moves scheduled messages whose time has come into the log, in the order of their times; false if somebody else
-    /// writes just now.
+    /// Moves due scheduled messages to the log, in the order of their times; false while another connection writes.
     async fn enter_due(&self) -> Result<bool, Error> {
         let Some(mut session) = self.settling.begin_at_once(Durability::Power).await? else { return Ok(false) };
         let now: i64 = column(&sqlx::query(concat!("SELECT ", now!())).fetch_one(&mut *session).await?, 0)?;
         for sql in [
             "INSERT INTO relevo_message (slot, id, created_at_ms, topic, key, type, content_type, headers, payload) \
              SELECT slot, id, ?1, topic, key, type, content_type, headers, payload FROM relevo_scheduled \
-             WHERE due_at_ms <= ?1 ORDER BY due_at_ms, no LIMIT ?2",
-            "DELETE FROM relevo_scheduled WHERE no IN ( \
-             SELECT no FROM relevo_scheduled WHERE due_at_ms <= ?1 ORDER BY due_at_ms, no LIMIT ?2)",
+             WHERE due_at_ms <= ?1 ORDER BY due_at_ms, ordinal LIMIT ?2",
+            "DELETE FROM relevo_scheduled WHERE ordinal IN ( \
+             SELECT ordinal FROM relevo_scheduled WHERE due_at_ms <= ?1 ORDER BY due_at_ms, ordinal LIMIT ?2)",
         ] {
             sqlx::query(sql).bind(now).bind(ENTER_MAX).execute(&mut *session).await?;
         }
@@ -261,10 +260,10 @@ impl DeadLetters for Store {
     }
 
     async fn redrive(&self, mark: &Mark) -> Result<u64, StoreError> {
-        self.call(dead::mark(&self.settling, &self.destination, "redrive", mark)).await
+        self.call(dead::mark(&self.settling, &self.destination, "redriving", mark)).await
     }
 
     async fn discard(&self, mark: &Mark) -> Result<u64, StoreError> {
-        self.call(dead::mark(&self.settling, &self.destination, "discard", mark)).await
+        self.call(dead::mark(&self.settling, &self.destination, "discarding", mark)).await
     }
 }
