@@ -24,22 +24,62 @@ macro_rules! rows {
     };
 }
 
+/// The tables and columns of an inbox that are read here.
+struct Inbox {
+    inbox: &'static str,
+    trace: &'static str,
+    offset: &'static str,
+    lane: &'static str,
+    settled_offset: &'static str,
+    waiting: &'static str,
+    dead: &'static str,
+    dead_state: &'static str,
+    redrives: &'static str,
+}
+
+const POSTGRES: Inbox = Inbox {
+    inbox: "relevo.inbox",
+    trace: "relevo.inbox_trace",
+    offset: "place",
+    lane: "relevo.inbox_mark",
+    settled_offset: "mark",
+    waiting: "relevo.inbox_waiting",
+    dead: "relevo.inbox_dead",
+    dead_state: "fate",
+    redrives: "redriven",
+};
+
+const SQLITE: Inbox = Inbox {
+    inbox: "relevo_inbox",
+    trace: "relevo_inbox_trace",
+    offset: "broker_offset",
+    lane: "relevo_inbox_lane",
+    settled_offset: "settled_offset",
+    waiting: "relevo_inbox_retry_message",
+    dead: "relevo_inbox_dead_letter",
+    dead_state: "state",
+    redrives: "redrives",
+};
+
 impl Database {
+    const fn inbox(&self) -> &'static Inbox {
+        match self {
+            Self::Postgres(_) => &POSTGRES,
+            Self::Sqlite(_) => &SQLITE,
+        }
+    }
+
     /// How far each lane of a consumer says to have come, and what its inbox knows up to there: both at one moment.
     pub(crate) async fn marks(&self, consumer: &str) -> Result<Vec<Mark>> {
+        let Inbox { trace, offset, lane, settled_offset, .. } = self.inbox();
         // The trace has a row for each message that the inbox knows.
-        let known = |inbox: &str| {
-            format!(
-                "(SELECT count(*) FROM {inbox}_trace AS t WHERE t.consumer = k.consumer AND t.lane = k.lane AND t.place <= k.mark)"
-            )
-        };
-        let (marks, inbox) = match self {
-            Self::Postgres(_) => ("relevo.inbox_mark", "relevo.inbox"),
-            Self::Sqlite(_) => ("relevo_inbox_lane", "relevo_inbox"),
-        };
+        let known = format!(
+            "SELECT count(*) FROM {trace} AS t WHERE t.consumer = k.consumer AND t.lane = k.lane \
+             AND t.{offset} <= k.{settled_offset}"
+        );
         let sql = format!(
-            "SELECT k.lane, CAST(k.mark AS bigint), {} FROM {marks} AS k WHERE k.consumer = $1 AND k.mark IS NOT NULL",
-            known(inbox)
+            "SELECT k.lane, CAST(k.{settled_offset} AS bigint), ({known}) FROM {lane} AS k \
+             WHERE k.consumer = $1 AND k.{settled_offset} IS NOT NULL"
         );
         let mut link = self.connect().await?;
         Ok(rows!(&mut link, sql, consumer, |row| {
@@ -49,10 +89,7 @@ impl Database {
 
     /// Everything of a consumer, and what became of marks that were seen on the way.
     pub(crate) async fn left(&self, consumer: &str, seen: &[Mark]) -> Result<Left> {
-        let inbox = match self {
-            Self::Postgres(_) => "relevo.inbox",
-            Self::Sqlite(_) => "relevo_inbox",
-        };
+        let Inbox { inbox, trace, offset, waiting, dead, dead_state, redrives, .. } = self.inbox();
         let mut link = self.connect().await?;
         let effects =
             "SELECT message_id, message_key, change FROM ledger WHERE consumer = $1 ORDER BY place".to_owned();
@@ -62,17 +99,17 @@ impl Database {
         let states = format!("SELECT state, count(*) FROM {inbox} WHERE consumer = $1 GROUP BY state");
         let states = rows!(&mut link, states, consumer, |row| Ok((row.try_get(0)?, row.try_get(1)?)));
         let counts = format!(
-            "SELECT (SELECT count(*) FROM {inbox}_waiting WHERE consumer = $1),
-                    (SELECT count(*) FROM {inbox}_dead WHERE consumer = $1 AND fate = 'pending'),
-                    (SELECT CAST(coalesce(sum(redriven), 0) AS bigint) FROM {inbox}_dead WHERE consumer = $1)"
+            "SELECT (SELECT count(*) FROM {waiting} WHERE consumer = $1),
+                    (SELECT count(*) FROM {dead} WHERE consumer = $1 AND {dead_state} = 'pending'),
+                    (SELECT CAST(coalesce(sum({redrives}), 0) AS bigint) FROM {dead} WHERE consumer = $1)"
         );
         let counts = rows!(&mut link, counts, consumer, |row| {
             Ok([row.try_get::<i64, _>(0)?, row.try_get(1)?, row.try_get(2)?])
         });
         let [waiting, dead, redriven] = counts.first().copied().unwrap_or_default();
         let places = format!(
-            "SELECT lane, CAST(place AS bigint) FROM {inbox}_trace
-             WHERE consumer = $1 AND place IS NOT NULL ORDER BY lane, place"
+            "SELECT lane, CAST({offset} AS bigint) FROM {trace}
+             WHERE consumer = $1 AND {offset} IS NOT NULL ORDER BY lane, {offset}"
         );
         let places = rows!(&mut link, places, consumer, |row| Ok((row.try_get(0)?, row.try_get(1)?)));
         let mut lanes: BTreeMap<String, Vec<i64>> = BTreeMap::new();
@@ -97,10 +134,7 @@ impl Database {
 
     /// How many messages a consumer's inbox says to be done with, and how many it knows in all.
     pub(crate) async fn done(&self, consumer: &str) -> Result<(i64, i64)> {
-        let inbox = match self {
-            Self::Postgres(_) => "relevo.inbox",
-            Self::Sqlite(_) => "relevo_inbox",
-        };
+        let inbox = self.inbox().inbox;
         let sql = format!("SELECT count(*) FILTER (WHERE state = 'done'), count(*) FROM {inbox} WHERE consumer = $1");
         let mut link = self.connect().await?;
         let counts = rows!(&mut link, sql, consumer, |row| Ok((row.try_get(0)?, row.try_get(1)?)));

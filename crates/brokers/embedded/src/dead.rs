@@ -44,8 +44,8 @@ impl EmbeddedBroker {
     pub async fn dead(&self, group: &str, limit: usize) -> Result<Vec<DeadLetter>, Error> {
         let group = self.find(group).await?;
         let rows = sqlx::query(
-            "SELECT d.id AS dead, d.count, d.reason, d.at_ms AS dead_ms, m.* FROM broker_dead d
-             JOIN broker_message m ON m.seq = d.seq WHERE d.grp = ?1 ORDER BY d.id LIMIT ?2",
+            "SELECT d.id AS dead, d.count, d.reason, d.dead_at_ms AS dead_ms, m.* FROM broker_dead d
+             JOIN broker_message m ON m.seq = d.seq WHERE d.group_id = ?1 ORDER BY d.id LIMIT ?2",
         )
         .bind(group.id)
         .bind(i64::try_from(limit).unwrap_or(i64::MAX))
@@ -85,7 +85,7 @@ impl EmbeddedBroker {
             sqlx::query(sql).bind(group.id).bind(&ids).execute(write.sql()).await?;
         }
         let gone = sqlx::query(
-            "DELETE FROM broker_dead WHERE grp = ?1 AND (?2 IS NULL OR id IN (SELECT value FROM json_each(?2)))",
+            "DELETE FROM broker_dead WHERE group_id = ?1 AND (?2 IS NULL OR id IN (SELECT value FROM json_each(?2)))",
         )
         .bind(group.id)
         .bind(&ids)
@@ -102,6 +102,6 @@ impl EmbeddedBroker {
 }
 
 const REQUEUE: &str = "
-INSERT INTO broker_pending (seq, grp, lane, state, count, key)
-SELECT d.seq, d.grp, d.lane, 0, d.count, m.key FROM broker_dead d JOIN broker_message m ON m.seq = d.seq
-WHERE d.grp = ?1 AND (?2 IS NULL OR d.id IN (SELECT value FROM json_each(?2)))";
+INSERT INTO broker_pending (seq, group_id, lane, state, count, key)
+SELECT d.seq, d.group_id, d.lane, 0, d.count, m.key FROM broker_dead d JOIN broker_message m ON m.seq = d.seq
+WHERE d.group_id = ?1 AND (?2 IS NULL OR d.id IN (SELECT value FROM json_each(?2)))";

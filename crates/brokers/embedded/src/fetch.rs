@@ -196,7 +196,7 @@ impl Shared {
     /// Writes down what goes out, then gives it out. A lane that was lost meanwhile gives nothing.
     async fn hand_out(&self, state: &mut State, look: Look) -> Result<Vec<Delivery>, Error> {
         let mut write = self.broker.link.write_relaxed().await?;
-        let rows = sqlx::query("SELECT lane, epoch, cursor FROM broker_lane WHERE grp = ?1 AND owner = ?2")
+        let rows = sqlx::query("SELECT lane, epoch, cursor FROM broker_lane WHERE group_id = ?1 AND owner = ?2")
             .bind(self.group.id)
             .bind(self.owner)
             .fetch_all(write.sql())
@@ -222,7 +222,7 @@ impl Shared {
             let seqs: Vec<i64> = again.iter().map(|found| found.seq).collect();
             sqlx::query(
                 "UPDATE broker_pending SET state = 1, count = count + 1
-                 WHERE grp = ?1 AND seq IN (SELECT value FROM json_each(?2))",
+                 WHERE group_id = ?1 AND seq IN (SELECT value FROM json_each(?2))",
             )
             .bind(self.group.id)
             .bind(json(&seqs))
@@ -232,7 +232,7 @@ impl Shared {
         // Number and lane in one: SQLite reads a flat list much faster than a list of pairs.
         let packed: Vec<i64> = fresh.iter().map(|found| found.seq << 8 | i64::from(found.lane)).collect();
         sqlx::query(
-            "INSERT INTO broker_pending (seq, grp, lane, state, count)
+            "INSERT INTO broker_pending (seq, group_id, lane, state, count)
              SELECT value >> 8, ?1, value & 255, 1, 1 FROM json_each(?2)",
         )
         .bind(self.group.id)
@@ -241,7 +241,7 @@ impl Shared {
         .await?;
         if !behind.is_empty() {
             sqlx::query(
-                "INSERT INTO broker_pending (seq, grp, lane, state, count, key)
+                "INSERT INTO broker_pending (seq, group_id, lane, state, count, key)
                  SELECT value ->> 0, ?1, value ->> 1, 3, 0, value ->> 2 FROM json_each(?2)",
             )
             .bind(self.group.id)
@@ -280,7 +280,7 @@ impl Shared {
         let lanes: Vec<u16> = state.lanes.iter().filter(|(_, held)| open(held)).map(|(lane, _)| *lane).collect();
         let ms: Option<i64> = sqlx::query_scalar(
             "SELECT CAST(min(due_ms) - unixepoch('subsec') * 1000 AS INTEGER) FROM broker_pending
-             WHERE grp = ?1 AND state = 2 AND lane IN (SELECT value FROM json_each(?2))",
+             WHERE group_id = ?1 AND state = 2 AND lane IN (SELECT value FROM json_each(?2))",
         )
         .bind(self.group.id)
         .bind(json(&lanes))
@@ -303,10 +303,10 @@ fn found(row: &SqliteRow, lane: u16, past: Past) -> Result<Found, Error> {
 const AGAIN: &str = "
 SELECT p.seq, p.lane, p.count, p.retries, p.due_ms IS NOT NULL AS head, m.address, m.key, m.headers, m.payload FROM (
     SELECT seq, lane, count, retries, due_ms FROM broker_pending
-     WHERE grp = ?1 AND state = 0 AND lane IN (SELECT value FROM json_each(?2))
+     WHERE group_id = ?1 AND state = 0 AND lane IN (SELECT value FROM json_each(?2))
     UNION ALL
     SELECT seq, lane, count, retries, due_ms FROM broker_pending
-     WHERE grp = ?1 AND state = 2 AND due_ms <= unixepoch('subsec') * 1000
+     WHERE group_id = ?1 AND state = 2 AND due_ms <= unixepoch('subsec') * 1000
        AND lane IN (SELECT value FROM json_each(?2))
     ORDER BY seq LIMIT ?3) p
 JOIN broker_message m ON m.seq = p.seq ORDER BY p.seq";
@@ -314,7 +314,7 @@ JOIN broker_message m ON m.seq = p.seq ORDER BY p.seq";
 const ON: &str = "
 SELECT m.seq, m.slot % ?4 AS lane, m.address, m.key, m.headers, m.payload,
        ?7 AND EXISTS (SELECT 1 FROM broker_pending h
-                       WHERE h.grp = ?1 AND h.lane = m.slot % ?4 AND h.key = m.key AND h.due_ms IS NOT NULL) AS held
+                       WHERE h.group_id = ?1 AND h.lane = m.slot % ?4 AND h.key = m.key AND h.due_ms IS NOT NULL) AS held
 FROM broker_message m
 WHERE m.seq > ?2 AND m.seq <= ?3
   AND (?5 IS NULL OR m.slot % ?4 IN (SELECT value FROM json_each(?5)))

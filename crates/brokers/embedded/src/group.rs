@@ -132,7 +132,7 @@ impl EmbeddedBroker {
         .await?;
         sqlx::query(
             "WITH RECURSIVE lane(n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM lane WHERE n + 1 < ?2)
-             INSERT INTO broker_lane (grp, lane, cursor) SELECT ?1, n,
+             INSERT INTO broker_lane (group_id, lane, cursor) SELECT ?1, n,
                  CASE WHEN ?3 THEN coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'broker_message'), 0) ELSE 0 END
              FROM lane",
         )

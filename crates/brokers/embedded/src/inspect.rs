@@ -79,10 +79,10 @@ impl EmbeddedBroker {
 
     async fn status(&self, group: Stored) -> Result<GroupStatus, Error> {
         let row = sqlx::query(
-            "SELECT (SELECT count(*) FROM broker_member WHERE grp = ?1 AND until_ms > unixepoch('subsec') * 1000),
-                    (SELECT count(*) FROM broker_pending WHERE grp = ?1 AND state = 1),
-                    (SELECT count(*) FROM broker_pending WHERE grp = ?1 AND state <> 1),
-                    (SELECT count(*) FROM broker_dead WHERE grp = ?1)",
+            "SELECT (SELECT count(*) FROM broker_member WHERE group_id = ?1 AND lease_until_ms > unixepoch('subsec') * 1000),
+                    (SELECT count(*) FROM broker_pending WHERE group_id = ?1 AND state = 1),
+                    (SELECT count(*) FROM broker_pending WHERE group_id = ?1 AND state <> 1),
+                    (SELECT count(*) FROM broker_dead WHERE group_id = ?1)",
         )
         .bind(group.id)
         .fetch_one(self.0.link.readers())
@@ -105,8 +105,8 @@ impl EmbeddedBroker {
         let patterns = group.patterns();
         let mut rows = sqlx::query(
             "SELECT m.address FROM broker_message m
-             JOIN broker_lane l ON l.grp = ?1 AND l.lane = m.slot % ?2 AND m.seq > l.cursor
-             WHERE m.seq > (SELECT min(cursor) FROM broker_lane WHERE grp = ?1)",
+             JOIN broker_lane l ON l.group_id = ?1 AND l.lane = m.slot % ?2 AND m.seq > l.cursor
+             WHERE m.seq > (SELECT min(cursor) FROM broker_lane WHERE group_id = ?1)",
         )
         .bind(group.id)
         .bind(i64::from(group.lanes))
@@ -131,7 +131,7 @@ pub(crate) fn kept(row: &SqliteRow) -> Result<Kept, Error> {
         seq: seq.cast_unsigned(),
         address: row.get("address"),
         key: row.get("key"),
-        at_ms: row.get("at_ms"),
+        at_ms: row.get("stored_at_ms"),
         raw: Raw::new(headers, Bytes::from(row.get::<Vec<u8>, _>("payload"))),
     })
 }

@@ -51,7 +51,7 @@ impl Shared {
 const FRESH: &str = "
 WITH place AS MATERIALIZED (
     SELECT l.lane, max(l.cursor, coalesce(c.value, 0), (SELECT coalesce(min(seq), 1) - 1 FROM broker_message)) AS low
-    FROM broker_lane l LEFT JOIN json_each(?4) c ON CAST(c.key AS INTEGER) = l.lane WHERE l.grp = ?1),
+    FROM broker_lane l LEFT JOIN json_each(?4) c ON CAST(c.key AS INTEGER) = l.lane WHERE l.group_id = ?1),
 piece AS (
     SELECT low, lead(low, 1, 9223372036854775807) OVER (ORDER BY low) AS high FROM (SELECT DISTINCT low FROM place))
 SELECT m.slot % ?2 AS lane, m.address, count(*)
@@ -62,11 +62,11 @@ GROUP BY 1, 2";
 /// What came back, what is due again, and what waits behind another of its key.
 const AGAIN: &str = "
 SELECT lane, count(*) FROM (
-    SELECT lane FROM (SELECT lane FROM broker_pending WHERE grp = ?1 AND state = 0 LIMIT ?2)
+    SELECT lane FROM (SELECT lane FROM broker_pending WHERE group_id = ?1 AND state = 0 LIMIT ?2)
     UNION ALL
     SELECT lane FROM (SELECT lane FROM broker_pending
-                       WHERE grp = ?1 AND state = 2 AND due_ms <= unixepoch('subsec') * 1000 LIMIT ?2)
+                       WHERE group_id = ?1 AND state = 2 AND due_ms <= unixepoch('subsec') * 1000 LIMIT ?2)
     UNION ALL
     SELECT lane FROM (SELECT lane FROM broker_pending
-                       WHERE grp = ?1 AND state = 3 AND key IS NOT NULL LIMIT ?2))
+                       WHERE group_id = ?1 AND state = 3 AND key IS NOT NULL LIMIT ?2))
 GROUP BY lane";

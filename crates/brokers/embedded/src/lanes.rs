@@ -14,7 +14,11 @@ use crate::link::Write;
 /// Whether a lease has ended. One that ends further ahead than leases last was given by a clock that has been set back.
 macro_rules! is_over {
     ($longest:literal) => {
-        concat!("(until_ms <= unixepoch('subsec') * 1000 OR until_ms > unixepoch('subsec') * 1000 + ", $longest, ")")
+        concat!(
+            "(lease_until_ms <= unixepoch('subsec') * 1000 OR lease_until_ms > unixepoch('subsec') * 1000 + ",
+            $longest,
+            ")"
+        )
     };
 }
 
@@ -113,7 +117,7 @@ impl Shared {
     pub(crate) async fn attend(&self, state: &mut State) -> Result<(), Error> {
         let mut write = self.broker.link.write_relaxed().await?;
         let (group, owner, lease) = (self.group.id, self.owner, self.lease_ms());
-        sqlx::query(concat!("DELETE FROM broker_member WHERE grp = ?1 AND ", is_over!("?2")))
+        sqlx::query(concat!("DELETE FROM broker_member WHERE group_id = ?1 AND ", is_over!("?2")))
             .bind(group)
             .bind(self.longest_ms())
             .execute(write.sql())
@@ -124,9 +128,9 @@ impl Shared {
             return Err(Error::NoGroup(self.group.name.clone()));
         }
         sqlx::query(
-            "INSERT INTO broker_member (grp, owner, name, until_ms)
+            "INSERT INTO broker_member (group_id, owner, name, lease_until_ms)
              VALUES (?1, ?2, ?3, CAST(unixepoch('subsec') * 1000 AS INTEGER) + ?4)
-             ON CONFLICT (grp, owner) DO UPDATE SET until_ms = excluded.until_ms",
+             ON CONFLICT (group_id, owner) DO UPDATE SET lease_until_ms = excluded.lease_until_ms",
         )
         .bind(group)
         .bind(owner)
@@ -134,7 +138,7 @@ impl Shared {
         .bind(lease)
         .execute(write.sql())
         .await?;
-        let members: i64 = sqlx::query_scalar("SELECT count(*) FROM broker_member WHERE grp = ?1")
+        let members: i64 = sqlx::query_scalar("SELECT count(*) FROM broker_member WHERE group_id = ?1")
             .bind(group)
             .fetch_one(write.sql())
             .await?;
@@ -166,7 +170,7 @@ impl Shared {
         let mine: Vec<u16> = rows.iter().filter(|row| row.mine).map(|row| row.lane).collect();
         self.give_back(&mut write, state, &mine).await?;
         self.put_back(&mut write, &mine).await?;
-        sqlx::query("DELETE FROM broker_member WHERE grp = ?1 AND owner = ?2")
+        sqlx::query("DELETE FROM broker_member WHERE group_id = ?1 AND owner = ?2")
             .bind(self.group.id)
             .bind(self.owner)
             .execute(write.sql())
@@ -188,7 +192,7 @@ impl Shared {
         let lanes: Vec<u16> = state.lanes.keys().copied().collect();
         let out: Vec<i64> = sqlx::query_scalar(
             "SELECT seq FROM broker_pending
-             WHERE grp = ?1 AND state = 1 AND lane IN (SELECT value FROM json_each(?2))",
+             WHERE group_id = ?1 AND state = 1 AND lane IN (SELECT value FROM json_each(?2))",
         )
         .bind(self.group.id)
         .bind(json(&lanes))
@@ -198,7 +202,7 @@ impl Shared {
         let unknown: Vec<i64> = out.iter().copied().filter(|seq| !state.tags.contains_key(seq)).collect();
         sqlx::query(
             "UPDATE broker_pending AS p SET state = 0, key = (SELECT m.key FROM broker_message m WHERE m.seq = p.seq)
-             WHERE grp = ?1 AND seq IN (SELECT value FROM json_each(?2))",
+             WHERE group_id = ?1 AND seq IN (SELECT value FROM json_each(?2))",
         )
         .bind(self.group.id)
         .bind(json(&unknown))
@@ -228,9 +232,9 @@ impl Shared {
     /// Whether others came, left or died, so that lanes should change hands.
     pub(crate) async fn should_attend(&self, state: &State) -> Result<bool, Error> {
         let row = sqlx::query(concat!(
-            "SELECT (SELECT count(*) FROM broker_lane WHERE grp = ?1 AND (owner IS NULL OR ",
+            "SELECT (SELECT count(*) FROM broker_lane WHERE group_id = ?1 AND (owner IS NULL OR ",
             is_over!("?3"),
-            ") AND owner IS NOT ?2), (SELECT count(*) FROM broker_member WHERE grp = ?1 AND NOT ",
+            ") AND owner IS NOT ?2), (SELECT count(*) FROM broker_member WHERE group_id = ?1 AND NOT ",
             is_over!("?3"),
             ")"
         ))
@@ -249,7 +253,7 @@ impl Shared {
         let rows = sqlx::query(concat!(
             "SELECT lane, epoch, cursor, owner IS ?2, owner IS NULL OR owner IS ?2 OR ",
             is_over!("?3"),
-            " FROM broker_lane WHERE grp = ?1 ORDER BY lane"
+            " FROM broker_lane WHERE group_id = ?1 ORDER BY lane"
         ))
         .bind(self.group.id)
         .bind(self.owner)
@@ -272,8 +276,8 @@ impl Shared {
     async fn give_back(&self, write: &mut Write, state: &State, lanes: &[u16]) -> Result<(), Error> {
         write_cursors(write, self.group.id, state.lanes.iter().map(|(lane, held)| (*lane, held.cursor))).await?;
         sqlx::query(
-            "UPDATE broker_lane SET until_ms = CAST(unixepoch('subsec') * 1000 AS INTEGER) + ?3
-             WHERE grp = ?1 AND owner = ?2",
+            "UPDATE broker_lane SET lease_until_ms = CAST(unixepoch('subsec') * 1000 AS INTEGER) + ?3
+             WHERE group_id = ?1 AND owner = ?2",
         )
         .bind(self.group.id)
         .bind(self.owner)
@@ -281,8 +285,8 @@ impl Shared {
         .execute(write.sql())
         .await?;
         sqlx::query(
-            "UPDATE broker_lane SET owner = NULL, until_ms = 0
-             WHERE grp = ?1 AND owner = ?2 AND lane IN (SELECT value FROM json_each(?3))",
+            "UPDATE broker_lane SET owner = NULL, lease_until_ms = 0
+             WHERE group_id = ?1 AND owner = ?2 AND lane IN (SELECT value FROM json_each(?3))",
         )
         .bind(self.group.id)
         .bind(self.owner)
@@ -298,8 +302,8 @@ impl Shared {
         }
         let rows = sqlx::query(
             "UPDATE broker_lane SET owner = ?2, epoch = epoch + 1,
-                    until_ms = CAST(unixepoch('subsec') * 1000 AS INTEGER) + ?3
-             WHERE grp = ?1 AND lane IN (SELECT value FROM json_each(?4)) RETURNING lane, epoch, cursor",
+                    lease_until_ms = CAST(unixepoch('subsec') * 1000 AS INTEGER) + ?3
+             WHERE group_id = ?1 AND lane IN (SELECT value FROM json_each(?4)) RETURNING lane, epoch, cursor",
         )
         .bind(self.group.id)
         .bind(self.owner)
@@ -322,7 +326,7 @@ impl Shared {
     async fn put_back(&self, write: &mut Write, lanes: &[u16]) -> Result<(), Error> {
         sqlx::query(
             "UPDATE broker_pending AS p SET state = 0, key = (SELECT m.key FROM broker_message m WHERE m.seq = p.seq)
-             WHERE grp = ?1 AND state = 1 AND lane IN (SELECT value FROM json_each(?2))",
+             WHERE group_id = ?1 AND state = 1 AND lane IN (SELECT value FROM json_each(?2))",
         )
         .bind(self.group.id)
         .bind(json(lanes))
@@ -341,7 +345,7 @@ pub(crate) async fn write_cursors(
     let cursors: BTreeMap<String, i64> = cursors.map(|(lane, cursor)| (lane.to_string(), cursor)).collect();
     sqlx::query(
         "UPDATE broker_lane SET cursor = c.value FROM json_each(?2) c
-         WHERE grp = ?1 AND lane = CAST(c.key AS INTEGER) AND cursor < c.value",
+         WHERE group_id = ?1 AND lane = CAST(c.key AS INTEGER) AND cursor < c.value",
     )
     .bind(group)
     .bind(serde_json::json!(cursors).to_string())

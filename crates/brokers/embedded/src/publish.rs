@@ -106,7 +106,8 @@ pub(crate) async fn store(mut write: Write, rows: &[Row<'_>], config: &Config) -
 }
 
 async fn insert(write: &mut Write, rows: &[Row<'_>], now: i64) -> Result<u64, Error> {
-    let mut sql = String::from("INSERT INTO broker_message (address, slot, key, id, at_ms, headers, payload) VALUES ");
+    let mut sql =
+        String::from("INSERT INTO broker_message (address, slot, key, id, stored_at_ms, headers, payload) VALUES ");
     for index in 0..rows.len() {
         let comma = if index == 0 { "" } else { "," };
         write!(sql, "{comma}(?,?,?,?,?,?,?)").expect("writing to a text does not fail");

@@ -141,7 +141,11 @@ macro_rules! passed {
 /// Whether a message is old enough. One from the future is a clock's mistake and must not hold back the others.
 macro_rules! is_old {
     ($keep:literal) => {
-        concat!("(at_ms <= unixepoch('subsec') * 1000 - ", $keep, " OR at_ms > unixepoch('subsec') * 1000 + 86400000)")
+        concat!(
+            "(stored_at_ms <= unixepoch('subsec') * 1000 - ",
+            $keep,
+            " OR stored_at_ms > unixepoch('subsec') * 1000 + 86400000)"
+        )
     };
 }
 
@@ -149,7 +153,7 @@ macro_rules! is_old {
 const LOOK: &str = concat!(
     "SELECT max(seq), coalesce(sum(",
     is_old!("?2"),
-    "), 0), count(*) FROM (SELECT seq, at_ms FROM broker_message WHERE seq > ?1 AND seq <= ",
+    "), 0), count(*) FROM (SELECT seq, stored_at_ms FROM broker_message WHERE seq > ?1 AND seq <= ",
     passed!(),
     " ORDER BY seq LIMIT ?3)"
 );

@@ -1,16 +1,15 @@
-//! The tables, made when the file is opened.
+//! The tables, created when the file is opened.
 
 use crate::classify::Error;
 use crate::link::Write;
 
+/// What creates the tables, one version after the other. A later version is `migrations/0002_*.sql`.
+const MIGRATIONS: [&str; 1] = [include_str!("../migrations/0001_baseline.sql")];
+
 /// The version of the tables that this program reads and writes.
-const VERSION: i64 = 2;
+const VERSION: i64 = 1;
 
-/// What makes the tables, one version after the other.
-const MIGRATIONS: [&str; 2] =
-    [include_str!("../migrations/0001_broker.sql"), include_str!("../migrations/0002_retries.sql")];
-
-/// Makes the tables, or brings them to this program's version. Two processes may do it at once.
+/// Creates the tables, or migrates them to this program's version. Two processes may do it at the same time.
 pub(crate) async fn prepare(mut write: Write) -> Result<(), Error> {
     let exists: bool =
         sqlx::query_scalar("SELECT EXISTS (SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = 'broker_meta')")
@@ -23,7 +22,8 @@ pub(crate) async fn prepare(mut write: Write) -> Result<(), Error> {
     };
     match found {
         Some(VERSION) => {
-            // SQLite begins a write transaction even where it may not write; only a change tells, and now is the time.
+            // SQLite begins a write transaction even on a read-only file; only a change fails. Fail now, not at the first
+            // message.
             sqlx::query("UPDATE broker_meta SET version = version").execute(write.sql()).await?;
             write.commit().await
         }

@@ -56,7 +56,7 @@ impl Shared {
 
     /// Lanes that the file no longer gives to this consumer.
     async fn lost_lanes(&self, write: &mut Write, state: &State) -> Result<Vec<u16>, Error> {
-        let rows = sqlx::query("SELECT lane, epoch FROM broker_lane WHERE grp = ?1 AND owner = ?2")
+        let rows = sqlx::query("SELECT lane, epoch FROM broker_lane WHERE group_id = ?1 AND owner = ?2")
             .bind(self.group.id)
             .bind(self.owner)
             .fetch_all(write.sql())
@@ -96,10 +96,10 @@ impl Shared {
     async fn carry_out(&self, write: &mut Write, plan: &Plan<'_>) -> Result<(), Error> {
         for (out, reason) in &plan.rejected {
             sqlx::query(
-                "INSERT INTO broker_dead (grp, seq, lane, count, reason, at_ms)
-                 SELECT grp, seq, lane, count, ?3, CAST(unixepoch('subsec') * 1000 AS INTEGER)
-                 FROM broker_pending WHERE grp = ?1 AND seq = ?2
-                 ON CONFLICT (seq, grp) DO NOTHING",
+                "INSERT INTO broker_dead (group_id, seq, lane, count, reason, dead_at_ms)
+                 SELECT group_id, seq, lane, count, ?3, CAST(unixepoch('subsec') * 1000 AS INTEGER)
+                 FROM broker_pending WHERE group_id = ?1 AND seq = ?2
+                 ON CONFLICT (seq, group_id) DO NOTHING",
             )
             .bind(self.group.id)
             .bind(out.seq)
@@ -109,7 +109,7 @@ impl Shared {
         }
         let gone: Vec<&Out> = plan.done.iter().chain(plan.rejected.iter().map(|(out, _)| out)).collect();
         let seqs: Vec<i64> = gone.iter().map(|out| out.seq).collect();
-        sqlx::query("DELETE FROM broker_pending WHERE grp = ?1 AND seq IN (SELECT value FROM json_each(?2))")
+        sqlx::query("DELETE FROM broker_pending WHERE group_id = ?1 AND seq IN (SELECT value FROM json_each(?2))")
             .bind(self.group.id)
             .bind(json(&seqs))
             .execute(write.sql())
@@ -118,12 +118,14 @@ impl Shared {
             self.release(write, head).await?;
         }
         for (_, out) in &plan.taken_back {
-            sqlx::query("UPDATE broker_pending SET state = 3, due_ms = NULL, key = ?3 WHERE grp = ?1 AND seq = ?2")
-                .bind(self.group.id)
-                .bind(out.seq)
-                .bind(&*out.key)
-                .execute(write.sql())
-                .await?;
+            sqlx::query(
+                "UPDATE broker_pending SET state = 3, due_ms = NULL, key = ?3 WHERE group_id = ?1 AND seq = ?2",
+            )
+            .bind(self.group.id)
+            .bind(out.seq)
+            .bind(&*out.key)
+            .execute(write.sql())
+            .await?;
         }
         for (out, after_ms) in &plan.later {
             self.put_off(write, out, *after_ms).await?;
@@ -133,7 +135,7 @@ impl Shared {
 
     /// What waited behind a message that is settled goes on.
     async fn release(&self, write: &mut Write, head: &Out) -> Result<(), Error> {
-        sqlx::query("UPDATE broker_pending SET state = 0 WHERE grp = ?1 AND lane = ?2 AND key = ?3 AND state = 3")
+        sqlx::query("UPDATE broker_pending SET state = 0 WHERE group_id = ?1 AND lane = ?2 AND key = ?3 AND state = 3")
             .bind(self.group.id)
             .bind(head.lane)
             .bind(&*head.key)
@@ -147,7 +149,7 @@ impl Shared {
         sqlx::query(
             "UPDATE broker_pending SET state = 2, retries = retries + 1, key = ?3,
                     due_ms = CAST(unixepoch('subsec') * 1000 AS INTEGER) + ?4
-             WHERE grp = ?1 AND seq = ?2",
+             WHERE group_id = ?1 AND seq = ?2",
         )
         .bind(self.group.id)
         .bind(out.seq)
@@ -158,7 +160,7 @@ impl Shared {
         if self.group.ordered {
             sqlx::query(
                 "UPDATE broker_pending SET state = 3, due_ms = NULL
-                 WHERE grp = ?1 AND lane = ?2 AND key = ?3 AND seq > ?4 AND state IN (0, 2)",
+                 WHERE group_id = ?1 AND lane = ?2 AND key = ?3 AND seq > ?4 AND state IN (0, 2)",
             )
             .bind(self.group.id)
             .bind(out.lane)

@@ -14,7 +14,7 @@ const COUNT_MAX: i64 = 10_000;
 impl EmbeddedBroker {
     async fn dead_counts(&self) -> Result<Vec<(String, u64)>, Error> {
         let rows = sqlx::query(
-            "SELECT g.name, (SELECT count(*) FROM (SELECT 1 FROM broker_dead AS d WHERE d.grp = g.id LIMIT ?1))
+            "SELECT g.name, (SELECT count(*) FROM (SELECT 1 FROM broker_dead AS d WHERE d.group_id = g.id LIMIT ?1))
              FROM broker_group AS g ORDER BY g.name",
         )
         .bind(COUNT_MAX)

@@ -118,15 +118,15 @@ async fn redrive(connection: &mut SqliteConnection, destination: &str, id: Uuid,
         // A key that another dead letter holds stays held: this one then waits in front.
         "INSERT INTO relevo_parked_key AS k (destination, key, slot, state, attempts, next_at_ms, route, class, error, \
              since_ms) \
-         SELECT destination, key, slot, 'retry', 0, ?3, route, class, error, ?3 FROM relevo_dead_letter \
+         SELECT destination, key, slot, 'retrying', 0, ?3, route, class, error, ?3 FROM relevo_dead_letter \
          WHERE destination = ?1 AND id = ?2 \
          ON CONFLICT (destination, key) DO UPDATE \
-         SET state = 'retry', attempts = 0, next_at_ms = ?3, address = NULL, dead_id = NULL \
+         SET state = 'retrying', attempts = 0, next_at_ms = ?3, address = NULL, dead_id = NULL \
          WHERE k.state <> 'dead' OR k.dead_id = ?2",
-        "UPDATE relevo_destination SET queue_front = queue_front - 1 WHERE name = ?1 AND ?2 = ?2 AND ?3 = ?3",
+        "UPDATE relevo_destination SET first_ordinal = first_ordinal - 1 WHERE name = ?1 AND ?2 = ?2 AND ?3 = ?3",
         "INSERT INTO relevo_parked_message \
-             (destination, key, no, seq, slot, id, created_at_ms, topic, type, content_type, headers, payload) \
-         SELECT l.destination, l.key, d.queue_front, l.seq, l.slot, l.id, l.created_at_ms, l.topic, l.type, \
+             (destination, key, ordinal, seq, slot, id, created_at_ms, topic, type, content_type, headers, payload) \
+         SELECT l.destination, l.key, d.first_ordinal, l.seq, l.slot, l.id, l.created_at_ms, l.topic, l.type, \
              l.content_type, l.headers, l.payload \
          FROM relevo_dead_letter AS l JOIN relevo_destination AS d ON d.name = l.destination \
          WHERE l.destination = ?1 AND l.id = ?2 AND ?3 = ?3",
@@ -148,7 +148,7 @@ async fn discard(
 ) -> Result<(), Error> {
     let update = sqlx::query("UPDATE relevo_dead_letter SET state = 'discarded' WHERE destination = ?1 AND id = ?2");
     update.bind(destination).bind(id).execute(&mut *connection).await?;
-    let sql = "UPDATE relevo_parked_key SET state = 'retry', attempts = 0, next_at_ms = ?4, dead_id = NULL \
+    let sql = "UPDATE relevo_parked_key SET state = 'retrying', attempts = 0, next_at_ms = ?4, dead_id = NULL \
                WHERE destination = ?1 AND key = ?2 AND state = 'dead' AND dead_id = ?3";
     sqlx::query(sql).bind(destination).bind(key).bind(id).bind(now).execute(&mut *connection).await?;
     drop_if_empty(connection, destination, key).await?;
@@ -162,7 +162,7 @@ pub(crate) async fn go_on(
     key: &str,
     now: i64,
 ) -> Result<(), Error> {
-    let sql = "UPDATE relevo_parked_key SET state = 'retry', attempts = 0, next_at_ms = ?3, address = NULL, \
+    let sql = "UPDATE relevo_parked_key SET state = 'retrying', attempts = 0, next_at_ms = ?3, address = NULL, \
                dead_id = NULL WHERE destination = ?1 AND key = ?2";
     sqlx::query(sql).bind(destination).bind(key).bind(now).execute(connection).await?;
     Ok(())
@@ -191,14 +191,14 @@ pub(crate) async fn bury(
     let sql = "INSERT INTO relevo_dead_letter AS d (destination, id, seq, slot, created_at_ms, topic, key, type, \
                content_type, headers, payload, route, class, error, attempts, dead_at_ms) \
                SELECT destination, id, seq, slot, created_at_ms, topic, key, type, content_type, headers, payload, \
-               ?4, ?5, ?6, ?7, ?8 FROM relevo_parked_message WHERE destination = ?1 AND key = ?2 AND no = ?3 \
+               ?4, ?5, ?6, ?7, ?8 FROM relevo_parked_message WHERE destination = ?1 AND key = ?2 AND ordinal = ?3 \
                ON CONFLICT (destination, id) DO UPDATE SET state = 'dead', class = excluded.class, \
                error = excluded.error, attempts = d.attempts + excluded.attempts, dead_at_ms = excluded.dead_at_ms \
                RETURNING id";
     let insert = sqlx::query(sql).bind(destination).bind(key).bind(no).bind(&*stopped.route).bind(stopped.class);
     let insert = insert.bind(&stopped.error).bind(i64::from(stopped.attempts)).bind(now);
     let Some(row) = insert.fetch_optional(&mut *connection).await? else { return Ok(None) };
-    let delete = sqlx::query("DELETE FROM relevo_parked_message WHERE destination = ?1 AND key = ?2 AND no = ?3");
+    let delete = sqlx::query("DELETE FROM relevo_parked_message WHERE destination = ?1 AND key = ?2 AND ordinal = ?3");
     delete.bind(destination).bind(key).bind(no).execute(connection).await?;
     Ok(Some(column(&row, 0)?))
 }

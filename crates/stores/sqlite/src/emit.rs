@@ -144,8 +144,11 @@ pub fn explain(error: sqlx::Error, file: &Path) -> StoreError {
 
 /// Takes a caller's id; false if it was taken before.
 async fn claim(tx: &mut Transaction<'_, Sqlite>, id: MessageId) -> Result<bool, EmitError> {
-    let insert =
-        sqlx::query(concat!("INSERT OR IGNORE INTO main.relevo_own_id (id, claimed_at_ms) VALUES (?1, ", now!(), ")"));
+    let insert = sqlx::query(concat!(
+        "INSERT OR IGNORE INTO main.relevo_dedup_id (id, claimed_at_ms) VALUES (?1, ",
+        now!(),
+        ")"
+    ));
     let claimed = insert.bind(*id.as_uuid()).execute(&mut **tx).await.map_err(refused)?;
     Ok(claimed.rows_affected() > 0)
 }

@@ -85,10 +85,10 @@ fn synchronous() -> Finding {
 }
 
 async fn version(connection: &mut SqliteConnection) -> Result<Finding, Error> {
-    let row = sqlx::query("SELECT max(version) FROM relevo_migration").fetch_one(connection).await?;
-    let version: i32 = column(&row, 0)?;
-    let good = version == migrate::VERSION;
+    let found = migrate::newest(connection).await?;
+    let good = found.is_some_and(|found| found.is_compatible());
     let severity = if good { Severity::Good } else { Severity::Danger };
+    let version = found.map_or(0, |found| found.version);
     let seen = format!("{version}, this program's is {}", migrate::VERSION);
     Ok(finding(severity, "schema version", &seen, (!good).then_some("run `relevo migrate`, or upgrade the program")))
 }
@@ -99,8 +99,8 @@ async fn retention(connection: &mut SqliteConnection) -> Result<Finding, Error> 
         "SELECT s.retention_ms / 3600000, (SELECT ",
         now!(),
         " - m.created_at_ms FROM relevo_message AS m \
-         WHERE m.seq > (SELECT min(max(from_seq, place)) FROM relevo_progress) ORDER BY m.seq LIMIT 1) - s.retention_ms \
-         FROM relevo_setting AS s"
+         WHERE m.seq > (SELECT min(max(from_seq, settled_seq)) FROM relevo_progress) ORDER BY m.seq LIMIT 1) - s.retention_ms \
+         FROM relevo_settings AS s"
     );
     let row = sqlx::query(sql).fetch_one(connection).await?;
     let hours: i64 = column(&row, 0)?;

@@ -143,14 +143,14 @@ impl Board {
 /// One statement, so that all of it is of one moment.
 async fn load(connection: &mut SqliteConnection, destination: &str, ask: &Ask) -> Result<Board, Error> {
     let sql = concat!(
-        "SELECT d.shards, d.enabled, d.regroup_to, d.regroup_at, ",
+        "SELECT d.shards, d.enabled, d.reshard_to, d.reshard_seq, ",
         now!(),
-        ", (SELECT json_group_array(json_array(l.shard, l.epoch, hex(l.owner), l.until_ms) ORDER BY l.shard) \
+        ", (SELECT json_group_array(json_array(l.shard, l.epoch, hex(l.owner), l.expires_at_ms) ORDER BY l.shard) \
             FROM relevo_lease AS l WHERE l.destination = d.name), \
-           (SELECT json_group_array(json_array(hex(m.owner), m.until_ms)) \
-            FROM relevo_member AS m WHERE m.destination = d.name), \
+           (SELECT json_group_array(json_array(hex(m.owner), m.expires_at_ms)) \
+            FROM relevo_relay AS m WHERE m.destination = d.name), \
            (SELECT json_group_array(json_array(h.address, h.error) ORDER BY h.address) \
-            FROM relevo_hold AS h WHERE h.destination = d.name) \
+            FROM relevo_address_hold AS h WHERE h.destination = d.name) \
          FROM relevo_destination AS d WHERE d.name = ?1"
     );
     let row = sqlx::query(sql).bind(destination).fetch_optional(connection).await?;
@@ -192,7 +192,7 @@ async fn load(connection: &mut SqliteConnection, destination: &str, ask: &Ask) -
 
 async fn give_back(connection: &mut SqliteConnection, destination: &str, ask: &Ask) -> Result<(), Error> {
     for lease in &ask.give_back {
-        let sql = "UPDATE relevo_lease SET owner = NULL, until_ms = 0 \
+        let sql = "UPDATE relevo_lease SET owner = NULL, expires_at_ms = 0 \
                    WHERE destination = ?1 AND shard = ?2 AND epoch = ?3 AND owner = ?4";
         let update = sqlx::query(sql).bind(destination).bind(i64::from(lease.shard)).bind(lease.epoch);
         update.bind(ask.owner).execute(&mut *connection).await?;
@@ -206,18 +206,18 @@ async fn write_leases(connection: &mut SqliteConnection, destination: &str, rows
     }
     let owner = |row: &Row| row.owner.map(|owner| owner.simple().to_string());
     let rows: Value = rows.iter().map(|row| json!([row.shard, row.epoch, owner(row), row.until])).collect();
-    let sql = "UPDATE relevo_lease AS l SET epoch = w.value ->> 1, owner = unhex(w.value ->> 2), until_ms = w.value ->> 3 \
+    let sql = "UPDATE relevo_lease AS l SET epoch = w.value ->> 1, owner = unhex(w.value ->> 2), expires_at_ms = w.value ->> 3 \
                FROM json_each(?2) AS w WHERE l.destination = ?1 AND l.shard = w.value ->> 0";
     sqlx::query(sql).bind(destination).bind(rows.to_string()).execute(connection).await?;
     Ok(())
 }
 
 async fn write_members(connection: &mut SqliteConnection, destination: &str, ask: &Ask, now: i64) -> Result<(), Error> {
-    let sql = "INSERT INTO relevo_member (destination, owner, name, until_ms) VALUES (?1, ?2, ?3, ?4) \
-               ON CONFLICT (destination, owner) DO UPDATE SET until_ms = excluded.until_ms";
+    let sql = "INSERT INTO relevo_relay (destination, owner, name, expires_at_ms) VALUES (?1, ?2, ?3, ?4) \
+               ON CONFLICT (destination, owner) DO UPDATE SET expires_at_ms = excluded.expires_at_ms";
     let insert = sqlx::query(sql).bind(destination).bind(ask.owner).bind(&ask.name);
     insert.bind(now + millis(ask.lease)).execute(&mut *connection).await?;
-    let delete = sqlx::query("DELETE FROM relevo_member WHERE destination = ?1 AND until_ms < ?2");
+    let delete = sqlx::query("DELETE FROM relevo_relay WHERE destination = ?1 AND expires_at_ms < ?2");
     delete.bind(destination).bind(now).execute(connection).await?;
     Ok(())
 }
@@ -225,9 +225,9 @@ async fn write_members(connection: &mut SqliteConnection, destination: &str, ask
 /// Takes the next step of a regrouping, if every shard is ready for it: all finish their windows, all meet at the number
 /// that the furthest has reached, and there the new shards begin.
 async fn regroup_step(connection: &mut SqliteConnection, destination: &str) -> Result<(), Error> {
-    let sql = "SELECT d.regroup_to, d.regroup_at, max(p.to_seq), min(p.from_seq), min(p.from_seq = p.to_seq) \
+    let sql = "SELECT d.reshard_to, d.reshard_seq, max(p.to_seq), min(p.from_seq), min(p.from_seq = p.to_seq) \
                FROM relevo_destination AS d JOIN relevo_progress AS p ON p.destination = d.name \
-               WHERE d.name = ?1 AND d.regroup_to IS NOT NULL GROUP BY d.name";
+               WHERE d.name = ?1 AND d.reshard_to IS NOT NULL GROUP BY d.name";
     let Some(row) = sqlx::query(sql).bind(destination).fetch_optional(&mut *connection).await? else {
         return Ok(());
     };
@@ -239,7 +239,7 @@ async fn regroup_step(connection: &mut SqliteConnection, destination: &str) -> R
     // An owner that had not heard of the regrouping may have gone further since; the others follow it.
     let at = at.map_or(furthest, |at| at.max(furthest));
     if !(exhausted && nearest == at) {
-        let update = sqlx::query("UPDATE relevo_destination SET regroup_at = ?2 WHERE name = ?1");
+        let update = sqlx::query("UPDATE relevo_destination SET reshard_seq = ?2 WHERE name = ?1");
         update.bind(destination).bind(at).execute(connection).await?;
         return Ok(());
     }
@@ -248,7 +248,8 @@ async fn regroup_step(connection: &mut SqliteConnection, destination: &str) -> R
         column(&max.fetch_one(&mut *connection).await?, 0)?
     };
     add_shards(connection, destination, shards, epoch + 1, at).await?;
-    let sql = "UPDATE relevo_destination SET shards = regroup_to, regroup_to = NULL, regroup_at = NULL WHERE name = ?1";
+    let sql =
+        "UPDATE relevo_destination SET shards = reshard_to, reshard_to = NULL, reshard_seq = NULL WHERE name = ?1";
     sqlx::query(sql).bind(destination).execute(connection).await?;
     Ok(())
 }
@@ -278,7 +279,7 @@ pub(crate) async fn add_shards(
     sqlx::query(lease).bind(destination).bind(shards).bind(epoch).execute(&mut *connection).await?;
     let progress = concat!(
         numbers!(),
-        "INSERT INTO relevo_progress (destination, shard, from_seq, to_seq, place, settled_at_ms) \
+        "INSERT INTO relevo_progress (destination, shard, from_seq, to_seq, settled_seq, settled_at_ms) \
          SELECT ?1, n, ?3, ?3, 0, ",
         now!(),
         " FROM number"
@@ -291,7 +292,7 @@ pub(crate) async fn add_shards(
 pub(crate) async fn standing(link: &Link, destination: &str, leases: &[Lease]) -> Result<Vec<Standing>, Error> {
     let Some(first) = leases.first() else { return Ok(Vec::new()) };
     let mut session = link.take().await?;
-    let sql = "SELECT p.shard, p.from_seq, p.to_seq, p.place FROM relevo_progress AS p \
+    let sql = "SELECT p.shard, p.from_seq, p.to_seq, p.settled_seq FROM relevo_progress AS p \
                JOIN relevo_destination AS d ON d.name = p.destination \
                WHERE p.destination = ?1 AND d.shards = ?2 ORDER BY p.shard";
     let select = sqlx::query(sql).bind(destination).bind(i64::from(first.shards));
@@ -317,8 +318,8 @@ pub(crate) async fn standing(link: &Link, destination: &str, leases: &[Lease]) -
 pub(crate) async fn leave(link: &Link, destination: &str, owner: Uuid) -> Result<(), Error> {
     let mut session = link.begin(Durability::Process).await?;
     for sql in [
-        "UPDATE relevo_lease SET owner = NULL, until_ms = 0 WHERE destination = ?1 AND owner = ?2",
-        "DELETE FROM relevo_member WHERE destination = ?1 AND owner = ?2",
+        "UPDATE relevo_lease SET owner = NULL, expires_at_ms = 0 WHERE destination = ?1 AND owner = ?2",
+        "DELETE FROM relevo_relay WHERE destination = ?1 AND owner = ?2",
     ] {
         sqlx::query(sql).bind(destination).bind(owner).execute(&mut *session).await?;
     }

@@ -19,7 +19,7 @@ pub(crate) struct Progress {
 
 impl Progress {
     pub(crate) async fn load(connection: &mut SqliteConnection, destination: &str) -> Result<Self, Error> {
-        let sql = "SELECT d.enabled, d.shards, p.shard, p.from_seq, p.to_seq, p.place FROM relevo_destination AS d \
+        let sql = "SELECT d.enabled, d.shards, p.shard, p.from_seq, p.to_seq, p.settled_seq FROM relevo_destination AS d \
                    JOIN relevo_progress AS p ON p.destination = d.name WHERE d.name = ?1 ORDER BY p.shard";
         let rows = sqlx::query(sql).bind(destination).fetch_all(connection).await?;
         let first = rows.first().ok_or_else(|| queries::unknown(destination))?;
@@ -84,16 +84,16 @@ impl Lines<'_> {
                        WHERE destination = ?1 AND state <> 'redriven' AND seq >= ?2 AND seq < ?3 \
                    ) \
                    SELECT m.seq, m.slot, m.id, m.topic, m.key, m.type, m.created_at_ms, \
-                       p.no = (SELECT min(q.no) FROM relevo_parked_message AS q \
+                       p.ordinal = (SELECT min(q.ordinal) FROM relevo_parked_message AS q \
                            WHERE q.destination = ?1 AND q.key = m.key), \
                        k.state, k.attempts, coalesce(k.next_at_ms, h.next_at_ms), k.error, \
-                       d.state, d.attempts, d.error, l.delivered_at_ms \
+                       d.state, d.attempts, d.error, l.published_at_ms \
                    FROM m \
                    LEFT JOIN relevo_parked_message AS p ON p.destination = ?1 AND p.seq = m.seq \
                    LEFT JOIN relevo_parked_key AS k ON k.destination = ?1 AND k.key = p.key \
-                   LEFT JOIN relevo_hold AS h ON h.destination = ?1 AND h.address = k.address \
+                   LEFT JOIN relevo_address_hold AS h ON h.destination = ?1 AND h.address = k.address \
                    LEFT JOIN relevo_dead_letter AS d ON d.destination = ?1 AND d.seq = m.seq AND d.state <> 'redriven' \
-                   LEFT JOIN relevo_parked_delivery AS l ON l.destination = ?1 AND l.seq = m.seq \
+                   LEFT JOIN relevo_parked_published AS l ON l.destination = ?1 AND l.seq = m.seq \
                    WHERE (?4 IS NULL OR m.key = ?4) AND (?5 IS NULL OR m.topic = ?5) AND (?6 IS NULL OR m.type = ?6) \
                        AND (?7 IS NULL OR m.created_at_ms >= ?7) AND (?8 IS NULL OR m.created_at_ms < ?8) \
                    ORDER BY m.seq DESC";
@@ -123,9 +123,9 @@ fn line(row: &SqliteRow, progress: &Progress) -> Result<Line, Error> {
     let dead_state: Option<&str> = column(row, 12)?;
     if let (Some(is_head), Some(state)) = (is_head, key_state) {
         listed.status = match state {
-            "retry" if is_head => Status::Retrying,
-            "address" if is_head => Status::Held,
-            "quarantine" if is_head => Status::Quarantined,
+            "retrying" if is_head => Status::Retrying,
+            "held" if is_head => Status::Held,
+            "quarantined" if is_head => Status::Quarantined,
             _ => Status::Behind,
         };
         if listed.status != Status::Behind {
@@ -150,8 +150,8 @@ impl Line {
         if listed.status != Status::Published || self.delivered {
             return Ok(listed);
         }
-        let sql = "SELECT settled_at_ms FROM relevo_settled \
-                   WHERE destination = ?1 AND settled_at_ms >= ?2 AND upto >= ?3 \
+        let sql = "SELECT settled_at_ms FROM relevo_settle_history \
+                   WHERE destination = ?1 AND settled_at_ms >= ?2 AND settled_seq >= ?3 \
                    AND (shard_list IS NULL OR instr(shard_list, ',' || (?4 % shards) || ',') > 0) \
                    ORDER BY settled_at_ms LIMIT 1";
         let select = sqlx::query(sql).bind(destination).bind(self.created_at_ms).bind(listed.seq);

@@ -1,4 +1,4 @@
-//! The schema's versions: applied once each, in order, by one process at a time.
+//! Schema versions. One process at a time applies each of them once, in order.
 
 use std::path::Path;
 use std::time::Duration;
@@ -10,69 +10,85 @@ use tokio::time::{Instant, sleep};
 
 use crate::classify::Error;
 use crate::config;
-use crate::queries::now;
+use crate::queries::{column, now};
 
 /// One version of the schema.
-struct Migration {
-    version: i32,
-    name: &'static str,
-    sql: &'static str,
+#[derive(Clone, Copy, Debug)]
+pub struct Migration {
+    /// Its number. Versions are applied in ascending order.
+    pub version: i32,
+    /// What it is about, in one word.
+    pub name: &'static str,
+    /// The SQL scripts that make it, in the order in which they run.
+    pub files: &'static [&'static str],
+    /// The oldest program, by the version that it came with, that can use this version.
+    pub compatible_from: i32,
 }
 
-const MIGRATIONS: [Migration; 9] = [
-    Migration { version: 1, name: "log", sql: include_str!("../migrations/0001_log.sql") },
-    Migration { version: 2, name: "leases", sql: include_str!("../migrations/0002_leases.sql") },
-    Migration { version: 3, name: "parking", sql: include_str!("../migrations/0003_parking.sql") },
-    Migration { version: 4, name: "inbox", sql: include_str!("../migrations/0004_inbox.sql") },
-    Migration { version: 5, name: "memory", sql: include_str!("../migrations/0005_memory.sql") },
-    Migration { version: 6, name: "replays", sql: include_str!("../migrations/0006_replays.sql") },
-    Migration { version: 7, name: "sampling", sql: include_str!("../migrations/0007_sampling.sql") },
-    Migration { version: 8, name: "pace", sql: include_str!("../migrations/0008_pace.sql") },
-    Migration { version: 9, name: "forget", sql: include_str!("../migrations/0009_forget.sql") },
-];
+const BASELINE: Migration = Migration {
+    version: 1,
+    name: "baseline",
+    files: &[
+        include_str!("../migrations/0001_baseline/00_migration.sql"),
+        include_str!("../migrations/0001_baseline/01_log.sql"),
+        include_str!("../migrations/0001_baseline/03_leases.sql"),
+        include_str!("../migrations/0001_baseline/04_parking.sql"),
+        include_str!("../migrations/0001_baseline/06_retention.sql"),
+        include_str!("../migrations/0001_baseline/08_inbox.sql"),
+        include_str!("../migrations/0001_baseline/09_retry.sql"),
+        include_str!("../migrations/0001_baseline/10_consumers.sql"),
+        include_str!("../migrations/0001_baseline/11_replays.sql"),
+    ],
+    compatible_from: 1,
+};
 
-/// The version that this program needs.
+/// Every version, oldest first. A later one is `migrations/0002_*.sql`.
+const MIGRATIONS: &[Migration] = &[BASELINE];
+
+/// The version that this program comes with.
 pub const VERSION: i32 = MIGRATIONS[MIGRATIONS.len() - 1].version;
 
-const TABLE: &str = "CREATE TABLE IF NOT EXISTS relevo_migration (
-    version       INTEGER PRIMARY KEY,
-    name          TEXT NOT NULL,
-    applied_at_ms INTEGER NOT NULL
-) STRICT;
-";
+/// The oldest version that this program can use.
+const OLDEST_SUPPORTED: i32 = 1;
 
 /// How long the change to the write-ahead log is tried: SQLite does not wait for other connections by itself there.
 const JOURNAL_WAIT: Duration = Duration::from_secs(5);
 const JOURNAL_PAUSE: Duration = Duration::from_millis(20);
 
-/// Makes the file if there is none, and brings its outbox up to [`VERSION`] in one transaction; returns the versions
-/// that were applied now. Tables of the application's own are left alone.
+/// Creates the file if it does not exist, and brings its schema up to [`VERSION`] in one transaction; returns the
+/// versions that this call applied. It does not touch the application's own tables.
 ///
-/// A second process waits for the first, then finds nothing to do. A failure changes nothing. A file that a newer
-/// program has migrated is refused.
+/// A second process waits for the first and then has nothing to do. A failure changes nothing. A file that a newer
+/// program has migrated is refused, unless its schema is compatible with this program.
 pub async fn migrate(path: impl AsRef<Path>) -> Result<Vec<i32>, StoreError> {
-    let path = path.as_ref();
-    apply(path).await.map_err(|error| error.of_file(path))
+    apply(path, MIGRATIONS).await
 }
 
-/// The versions that [`migrate`] would apply; all of them if there is no file yet.
+/// The same for another list of versions, for tests of an upgrade.
+#[doc(hidden)]
+pub async fn apply(path: impl AsRef<Path>, list: &[Migration]) -> Result<Vec<i32>, StoreError> {
+    let path = path.as_ref();
+    apply_missing(path, list).await.map_err(|error| error.of_file(path))
+}
+
+/// The versions that [`migrate`] would apply; all of them if the file does not exist.
 pub async fn pending(path: impl AsRef<Path>) -> Result<Vec<i32>, StoreError> {
     let path = path.as_ref();
-    let known = async {
+    let newest = async {
         if !path.exists() {
-            return Ok(Vec::new());
+            return Ok(None);
         }
         let mut connection = config::plain_options(path).read_only(true).connect().await?;
-        applied(&mut connection).await
+        newest(&mut connection).await
     };
-    let known = known.await.map_err(|error: Error| error.of_file(path))?;
-    Ok(MIGRATIONS.iter().map(|migration| migration.version).filter(|version| !known.contains(version)).collect())
+    let newest = newest.await.map_err(|error: Error| error.of_file(path))?;
+    Ok(missing(MIGRATIONS, newest).map(|migration| migration.version).collect())
 }
 
-/// Everything that [`migrate`] would run on an empty file, as a script to read, and to run with `sqlite3`.
+/// The SQL that [`migrate`] runs on an empty file, as a script that `sqlite3` can run.
 pub fn script() -> String {
-    let mut script = format!("PRAGMA journal_mode = WAL;\nBEGIN IMMEDIATE;\n\n{TABLE}\n");
-    for migration in &MIGRATIONS {
+    let mut script = "PRAGMA journal_mode = WAL;\nBEGIN IMMEDIATE;\n\n".to_owned();
+    for migration in MIGRATIONS {
         script.push_str(&step(migration));
         script.push('\n');
     }
@@ -80,23 +96,27 @@ pub fn script() -> String {
     script
 }
 
-async fn apply(path: &Path) -> Result<Vec<i32>, Error> {
+async fn apply_missing(path: &Path, list: &[Migration]) -> Result<Vec<i32>, Error> {
     let mut connection = config::plain_options(path).create_if_missing(true).connect().await?;
     use_log(&mut connection).await?;
-    // Dropped on any error, and with it the transaction.
+    // An error drops the connection, which rolls the transaction back.
     sqlx::query("BEGIN IMMEDIATE").execute(&mut connection).await?;
-    sqlx::raw_sql(TABLE).execute(&mut connection).await?;
-    let known = applied(&mut connection).await?;
-    if let Some(newest) = known.last().filter(|newest| **newest > VERSION) {
-        return Err(newer(*newest));
+    let newest = newest(&mut connection).await?;
+    if let Some(newest) = newest.filter(SchemaVersion::is_too_new) {
+        return Err(too_new(newest));
     }
-    let mut now = Vec::new();
-    for migration in MIGRATIONS.iter().filter(|migration| !known.contains(&migration.version)) {
+    let mut applied = Vec::new();
+    for migration in missing(list, newest) {
         sqlx::raw_sql(AssertSqlSafe(step(migration))).execute(&mut connection).await?;
-        now.push(migration.version);
+        applied.push(migration.version);
     }
     sqlx::query("COMMIT").execute(&mut connection).await?;
-    Ok(now)
+    Ok(applied)
+}
+
+fn missing(list: &[Migration], newest: Option<SchemaVersion>) -> impl Iterator<Item = &Migration> {
+    let newest = newest.map_or(0, |newest| newest.version);
+    list.iter().filter(move |migration| migration.version > newest)
 }
 
 async fn use_log(connection: &mut SqliteConnection) -> Result<(), Error> {
@@ -113,37 +133,61 @@ async fn use_log(connection: &mut SqliteConnection) -> Result<(), Error> {
 }
 
 fn step(migration: &Migration) -> String {
+    let Migration { version, name, compatible_from, .. } = migration;
     format!(
-        "-- Version {}: {}\n\n{}\nINSERT INTO relevo_migration (version, name, applied_at_ms) VALUES ({}, '{}', {});\n",
-        migration.version,
-        migration.name,
-        migration.sql,
-        migration.version,
-        migration.name,
+        "-- Version {version}: {name}\n\n{}\n\
+         INSERT INTO relevo_migration (version, name, compatible_from, applied_at_ms) \
+         VALUES ({version}, '{name}', {compatible_from}, {});\n",
+        migration.files.join("\n"),
         now!(),
     )
 }
 
-async fn applied(connection: &mut SqliteConnection) -> Result<Vec<i32>, Error> {
-    let exists = "SELECT 1 FROM main.sqlite_schema WHERE name = 'relevo_migration'";
-    if sqlx::query(exists).fetch_optional(&mut *connection).await?.is_none() {
-        return Ok(Vec::new());
-    }
-    let rows = sqlx::query("SELECT version FROM main.relevo_migration ORDER BY version").fetch_all(connection).await?;
-    rows.iter().map(|row| Ok(row.try_get(0)?)).collect()
+/// The newest version of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SchemaVersion {
+    pub(crate) version: i32,
+    compatible_from: i32,
 }
 
-/// Says what is wrong with the file's schema or journal, and which command mends it.
+impl SchemaVersion {
+    fn is_too_old(&self) -> bool {
+        self.version < OLDEST_SUPPORTED
+    }
+
+    fn is_too_new(&self) -> bool {
+        self.version > VERSION && self.compatible_from > VERSION
+    }
+
+    /// Whether this program can use the file.
+    pub(crate) fn is_compatible(&self) -> bool {
+        !self.is_too_old() && !self.is_too_new()
+    }
+}
+
+/// The newest version that was applied; `None` if the file has no outbox.
+pub(crate) async fn newest(connection: &mut SqliteConnection) -> Result<Option<SchemaVersion>, Error> {
+    let exists = "SELECT 1 FROM main.sqlite_schema WHERE name = 'relevo_migration'";
+    if sqlx::query(exists).fetch_optional(&mut *connection).await?.is_none() {
+        return Ok(None);
+    }
+    let sql = "SELECT version, compatible_from FROM main.relevo_migration ORDER BY version DESC LIMIT 1";
+    let Some(row) = sqlx::query(sql).fetch_optional(connection).await? else { return Ok(None) };
+    Ok(Some(SchemaVersion { version: column(&row, 0)?, compatible_from: column(&row, 1)? }))
+}
+
+/// Refuses a file whose schema or journal this program cannot use, and names the command that fixes it.
 pub(crate) async fn check(connection: &mut SqliteConnection) -> Result<(), Error> {
-    match applied(connection).await?.last() {
-        Some(&VERSION) => {}
+    match newest(connection).await? {
         None => return Err(Error::Schema("holds no outbox; hint: run `relevo migrate`".to_owned())),
-        Some(version) if *version < VERSION => {
+        Some(found) if found.is_too_old() => {
+            let SchemaVersion { version, .. } = found;
             return Err(Error::Schema(format!(
-                "is at version {version}, this program needs {VERSION}; hint: run `relevo migrate`"
+                "is at version {version}, this program needs {OLDEST_SUPPORTED}; hint: run `relevo migrate`"
             )));
         }
-        Some(version) => return Err(newer(*version)),
+        Some(found) if found.is_too_new() => return Err(too_new(found)),
+        Some(_) => {}
     }
     let mode: String = sqlx::query("PRAGMA main.journal_mode").fetch_one(connection).await?.try_get(0)?;
     if mode != "wal" {
@@ -152,6 +196,9 @@ pub(crate) async fn check(connection: &mut SqliteConnection) -> Result<(), Error
     Ok(())
 }
 
-fn newer(version: i32) -> Error {
-    Error::Schema(format!("is at version {version}, newer than this program's {VERSION}; hint: upgrade the program"))
+fn too_new(found: SchemaVersion) -> Error {
+    Error::Schema(format!(
+        "is at version {}, newer than this program's {VERSION}; hint: upgrade the program",
+        found.version
+    ))
 }

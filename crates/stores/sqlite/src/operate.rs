@@ -44,7 +44,7 @@ impl Store {
 
     async fn list_destinations(&self) -> Result<Vec<Destination>, Error> {
         let mut session = self.reading.take().await?;
-        let sql = "SELECT name, shards, regroup_to, enabled FROM relevo_destination ORDER BY name";
+        let sql = "SELECT name, shards, reshard_to, enabled FROM relevo_destination ORDER BY name";
         let rows = sqlx::query(sql).fetch_all(&mut *session).await?;
         session.give_back();
         let destination = |row: &SqliteRow| {
@@ -59,7 +59,7 @@ impl Store {
 
     async fn kept_for(&self) -> Result<Duration, Error> {
         let mut session = self.reading.take().await?;
-        let row = sqlx::query("SELECT retention_ms FROM relevo_setting").fetch_one(&mut *session).await?;
+        let row = sqlx::query("SELECT retention_ms FROM relevo_settings").fetch_one(&mut *session).await?;
         session.give_back();
         Ok(Duration::from_millis(u64::try_from(column::<i64>(&row, 0)?).unwrap_or(0)))
     }
@@ -97,7 +97,7 @@ impl Operate for Store {
     }
 
     async fn regroup(&self, shards: u16) -> Result<bool, StoreError> {
-        let sql = "UPDATE relevo_destination SET regroup_to = ?2, regroup_at = NULL WHERE name = ?1";
+        let sql = "UPDATE relevo_destination SET reshard_to = ?2, reshard_seq = NULL WHERE name = ?1";
         self.call(async {
             check_shards(shards)?;
             self.change(sql, i64::from(shards)).await

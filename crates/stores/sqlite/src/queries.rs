@@ -144,11 +144,11 @@ pub(crate) fn millis(duration: Duration) -> i64 {
 /// How a key waits after its head stopped: state, next attempt, address.
 pub(crate) fn waiting(stopped: &Stopped, now: i64) -> (&'static str, Option<i64>, Option<&str>) {
     match &stopped.stop {
-        Stop::Retry { after } => ("retry", Some(now + millis(*after)), None),
-        Stop::Quarantine { after } => ("quarantine", Some(now + millis(*after)), None),
-        Stop::Address { address, .. } => ("address", None, Some(address)),
+        Stop::Retry { after } => ("retrying", Some(now + millis(*after)), None),
+        Stop::Quarantine { after } => ("quarantined", Some(now + millis(*after)), None),
+        Stop::Address { address, .. } => ("held", None, Some(address)),
         Stop::DeadHold => ("dead", None, None),
-        Stop::DeadContinue => ("retry", Some(now), None),
+        Stop::DeadContinue => ("retrying", Some(now), None),
     }
 }
 
@@ -162,7 +162,7 @@ pub(crate) async fn hold(
     probed: bool,
 ) -> Result<(), Error> {
     let Stop::Address { address, after } = &stopped.stop else { return Ok(()) };
-    let sql = "INSERT INTO relevo_hold AS h (destination, address, class, error, since_ms, next_at_ms) \
+    let sql = "INSERT INTO relevo_address_hold AS h (destination, address, class, error, since_ms, next_at_ms) \
                VALUES (?1, ?2, ?3, ?4, ?5, ?6) ON CONFLICT (destination, address) DO UPDATE \
                SET class = excluded.class, error = excluded.error, next_at_ms = excluded.next_at_ms \
                WHERE ?7 AND h.next_at_ms <= ?5";

@@ -48,7 +48,7 @@ async fn something(connection: &mut SqliteConnection, destination: &str) -> Resu
             WHERE destination = ?1 AND state IN ('redrive', 'discard')), \
          EXISTS (SELECT 1 FROM relevo_parked_key WHERE destination = ?1 AND next_at_ms <= ",
         now!(),
-        ") OR EXISTS (SELECT 1 FROM relevo_hold WHERE destination = ?1 AND next_at_ms <= ",
+        ") OR EXISTS (SELECT 1 FROM relevo_address_hold WHERE destination = ?1 AND next_at_ms <= ",
         now!(),
         ")"
     );
@@ -73,22 +73,22 @@ async fn ready(
                        ORDER BY k.next_at_ms, k.key LIMIT ?4) \
                    UNION ALL \
                    SELECT k.key, k.slot, k.attempts, k.state, k.address, h.next_at_ms \
-                   FROM relevo_hold AS h JOIN relevo_parked_key AS k ON k.destination = ?1 AND k.key = ( \
+                   FROM relevo_address_hold AS h JOIN relevo_parked_key AS k ON k.destination = ?1 AND k.key = ( \
                        SELECT f.key FROM relevo_parked_key AS f \
-                       WHERE f.destination = ?1 AND f.address = h.address AND f.state = 'address' \
+                       WHERE f.destination = ?1 AND f.address = h.address AND f.state = 'held' \
                            AND (?3 IS NULL OR f.slot IN (SELECT value FROM json_each(?3))) \
                        ORDER BY f.since_ms, f.key LIMIT 1) \
                    WHERE h.destination = ?1 AND h.next_at_ms <= ?2 \
                    ORDER BY at, key LIMIT ?4 \
                ) \
-               SELECT r.key, r.slot, r.attempts, r.state, r.address, m.no, m.seq, m.slot, m.id, m.created_at_ms, m.topic, \
+               SELECT r.key, r.slot, r.attempts, r.state, r.address, m.ordinal, m.seq, m.slot, m.id, m.created_at_ms, m.topic, \
                m.key, m.type, m.content_type, m.headers, m.payload \
                FROM ready AS r JOIN relevo_parked_message AS m ON m.destination = ?1 AND m.key = r.key \
-               AND m.no IN (SELECT q.no FROM relevo_parked_message AS q WHERE q.destination = ?1 AND q.key = r.key \
-                   ORDER BY q.no LIMIT ?5) \
-               AND (r.state NOT IN ('address', 'quarantine') OR m.no = ( \
-                   SELECT min(q.no) FROM relevo_parked_message AS q WHERE q.destination = ?1 AND q.key = r.key)) \
-               ORDER BY r.at, r.key, m.no";
+               AND m.ordinal IN (SELECT q.ordinal FROM relevo_parked_message AS q WHERE q.destination = ?1 AND q.key = r.key \
+                   ORDER BY q.ordinal LIMIT ?5) \
+               AND (r.state NOT IN ('held', 'quarantined') OR m.ordinal = ( \
+                   SELECT min(q.ordinal) FROM relevo_parked_message AS q WHERE q.destination = ?1 AND q.key = r.key)) \
+               ORDER BY r.at, r.key, m.ordinal";
     let limit = |most: usize| i64::try_from(most.max(1)).unwrap_or(i64::MAX);
     let select = sqlx::query(sql).bind(destination).bind(now).bind(queries::slots(held));
     let rows = select.bind(limit(keys)).bind(limit(messages)).fetch_all(connection).await?;
@@ -110,8 +110,8 @@ fn run(row: &SqliteRow, key: &str) -> Result<Run, Error> {
         key: key.into(),
         slot: number(row, 1)?,
         attempts: number(row, 2)?,
-        quarantined: state == "quarantine",
-        address: column::<Option<String>>(row, 4)?.filter(|_| state == "address"),
+        quarantined: state == "quarantined",
+        address: column::<Option<String>>(row, 4)?.filter(|_| state == "held"),
         messages: Vec::new(),
     })
 }
@@ -163,10 +163,10 @@ impl Step<'_> {
 
     /// The address passes: every key that waits for it goes on.
     async fn release(&self, connection: &mut SqliteConnection, address: &str) -> Result<(), Error> {
-        let delete = sqlx::query("DELETE FROM relevo_hold WHERE destination = ?1 AND address = ?2");
+        let delete = sqlx::query("DELETE FROM relevo_address_hold WHERE destination = ?1 AND address = ?2");
         delete.bind(self.destination).bind(address).execute(&mut *connection).await?;
-        let sql = "UPDATE relevo_parked_key SET state = 'retry', next_at_ms = ?3, address = NULL \
-                   WHERE destination = ?1 AND state = 'address' AND address = ?2";
+        let sql = "UPDATE relevo_parked_key SET state = 'retrying', next_at_ms = ?3, address = NULL \
+                   WHERE destination = ?1 AND state = 'held' AND address = ?2";
         sqlx::query(sql).bind(self.destination).bind(address).bind(self.now).execute(connection).await?;
         Ok(())
     }
@@ -176,13 +176,13 @@ impl Step<'_> {
             return Ok(());
         }
         let numbers = json!(self.advance.delivered).to_string();
-        let insert = "INSERT OR REPLACE INTO relevo_parked_delivery (destination, seq, delivered_at_ms) \
+        let insert = "INSERT OR REPLACE INTO relevo_parked_published (destination, seq, published_at_ms) \
                       SELECT ?1, seq, ?4 FROM relevo_parked_message \
-                      WHERE destination = ?1 AND key = ?2 AND no IN (SELECT value FROM json_each(?3))";
+                      WHERE destination = ?1 AND key = ?2 AND ordinal IN (SELECT value FROM json_each(?3))";
         let insert = sqlx::query(insert).bind(self.destination).bind(&*self.advance.key).bind(&numbers);
         insert.bind(self.now).execute(&mut *connection).await?;
         let delete = "DELETE FROM relevo_parked_message \
-                      WHERE destination = ?1 AND key = ?2 AND no IN (SELECT value FROM json_each(?3))";
+                      WHERE destination = ?1 AND key = ?2 AND ordinal IN (SELECT value FROM json_each(?3))";
         let delete = sqlx::query(delete).bind(self.destination).bind(&*self.advance.key).bind(&numbers);
         delete.execute(connection).await?;
         Ok(())
@@ -217,7 +217,7 @@ impl Step<'_> {
     }
 
     async fn is_overtaken(&self, connection: &mut SqliteConnection, no: i64) -> Result<bool, Error> {
-        let sql = "SELECT min(no) < ?3 FROM relevo_parked_message WHERE destination = ?1 AND key = ?2";
+        let sql = "SELECT min(ordinal) < ?3 FROM relevo_parked_message WHERE destination = ?1 AND key = ?2";
         let row = sqlx::query(sql).bind(self.destination).bind(&*self.advance.key).bind(no);
         Ok(column::<Option<bool>>(&row.fetch_one(connection).await?, 0)?.unwrap_or(false))
     }

@@ -73,7 +73,7 @@ impl Store {
     /// Where a search goes on after a scheduled message.
     async fn place_of(&self, listed: &Listed) -> Result<i64, Error> {
         let mut session = self.reading.take().await?;
-        let select = sqlx::query("SELECT no FROM relevo_scheduled WHERE id = ?1").bind(*listed.id.as_uuid());
+        let select = sqlx::query("SELECT ordinal FROM relevo_scheduled WHERE id = ?1").bind(*listed.id.as_uuid());
         let row = select.fetch_optional(&mut *session).await?;
         session.give_back();
         Ok(SCHEDULED + row.map(|row| column::<i64>(&row, 0)).transpose()?.unwrap_or(0))
@@ -129,9 +129,9 @@ async fn scheduled(
         return Ok(Vec::new());
     }
     let sql = "SELECT id, topic, key, type, created_at_ms, due_at_ms FROM relevo_scheduled \
-               WHERE no < ?1 AND (?2 IS NULL OR key = ?2) AND (?3 IS NULL OR topic = ?3) AND (?4 IS NULL OR type = ?4) \
+               WHERE ordinal < ?1 AND (?2 IS NULL OR key = ?2) AND (?3 IS NULL OR topic = ?3) AND (?4 IS NULL OR type = ?4) \
                AND (?5 IS NULL OR created_at_ms >= ?5) AND (?6 IS NULL OR created_at_ms < ?6) \
-               ORDER BY no DESC LIMIT ?7";
+               ORDER BY ordinal DESC LIMIT ?7";
     let select = sqlx::query(sql).bind(before).bind(&search.key).bind(&search.topic).bind(&search.kind);
     let select = select.bind(search.since.map(Timestamp::as_millisecond));
     let select =

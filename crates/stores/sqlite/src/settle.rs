@@ -157,14 +157,14 @@ impl Parking<'_> {
             return Ok(());
         }
         let sql = "INSERT INTO relevo_parked_message \
-                   (destination, key, no, seq, slot, id, created_at_ms, topic, type, content_type, headers, payload) \
-                   SELECT d.name, m.key, d.queue_back + 1 + w.key, m.seq, m.slot, m.id, m.created_at_ms, m.topic, m.type, \
+                   (destination, key, ordinal, seq, slot, id, created_at_ms, topic, type, content_type, headers, payload) \
+                   SELECT d.name, m.key, d.last_ordinal + 1 + w.key, m.seq, m.slot, m.id, m.created_at_ms, m.topic, m.type, \
                    m.content_type, m.headers, m.payload \
                    FROM relevo_destination AS d, json_each(?2) AS w JOIN relevo_message AS m ON m.seq = w.value \
                    WHERE d.name = ?1";
         let insert = sqlx::query(sql).bind(self.destination).bind(json!(seqs).to_string());
         all_found(seqs.len(), insert.execute(&mut *connection).await?.rows_affected())?;
-        let update = sqlx::query("UPDATE relevo_destination SET queue_back = queue_back + ?2 WHERE name = ?1");
+        let update = sqlx::query("UPDATE relevo_destination SET last_ordinal = last_ordinal + ?2 WHERE name = ?1");
         update.bind(self.destination).bind(i64::try_from(seqs.len()).unwrap_or(i64::MAX)).execute(connection).await?;
         Ok(())
     }
@@ -205,7 +205,7 @@ async fn record(
     now: i64,
 ) -> Result<(), Error> {
     let rows: Value = progress.iter().map(|(lease, at)| json!([lease.shard, at.from, at.to, at.place])).collect();
-    let sql = "UPDATE relevo_progress AS p SET from_seq = w.value ->> 1, to_seq = w.value ->> 2, place = w.value ->> 3, \
+    let sql = "UPDATE relevo_progress AS p SET from_seq = w.value ->> 1, to_seq = w.value ->> 2, settled_seq = w.value ->> 3, \
                settled_at_ms = ?3 FROM json_each(?2) AS w WHERE p.destination = ?1 AND p.shard = w.value ->> 0";
     sqlx::query(sql).bind(destination).bind(rows.to_string()).bind(now).execute(&mut *connection).await?;
     let mut lines: BTreeMap<i64, Vec<u16>> = BTreeMap::new();
@@ -216,7 +216,7 @@ async fn record(
     for (upto, settled) in lines {
         let all = settled.len() >= usize::from(shards);
         let list = settled.iter().map(u16::to_string).collect::<Vec<_>>().join(",");
-        let sql = "INSERT INTO relevo_settled (destination, settled_at_ms, upto, shards, shard_list) \
+        let sql = "INSERT INTO relevo_settle_history (destination, settled_at_ms, settled_seq, shards, shard_list) \
                    VALUES (?1, ?2, ?3, ?4, ?5)";
         let insert = sqlx::query(sql).bind(destination).bind(now).bind(upto).bind(i64::from(shards));
         insert.bind((!all).then(|| format!(",{list},"))).execute(&mut *connection).await?;

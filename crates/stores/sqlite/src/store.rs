@@ -68,7 +68,7 @@ impl Store {
             Err(error) => return Err(error),
         };
         // Changes nothing, and still needs a file that can be written: BEGIN alone begins to read where it is not.
-        sqlx::query("UPDATE relevo_setting SET only_row = 1 WHERE false").execute(&mut *session).await?;
+        sqlx::query("UPDATE relevo_settings SET only_row = 1 WHERE false").execute(&mut *session).await?;
         session.commit().await
     }
 
@@ -114,9 +114,9 @@ impl Store {
         for sql in [
             "INSERT INTO relevo_message (slot, id, created_at_ms, topic, key, type, content_type, headers, payload) \
              SELECT slot, id, ?1, topic, key, type, content_type, headers, payload FROM relevo_scheduled \
-             WHERE due_at_ms <= ?1 ORDER BY due_at_ms, no LIMIT ?2",
-            "DELETE FROM relevo_scheduled WHERE no IN ( \
-             SELECT no FROM relevo_scheduled WHERE due_at_ms <= ?1 ORDER BY due_at_ms, no LIMIT ?2)",
+             WHERE due_at_ms <= ?1 ORDER BY due_at_ms, ordinal LIMIT ?2",
+            "DELETE FROM relevo_scheduled WHERE ordinal IN ( \
+             SELECT ordinal FROM relevo_scheduled WHERE due_at_ms <= ?1 ORDER BY due_at_ms, ordinal LIMIT ?2)",
         ] {
             sqlx::query(sql).bind(now).bind(ENTER_MAX).execute(&mut *session).await?;
         }

@@ -49,7 +49,7 @@ async fn drop_messages(connection: &mut SqliteConnection) -> Result<u64, Error> 
              SELECT min(o.seq) FROM (SELECT seq, created_at_ms FROM relevo_message ORDER BY seq LIMIT ?1) AS o \
              WHERE o.created_at_ms > (SELECT ",
         now!(),
-        " - retention_ms FROM relevo_setting) AND o.created_at_ms <= ",
+        " - retention_ms FROM relevo_settings) AND o.created_at_ms <= ",
         now!(),
         " + 86400000), 9223372036854775807) \
          AND seq <= coalesce((SELECT min(from_seq) FROM relevo_progress), 9223372036854775807) \
@@ -62,31 +62,31 @@ async fn drop_messages(connection: &mut SqliteConnection) -> Result<u64, Error> 
 async fn prune(connection: &mut SqliteConnection) -> Result<u64, Error> {
     let statements = [
         concat!(
-            "DELETE FROM relevo_settled WHERE no < coalesce(( \
-                 SELECT min(o.no) FROM (SELECT no, settled_at_ms FROM relevo_settled ORDER BY no LIMIT ?1) AS o \
+            "DELETE FROM relevo_settle_history WHERE history_id < coalesce(( \
+                 SELECT min(o.history_id) FROM (SELECT history_id, settled_at_ms FROM relevo_settle_history ORDER BY history_id LIMIT ?1) AS o \
                  WHERE o.settled_at_ms >= ",
             now!(),
-            " - (SELECT retention_ms FROM relevo_setting)), 9223372036854775807) \
-             AND no IN (SELECT no FROM relevo_settled ORDER BY no LIMIT ?1)"
+            " - (SELECT retention_ms FROM relevo_settings)), 9223372036854775807) \
+             AND history_id IN (SELECT history_id FROM relevo_settle_history ORDER BY history_id LIMIT ?1)"
         ),
         concat!(
-            "DELETE FROM relevo_parked_delivery WHERE (destination, seq) IN ( \
-             SELECT destination, seq FROM relevo_parked_delivery WHERE delivered_at_ms < ",
+            "DELETE FROM relevo_parked_published WHERE (destination, seq) IN ( \
+             SELECT destination, seq FROM relevo_parked_published WHERE published_at_ms < ",
             now!(),
-            " - (SELECT retention_ms FROM relevo_setting) LIMIT ?1)"
+            " - (SELECT retention_ms FROM relevo_settings) LIMIT ?1)"
         ),
         concat!(
-            "DELETE FROM relevo_own_id WHERE id IN (SELECT id FROM relevo_own_id WHERE claimed_at_ms < ",
+            "DELETE FROM relevo_dedup_id WHERE id IN (SELECT id FROM relevo_dedup_id WHERE claimed_at_ms < ",
             now!(),
-            " - (SELECT id_retention_ms FROM relevo_setting) \
-             AND NOT EXISTS (SELECT 1 FROM relevo_scheduled AS s WHERE s.id = relevo_own_id.id) LIMIT ?1)"
+            " - (SELECT id_retention_ms FROM relevo_settings) \
+             AND NOT EXISTS (SELECT 1 FROM relevo_scheduled AS s WHERE s.id = relevo_dedup_id.id) LIMIT ?1)"
         ),
         concat!(
             "DELETE FROM relevo_dead_letter WHERE (destination, id) IN ( \
              SELECT destination, id FROM relevo_dead_letter \
              WHERE state IN ('redriven', 'discarded') AND marked_at_ms < ",
             now!(),
-            " - (SELECT dead_retention_ms FROM relevo_setting) LIMIT ?1)"
+            " - (SELECT dead_letter_retention_ms FROM relevo_settings) LIMIT ?1)"
         ),
     ];
     let mut most = 0;
@@ -103,7 +103,7 @@ async fn warnings(connection: &mut SqliteConnection) -> Result<Vec<String>, Erro
              SELECT created_at_ms FROM relevo_message WHERE seq > p.settled ORDER BY seq LIMIT ?1) \
              WHERE created_at_ms <= ",
         now!(),
-        " - (SELECT retention_ms FROM relevo_setting)) AS held \
+        " - (SELECT retention_ms FROM relevo_settings)) AS held \
          FROM (SELECT destination, min(from_seq) AS settled FROM relevo_progress GROUP BY destination) AS p \
          WHERE held > 0 ORDER BY p.destination"
     );

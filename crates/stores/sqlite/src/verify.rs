@@ -53,13 +53,12 @@ impl Store {
         let mut session = self.reading.take().await?;
         let progress = Progress::load(&mut session, &self.destination).await?;
         let sql = "SELECT CASE \
-                       WHEN p.no IS NOT NULL THEN CASE \
-                           WHEN k.state = 'dead' OR p.no > (SELECT min(q.no) FROM relevo_parked_message AS q \
+                       WHEN p.ordinal IS NOT NULL THEN CASE \
+                           WHEN k.state = 'dead' OR p.ordinal > (SELECT min(q.ordinal) FROM relevo_parked_message AS q \
                                WHERE q.destination = ?1 AND q.key = p.key) THEN 'behind' \
-                           WHEN k.state = 'address' THEN 'held' WHEN k.state = 'quarantine' THEN 'quarantined' \
-                           ELSE 'retrying' END \
+                           ELSE k.state END \
                        WHEN d.state = 'discarded' THEN 'discarded' WHEN d.state IS NOT NULL THEN 'dead' \
-                       WHEN m.seq <= max(s.from_seq, s.place) THEN 'published' ELSE 'pending' END AS status, \
+                       WHEN m.seq <= max(s.from_seq, s.settled_seq) THEN 'published' ELSE 'pending' END AS status, \
                    count(*), min(m.created_at_ms) \
                    FROM relevo_message AS m \
                    LEFT JOIN relevo_progress AS s ON s.destination = ?1 AND s.shard = m.slot % ?2 \
@@ -123,14 +122,14 @@ async fn contradictions(
         ),
         (
             "keys wait for an address that is not held",
-            "SELECT count(*) FROM relevo_parked_key AS k WHERE k.destination = ?1 AND k.state = 'address' AND NOT EXISTS ( \
-             SELECT 1 FROM relevo_hold AS h WHERE h.destination = ?1 AND h.address = k.address) AND ?2 > 0",
+            "SELECT count(*) FROM relevo_parked_key AS k WHERE k.destination = ?1 AND k.state = 'held' AND NOT EXISTS ( \
+             SELECT 1 FROM relevo_address_hold AS h WHERE h.destination = ?1 AND h.address = k.address) AND ?2 > 0",
         ),
         (
             "messages are parked and not settled",
             "SELECT count(*) FROM relevo_parked_message AS m JOIN relevo_progress AS p \
              ON p.destination = ?1 AND p.shard = m.slot % ?2 \
-             WHERE m.destination = ?1 AND m.seq > max(p.from_seq, p.place)",
+             WHERE m.destination = ?1 AND m.seq > max(p.from_seq, p.settled_seq)",
         ),
         (
             "shards have no lease or no progress",

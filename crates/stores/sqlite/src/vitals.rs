@@ -34,9 +34,9 @@ impl Store {
         let unsettled = oldest_unsettled(&mut session, &self.destination).await?;
         let sql = concat!(
             "SELECT (SELECT count(*) FROM (SELECT 1 FROM relevo_parked_key WHERE destination = ?1 LIMIT ?2)), \
-             (SELECT count(*) FROM (SELECT 1 FROM relevo_hold WHERE destination = ?1 LIMIT ?2)), \
+             (SELECT count(*) FROM (SELECT 1 FROM relevo_address_hold WHERE destination = ?1 LIMIT ?2)), \
              (SELECT created_at_ms FROM relevo_parked_message WHERE destination = ?1 ORDER BY seq LIMIT 1), \
-             (SELECT retention_ms FROM relevo_setting), ",
+             (SELECT retention_ms FROM relevo_settings), ",
             now!()
         );
         let row = sqlx::query(sql).bind(&self.destination).bind(COUNT_MAX).fetch_one(&mut *session).await?;
@@ -70,7 +70,7 @@ async fn holdbacks(connection: &mut SqliteConnection) -> Result<Vec<(String, Dur
     let sql = concat!(
         "SELECT d.name, s.retention_ms, ",
         now!(),
-        " FROM relevo_destination AS d, relevo_setting AS s ORDER BY 1"
+        " FROM relevo_destination AS d, relevo_settings AS s ORDER BY 1"
     );
     let mut holdbacks = Vec::new();
     for row in sqlx::query(sql).fetch_all(&mut *connection).await? {
@@ -103,17 +103,17 @@ async fn consumers(connection: &mut SqliteConnection) -> Result<Vec<ConsumerVita
         "WITH clock (now) AS (SELECT ",
         now!(),
         ") SELECT n.name, \
-             (SELECT count(*) FROM relevo_inbox_member AS m WHERE m.consumer = n.name AND m.until_ms > c.now), \
+             (SELECT count(*) FROM relevo_inbox_member AS m WHERE m.consumer = n.name AND m.expires_at_ms > c.now), \
              c.now - (SELECT max(m.beat_at_ms) FROM relevo_inbox_member AS m WHERE m.consumer = n.name), \
              c.now - (SELECT max(m.last_message_at_ms) FROM relevo_inbox_member AS m WHERE m.consumer = n.name), \
-             (SELECT count(*) FROM (SELECT 1 FROM relevo_inbox_waiting AS w WHERE w.consumer = n.name LIMIT ?1)), \
+             (SELECT count(*) FROM (SELECT 1 FROM relevo_inbox_retry_message AS w WHERE w.consumer = n.name LIMIT ?1)), \
              (SELECT count(*) FROM ( \
-                 SELECT 1 FROM relevo_inbox_dead AS d WHERE d.consumer = n.name AND d.fate = 'pending' LIMIT ?1)), \
-             (SELECT json_group_array(json_array(l.lane, json(iif(l.breaker IS NULL, 'false', 'true')))) FROM ( \
+                 SELECT 1 FROM relevo_inbox_dead_letter AS d WHERE d.consumer = n.name AND d.state = 'pending' LIMIT ?1)), \
+             (SELECT json_group_array(json_array(l.lane, json(iif(l.breaker_reason IS NULL, 'false', 'true')))) FROM ( \
                  SELECT k.lane, iif(EXISTS (SELECT 1 FROM relevo_inbox_member AS m WHERE m.consumer = k.consumer \
-                     AND m.owner = k.owner AND m.until_ms > c.now), k.breaker, NULL) AS breaker \
+                     AND m.owner = k.owner AND m.expires_at_ms > c.now), k.breaker_reason, NULL) AS breaker_reason \
                  FROM relevo_inbox_lane AS k WHERE k.consumer = n.name ORDER BY k.lane) AS l) \
-         FROM relevo_inbox_known AS n CROSS JOIN clock AS c ORDER BY n.name"
+         FROM relevo_inbox_consumer_name AS n CROSS JOIN clock AS c ORDER BY n.name"
     );
     let rows = sqlx::query(sql).bind(COUNT_MAX).fetch_all(connection).await?;
     let consumer = |row: &SqliteRow| {

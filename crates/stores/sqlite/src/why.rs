@@ -54,12 +54,12 @@ impl Store {
 
 async fn shards(connection: &mut SqliteConnection, destination: &str, count: u16) -> Result<Vec<Shard>, Error> {
     let sql = concat!(
-        "SELECT l.shard, m.name, l.epoch, l.until_ms - ",
+        "SELECT l.shard, m.name, l.epoch, l.expires_at_ms - ",
         now!(),
         ", p.settled_at_ms, l.owner IS NOT NULL, \
          (SELECT count(*) FROM relevo_parked_key AS k WHERE k.destination = ?1 AND k.slot % ?2 = l.shard) \
          FROM relevo_lease AS l \
-         LEFT JOIN relevo_member AS m ON m.destination = ?1 AND m.owner = l.owner \
+         LEFT JOIN relevo_relay AS m ON m.destination = ?1 AND m.owner = l.owner \
          LEFT JOIN relevo_progress AS p ON p.destination = ?1 AND p.shard = l.shard \
          WHERE l.destination = ?1 ORDER BY l.shard"
     );
@@ -89,11 +89,11 @@ async fn parked(
 ) -> Result<Option<Found>, Error> {
     let sql = "SELECT k.state, k.next_at_ms, k.since_ms, k.address, h.error, h.next_at_ms, k.dead_id, \
                d.seq, d.state, \
-               (SELECT m.seq FROM relevo_parked_message AS m WHERE m.destination = ?1 AND m.key = ?2 ORDER BY m.no LIMIT 1), \
+               (SELECT m.seq FROM relevo_parked_message AS m WHERE m.destination = ?1 AND m.key = ?2 ORDER BY m.ordinal LIMIT 1), \
                (SELECT count(*) FROM (SELECT 1 FROM relevo_parked_message AS m \
                    WHERE m.destination = ?1 AND m.key = ?2 LIMIT ?3)) \
                FROM relevo_parked_key AS k \
-               LEFT JOIN relevo_hold AS h ON h.destination = ?1 AND h.address = k.address \
+               LEFT JOIN relevo_address_hold AS h ON h.destination = ?1 AND h.address = k.address \
                LEFT JOIN relevo_dead_letter AS d ON d.destination = ?1 AND d.id = k.dead_id \
                WHERE k.destination = ?1 AND k.key = ?2";
     let select = sqlx::query(sql).bind(destination).bind(key).bind(COUNT_MAX);
@@ -103,14 +103,14 @@ async fn parked(
     let waits: u64 = number(&row, 10)?;
     let dead_seq: Option<i64> = column(&row, 7)?;
     let (cause, head, waiting) = match column::<&str>(&row, 0)? {
-        "address" => {
+        "held" => {
             let hold = Hold {
                 address: column::<Option<String>>(&row, 3)?.unwrap_or_default(),
                 error: column::<Option<String>>(&row, 4)?.unwrap_or_default(),
             };
             (Cause::Held { hold, probe_at: optional_time(&row, 5)? }, column(&row, 9)?, waits)
         }
-        "quarantine" => (Cause::Quarantined { at }, column(&row, 9)?, waits),
+        "quarantined" => (Cause::Quarantined { at }, column(&row, 9)?, waits),
         "dead" => {
             let id = queries::id(&row, 6)?;
             let cause = match column::<Option<String>>(&row, 8)? {
@@ -159,7 +159,7 @@ async fn unread(
 async fn scheduled(connection: &mut SqliteConnection, key: &str) -> Result<Found, Error> {
     let sql = "SELECT id, topic, key, type, created_at_ms, due_at_ms, \
                (SELECT count(*) FROM relevo_scheduled WHERE key = ?1) \
-               FROM relevo_scheduled WHERE key = ?1 ORDER BY due_at_ms, no LIMIT 1";
+               FROM relevo_scheduled WHERE key = ?1 ORDER BY due_at_ms, ordinal LIMIT 1";
     let Some(row) = sqlx::query(sql).bind(key).fetch_optional(connection).await? else {
         return Ok((Cause::Nothing, None, None, 0));
     };

@@ -85,17 +85,17 @@ FROM ticket;
 -- dead there.
 CREATE VIEW Outbox AS
 WITH settled AS (
-    SELECT m.seq, d.name AS destination, CASE WHEN m.seq <= max(p.from_seq, p.place)
+    SELECT m.seq, d.name AS destination, CASE WHEN m.seq <= max(p.from_seq, p.settled_seq)
             AND NOT EXISTS (
                 SELECT 1 FROM relevo_parked_message AS w WHERE w.destination = d.name AND w.seq = m.seq)
             AND NOT EXISTS (
                 SELECT 1 FROM relevo_dead_letter AS x
                 WHERE x.destination = d.name AND x.seq = m.seq AND x.state <> 'redriven')
         THEN coalesce((
-            SELECT l.delivered_at_ms FROM relevo_parked_delivery AS l WHERE l.destination = d.name AND l.seq = m.seq
+            SELECT l.published_at_ms FROM relevo_parked_published AS l WHERE l.destination = d.name AND l.seq = m.seq
         ), (
-            SELECT min(s.settled_at_ms) FROM relevo_settled AS s
-            WHERE s.destination = d.name AND s.settled_at_ms >= m.created_at_ms AND s.upto >= m.seq
+            SELECT min(s.settled_at_ms) FROM relevo_settle_history AS s
+            WHERE s.destination = d.name AND s.settled_at_ms >= m.created_at_ms AND s.settled_seq >= m.seq
                 AND (s.shard_list IS NULL OR instr(s.shard_list, ',' || (m.slot % s.shards) || ',') > 0)
         ), p.settled_at_ms) END AS at
     FROM relevo_message AS m CROSS JOIN relevo_destination AS d
@@ -109,7 +109,8 @@ SELECT lower(substr(hex(m.id), 1, 8) || '-' || substr(hex(m.id), 9, 4) || '-' ||
 FROM relevo_message AS m;
 
 CREATE VIEW ProcessedEvents AS
-SELECT lower(substr(hex(id), 1, 8) || '-' || substr(hex(id), 9, 4) || '-' || substr(hex(id), 13, 4) || '-'
-        || substr(hex(id), 17, 4) || '-' || substr(hex(id), 21)) AS EventId,
+SELECT lower(substr(hex(message_id), 1, 8) || '-' || substr(hex(message_id), 9, 4) || '-'
+        || substr(hex(message_id), 13, 4) || '-' || substr(hex(message_id), 17, 4) || '-'
+        || substr(hex(message_id), 21)) AS EventId,
     consumer AS Consumer, entered_at_ms AS ProcessedAt
 FROM relevo_inbox WHERE state IN ('done', 'skipped');

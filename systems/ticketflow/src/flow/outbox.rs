@@ -55,7 +55,7 @@ async fn keep_in_postgres(options: &PgConnectOptions, retention: Duration) -> Re
 
 async fn keep_in_sqlite(path: &Path, retention: Duration) -> Result<(), DeskError> {
     let mut connection = sqlite::connect_options(path).disable_statement_logging().connect().await?;
-    sqlx::query("UPDATE relevo_setting SET retention_ms = ?1 WHERE retention_ms <> ?1")
+    sqlx::query("UPDATE relevo_settings SET retention_ms = ?1 WHERE retention_ms <> ?1")
         .bind(i64::try_from(retention.as_millis()).unwrap_or(i64::MAX))
         .execute(&mut connection)
         .await?;

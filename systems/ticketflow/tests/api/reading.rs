@@ -184,7 +184,7 @@ pub(crate) async fn what_was_carried_is_kept_for_thirty_days(world: &World) {
     let config = config::Outbox::default();
     flow::open_outbox(&world.database, &config).await.unwrap();
     let days = if world.is_sqlite() {
-        "SELECT retention_ms / 86400000 FROM relevo_setting"
+        "SELECT retention_ms / 86400000 FROM relevo_settings"
     } else {
         "SELECT extract(epoch FROM retention)::bigint / 86400 FROM relevo.setting"
     };

@@ -235,30 +235,23 @@ async fn tables_of_a_later_version_are_refused() {
     assert_eq!(error.class(), Class::Blocked);
     assert_eq!(
         error.to_string(),
-        "the broker's tables do not fit this program: they are of version 99, this program's is 2"
+        "the broker's tables do not fit this program: they are of version 99, this program's is 1"
     );
 }
 
+/// The statements that make the tables, without their comments.
 #[tokio::test]
-async fn tables_of_an_earlier_version_are_brought_up_and_keep_what_they_know() {
+async fn the_tables_are_these() {
     let directory = Directory::new();
-    let options = sqlx::sqlite::SqliteConnectOptions::new().filename(directory.path().join("broker.db"));
-    let mut earlier = options.create_if_missing(true).connect().await.expect("a file");
-    let first = include_str!("../../migrations/0001_broker.sql");
-    // One message was retried twice and waits for its time; one was out twice and came back.
-    let rest = "INSERT INTO broker_group VALUES (1, 'billing', '[\"orders\"]', 1, 0, 0);
-        INSERT INTO broker_lane (grp, lane, cursor) VALUES (1, 0, 2);
-        INSERT INTO broker_message VALUES (1, 'orders', 0, 'a', NULL, 0, '{}', x'00'), (2, 'orders', 0, 'b', NULL, 0, '{}', x'00');
-        INSERT INTO broker_pending VALUES (1, 1, 0, 2, 2, 1, 'a'), (2, 1, 0, 0, 2, NULL, 'b');
-        UPDATE broker_meta SET messages = 2, bytes = 6";
-    for sql in [first, rest] {
-        sqlx::raw_sql(sql).execute(&mut earlier).await.expect("tables of the first version");
-    }
-    earlier.close().await.expect("closed");
-    let broker = open(directory.path()).await;
-    let consumer = broker.consumer("billing", Membership::default()).await.expect("a consumer");
-    let held = receive(&consumer, 2).await;
-    assert_eq!(held.iter().map(|one| (one.count, one.retries)).collect::<Vec<_>>(), [(3, 2), (3, 0)]);
+    open(directory.path()).await.close().await;
+    let sql = "SELECT sql FROM sqlite_schema WHERE sql IS NOT NULL AND name LIKE 'broker_%' ORDER BY tbl_name, type DESC, name";
+    let statements: Vec<String> =
+        sqlx::query_scalar(sql).fetch_all(&mut other_connection(directory.path()).await).await.expect("tables");
+    let statement = |sql: &String| {
+        let lines = sql.lines().map(|line| line.split("--").next().unwrap_or_default().trim_end());
+        lines.filter(|line| !line.is_empty()).collect::<Vec<_>>().join("\n")
+    };
+    insta::assert_snapshot!(statements.iter().map(statement).collect::<Vec<_>>().join("\n\n"));
 }
 
 #[tokio::test]

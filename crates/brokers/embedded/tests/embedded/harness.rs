@@ -50,8 +50,8 @@ impl Embedded {
     }
 
     async fn expire(&self) {
-        self.sql("UPDATE broker_lane SET until_ms = until_ms - ?1", 600_000).await;
-        self.sql("UPDATE broker_member SET until_ms = until_ms - ?1", 600_000).await;
+        self.sql("UPDATE broker_lane SET lease_until_ms = lease_until_ms - ?1", 600_000).await;
+        self.sql("UPDATE broker_member SET lease_until_ms = lease_until_ms - ?1", 600_000).await;
     }
 }
 

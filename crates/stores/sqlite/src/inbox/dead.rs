@@ -13,7 +13,7 @@ use crate::queries::{column, now, number, time};
 macro_rules! filter {
     () => {
         " (?1 IS NULL OR consumer = ?1) AND (?2 IS NULL OR hex(id) IN (SELECT value FROM json_each(?2))) \
-         AND (?3 IS NULL OR queue = ?3) AND (?4 IS NULL OR class = ?4) AND (?5 IS NULL OR fate = ?5) \
+         AND (?3 IS NULL OR queue = ?3) AND (?4 IS NULL OR class = ?4) AND (?5 IS NULL OR state = ?5) \
          AND (?6 IS NULL OR dead_at_ms >= ?6) AND (?7 IS NULL OR dead_at_ms < ?7) "
     };
 }
@@ -38,10 +38,10 @@ pub(super) async fn letters(
     limit: usize,
 ) -> Result<Vec<DeadLetter>, Error> {
     let sql = concat!(
-        "SELECT consumer, class, error, backtrace, attempts, arrived_at_ms, dead_at_ms, redriven, fate, note, \
-         id, replay, headers, payload, address, lane, place, correlation, queue FROM relevo_inbox_dead WHERE",
+        "SELECT consumer, class, error, backtrace, attempts, arrived_at_ms, dead_at_ms, redrives, state, reason, \
+         id, replay, headers, payload, address, lane, broker_offset, correlation, queue FROM relevo_inbox_dead_letter WHERE",
         filter!(),
-        "ORDER BY dead_at_ms, no LIMIT ?8"
+        "ORDER BY dead_at_ms, ordinal LIMIT ?8"
     );
     let select = filtered(sql, filter).bind(i64::try_from(limit).unwrap_or(i64::MAX));
     select.fetch_all(connection).await?.iter().map(letter).collect()
@@ -65,7 +65,7 @@ fn letter(row: &SqliteRow) -> Result<DeadLetter, Error> {
 
 /// How many pending letters a filter means.
 pub(super) async fn count(connection: &mut SqliteConnection, filter: &DeadFilter) -> Result<u64, Error> {
-    let sql = concat!("SELECT count(*) FROM relevo_inbox_dead WHERE fate = 'pending' AND", filter!());
+    let sql = concat!("SELECT count(*) FROM relevo_inbox_dead_letter WHERE state = 'pending' AND", filter!());
     number(&filtered(sql, filter).fetch_one(connection).await?, 0)
 }
 
@@ -81,9 +81,9 @@ struct Pending {
 /// Puts pending letters back into their queues, or aside; says how many.
 pub(super) async fn mark(connection: &mut SqliteConnection, fate: Fate, mark: &Mark) -> Result<u64, Error> {
     let sql = concat!(
-        "SELECT rowid, consumer, queue, no, holds FROM relevo_inbox_dead WHERE fate = 'pending' AND",
+        "SELECT rowid, consumer, queue, ordinal, blocks_queue FROM relevo_inbox_dead_letter WHERE state = 'pending' AND",
         filter!(),
-        "ORDER BY no"
+        "ORDER BY ordinal"
     );
     let rows = filtered(sql, &mark.filter).fetch_all(&mut *connection).await?;
     let now = clock(connection).await?;
@@ -95,7 +95,7 @@ pub(super) async fn mark(connection: &mut SqliteConnection, fate: Fate, mark: &M
             no: column(row, 3)?,
             holds: column(row, 4)?,
         };
-        let sql = "UPDATE relevo_inbox_dead SET fate = ?2, holds = 0, redriven = redriven + (?2 = 'replayed'), note = ?3, \
+        let sql = "UPDATE relevo_inbox_dead_letter SET state = ?2, blocks_queue = 0, redrives = redrives + (?2 = 'replayed'), reason = ?3, \
                    marked_by = ?4, marked_at_ms = ?5 WHERE rowid = ?1";
         let update = sqlx::query(sql).bind(letter.row).bind(fate.word()).bind(&mark.note).bind(&mark.by);
         update.bind(now).execute(&mut *connection).await?;
@@ -117,26 +117,26 @@ fn pace(position: i64, rate: u32) -> i64 {
 async fn reopen(connection: &mut SqliteConnection, letter: &Pending, now: i64, at: i64) -> Result<(), Error> {
     ensure(connection, &letter.consumer, &letter.queue, at).await?;
     for sql in [
-        "INSERT INTO relevo_inbox_waiting (no, consumer, queue, id, replay, headers, payload, address, lane, place, \
-             correlation, reopened, class, error, arrived_at_ms, not_before_ms) \
-         SELECT no, consumer, queue, id, replay, headers, payload, address, lane, place, correlation, 1, class, error, \
-             arrived_at_ms, ?2 FROM relevo_inbox_dead WHERE rowid = ?1",
-        "UPDATE relevo_inbox SET state = 'reopened', started = 0 WHERE state = 'dead' AND (consumer, id, replay) IN ( \
-         SELECT consumer, id, replay FROM relevo_inbox_dead WHERE rowid = ?1)",
+        "INSERT INTO relevo_inbox_retry_message (ordinal, consumer, queue, id, replay, headers, payload, address, lane, broker_offset, \
+             correlation, redriven, class, error, arrived_at_ms, not_before_ms) \
+         SELECT ordinal, consumer, queue, id, replay, headers, payload, address, lane, broker_offset, correlation, 1, class, error, \
+             arrived_at_ms, ?2 FROM relevo_inbox_dead_letter WHERE rowid = ?1",
+        "UPDATE relevo_inbox SET state = 'reopened', unfinished_starts = 0 WHERE state = 'dead' AND (consumer, message_id, replay) IN ( \
+         SELECT consumer, id, replay FROM relevo_inbox_dead_letter WHERE rowid = ?1)",
     ] {
         sqlx::query(sql).bind(letter.row).bind(at).execute(&mut *connection).await?;
     }
     let sql = concat!(
         "UPDATE relevo_inbox_trace SET state = 'reopened', at_ms = ",
         now!(),
-        " WHERE (id, consumer, replay) IN (SELECT id, consumer, replay FROM relevo_inbox_dead WHERE rowid = ?1)"
+        " WHERE (id, consumer, replay) IN (SELECT id, consumer, replay FROM relevo_inbox_dead_letter WHERE rowid = ?1)"
     );
     sqlx::query(sql).bind(letter.row).execute(&mut *connection).await?;
     if free(connection, letter, now).await? {
         // Whoever works on it finds the new head, and gives it back: until then nobody else calls for what that one calls
         // for. Where it is not the head, everything stays as it is.
-        let sql = "UPDATE relevo_inbox_queue SET next_at_ms = ?4 WHERE consumer = ?1 AND queue = ?2 AND NOT EXISTS (SELECT 1 FROM relevo_inbox_waiting \
-                   WHERE consumer = ?1 AND queue = ?2 AND no < ?3)";
+        let sql = "UPDATE relevo_inbox_retry_queue SET next_at_ms = ?4 WHERE consumer = ?1 AND queue = ?2 AND NOT EXISTS (SELECT 1 FROM relevo_inbox_retry_message \
+                   WHERE consumer = ?1 AND queue = ?2 AND ordinal < ?3)";
         let update = sqlx::query(sql).bind(&letter.consumer).bind(&letter.queue).bind(letter.no);
         update.bind(at).execute(connection).await?;
     }
@@ -145,13 +145,13 @@ async fn reopen(connection: &mut SqliteConnection, letter: &Pending, now: i64, a
 
 /// A queue that waited for this letter goes on when its first message may be tried; true unless another one holds it.
 async fn free(connection: &mut SqliteConnection, letter: &Pending, now: i64) -> Result<bool, Error> {
-    let sql = "SELECT 1 FROM relevo_inbox_dead WHERE consumer = ?1 AND queue = ?2 AND holds";
+    let sql = "SELECT 1 FROM relevo_inbox_dead_letter WHERE consumer = ?1 AND queue = ?2 AND blocks_queue";
     let holder = sqlx::query(sql).bind(&letter.consumer).bind(&letter.queue).fetch_optional(&mut *connection).await?;
     if holder.is_some() {
         return Ok(false);
     }
     let next = first_at(connection, &letter.consumer, &letter.queue, now).await?;
-    let sql = "UPDATE relevo_inbox_queue SET next_at_ms = ?3, held = 0 WHERE consumer = ?1 AND queue = ?2 AND held";
+    let sql = "UPDATE relevo_inbox_retry_queue SET next_at_ms = ?3, blocked = 0 WHERE consumer = ?1 AND queue = ?2 AND blocked";
     sqlx::query(sql).bind(&letter.consumer).bind(&letter.queue).bind(next).execute(connection).await?;
     Ok(true)
 }

@@ -59,7 +59,8 @@ async fn waiting_queues(
     arrivals: &[Arrival],
 ) -> Result<BTreeSet<String>, Error> {
     let queues: Value = arrivals.iter().map(|arrival| &*arrival.queue).collect();
-    let sql = "SELECT queue FROM relevo_inbox_queue WHERE consumer = ?1 AND queue IN (SELECT value FROM json_each(?2))";
+    let sql =
+        "SELECT queue FROM relevo_inbox_retry_queue WHERE consumer = ?1 AND queue IN (SELECT value FROM json_each(?2))";
     let rows = sqlx::query(sql).bind(consumer).bind(queues.to_string()).fetch_all(connection).await?;
     rows.iter().map(|row| column(row, 0)).collect()
 }
@@ -67,26 +68,27 @@ async fn waiting_queues(
 /// Enters a message as done; false if it is known. One that was open, or whose call is over, is new.
 async fn insert(connection: &mut SqliteConnection, consumer: &str, entry: Entry) -> Result<bool, Error> {
     let sql = concat!(
-        "INSERT INTO relevo_inbox AS i (consumer, id, replay, entered_at_ms) VALUES (?1, ?2, ?3, ",
+        "INSERT INTO relevo_inbox AS i (consumer, message_id, replay, entered_at_ms) VALUES (?1, ?2, ?3, ",
         now!(),
-        ") ON CONFLICT (consumer, id, replay) DO UPDATE \
-         SET state = 'done', token = NULL, until_ms = NULL, entered_at_ms = excluded.entered_at_ms \
-         WHERE i.state = 'open' OR (i.state = 'calling' AND i.until_ms <= excluded.entered_at_ms)"
+        ") ON CONFLICT (consumer, message_id, replay) DO UPDATE \
+         SET state = 'done', claim_token = NULL, claim_expires_at_ms = NULL, entered_at_ms = excluded.entered_at_ms \
+         WHERE i.state = 'open' OR (i.state = 'calling' AND i.claim_expires_at_ms <= excluded.entered_at_ms)"
     );
     Ok(of_entry(sql, consumer, entry).execute(connection).await?.rows_affected() > 0)
 }
 
 /// What a message that is known counts as, and until when its call may run.
 async fn known(connection: &mut SqliteConnection, consumer: &str, entry: Entry) -> Result<(State, Option<i64>), Error> {
-    let sql = "SELECT state, until_ms FROM relevo_inbox WHERE consumer = ?1 AND id = ?2 AND replay = ?3";
+    let sql =
+        "SELECT state, claim_expires_at_ms FROM relevo_inbox WHERE consumer = ?1 AND message_id = ?2 AND replay = ?3";
     let row = of_entry(sql, consumer, entry).fetch_one(connection).await?;
     Ok((state(&row, 0)?, column(&row, 1)?))
 }
 
 /// A message that was entered waits behind the others of its queue instead.
 async fn put_behind(connection: &mut SqliteConnection, asking: Asking<'_>, arrival: &Arrival) -> Result<(), Error> {
-    let sql = "UPDATE relevo_inbox SET state = 'waiting', started = 0, token = NULL, until_ms = NULL \
-               WHERE consumer = ?1 AND id = ?2 AND replay = ?3";
+    let sql = "UPDATE relevo_inbox SET state = 'waiting', unfinished_starts = 0, claim_token = NULL, claim_expires_at_ms = NULL \
+               WHERE consumer = ?1 AND message_id = ?2 AND replay = ?3";
     of_entry(sql, asking.consumer, arrival.entry).execute(&mut *connection).await?;
     let now = clock(connection).await?;
     append(connection, asking.consumer, arrival, now).await?;
@@ -97,7 +99,7 @@ async fn put_behind(connection: &mut SqliteConnection, asking: Asking<'_>, arriv
 pub(super) async fn skip(connection: &mut SqliteConnection, consumer: &str, entry: Entry) -> Result<(), Error> {
     for sql in [
         "UPDATE relevo_inbox SET state = 'skipped' \
-         WHERE consumer = ?1 AND id = ?2 AND replay = ?3 AND state = 'done'",
+         WHERE consumer = ?1 AND message_id = ?2 AND replay = ?3 AND state = 'done'",
         "UPDATE relevo_inbox_trace SET state = 'skipped' \
          WHERE consumer = ?1 AND id = ?2 AND replay = ?3 AND state = 'done'",
     ] {
@@ -109,13 +111,13 @@ pub(super) async fn skip(connection: &mut SqliteConnection, consumer: &str, entr
 /// Notes that handling begins; says how often it did. A message that has ended, waits or is in a call is left as it is.
 pub(super) async fn start(connection: &mut SqliteConnection, consumer: &str, entry: Entry) -> Result<u32, Error> {
     let sql = concat!(
-        "INSERT INTO relevo_inbox AS i (consumer, id, replay, state, started, entered_at_ms) \
+        "INSERT INTO relevo_inbox AS i (consumer, message_id, replay, state, unfinished_starts, entered_at_ms) \
          VALUES (?1, ?2, ?3, 'open', 1, ",
         now!(),
-        ") ON CONFLICT (consumer, id, replay) DO UPDATE SET started = i.started + 1 WHERE i.state = 'open'"
+        ") ON CONFLICT (consumer, message_id, replay) DO UPDATE SET unfinished_starts = i.unfinished_starts + 1 WHERE i.state = 'open'"
     );
     of_entry(sql, consumer, entry).execute(&mut *connection).await?;
-    let sql = "SELECT started FROM relevo_inbox WHERE consumer = ?1 AND id = ?2 AND replay = ?3";
+    let sql = "SELECT unfinished_starts FROM relevo_inbox WHERE consumer = ?1 AND message_id = ?2 AND replay = ?3";
     number(&of_entry(sql, consumer, entry).fetch_one(connection).await?, 0)
 }
 
@@ -126,9 +128,9 @@ pub(super) async fn ended(
     entry: Entry,
     claim: Option<Claim>,
 ) -> Result<(), Error> {
-    let sql = "UPDATE relevo_inbox SET state = 'open', started = 0, token = NULL, until_ms = NULL \
-               WHERE consumer = ?1 AND id = ?2 AND replay = ?3 \
-               AND CASE WHEN ?4 IS NULL THEN state = 'open' ELSE state = 'calling' AND token = ?4 END";
+    let sql = "UPDATE relevo_inbox SET state = 'open', unfinished_starts = 0, claim_token = NULL, claim_expires_at_ms = NULL \
+               WHERE consumer = ?1 AND message_id = ?2 AND replay = ?3 \
+               AND CASE WHEN ?4 IS NULL THEN state = 'open' ELSE state = 'calling' AND claim_token = ?4 END";
     of_entry(sql, consumer, entry).bind(claim.map(|claim| claim.token)).execute(connection).await?;
     Ok(())
 }
@@ -147,10 +149,10 @@ pub(super) async fn claim(
     }
     let now = clock(connection).await?;
     let token = Uuid::new_v4();
-    let sql = "INSERT INTO relevo_inbox AS i (consumer, id, replay, state, started, token, until_ms, entered_at_ms) \
-               VALUES (?1, ?2, ?3, 'calling', 1, ?4, ?5, ?6) ON CONFLICT (consumer, id, replay) DO UPDATE \
-               SET state = 'calling', started = i.started + 1, token = excluded.token, until_ms = excluded.until_ms \
-               WHERE i.state = 'open' OR (i.state = 'calling' AND i.until_ms <= ?6) RETURNING started";
+    let sql = "INSERT INTO relevo_inbox AS i (consumer, message_id, replay, state, unfinished_starts, claim_token, claim_expires_at_ms, entered_at_ms) \
+               VALUES (?1, ?2, ?3, 'calling', 1, ?4, ?5, ?6) ON CONFLICT (consumer, message_id, replay) DO UPDATE \
+               SET state = 'calling', unfinished_starts = i.unfinished_starts + 1, claim_token = excluded.claim_token, claim_expires_at_ms = excluded.claim_expires_at_ms \
+               WHERE i.state = 'open' OR (i.state = 'calling' AND i.claim_expires_at_ms <= ?6) RETURNING unfinished_starts";
     let upsert = of_entry(sql, consumer, arrival.entry).bind(token).bind(now + millis(lasts)).bind(now);
     let Some(row) = upsert.fetch_optional(&mut *connection).await? else {
         let (state, until) = known(connection, consumer, arrival.entry).await?;
@@ -180,9 +182,9 @@ pub(super) async fn enter_claimed(
         return Ok(false);
     }
     let sql = concat!(
-        "UPDATE relevo_inbox SET state = 'done', token = NULL, until_ms = NULL, entered_at_ms = ",
+        "UPDATE relevo_inbox SET state = 'done', claim_token = NULL, claim_expires_at_ms = NULL, entered_at_ms = ",
         now!(),
-        " WHERE consumer = ?1 AND id = ?2 AND replay = ?3 AND state = 'calling' AND token = ?4"
+        " WHERE consumer = ?1 AND message_id = ?2 AND replay = ?3 AND state = 'calling' AND claim_token = ?4"
     );
     let update = of_entry(sql, asking.consumer, arrival.entry).bind(claim.token).execute(&mut *connection).await?;
     if update.rows_affected() == 0 {

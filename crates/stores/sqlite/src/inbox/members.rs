@@ -18,14 +18,14 @@ use crate::queries::{column, millis};
 pub(super) async fn beat(connection: &mut SqliteConnection, consumer: &str, beat: &Beat) -> Result<Orders, Error> {
     let now = clock(connection).await?;
     let sql = "INSERT INTO relevo_inbox_consumer AS c (name) VALUES (?1) \
-               ON CONFLICT (name) DO UPDATE SET forgotten_at_ms = NULL WHERE c.forgotten_at_ms IS NOT NULL";
+               ON CONFLICT (name) DO UPDATE SET removed_at_ms = NULL WHERE c.removed_at_ms IS NOT NULL";
     sqlx::query(sql).bind(consumer).execute(&mut *connection).await?;
-    let sql = "SELECT until_ms FROM relevo_inbox_member WHERE consumer = ?1 AND owner = ?2";
+    let sql = "SELECT expires_at_ms FROM relevo_inbox_member WHERE consumer = ?1 AND owner = ?2";
     let row = sqlx::query(sql).bind(consumer).bind(beat.owner).fetch_optional(&mut *connection).await?;
     let before: Option<i64> = row.map(|row| column(&row, 0)).transpose()?;
-    let sql = "INSERT INTO relevo_inbox_member AS m (consumer, owner, name, until_ms, beat_at_ms, last_message_at_ms) \
+    let sql = "INSERT INTO relevo_inbox_member AS m (consumer, owner, name, expires_at_ms, beat_at_ms, last_message_at_ms) \
                VALUES (?1, ?2, ?3, ?4, ?5, ?6) ON CONFLICT (consumer, owner) DO UPDATE SET name = excluded.name, \
-               until_ms = excluded.until_ms, beat_at_ms = excluded.beat_at_ms, \
+               expires_at_ms = excluded.expires_at_ms, beat_at_ms = excluded.beat_at_ms, \
                last_message_at_ms = coalesce(excluded.last_message_at_ms, m.last_message_at_ms)";
     let upsert = sqlx::query(sql).bind(consumer).bind(beat.owner).bind(&beat.name).bind(now + millis(beat.lasts));
     let last = beat.last_message_at.map(jiff::Timestamp::as_millisecond);
@@ -45,8 +45,8 @@ async fn tell(connection: &mut SqliteConnection, consumer: &str, beat: &Beat) ->
         let lane: &str = column(row, 0)?;
         let mark = beat.marks.iter().find(|(named, _)| named.name() == lane).and_then(|(_, mark)| *mark);
         let breaker = beat.breakers.iter().find(|(named, _)| named.name() == lane).map(|(_, why)| why);
-        let sql = "UPDATE relevo_inbox_lane SET mark = coalesce(?3, mark), breaker = ?4 WHERE consumer = ?1 AND lane = ?2 \
-                   AND (mark IS NOT coalesce(?3, mark) OR breaker IS NOT ?4)";
+        let sql = "UPDATE relevo_inbox_lane SET settled_offset = coalesce(?3, settled_offset), breaker_reason = ?4 WHERE consumer = ?1 AND lane = ?2 \
+                   AND (settled_offset IS NOT coalesce(?3, settled_offset) OR breaker_reason IS NOT ?4)";
         let update = sqlx::query(sql).bind(consumer).bind(lane).bind(mark.map(u64::cast_signed)).bind(breaker);
         update.execute(&mut *connection).await?;
     }
@@ -56,8 +56,8 @@ async fn tell(connection: &mut SqliteConnection, consumer: &str, beat: &Beat) ->
 async fn orders(connection: &mut SqliteConnection, consumer: &str) -> Result<Orders, Error> {
     let select = sqlx::query("SELECT paused FROM relevo_inbox_consumer WHERE name = ?1").bind(consumer);
     let paused = column(&select.fetch_one(&mut *connection).await?, 0)?;
-    let sql = "SELECT lane, paused, forced FROM relevo_inbox_lane \
-               WHERE consumer = ?1 AND (paused OR forced IS NOT NULL) ORDER BY lane";
+    let sql = "SELECT lane, paused, breaker_forced FROM relevo_inbox_lane \
+               WHERE consumer = ?1 AND (paused OR breaker_forced IS NOT NULL) ORDER BY lane";
     let mut orders = Orders { paused, ..Orders::default() };
     for row in &sqlx::query(sql).bind(consumer).fetch_all(connection).await? {
         let lane = Lane::new(column::<&str>(row, 0)?);
@@ -80,7 +80,7 @@ pub(super) async fn take(
     lanes: &[Lane],
 ) -> Result<Vec<Held>, Error> {
     let now = clock(connection).await?;
-    let sql = "SELECT 1 FROM relevo_inbox_member WHERE consumer = ?1 AND owner = ?2 AND until_ms > ?3";
+    let sql = "SELECT 1 FROM relevo_inbox_member WHERE consumer = ?1 AND owner = ?2 AND expires_at_ms > ?3";
     let alive = sqlx::query(sql).bind(consumer).bind(owner).bind(now).fetch_optional(&mut *connection).await?;
     if alive.is_none() {
         return Ok(Vec::new());
@@ -88,9 +88,9 @@ pub(super) async fn take(
     let mut taken = Vec::new();
     for lane in lanes.iter().collect::<BTreeSet<_>>() {
         let sql = "INSERT INTO relevo_inbox_lane AS l (consumer, lane, epoch, owner) VALUES (?1, ?2, 1, ?3) \
-                   ON CONFLICT (consumer, lane) DO UPDATE SET epoch = l.epoch + 1, owner = ?3, breaker = NULL \
+                   ON CONFLICT (consumer, lane) DO UPDATE SET epoch = l.epoch + 1, owner = ?3, breaker_reason = NULL \
                    WHERE l.owner IS NOT ?3 AND NOT EXISTS (SELECT 1 FROM relevo_inbox_member AS m \
-                   WHERE m.consumer = ?1 AND m.owner = l.owner AND m.until_ms > ?4)";
+                   WHERE m.consumer = ?1 AND m.owner = l.owner AND m.expires_at_ms > ?4)";
         let upsert = sqlx::query(sql).bind(consumer).bind(lane.name()).bind(owner).bind(now);
         upsert.execute(&mut *connection).await?;
         let sql = "SELECT epoch FROM relevo_inbox_lane WHERE consumer = ?1 AND lane = ?2 AND owner = ?3";
@@ -110,7 +110,7 @@ pub(super) async fn give_back(
     lanes: Option<&[Lane]>,
 ) -> Result<(), Error> {
     let names = lanes.map(|lanes| lanes.iter().map(Lane::name).collect::<Value>().to_string());
-    let sql = "UPDATE relevo_inbox_lane SET owner = NULL, breaker = NULL WHERE consumer = ?1 AND owner = ?2 \
+    let sql = "UPDATE relevo_inbox_lane SET owner = NULL, breaker_reason = NULL WHERE consumer = ?1 AND owner = ?2 \
                AND (?3 IS NULL OR lane IN (SELECT value FROM json_each(?3)))";
     sqlx::query(sql).bind(consumer).bind(owner).bind(names).execute(connection).await?;
     Ok(())
@@ -126,12 +126,12 @@ pub(super) async fn leave(connection: &mut SqliteConnection, consumer: &str, own
 
 /// Forgets who worked for a consumer, unless somebody does. No handler's transaction is open while this one is.
 pub(super) async fn forget(connection: &mut SqliteConnection, consumer: &str) -> Result<Forgotten, Error> {
-    let known = sqlx::query("SELECT 1 FROM relevo_inbox_known WHERE name = ?1").bind(consumer);
+    let known = sqlx::query("SELECT 1 FROM relevo_inbox_consumer_name WHERE name = ?1").bind(consumer);
     if known.fetch_optional(&mut *connection).await?.is_none() {
         return Ok(Forgotten::Unknown);
     }
     let now = clock(connection).await?;
-    let alive = sqlx::query("SELECT 1 FROM relevo_inbox_member WHERE consumer = ?1 AND until_ms > ?2");
+    let alive = sqlx::query("SELECT 1 FROM relevo_inbox_member WHERE consumer = ?1 AND expires_at_ms > ?2");
     if alive.bind(consumer).bind(now).fetch_optional(&mut *connection).await?.is_some() {
         return Ok(Forgotten::Alive);
     }
@@ -139,8 +139,8 @@ pub(super) async fn forget(connection: &mut SqliteConnection, consumer: &str) ->
     lanes.bind(consumer).execute(&mut *connection).await?;
     let members = sqlx::query("DELETE FROM relevo_inbox_member WHERE consumer = ?1");
     members.bind(consumer).execute(&mut *connection).await?;
-    let sql = "INSERT INTO relevo_inbox_consumer (name, forgotten_at_ms) VALUES (?1, ?2) \
-               ON CONFLICT (name) DO UPDATE SET paused = 0, forgotten_at_ms = excluded.forgotten_at_ms";
+    let sql = "INSERT INTO relevo_inbox_consumer (name, removed_at_ms) VALUES (?1, ?2) \
+               ON CONFLICT (name) DO UPDATE SET paused = 0, removed_at_ms = excluded.removed_at_ms";
     sqlx::query(sql).bind(consumer).bind(now).execute(connection).await?;
     Ok(Forgotten::Gone)
 }

@@ -24,15 +24,15 @@ pub(super) async fn prune(
     note(connection, consumer, keeping).await?;
     let statements = [
         (
-            "DELETE FROM relevo_inbox WHERE (consumer, id, replay) IN ( \
-             SELECT consumer, id, replay FROM relevo_inbox \
+            "DELETE FROM relevo_inbox WHERE (consumer, message_id, replay) IN ( \
+             SELECT consumer, message_id, replay FROM relevo_inbox \
              WHERE consumer = ?1 AND entered_at_ms < ?2 AND state IN ('done', 'skipped') ORDER BY entered_at_ms LIMIT ?3)",
             keeping.done,
         ),
         (
-            "DELETE FROM relevo_inbox_dead WHERE rowid IN ( \
-             SELECT rowid FROM relevo_inbox_dead \
-             WHERE consumer = ?1 AND marked_at_ms < ?2 AND fate <> 'pending' ORDER BY marked_at_ms LIMIT ?3)",
+            "DELETE FROM relevo_inbox_dead_letter WHERE rowid IN ( \
+             SELECT rowid FROM relevo_inbox_dead_letter \
+             WHERE consumer = ?1 AND marked_at_ms < ?2 AND state <> 'pending' ORDER BY marked_at_ms LIMIT ?3)",
             keeping.dead,
         ),
         (
@@ -44,7 +44,7 @@ pub(super) async fn prune(
         ),
         (
             "DELETE FROM relevo_inbox_member WHERE (consumer, owner) IN ( \
-             SELECT consumer, owner FROM relevo_inbox_member WHERE consumer = ?1 AND until_ms < ?2 LIMIT ?3)",
+             SELECT consumer, owner FROM relevo_inbox_member WHERE consumer = ?1 AND expires_at_ms < ?2 LIMIT ?3)",
             DEAD_MEMBERS,
         ),
     ];
@@ -58,8 +58,8 @@ pub(super) async fn prune(
 
 /// Notes how long the inbox remembers, for people.
 async fn note(connection: &mut SqliteConnection, consumer: &str, keeping: Keeping) -> Result<(), Error> {
-    let sql = "INSERT INTO relevo_inbox_consumer AS c (name, remembers_ms) VALUES (?1, ?2) \
-               ON CONFLICT (name) DO UPDATE SET remembers_ms = ?2 WHERE c.remembers_ms IS NOT ?2";
+    let sql = "INSERT INTO relevo_inbox_consumer AS c (name, done_retention_ms) VALUES (?1, ?2) \
+               ON CONFLICT (name) DO UPDATE SET done_retention_ms = ?2 WHERE c.done_retention_ms IS NOT ?2";
     sqlx::query(sql).bind(consumer).bind(millis(keeping.done)).execute(connection).await?;
     Ok(())
 }

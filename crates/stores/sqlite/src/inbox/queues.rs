@@ -17,7 +17,7 @@ pub(super) async fn ensure(
     queue: &str,
     at: i64,
 ) -> Result<(), Error> {
-    let sql = "INSERT OR IGNORE INTO relevo_inbox_queue (consumer, queue, next_at_ms) VALUES (?1, ?2, ?3)";
+    let sql = "INSERT OR IGNORE INTO relevo_inbox_retry_queue (consumer, queue, next_at_ms) VALUES (?1, ?2, ?3)";
     sqlx::query(sql).bind(consumer).bind(queue).bind(at).execute(connection).await?;
     Ok(())
 }
@@ -28,8 +28,8 @@ pub(super) async fn drop_if_empty(
     consumer: &str,
     queue: &str,
 ) -> Result<bool, Error> {
-    let sql = "DELETE FROM relevo_inbox_queue WHERE consumer = ?1 AND queue = ?2 AND NOT held \
-               AND NOT EXISTS (SELECT 1 FROM relevo_inbox_waiting WHERE consumer = ?1 AND queue = ?2)";
+    let sql = "DELETE FROM relevo_inbox_retry_queue WHERE consumer = ?1 AND queue = ?2 AND NOT blocked \
+               AND NOT EXISTS (SELECT 1 FROM relevo_inbox_retry_message WHERE consumer = ?1 AND queue = ?2)";
     Ok(sqlx::query(sql).bind(consumer).bind(queue).execute(connection).await?.rows_affected() > 0)
 }
 
@@ -42,8 +42,8 @@ pub(super) async fn due(
     lasts: Duration,
 ) -> Result<Vec<Due>, Error> {
     let now = clock(connection).await?;
-    let sql = "SELECT queue FROM relevo_inbox_queue WHERE consumer = ?1 AND next_at_ms <= ?2 \
-               AND (claim_until_ms IS NULL OR claim_until_ms <= ?2) ORDER BY next_at_ms, queue LIMIT ?3";
+    let sql = "SELECT queue FROM relevo_inbox_retry_queue WHERE consumer = ?1 AND next_at_ms <= ?2 \
+               AND (claim_expires_at_ms IS NULL OR claim_expires_at_ms <= ?2) ORDER BY next_at_ms, queue LIMIT ?3";
     let limit = i64::try_from(queues).unwrap_or(i64::MAX);
     let rows = sqlx::query(sql).bind(consumer).bind(now).bind(limit).fetch_all(&mut *connection).await?;
     let mut dues = Vec::with_capacity(rows.len());
@@ -63,14 +63,14 @@ async fn claim(
     until: i64,
 ) -> Result<Due, Error> {
     let token = Uuid::new_v4();
-    let sql = "UPDATE relevo_inbox_queue SET token = ?3, claim_until_ms = ?4 WHERE consumer = ?1 AND queue = ?2";
+    let sql = "UPDATE relevo_inbox_retry_queue SET claim_token = ?3, claim_expires_at_ms = ?4 WHERE consumer = ?1 AND queue = ?2";
     sqlx::query(sql).bind(consumer).bind(queue).bind(token).bind(until).execute(&mut *connection).await?;
-    let sql = "UPDATE relevo_inbox_waiting SET started = started + 1 WHERE no = ( \
-               SELECT min(no) FROM relevo_inbox_waiting WHERE consumer = ?1 AND queue = ?2) \
+    let sql = "UPDATE relevo_inbox_retry_message SET unfinished_starts = unfinished_starts + 1 WHERE ordinal = ( \
+               SELECT min(ordinal) FROM relevo_inbox_retry_message WHERE consumer = ?1 AND queue = ?2) \
                AND coalesce(not_before_ms, 0) <= ?3";
     sqlx::query(sql).bind(consumer).bind(queue).bind(now).execute(&mut *connection).await?;
-    let sql = "SELECT no, attempts, started, reopened, id, replay, headers, payload, address, lane, place, correlation, queue, \
-               not_before_ms FROM relevo_inbox_waiting WHERE consumer = ?1 AND queue = ?2 ORDER BY no LIMIT ?3";
+    let sql = "SELECT ordinal, attempts, unfinished_starts, redriven, id, replay, headers, payload, address, lane, broker_offset, correlation, queue, \
+               not_before_ms FROM relevo_inbox_retry_message WHERE consumer = ?1 AND queue = ?2 ORDER BY ordinal LIMIT ?3";
     let limit = i64::try_from(messages.max(1)).unwrap_or(i64::MAX);
     let rows = sqlx::query(sql).bind(consumer).bind(queue).bind(limit).fetch_all(connection).await?;
     let mut messages = Vec::with_capacity(rows.len());
@@ -101,8 +101,8 @@ pub(super) async fn is_claimed(
     due: &Due,
     at: Option<i64>,
 ) -> Result<bool, Error> {
-    let sql = "SELECT 1 FROM relevo_inbox_queue WHERE consumer = ?1 AND queue = ?2 AND token = ?3 \
-               AND (?4 IS NULL OR claim_until_ms > ?4)";
+    let sql = "SELECT 1 FROM relevo_inbox_retry_queue WHERE consumer = ?1 AND queue = ?2 AND claim_token = ?3 \
+               AND (?4 IS NULL OR claim_expires_at_ms > ?4)";
     let select = sqlx::query(sql).bind(consumer).bind(&*due.queue).bind(due.token).bind(at);
     Ok(select.fetch_optional(connection).await?.is_some())
 }
@@ -113,7 +113,7 @@ pub(super) async fn first(
     consumer: &str,
     queue: &str,
 ) -> Result<Option<i64>, Error> {
-    let sql = "SELECT min(no) FROM relevo_inbox_waiting WHERE consumer = ?1 AND queue = ?2";
+    let sql = "SELECT min(ordinal) FROM relevo_inbox_retry_message WHERE consumer = ?1 AND queue = ?2";
     column(&sqlx::query(sql).bind(consumer).bind(queue).fetch_one(connection).await?, 0)
 }
 
@@ -132,10 +132,10 @@ pub(super) async fn enter_first(
     {
         return Ok(false);
     }
-    let sql = "DELETE FROM relevo_inbox_waiting WHERE no = ?1 \
-               RETURNING id, replay, headers, payload, address, lane, place, correlation, queue";
+    let sql = "DELETE FROM relevo_inbox_retry_message WHERE ordinal = ?1 \
+               RETURNING id, replay, headers, payload, address, lane, broker_offset, correlation, queue";
     let arrival = arrival(&sqlx::query(sql).bind(no).fetch_one(&mut *connection).await?, 0)?;
-    let sql = "UPDATE relevo_inbox SET state = 'done', entered_at_ms = ?4 WHERE consumer = ?1 AND id = ?2 AND replay = ?3 \
+    let sql = "UPDATE relevo_inbox SET state = 'done', entered_at_ms = ?4 WHERE consumer = ?1 AND message_id = ?2 AND replay = ?3 \
                AND state IN ('waiting', 'reopened')";
     let update = of_entry(sql, consumer, arrival.entry).bind(now).execute(&mut *connection).await?;
     if update.rows_affected() == 0 {
@@ -152,7 +152,7 @@ pub(super) async fn first_at(
     queue: &str,
     now: i64,
 ) -> Result<i64, Error> {
-    let sql = "SELECT not_before_ms FROM relevo_inbox_waiting WHERE consumer = ?1 AND queue = ?2 ORDER BY no LIMIT 1";
+    let sql = "SELECT not_before_ms FROM relevo_inbox_retry_message WHERE consumer = ?1 AND queue = ?2 ORDER BY ordinal LIMIT 1";
     let first = sqlx::query(sql).bind(consumer).bind(queue).fetch_optional(connection).await?;
     let not_before: Option<i64> = first.as_ref().map_or(Ok(None), |row| column(row, 0))?;
     Ok(not_before.map_or(now, |not_before| not_before.max(now)))
@@ -165,11 +165,11 @@ pub(super) async fn release(connection: &mut SqliteConnection, consumer: &str, d
     }
     let now = clock(connection).await?;
     let next = first_at(connection, consumer, &due.queue, now).await?;
-    let sql = "UPDATE relevo_inbox_queue SET token = NULL, claim_until_ms = NULL, next_at_ms = CASE WHEN NOT held THEN ?3 END \
+    let sql = "UPDATE relevo_inbox_retry_queue SET claim_token = NULL, claim_expires_at_ms = NULL, next_at_ms = CASE WHEN NOT blocked THEN ?3 END \
                WHERE consumer = ?1 AND queue = ?2";
     sqlx::query(sql).bind(consumer).bind(&*due.queue).bind(next).execute(&mut *connection).await?;
     // It was given back in peace, whatever was begun.
-    let sql = "UPDATE relevo_inbox_waiting SET started = 0 WHERE consumer = ?1 AND queue = ?2 AND started > 0";
+    let sql = "UPDATE relevo_inbox_retry_message SET unfinished_starts = 0 WHERE consumer = ?1 AND queue = ?2 AND unfinished_starts > 0";
     sqlx::query(sql).bind(consumer).bind(&*due.queue).execute(connection).await?;
     Ok(())
 }

@@ -12,8 +12,8 @@ use crate::queries::{column, now, number, time};
 /// How many dead letters of a replay nobody redrove.
 macro_rules! dead {
     () => {
-        "(SELECT count(*) FROM relevo_inbox_dead AS d \
-         WHERE d.consumer = ?1 AND d.replay = ?2 AND d.replay > 0 AND d.fate <> 'replayed')"
+        "(SELECT count(*) FROM relevo_inbox_dead_letter AS d \
+         WHERE d.consumer = ?1 AND d.replay = ?2 AND d.replay > 0 AND d.state <> 'replayed')"
     };
 }
 /// Begins a replay; gives its number.
@@ -22,8 +22,8 @@ pub(super) async fn begin(connection: &mut SqliteConnection, plan: &Plan) -> Res
     insert.bind(&plan.consumer).execute(&mut *connection).await?;
     let now = clock(connection).await?;
     let count = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
-    let sql = "INSERT INTO relevo_inbox_replay (consumer, number, source, count, rate, dead_max, asked_by, reason, \
-               began_at_ms) SELECT ?1, coalesce(max(number), 0) + 1, ?2, ?3, ?4, ?5, ?6, ?7, ?8 \
+    let sql = "INSERT INTO relevo_inbox_replay (consumer, number, source, count, rate, dead_letters_max, requested_by, reason, \
+               started_at_ms) SELECT ?1, coalesce(max(number), 0) + 1, ?2, ?3, ?4, ?5, ?6, ?7, ?8 \
                FROM relevo_inbox_replay WHERE consumer = ?1 RETURNING number";
     let insert = sqlx::query(sql).bind(&plan.consumer).bind(&plan.source).bind(count(plan.count));
     let insert = insert.bind(i64::from(plan.rate)).bind(count(plan.dead_max)).bind(&plan.by).bind(&plan.reason);
@@ -39,7 +39,7 @@ pub(super) async fn feed(
     portion: Portion<'_>,
 ) -> Result<Fed, Error> {
     let sql = concat!(
-        "SELECT max(r.dead_max, 1) <= ",
+        "SELECT max(r.dead_letters_max, 1) <= ",
         dead!(),
         ", r.cursor FROM relevo_inbox_replay AS r WHERE r.consumer = ?1 AND r.number = ?2 AND r.state = 'running'"
     );
@@ -56,13 +56,13 @@ pub(super) async fn feed(
     let mut new = 0;
     for arrival in portion.messages {
         let arrival = Arrival { entry: Entry { replay, ..arrival.entry }, ..arrival.clone() };
-        let sql = "INSERT OR IGNORE INTO relevo_inbox (consumer, id, replay, state, entered_at_ms) \
+        let sql = "INSERT OR IGNORE INTO relevo_inbox (consumer, message_id, replay, state, entered_at_ms) \
                    VALUES (?1, ?2, ?3, 'waiting', ?4)";
         let insert = of_entry(sql, consumer, arrival.entry).bind(now).execute(&mut *connection).await?;
         if insert.rows_affected() > 0 {
             ensure(connection, consumer, &arrival.queue, now).await?;
             let no = append(connection, consumer, &arrival, now).await?;
-            let sql = "UPDATE relevo_inbox_waiting SET fed_from = ?2 WHERE no = ?1";
+            let sql = "UPDATE relevo_inbox_retry_message SET fed_cursor = ?2 WHERE ordinal = ?1";
             sqlx::query(sql).bind(no).bind(portion.from).execute(&mut *connection).await?;
             new += 1;
         }
@@ -83,18 +83,19 @@ pub(super) async fn stop(connection: &mut SqliteConnection, consumer: &str, repl
     if of_replay(sql).execute(&mut *connection).await?.rows_affected() == 0 {
         return Ok(false);
     }
-    let sql = "DELETE FROM relevo_inbox_waiting WHERE consumer = ?1 AND replay = ?2 AND replay > 0 AND started = 0 \
-               AND attempts = 0 AND NOT reopened RETURNING queue, id, no, fed_from";
+    let sql = "DELETE FROM relevo_inbox_retry_message WHERE consumer = ?1 AND replay = ?2 AND replay > 0 AND unfinished_starts = 0 \
+               AND attempts = 0 AND NOT redriven RETURNING queue, id, ordinal, fed_cursor";
     let gone = of_replay(sql).fetch_all(&mut *connection).await?;
     let mut first: Option<(i64, Option<String>)> = None;
     for row in &gone {
         let entry = Entry { id: crate::queries::id(row, 1)?, replay };
         // No broker repeats what came from a replay: the row protects nothing.
-        let sql = "DELETE FROM relevo_inbox WHERE consumer = ?1 AND id = ?2 AND replay = ?3 AND state = 'waiting'";
+        let sql =
+            "DELETE FROM relevo_inbox WHERE consumer = ?1 AND message_id = ?2 AND replay = ?3 AND state = 'waiting'";
         of_entry(sql, consumer, entry).execute(&mut *connection).await?;
         // Whoever works on a queue releases it.
         let queue: &str = column(row, 0)?;
-        let sql = "SELECT 1 FROM relevo_inbox_queue WHERE consumer = ?1 AND queue = ?2 AND token IS NULL";
+        let sql = "SELECT 1 FROM relevo_inbox_retry_queue WHERE consumer = ?1 AND queue = ?2 AND claim_token IS NULL";
         if sqlx::query(sql).bind(consumer).bind(queue).fetch_optional(&mut *connection).await?.is_some() {
             drop_if_empty(connection, consumer, queue).await?;
         }
@@ -119,7 +120,7 @@ pub(super) async fn resume(
     dead_more: u64,
 ) -> Result<bool, Error> {
     let sql = concat!(
-        "UPDATE relevo_inbox_replay SET state = 'running', dead_max = ?3 + ",
+        "UPDATE relevo_inbox_replay SET state = 'running', dead_letters_max = ?3 + ",
         dead!(),
         " WHERE consumer = ?1 AND number = ?2 AND state = 'stopped'"
     );
@@ -132,12 +133,12 @@ pub(super) async fn resume(
 /// The replays of a consumer, newest first. Done is what was fed and neither waits nor is dead.
 pub(super) async fn list(connection: &mut SqliteConnection, consumer: &str) -> Result<Vec<Replay>, Error> {
     let sql = concat!(
-        "SELECT r.number, r.source, r.count, r.rate, r.dead_max, r.asked_by, r.reason, r.state, r.fed, \
-         (SELECT count(*) FROM relevo_inbox_waiting AS w \
+        "SELECT r.number, r.source, r.count, r.rate, r.dead_letters_max, r.requested_by, r.reason, r.state, r.fed, \
+         (SELECT count(*) FROM relevo_inbox_retry_message AS w \
          WHERE w.consumer = ?1 AND w.replay = r.number AND w.replay > 0), \
-         (SELECT count(*) FROM relevo_inbox_dead AS d \
-         WHERE d.consumer = ?1 AND d.replay = r.number AND d.replay > 0 AND d.fate <> 'replayed'), r.cursor, r.began_at_ms, \
-         (SELECT count(*) FROM (SELECT 1 FROM relevo_inbox_waiting AS w JOIN relevo_inbox_queue AS q \
+         (SELECT count(*) FROM relevo_inbox_dead_letter AS d \
+         WHERE d.consumer = ?1 AND d.replay = r.number AND d.replay > 0 AND d.state <> 'replayed'), r.cursor, r.started_at_ms, \
+         (SELECT count(*) FROM (SELECT 1 FROM relevo_inbox_retry_message AS w JOIN relevo_inbox_retry_queue AS q \
          ON q.consumer = w.consumer AND q.queue = w.queue \
          WHERE w.consumer = ?1 AND w.replay = r.number AND w.replay > 0 AND q.next_at_ms <= ",
         now!(),

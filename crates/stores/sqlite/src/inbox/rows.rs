@@ -58,8 +58,8 @@ pub(super) async fn append(
     arrival: &Arrival,
     arrived: i64,
 ) -> Result<i64, Error> {
-    let sql = "INSERT INTO relevo_inbox_waiting (consumer, id, replay, headers, payload, address, lane, place, \
-               correlation, queue, arrived_at_ms) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11) RETURNING no";
+    let sql = "INSERT INTO relevo_inbox_retry_message (consumer, id, replay, headers, payload, address, lane, broker_offset, \
+               correlation, queue, arrived_at_ms) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11) RETURNING ordinal";
     let insert = of_entry(sql, consumer, arrival.entry).bind(headers_text(&arrival.raw.headers));
     let insert = insert.bind(&*arrival.raw.payload).bind(&*arrival.address).bind(arrival.lane.name());
     let insert = insert.bind(arrival.place.map(u64::cast_signed)).bind(arrival.correlation.as_deref());
@@ -74,7 +74,7 @@ pub(super) async fn note(
     state: State,
 ) -> Result<(), Error> {
     let sql = concat!(
-        "INSERT INTO relevo_inbox_trace (consumer, id, replay, state, address, lane, place, correlation, at_ms) \
+        "INSERT INTO relevo_inbox_trace (consumer, id, replay, state, address, lane, broker_offset, correlation, at_ms) \
          VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ",
         now!(),
         ") ON CONFLICT (id, consumer, replay) DO UPDATE SET state = excluded.state, at_ms = excluded.at_ms"
@@ -90,7 +90,7 @@ pub(super) async fn note_repeat(
     state: State,
 ) -> Result<(), Error> {
     let sql = concat!(
-        "INSERT INTO relevo_inbox_trace (consumer, id, replay, state, address, lane, place, correlation, at_ms, repeats) \
+        "INSERT INTO relevo_inbox_trace (consumer, id, replay, state, address, lane, broker_offset, correlation, at_ms, repeats) \
          VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ",
         now!(),
         ", 1) ON CONFLICT (id, consumer, replay) DO UPDATE SET repeats = repeats + 1"

@@ -24,8 +24,8 @@ pub(super) async fn set_back(
         return Ok(Kept::Lost);
     }
     let now = clock(connection).await?;
-    let sql = "SELECT state, token, entered_at_ms, until_ms, started FROM relevo_inbox \
-               WHERE consumer = ?1 AND id = ?2 AND replay = ?3";
+    let sql = "SELECT state, claim_token, entered_at_ms, claim_expires_at_ms, unfinished_starts FROM relevo_inbox \
+               WHERE consumer = ?1 AND message_id = ?2 AND replay = ?3";
     let row = of_entry(sql, consumer, arrival.entry).fetch_optional(&mut *connection).await?;
     let started: i64 = row.as_ref().map_or(Ok(0), |row| column(row, 4))?;
     let arrived = match row {
@@ -48,9 +48,9 @@ pub(super) async fn set_back(
             }
         }
     };
-    let sql = "INSERT INTO relevo_inbox (consumer, id, replay, state, entered_at_ms) VALUES (?1, ?2, ?3, 'waiting', ?4) \
-               ON CONFLICT (consumer, id, replay) DO UPDATE \
-               SET state = 'waiting', started = 0, token = NULL, until_ms = NULL";
+    let sql = "INSERT INTO relevo_inbox (consumer, message_id, replay, state, entered_at_ms) VALUES (?1, ?2, ?3, 'waiting', ?4) \
+               ON CONFLICT (consumer, message_id, replay) DO UPDATE \
+               SET state = 'waiting', unfinished_starts = 0, claim_token = NULL, claim_expires_at_ms = NULL";
     of_entry(sql, consumer, arrival.entry).bind(now).execute(&mut *connection).await?;
     match setback.stop {
         Stop::Retry { after } | Stop::Wait { after } => {
@@ -60,7 +60,7 @@ pub(super) async fn set_back(
         Stop::DeadContinue => {}
     }
     let no = append(connection, consumer, arrival, arrived).await?;
-    let sql = "UPDATE relevo_inbox_waiting SET started = ?2 WHERE no = ?1";
+    let sql = "UPDATE relevo_inbox_retry_message SET unfinished_starts = ?2 WHERE ordinal = ?1";
     sqlx::query(sql).bind(no).bind(started).execute(&mut *connection).await?;
     count(connection, no, setback, now).await?;
     if let Stop::Retry { .. } | Stop::Wait { .. } = setback.stop {
@@ -69,7 +69,8 @@ pub(super) async fn set_back(
         bury(connection, asking, no, setback, now).await?;
     }
     if setback.stop == Stop::DeadHold {
-        let sql = "UPDATE relevo_inbox_queue SET next_at_ms = NULL, held = 1 WHERE consumer = ?1 AND queue = ?2";
+        let sql =
+            "UPDATE relevo_inbox_retry_queue SET next_at_ms = NULL, blocked = 1 WHERE consumer = ?1 AND queue = ?2";
         sqlx::query(sql).bind(consumer).bind(&*arrival.queue).execute(connection).await?;
     }
     Ok(Kept::Kept)
@@ -105,8 +106,8 @@ pub(super) async fn set_back_due(
     };
     if setback.stop != Stop::DeadContinue {
         // A queue that a dead letter holds is not tried, whatever else happens in it.
-        let sql = "UPDATE relevo_inbox_queue SET token = NULL, claim_until_ms = NULL, held = held OR ?3 IS NULL, \
-                   next_at_ms = CASE WHEN NOT held THEN ?3 END WHERE consumer = ?1 AND queue = ?2";
+        let sql = "UPDATE relevo_inbox_retry_queue SET claim_token = NULL, claim_expires_at_ms = NULL, blocked = blocked OR ?3 IS NULL, \
+                   next_at_ms = CASE WHEN NOT blocked THEN ?3 END WHERE consumer = ?1 AND queue = ?2";
         sqlx::query(sql).bind(consumer).bind(&*due.queue).bind(next).execute(connection).await?;
     }
     Ok(Kept::Kept)
@@ -116,11 +117,11 @@ pub(super) async fn set_back_due(
 async fn count(connection: &mut SqliteConnection, no: i64, setback: &Setback, now: i64) -> Result<(), Error> {
     // Of one that was not tried only the start counts no more which its claim has counted, it is its queue that waits, and what
     // went wrong the last time that it was tried is told on.
-    let sql = "UPDATE relevo_inbox_waiting SET attempts = ?2, \
+    let sql = "UPDATE relevo_inbox_retry_message SET attempts = ?2, \
                class = CASE WHEN ?5 AND attempts > 0 THEN class ELSE ?3 END, \
                error = CASE WHEN ?5 AND attempts > 0 THEN error ELSE ?4 END, \
-               started = CASE WHEN ?5 THEN max(started - 1, 0) ELSE 0 END, not_before_ms = coalesce(?6, not_before_ms) \
-               WHERE no = ?1";
+               unfinished_starts = CASE WHEN ?5 THEN max(unfinished_starts - 1, 0) ELSE 0 END, not_before_ms = coalesce(?6, not_before_ms) \
+               WHERE ordinal = ?1";
     let again = match setback.stop {
         Stop::Retry { after } => Some(now + millis(after)),
         Stop::Wait { .. } | Stop::DeadHold | Stop::DeadContinue => None,
@@ -132,8 +133,8 @@ async fn count(connection: &mut SqliteConnection, no: i64, setback: &Setback, no
 }
 
 async fn message(connection: &mut SqliteConnection, no: i64) -> Result<Arrival, Error> {
-    let sql = "SELECT id, replay, headers, payload, address, lane, place, correlation, queue \
-               FROM relevo_inbox_waiting WHERE no = ?1";
+    let sql = "SELECT id, replay, headers, payload, address, lane, broker_offset, correlation, queue \
+               FROM relevo_inbox_retry_message WHERE ordinal = ?1";
     arrival(&sqlx::query(sql).bind(no).fetch_one(connection).await?, 0)
 }
 
@@ -146,18 +147,18 @@ async fn bury(
     now: i64,
 ) -> Result<(), Error> {
     let dead = message(connection, no).await?;
-    let sql = "INSERT INTO relevo_inbox_dead (consumer, id, replay, queue, no, headers, payload, address, lane, place, \
-               correlation, class, error, attempts, arrived_at_ms, backtrace, dead_at_ms, holds) \
-               SELECT consumer, id, replay, queue, no, headers, payload, address, lane, place, correlation, class, error, \
-               attempts, arrived_at_ms, ?2, ?3, ?4 FROM relevo_inbox_waiting WHERE no = ?1 \
-               ON CONFLICT (consumer, id, replay) DO UPDATE SET fate = 'pending', class = excluded.class, \
+    let sql = "INSERT INTO relevo_inbox_dead_letter (consumer, id, replay, queue, ordinal, headers, payload, address, lane, broker_offset, \
+               correlation, class, error, attempts, arrived_at_ms, backtrace, dead_at_ms, blocks_queue) \
+               SELECT consumer, id, replay, queue, ordinal, headers, payload, address, lane, broker_offset, correlation, class, error, \
+               attempts, arrived_at_ms, ?2, ?3, ?4 FROM relevo_inbox_retry_message WHERE ordinal = ?1 \
+               ON CONFLICT (consumer, id, replay) DO UPDATE SET state = 'pending', class = excluded.class, \
                error = excluded.error, backtrace = excluded.backtrace, attempts = excluded.attempts, \
-               dead_at_ms = excluded.dead_at_ms, holds = excluded.holds";
+               dead_at_ms = excluded.dead_at_ms, blocks_queue = excluded.blocks_queue";
     let insert = sqlx::query(sql).bind(no).bind(setback.backtrace.as_deref()).bind(now);
     insert.bind(setback.stop == Stop::DeadHold).execute(&mut *connection).await?;
-    let delete = sqlx::query("DELETE FROM relevo_inbox_waiting WHERE no = ?1");
+    let delete = sqlx::query("DELETE FROM relevo_inbox_retry_message WHERE ordinal = ?1");
     delete.bind(no).execute(&mut *connection).await?;
-    let sql = "UPDATE relevo_inbox SET state = 'dead' WHERE consumer = ?1 AND id = ?2 AND replay = ?3";
+    let sql = "UPDATE relevo_inbox SET state = 'dead' WHERE consumer = ?1 AND message_id = ?2 AND replay = ?3";
     of_entry(sql, asking.consumer, dead.entry).execute(&mut *connection).await?;
     note(connection, asking, &dead, State::Dead).await
 }

@@ -14,15 +14,15 @@ use crate::queries::{column, id, number, optional_time, time};
 /// Consumers that people know, or the one of this name.
 pub(super) async fn consumers(connection: &mut SqliteConnection, only: Option<&str>) -> Result<Vec<Consumer>, Error> {
     let sql = "SELECT n.name, coalesce(c.paused, 0), \
-               (SELECT count(*) FROM relevo_inbox_member AS m WHERE m.consumer = n.name AND m.until_ms > ?2), \
+               (SELECT count(*) FROM relevo_inbox_member AS m WHERE m.consumer = n.name AND m.expires_at_ms > ?2), \
                (SELECT max(m.beat_at_ms) FROM relevo_inbox_member AS m WHERE m.consumer = n.name), \
                (SELECT max(m.last_message_at_ms) FROM relevo_inbox_member AS m WHERE m.consumer = n.name), \
                (SELECT count(*) FROM ( \
-                   SELECT 1 FROM relevo_inbox_waiting AS w WHERE w.consumer = n.name LIMIT 10000)), \
+                   SELECT 1 FROM relevo_inbox_retry_message AS w WHERE w.consumer = n.name LIMIT 10000)), \
                (SELECT count(*) FROM ( \
-                   SELECT 1 FROM relevo_inbox_dead AS d WHERE d.consumer = n.name AND d.fate = 'pending' LIMIT 10000)), \
-               c.remembers_ms \
-               FROM relevo_inbox_known AS n LEFT JOIN relevo_inbox_consumer AS c ON c.name = n.name \
+                   SELECT 1 FROM relevo_inbox_dead_letter AS d WHERE d.consumer = n.name AND d.state = 'pending' LIMIT 10000)), \
+               c.done_retention_ms \
+               FROM relevo_inbox_consumer_name AS n LEFT JOIN relevo_inbox_consumer AS c ON c.name = n.name \
                WHERE ?1 IS NULL OR n.name = ?1 ORDER BY n.name";
     let now = clock(connection).await?;
     let rows = sqlx::query(sql).bind(only).bind(now).fetch_all(connection).await?;
@@ -51,7 +51,7 @@ pub(super) async fn shown(connection: &mut SqliteConnection, name: &str, limit: 
 
 async fn members(connection: &mut SqliteConnection, consumer: &str) -> Result<Vec<Member>, Error> {
     let now = clock(connection).await?;
-    let sql = "SELECT name, until_ms > ?2 AS alive, beat_at_ms, last_message_at_ms FROM relevo_inbox_member \
+    let sql = "SELECT name, expires_at_ms > ?2 AS alive, beat_at_ms, last_message_at_ms FROM relevo_inbox_member \
                WHERE consumer = ?1 ORDER BY alive DESC, name, owner";
     let rows = sqlx::query(sql).bind(consumer).bind(now).fetch_all(connection).await?;
     let member = |row| {
@@ -66,7 +66,7 @@ async fn members(connection: &mut SqliteConnection, consumer: &str) -> Result<Ve
 }
 
 async fn lanes(connection: &mut SqliteConnection, consumer: &str) -> Result<Vec<Lane>, Error> {
-    let sql = "SELECT l.lane, m.name, l.epoch, l.mark, l.paused, l.breaker, l.forced FROM relevo_inbox_lane AS l \
+    let sql = "SELECT l.lane, m.name, l.epoch, l.settled_offset, l.paused, l.breaker_reason, l.breaker_forced FROM relevo_inbox_lane AS l \
                LEFT JOIN relevo_inbox_member AS m ON m.consumer = l.consumer AND m.owner = l.owner \
                WHERE l.consumer = ?1 ORDER BY l.lane";
     let rows = sqlx::query(sql).bind(consumer).fetch_all(connection).await?;
@@ -87,15 +87,15 @@ async fn lanes(connection: &mut SqliteConnection, consumer: &str) -> Result<Vec<
 /// The head of a queue that waits for a person is the dead letter that holds it.
 async fn queues(connection: &mut SqliteConnection, consumer: &str, limit: usize) -> Result<Vec<Queue>, Error> {
     let sql = "SELECT q.queue, q.next_at_ms, (SELECT count(*) FROM ( \
-                   SELECT 1 FROM relevo_inbox_waiting AS b WHERE b.consumer = ?1 AND b.queue = q.queue LIMIT 10000)), \
+                   SELECT 1 FROM relevo_inbox_retry_message AS b WHERE b.consumer = ?1 AND b.queue = q.queue LIMIT 10000)), \
                coalesce(d.id, w.id), coalesce(d.replay, w.replay), coalesce(d.attempts, w.attempts), \
                coalesce(d.error, w.error) \
-               FROM (SELECT queue, next_at_ms FROM relevo_inbox_queue WHERE consumer = ?1 \
+               FROM (SELECT queue, next_at_ms FROM relevo_inbox_retry_queue WHERE consumer = ?1 \
                    ORDER BY next_at_ms NULLS LAST, queue LIMIT ?2) AS q \
-               LEFT JOIN relevo_inbox_dead AS d ON d.rowid = (SELECT h.rowid FROM relevo_inbox_dead AS h \
-                   WHERE h.consumer = ?1 AND h.queue = q.queue AND h.holds ORDER BY h.no LIMIT 1) \
-               LEFT JOIN relevo_inbox_waiting AS w ON w.no = ( \
-                   SELECT min(f.no) FROM relevo_inbox_waiting AS f WHERE f.consumer = ?1 AND f.queue = q.queue) \
+               LEFT JOIN relevo_inbox_dead_letter AS d ON d.rowid = (SELECT h.rowid FROM relevo_inbox_dead_letter AS h \
+                   WHERE h.consumer = ?1 AND h.queue = q.queue AND h.blocks_queue ORDER BY h.ordinal LIMIT 1) \
+               LEFT JOIN relevo_inbox_retry_message AS w ON w.ordinal = ( \
+                   SELECT min(f.ordinal) FROM relevo_inbox_retry_message AS f WHERE f.consumer = ?1 AND f.queue = q.queue) \
                WHERE coalesce(d.id, w.id) IS NOT NULL ORDER BY q.next_at_ms NULLS LAST, q.queue";
     let limit = i64::try_from(limit).unwrap_or(i64::MAX);
     let rows = sqlx::query(sql).bind(consumer).bind(limit).fetch_all(connection).await?;
@@ -140,11 +140,12 @@ pub(super) async fn order(
 }
 
 const PAUSE: &str = "UPDATE relevo_inbox_lane SET paused = ?3 WHERE consumer = ?1 AND (?2 IS NULL OR lane = ?2)";
-const FORCE: &str = "UPDATE relevo_inbox_lane SET forced = ?3 WHERE consumer = ?1 AND (?2 IS NULL OR lane = ?2)";
+const FORCE: &str =
+    "UPDATE relevo_inbox_lane SET breaker_forced = ?3 WHERE consumer = ?1 AND (?2 IS NULL OR lane = ?2)";
 
 /// What consumers did with a message.
 pub(super) async fn traces(connection: &mut SqliteConnection, message: MessageId) -> Result<Vec<Trace>, Error> {
-    let sql = "SELECT consumer, replay, state, repeats, address, lane, place, correlation, at_ms FROM relevo_inbox_trace \
+    let sql = "SELECT consumer, replay, state, repeats, address, lane, broker_offset, correlation, at_ms FROM relevo_inbox_trace \
                WHERE id = ?1 ORDER BY consumer, replay";
     let rows = sqlx::query(sql).bind(*message.as_uuid()).fetch_all(connection).await?;
     let trace = |row| {
@@ -171,8 +172,8 @@ pub(super) async fn known(connection: &mut SqliteConnection, message: MessageId)
                    SELECT (SELECT min(i.consumer) FROM relevo_inbox AS i WHERE i.consumer > step.name) \
                    FROM step WHERE step.name IS NOT NULL \
                ) \
-               SELECT i.consumer, i.replay, i.state, i.started, i.entered_at_ms \
-               FROM step CROSS JOIN relevo_inbox AS i ON i.consumer = step.name AND i.id = ?1 ORDER BY i.consumer, i.replay";
+               SELECT i.consumer, i.replay, i.state, i.unfinished_starts, i.entered_at_ms \
+               FROM step CROSS JOIN relevo_inbox AS i ON i.consumer = step.name AND i.message_id = ?1 ORDER BY i.consumer, i.replay";
     let rows = sqlx::query(sql).bind(*message.as_uuid()).fetch_all(connection).await?;
     let known = |row| {
         Ok(Known {

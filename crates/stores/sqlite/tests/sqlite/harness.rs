@@ -34,7 +34,7 @@ pub(crate) async fn start() -> File {
     let file = scratch.file();
     scratch::outbox(&file, SHARDS).await;
     let harness = File { scratch, open: scratch::connect(&file).await, path: file };
-    let retention = format!("UPDATE relevo_setting SET retention_ms = {}", RETENTION.as_millis());
+    let retention = format!("UPDATE relevo_settings SET retention_ms = {}", RETENTION.as_millis());
     harness.run(&retention).await.expect("a free file");
     harness
 }
@@ -118,10 +118,10 @@ impl StoreHarness for File {
     /// writer or for the time.
     async fn let_pass(&self, time: Duration) {
         let columns = [
-            ("relevo_lease", "until_ms"),
-            ("relevo_member", "until_ms"),
+            ("relevo_lease", "expires_at_ms"),
+            ("relevo_relay", "expires_at_ms"),
             ("relevo_parked_key", "next_at_ms"),
-            ("relevo_hold", "next_at_ms"),
+            ("relevo_address_hold", "next_at_ms"),
             ("relevo_scheduled", "due_at_ms"),
         ];
         let end = Instant::now() + time;
@@ -134,7 +134,7 @@ impl StoreHarness for File {
         let columns = [
             ("relevo_message", "created_at_ms"),
             ("relevo_progress", "settled_at_ms"),
-            ("relevo_settled", "settled_at_ms"),
+            ("relevo_settle_history", "settled_at_ms"),
         ];
         self.run(&earlier(&columns, time)).await.expect("a free file");
     }

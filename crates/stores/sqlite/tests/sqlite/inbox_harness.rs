@@ -86,13 +86,13 @@ impl Harness for File {
     /// open nobody can change them: then it is really waited, for the writer or for the time.
     async fn pass(&self, time: Duration) {
         let columns = [
-            ("relevo_inbox", "until_ms"),
-            ("relevo_inbox_queue", "next_at_ms"),
-            ("relevo_inbox_queue", "claim_until_ms"),
-            ("relevo_inbox_waiting", "not_before_ms"),
-            ("relevo_inbox_member", "until_ms"),
-            ("relevo_inbox_dead", "arrived_at_ms"),
-            ("relevo_inbox_dead", "dead_at_ms"),
+            ("relevo_inbox", "claim_expires_at_ms"),
+            ("relevo_inbox_retry_queue", "next_at_ms"),
+            ("relevo_inbox_retry_queue", "claim_expires_at_ms"),
+            ("relevo_inbox_retry_message", "not_before_ms"),
+            ("relevo_inbox_member", "expires_at_ms"),
+            ("relevo_inbox_dead_letter", "arrived_at_ms"),
+            ("relevo_inbox_dead_letter", "dead_at_ms"),
         ];
         let end = Instant::now() + time;
         if self.move_back(&columns, time, time).await.is_err() {
@@ -103,10 +103,10 @@ impl Harness for File {
     async fn age(&self, time: Duration) {
         let columns = [
             ("relevo_inbox", "entered_at_ms"),
-            ("relevo_inbox_dead", "dead_at_ms"),
-            ("relevo_inbox_dead", "marked_at_ms"),
+            ("relevo_inbox_dead_letter", "dead_at_ms"),
+            ("relevo_inbox_dead_letter", "marked_at_ms"),
             ("relevo_inbox_trace", "at_ms"),
-            ("relevo_inbox_member", "until_ms"),
+            ("relevo_inbox_member", "expires_at_ms"),
             ("relevo_inbox_member", "beat_at_ms"),
         ];
         self.move_back(&columns, time, PATIENT).await.expect("a free file");

@@ -152,7 +152,7 @@ async fn a_key_says_why_it_does_not_move() {
     store.switch(false).await.unwrap();
     assert_eq!(store.why("pending").await.unwrap().cause, Cause::SwitchedOff);
     store.switch(true).await.unwrap();
-    run(&scratch.file(), "UPDATE relevo_lease SET until_ms = 0").await;
+    run(&scratch.file(), "UPDATE relevo_lease SET expires_at_ms = 0").await;
     assert_eq!(store.why("pending").await.unwrap().cause, Cause::NoRelay);
 }
 
@@ -200,7 +200,7 @@ async fn verifying_counts_and_finds_what_must_not_be() {
     assert!(all.len() == 1 && all[0].1 >= vitals.holdback, "{all:?}");
     assert!(vitals.oldest_pending >= 169 * hour, "{vitals:?}");
     run(&scratch.file(), "DELETE FROM relevo_dead_letter").await;
-    run(&scratch.file(), "DELETE FROM relevo_hold").await;
+    run(&scratch.file(), "DELETE FROM relevo_address_hold").await;
     let verified = reader.store.verify(Range::default()).await.unwrap();
     assert_eq!(
         verified.contradictions,
@@ -229,11 +229,11 @@ async fn consumers_of_the_same_file_are_told() {
     let store = outbox(&scratch.file(), 4).await;
     assert_eq!(store.surroundings().await.unwrap().consumers, []);
     for sql in [
-        "INSERT INTO relevo_inbox (consumer, id, entered_at_ms) VALUES ('audit', x'01', 1)",
+        "INSERT INTO relevo_inbox (consumer, message_id, entered_at_ms) VALUES ('audit', x'01', 1)",
         "INSERT INTO relevo_inbox_consumer (name) VALUES ('billing')",
-        "INSERT INTO relevo_inbox_member (consumer, owner, name, until_ms, beat_at_ms, last_message_at_ms) \
+        "INSERT INTO relevo_inbox_member (consumer, owner, name, expires_at_ms, beat_at_ms, last_message_at_ms) \
          SELECT 'billing', x'01', 'one', now + 60000, now - 120000, now - 5000 FROM (SELECT unixepoch() * 1000 AS now)",
-        "INSERT INTO relevo_inbox_lane (consumer, lane, epoch, owner, breaker) \
+        "INSERT INTO relevo_inbox_lane (consumer, lane, epoch, owner, breaker_reason) \
          VALUES ('billing', '0', 1, x'01', NULL), ('billing', '1', 1, x'01', 'down')",
     ] {
         run(&scratch.file(), sql).await;
@@ -246,7 +246,7 @@ async fn consumers_of_the_same_file_are_told() {
     assert!(billing.heartbeat.unwrap() >= Duration::from_secs(119), "{billing:?}");
     assert!(billing.last_message.unwrap() >= Duration::from_secs(4), "{billing:?}");
     assert_eq!(billing.breakers, [("0".to_owned(), false), ("1".to_owned(), true)]);
-    run(&scratch.file(), "UPDATE relevo_inbox_member SET until_ms = 1").await;
+    run(&scratch.file(), "UPDATE relevo_inbox_member SET expires_at_ms = 1").await;
     let billing = &store.surroundings().await.unwrap().consumers[1];
     assert_eq!(billing.breakers, [("0".to_owned(), false), ("1".to_owned(), false)], "who said so is dead");
     assert_eq!(consumers::Operate::forget(&store, "billing").await.unwrap(), Forgotten::Gone);

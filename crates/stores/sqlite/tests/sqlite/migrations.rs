@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use relevo_core::operate::Inspect as _;
 use relevo_core::store::StoreError;
 use relevo_store_sqlite::{connect_options, migrate};
 use sqlx::{ConnectOptions as _, Row as _};
@@ -52,21 +53,46 @@ async fn processes_that_migrate_at_once_agree() {
     assert_eq!(row.get::<i32, _>(0), migrate::VERSION);
 }
 
+const COMPATIBLE: migrate::Migration = migrate::Migration {
+    version: migrate::VERSION + 1,
+    name: "compatible",
+    files: &["ALTER TABLE relevo_message ADD COLUMN note TEXT;"],
+    compatible_from: migrate::VERSION,
+};
+
+const INCOMPATIBLE: migrate::Migration = migrate::Migration {
+    version: migrate::VERSION + 2,
+    name: "incompatible",
+    files: &["ALTER TABLE relevo_message DROP COLUMN note;"],
+    compatible_from: migrate::VERSION + 2,
+};
+
+#[tokio::test]
+async fn a_newer_file_is_used_as_long_as_it_is_compatible() {
+    let scratch = Scratch::new();
+    let store = outbox(&scratch.file(), 1).await;
+    assert_eq!(migrate::apply(scratch.file(), &[COMPATIBLE]).await.unwrap(), [COMPATIBLE.version]);
+    assert!(open(&scratch.file()).await.is_ok());
+    assert!(store.destinations().await.is_ok(), "a program that runs during the upgrade goes on");
+    assert_eq!(migrate::migrate(scratch.file()).await.unwrap(), [0; 0]);
+}
+
 #[tokio::test]
 async fn a_newer_file_is_refused_and_an_older_one_names_the_command() {
     let scratch = Scratch::new();
     drop(outbox(&scratch.file(), 1).await);
-    run(&scratch.file(), "INSERT INTO relevo_migration VALUES (999, 'future', 0)").await;
+    migrate::apply(scratch.file(), &[COMPATIBLE, INCOMPATIBLE]).await.unwrap();
     for error in [open(&scratch.file()).await.err(), migrate::migrate(scratch.file()).await.err()] {
         let error = error.expect("a refusal");
         assert!(matches!(error, StoreError::Schema { .. }) && !error.is_passing());
         assert!(told(&error).ends_with("hint: upgrade the program"), "{}", told(&error));
     }
-    run(&scratch.file(), "DELETE FROM relevo_migration WHERE version >= 4").await;
+    run(&scratch.file(), "DELETE FROM relevo_migration WHERE version > 1").await;
+    run(&scratch.file(), "UPDATE relevo_migration SET version = 0").await;
     let error = open(&scratch.file()).await.err().expect("a refusal");
     assert!(matches!(error, StoreError::Schema { .. }));
-    let needs = format!("is at version 3, this program needs {}; hint: run `relevo migrate`", migrate::VERSION);
-    assert!(told(&error).ends_with(&needs), "{}", told(&error));
+    let needs = "is at version 0, this program needs 1; hint: run `relevo migrate`";
+    assert!(told(&error).ends_with(needs), "{}", told(&error));
 }
 
 #[tokio::test]
@@ -105,4 +131,19 @@ async fn the_script_makes_what_migrating_makes() {
         made.push(row.get::<String, _>(0));
     }
     assert_eq!(made[0], made[1]);
+}
+
+/// The statements of the schema, without their comments.
+#[tokio::test]
+async fn the_schema_is_this() {
+    let scratch = Scratch::new();
+    migrate::migrate(scratch.file()).await.unwrap();
+    let sql = "SELECT sql FROM sqlite_schema WHERE sql IS NOT NULL AND name NOT LIKE 'sqlite_%' ORDER BY tbl_name, type DESC, name";
+    let rows = sqlx::query(sql).fetch_all(&mut connect(&scratch.file()).await).await.unwrap();
+    let statement = |row: &sqlx::sqlite::SqliteRow| {
+        let sql: String = row.get(0);
+        let lines = sql.lines().map(|line| line.split("--").next().unwrap_or_default().trim_end());
+        lines.filter(|line| !line.is_empty()).collect::<Vec<_>>().join("\n")
+    };
+    insta::assert_snapshot!(rows.iter().map(statement).collect::<Vec<_>>().join("\n\n"));
 }

@@ -115,7 +115,8 @@ async fn a_killed_relay_is_replaced_where_it_had_settled() {
             .filter_map(|line| line.split_once("took ")?.1.parse::<relevo_core::MessageId>().ok()),
     );
     // Its lease is long: let it be over.
-    crate::scratch::run(&file, "UPDATE relevo_lease SET until_ms = 0; UPDATE relevo_member SET until_ms = 0").await;
+    crate::scratch::run(&file, "UPDATE relevo_lease SET expires_at_ms = 0; UPDATE relevo_relay SET expires_at_ms = 0")
+        .await;
     for number in 0..50 {
         emitted.push(crate::scratch::emit_one(&mut connection, crate::scratch::draft(&format!("k-{number}"))).await);
     }

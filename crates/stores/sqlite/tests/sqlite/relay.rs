@@ -153,8 +153,8 @@ async fn leases_from_before_the_clock_was_set_back_are_taken() {
     let dead = store.lease(ask(Uuid::from_u128(1))).await.expect("leases");
     assert_eq!(dead.leases.len(), 8);
     let mut connection = connect(&file).await;
-    for table in ["relevo_lease", "relevo_member"] {
-        let later = format!("UPDATE {table} SET until_ms = until_ms + 3600000");
+    for table in ["relevo_lease", "relevo_relay"] {
+        let later = format!("UPDATE {table} SET expires_at_ms = expires_at_ms + 3600000");
         sqlx::raw_sql(AssertSqlSafe(later)).execute(&mut connection).await.expect("a free file");
     }
     let taken = store.lease(ask(Uuid::from_u128(2))).await.expect("leases");

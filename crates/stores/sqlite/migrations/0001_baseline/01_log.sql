@@ -1,17 +1,8 @@
 -- The log: an insert-only table of messages. Times are milliseconds since 1970, on the clock of the machine that has the
--- file. Names begin with `relevo_`, because the file is the application's own.
+-- file. Names begin with `relevo_`, because the file belongs to the application.
 
--- One row of settings, changed by hand.
-CREATE TABLE relevo_setting (
-    only_row          INTEGER PRIMARY KEY CHECK (only_row = 1),
-    retention_ms      INTEGER NOT NULL DEFAULT 604800000,
-    id_retention_ms   INTEGER NOT NULL DEFAULT 2592000000,
-    dead_retention_ms INTEGER NOT NULL DEFAULT 7776000000
-) STRICT;
-INSERT INTO relevo_setting (only_row) VALUES (1);
-
--- One writer at a time, from its first insert to its commit: the order of the numbers is the order of the commits.
--- AUTOINCREMENT, because a number must never be given out again once retention has deleted the highest row.
+-- One transaction at a time can write, from its first insert to its commit: the order of `seq` is the commit order.
+-- AUTOINCREMENT, because a number must not be used again after retention has deleted the highest row.
 CREATE TABLE relevo_message (
     seq           INTEGER PRIMARY KEY AUTOINCREMENT,
     slot          INTEGER NOT NULL,
@@ -26,16 +17,16 @@ CREATE TABLE relevo_message (
 ) STRICT;
 CREATE INDEX relevo_message_id_idx ON relevo_message (id);
 
--- Ids that callers brought. Ids made by `emit` need no row.
-CREATE TABLE relevo_own_id (
+-- Message ids that callers chose, to detect duplicates. An id that `emit` generates needs no row.
+CREATE TABLE relevo_dedup_id (
     id            BLOB PRIMARY KEY,
     claimed_at_ms INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
-CREATE INDEX relevo_own_id_claimed_at_idx ON relevo_own_id (claimed_at_ms);
+CREATE INDEX relevo_dedup_id_claimed_at_idx ON relevo_dedup_id (claimed_at_ms);
 
--- Messages that wait for their time; they enter the log when it comes.
+-- Scheduled messages. A relay moves them to the log when they are due.
 CREATE TABLE relevo_scheduled (
-    no            INTEGER PRIMARY KEY AUTOINCREMENT,
+    ordinal       INTEGER PRIMARY KEY AUTOINCREMENT,
     due_at_ms     INTEGER NOT NULL,
     slot          INTEGER NOT NULL,
     id            BLOB NOT NULL UNIQUE,
@@ -47,5 +38,5 @@ CREATE TABLE relevo_scheduled (
     headers       TEXT,
     payload       BLOB NOT NULL
 ) STRICT;
-CREATE INDEX relevo_scheduled_due_at_idx ON relevo_scheduled (due_at_ms, no);
+CREATE INDEX relevo_scheduled_due_at_idx ON relevo_scheduled (due_at_ms, ordinal);
 CREATE INDEX relevo_scheduled_key_idx ON relevo_scheduled (key);

@@ -1,16 +1,16 @@
--- Keys that wait, with whole messages, so that retention does not wait for them; dead letters; held addresses.
+-- Parked keys with copies of their messages, so that they do not delay retention; dead letters; addresses on hold.
 
 CREATE TABLE relevo_parked_key (
     destination TEXT NOT NULL REFERENCES relevo_destination ON DELETE CASCADE,
     key         TEXT NOT NULL,
-    -- Parked keys belong to a slot, not to a shard: they find their new owner when shards are regrouped.
+    -- A parked key belongs to a slot, not to a shard: it keeps its slot when the shard count changes.
     slot        INTEGER NOT NULL,
-    state       TEXT NOT NULL CHECK (state IN ('retry', 'address', 'quarantine', 'dead')),
+    state       TEXT NOT NULL CHECK (state IN ('retrying', 'held', 'quarantined', 'dead')),
     attempts    INTEGER NOT NULL,
-    -- When its first message may be tried; null while only a person or a released address can free it.
+    -- When its first message may be tried; null while it waits for an operator or for its address.
     next_at_ms  INTEGER,
     address     TEXT,
-    -- The dead letter that holds the key, in state `dead`.
+    -- The dead letter that blocks the key, in state `dead`.
     dead_id     BLOB,
     route       TEXT NOT NULL,
     class       TEXT NOT NULL,
@@ -20,12 +20,12 @@ CREATE TABLE relevo_parked_key (
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX relevo_parked_key_next_at_idx ON relevo_parked_key (destination, next_at_ms) WHERE next_at_ms IS NOT NULL;
 CREATE INDEX relevo_parked_key_address_idx ON relevo_parked_key (destination, address, since_ms)
-    WHERE state = 'address';
+    WHERE state = 'held';
 
 CREATE TABLE relevo_parked_message (
     destination   TEXT NOT NULL,
     key           TEXT NOT NULL,
-    no            INTEGER NOT NULL,
+    ordinal       INTEGER NOT NULL,
     seq           INTEGER NOT NULL,
     slot          INTEGER NOT NULL,
     id            BLOB NOT NULL,
@@ -35,7 +35,7 @@ CREATE TABLE relevo_parked_message (
     content_type  TEXT NOT NULL,
     headers       TEXT,
     payload       BLOB NOT NULL,
-    PRIMARY KEY (destination, key, no),
+    PRIMARY KEY (destination, key, ordinal),
     FOREIGN KEY (destination, key) REFERENCES relevo_parked_key ON DELETE CASCADE
 ) STRICT;
 CREATE INDEX relevo_parked_message_seq_idx ON relevo_parked_message (destination, seq);
@@ -70,19 +70,21 @@ CREATE INDEX relevo_dead_letter_marked_idx ON relevo_dead_letter (destination, s
     WHERE state IN ('redrive', 'discard');
 CREATE INDEX relevo_dead_letter_done_idx ON relevo_dead_letter (marked_at_ms)
     WHERE state IN ('redriven', 'discarded');
+-- For counts of unmarked dead letters every few seconds, however many marked ones there are.
+CREATE INDEX relevo_dead_letter_dead_idx ON relevo_dead_letter (destination, seq) WHERE state = 'dead';
 CREATE INDEX relevo_dead_letter_seq_idx ON relevo_dead_letter (destination, seq);
 
--- When messages went out that had been parked: progress passed them earlier.
-CREATE TABLE relevo_parked_delivery (
+-- When parked messages were published. Progress passed them earlier, so its history does not answer for them.
+CREATE TABLE relevo_parked_published (
     destination     TEXT NOT NULL REFERENCES relevo_destination ON DELETE CASCADE,
     seq             INTEGER NOT NULL,
-    delivered_at_ms INTEGER NOT NULL,
+    published_at_ms INTEGER NOT NULL,
     PRIMARY KEY (destination, seq)
 ) STRICT, WITHOUT ROWID;
-CREATE INDEX relevo_parked_delivery_at_idx ON relevo_parked_delivery (delivered_at_ms);
+CREATE INDEX relevo_parked_published_at_idx ON relevo_parked_published (published_at_ms);
 
--- Addresses that nothing can pass to, and when one message probes them.
-CREATE TABLE relevo_hold (
+-- Addresses on hold, and when one message probes each of them.
+CREATE TABLE relevo_address_hold (
     destination TEXT NOT NULL REFERENCES relevo_destination ON DELETE CASCADE,
     address     TEXT NOT NULL,
     class       TEXT NOT NULL,
