@@ -7,7 +7,7 @@ mod through;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use relevo_core::Consumer;
+use relevo_core::BrokerConsumer;
 use relevo_inbox::{Config, Handlers, Order, Runtime};
 use relevo_store_postgres::inbox::{self, Inbox};
 use sqlx::postgres::PgConnectOptions;
@@ -118,7 +118,7 @@ async fn rate(bench: &Bench, order: Order, batch_max: usize) -> anyhow::Result<f
 /// A consumer whose every message is a row.
 async fn runtime(
     bench: &Bench,
-    consumer: Arc<dyn Consumer>,
+    consumer: Arc<dyn BrokerConsumer>,
     order: Order,
     batch_max: usize,
 ) -> anyhow::Result<Runtime<Inbox>> {

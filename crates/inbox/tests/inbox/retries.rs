@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use relevo_core::inbox::retries::Retries;
 use relevo_core::message::Headers;
-use relevo_core::{Answer, Consumer as _, Policy};
+use relevo_core::{BrokerConsumer as _, Policy};
 use relevo_inbox::{Config, Durable, Handlers, Options, Order, RuntimeError};
 
 use crate::stage::{Do, Stage, acknowledged, call, fails, inside, ordered, text, told, unordered, until};
@@ -153,9 +153,8 @@ async fn without_order_the_broker_can_keep_what_waits_and_counts_the_tries() {
     let config = Config { durable: Durable::Broker, retries: exact(6), ..unordered() };
     let process = stage.start(config, inside(&handler));
     acknowledged(&stage, 1).await;
-    let pauses: Vec<Answer> = stage.wire.settled().into_iter().map(|(_, answer)| answer).collect();
-    let later = |secs| Answer::RetryLater { after: Duration::from_secs(secs) };
-    assert_eq!(pauses, [later(15), later(45), Answer::Acknowledge]);
+    let delays: Vec<Option<Duration>> = stage.wire.settled().into_iter().map(|(_, delay)| delay).collect();
+    assert_eq!(delays, [Some(Duration::from_secs(15)), Some(Duration::from_secs(45)), None]);
     let dead = &stage.dead().await[0];
     assert_eq!((dead.attempts, dead.class.as_str(), dead.arrival.place), (6, "transient", Some(place)));
     assert_eq!((handler.tried().len(), process.stats.crashed()), (6, 0), "tries that end are no crashes");
@@ -166,9 +165,9 @@ async fn what_the_broker_took_back_untried_has_all_its_tries() {
     let stage = Stage::new();
     stage.send("0", "k", "1");
     // Fetched ahead, as behind a breaker, by processes that ended before its turn.
-    for count in 1..=5 {
+    for time in 1..=5 {
         let held = stage.wire.hand(1).receive(10).await.expect("a message");
-        assert_eq!((held.len(), held[0].count), (1, count));
+        assert_eq!((held.len(), held[0].redelivered), (1, time > 1));
         stage.wire.redeliver();
     }
     let handler = fails(100);

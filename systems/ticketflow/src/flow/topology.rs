@@ -55,7 +55,7 @@ pub fn topology(ladder: &[Duration]) -> rabbitmq::Topology {
 pub(super) fn groups() -> [embedded::Group; 2] {
     [NOTIFICATIONS, METRICS].map(|queue| {
         let addresses = wanted(queue).iter().map(|topic| format!("{EXCHANGE}/{topic}"));
-        embedded::Group { ordered: queue == METRICS, ..embedded::Group::new(queue, addresses) }
+        embedded::Group::new(queue, addresses)
     })
 }
 

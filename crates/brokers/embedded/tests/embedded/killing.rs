@@ -7,8 +7,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use relevo_broker_embedded::{Config, EmbeddedBroker, Group, Membership};
-use relevo_conformance::broker::harness::{ADDRESS, number, numbers, publication, publish_all, soon};
-use relevo_core::{Answer, Consumer as _, Publication, Tag};
+use relevo_conformance::broker::harness::{ADDRESS, number, numbers, publication, publish_all, soon, stale};
+use relevo_core::{BrokerConsumer as _, Publication};
 
 use crate::directory::Directory;
 
@@ -91,8 +91,8 @@ async fn a_child_works_until_it_is_killed() {
         let held = consumer.receive(40).await.expect("deliveries");
         // Half of it is answered; the rest is out when the end comes.
         let some = &held[..held.len().div_ceil(2)];
-        let answers: Vec<(Tag, Answer)> = some.iter().map(|one| (one.tag, Answer::Acknowledge)).collect();
-        let lost = consumer.settle(&answers).await.expect("settled");
+        let tags: Vec<_> = some.iter().map(|one| one.tag).collect();
+        let lost = stale(&consumer, &tags).await.expect("settled");
         let kept = some.iter().filter(|one| !lost.contains(&one.tag));
         report(&kept.map(number).collect::<Vec<_>>());
     }
@@ -181,7 +181,7 @@ async fn drain(broker: &EmbeddedBroker, acknowledged: &BTreeSet<i64>) -> BTreeSe
         rest.extend(held.iter().map(number));
         let again: Vec<&i64> = rest.intersection(acknowledged).collect();
         assert!(again.is_empty(), "acknowledged and delivered again: {again:?}");
-        let answers: Vec<(Tag, Answer)> = held.iter().map(|one| (one.tag, Answer::Acknowledge)).collect();
-        assert_eq!(consumer.settle(&answers).await.expect("settled"), []);
+        let tags: Vec<_> = held.iter().map(|one| one.tag).collect();
+        assert_eq!(stale(&consumer, &tags).await.expect("settled"), []);
     }
 }
