@@ -52,6 +52,10 @@ pub enum RuntimeError {
     Died(#[source] JoinError),
 }
 
+/// Order by key rests on one consumer per lane, also while several processes run.
+const UNORDERED_LANES: &str = "`order` is by key, and this queue is not `ordered`: two processes could handle messages of \
+     one key at the same time; give the queue `ordered = true` or `lanes`, or set `order` to none";
+
 /// A batch that shares a transaction has at least so many messages while there are as many, whatever other workers could take.
 const SHARE_MIN: usize = 16;
 
@@ -198,6 +202,9 @@ where
             return Err(
                 "`durable` is the broker, and this broker has no delayed retries: use the retry table".to_owned()
             );
+        }
+        if config.order.is_by_key() && !self.consumer.capabilities().ordered_lanes {
+            return Err(UNORDERED_LANES.to_owned());
         }
         Ok(())
     }

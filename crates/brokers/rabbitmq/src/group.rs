@@ -20,9 +20,9 @@ pub struct Group {
 }
 
 impl Group {
-    /// A group of a queue without lanes, with the default ladder.
+    /// A group of an ordered queue without lanes, with the default ladder.
     pub fn new(name: impl Into<String>) -> Self {
-        Self { name: name.into(), lanes: None, ordered: false, retry: DEFAULT_RUNGS.to_vec() }
+        Self { name: name.into(), lanes: None, ordered: true, retry: DEFAULT_RUNGS.to_vec() }
     }
 
     /// Whether a consumer can be made of it; the first thing that is wrong.
@@ -88,6 +88,14 @@ mod tests {
         assert_eq!(group.queues(), ["billing.0", "billing.1"]);
         assert_eq!(Queue::new("billing").group(), Group::new("billing"));
         assert!(group.check().is_ok() && group.ordered);
+    }
+
+    #[test]
+    fn a_queue_is_ordered_unless_it_is_told_otherwise() {
+        assert!(Group::new("billing").is_ordered());
+        let unordered = Queue { ordered: false, ..Queue::new("billing") };
+        assert!(!unordered.group().is_ordered());
+        assert!(Queue { lanes: Some(2), ..unordered }.group().is_ordered(), "lanes always are");
     }
 
     #[test]

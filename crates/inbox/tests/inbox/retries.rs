@@ -192,10 +192,31 @@ async fn tries_at_the_broker_are_counted_by_the_handlers_own_policy() {
 
 #[tokio::test(start_paused = true)]
 async fn a_configuration_that_breaks_a_promise_is_refused() {
+    let refusal = async |change: fn(&Stage), config: Config| {
+        let stage = Stage::new();
+        change(&stage);
+        let mut process = stage.start(config, inside(&fails(0)));
+        match process.ended().await {
+            Err(RuntimeError::Config(why)) => why,
+            other => panic!("it was not refused: {other:?}"),
+        }
+    };
+    let by_broker = |order| Config { durable: Durable::Broker, ..order };
+    let why = refusal(|_| {}, by_broker(ordered())).await;
+    assert!(why.contains("`durable`"), "{why}");
+    let why = refusal(|stage| stage.wire.without_retries(), by_broker(unordered())).await;
+    assert!(why.contains("`durable`") && why.contains("delayed retries"), "{why}");
+    let why = refusal(|stage| stage.wire.without_order(), ordered()).await;
+    assert!(why.contains("`order`") && why.contains("`ordered"), "{why}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_order_any_queue_will_do() {
     let stage = Stage::new();
-    let by_broker = Config { durable: Durable::Broker, ..ordered() };
-    let mut process = stage.start(by_broker, inside(&fails(0)));
-    assert!(matches!(process.ended().await, Err(RuntimeError::Config(_))));
+    stage.wire.without_order();
+    stage.send("0", "k", "1");
+    let _process = stage.start(unordered(), inside(&fails(0)));
+    acknowledged(&stage, 1).await;
 }
 
 #[tokio::test(start_paused = true)]

@@ -37,6 +37,10 @@ struct State {
     failing: bool,
     /// Nothing is recorded for the messages at these places.
     refused: BTreeSet<u64>,
+    /// Every consumer receives every lane.
+    unordered: bool,
+    /// The broker has no delayed retries.
+    without_retries: bool,
     /// How often one of these was refused.
     refusals: u64,
     /// The answer to the next pause is lost.
@@ -103,6 +107,16 @@ impl Wire {
     pub(crate) fn fail(&self, failing: bool) {
         self.lock().failing = failing;
         self.0.changed.notify_waiters();
+    }
+
+    /// A broker that gives a lane to several consumers at once.
+    pub(crate) fn without_order(&self) {
+        self.lock().unordered = true;
+    }
+
+    /// A broker without delayed retries.
+    pub(crate) fn without_retries(&self) {
+        self.lock().without_retries = true;
     }
 
     /// From now on nothing is recorded for the message at this place.
@@ -240,11 +254,11 @@ impl DelayedRetry for Hand {
 #[async_trait]
 impl BrokerConsumer for Hand {
     fn capabilities(&self) -> ConsumerCapabilities {
-        ConsumerCapabilities { ordered_lanes: true }
+        ConsumerCapabilities { ordered_lanes: !self.wire.lock().unordered }
     }
 
     fn delayed_retry(&self) -> Option<&dyn DelayedRetry> {
-        Some(self)
+        if self.wire.lock().without_retries { None } else { Some(self) }
     }
 
     async fn receive(&self, limit: usize) -> Result<Vec<Delivery>, Failure> {
