@@ -15,8 +15,9 @@ use program::Program;
 use report::Report;
 
 /// The packages whose tests need no server.
-const QUICK: [&str; 10] = [
+const QUICK: [&str; 11] = [
     "relevo-core",
+    "relevo-sqlite-file",
     "relevo-store-memory",
     "relevo-store-sqlite",
     "relevo-broker-memory",

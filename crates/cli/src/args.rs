@@ -79,6 +79,9 @@ pub(crate) struct Place {
     /// The database schema that holds the outbox, `relevo` otherwise; PostgreSQL only.
     #[arg(long, value_name = "NAME", value_parser = schema)]
     pub(crate) schema: Option<Schema>,
+    /// Accepts a SQLite file on a network file system; a file that two machines use will be corrupted.
+    #[arg(long)]
+    pub(crate) allow_network_file_system: bool,
 }
 
 impl Place {

@@ -1,6 +1,6 @@
 //! An outbox of any kind, opened for people: the commands know traits, and only this file knows stores.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -46,7 +46,35 @@ pub(crate) enum Place {
     /// In a schema of a PostgreSQL database.
     Postgres(Box<database::Place>),
     /// In a SQLite file.
-    Sqlite(PathBuf),
+    Sqlite(SqliteFile),
+}
+
+/// A SQLite file with an outbox.
+#[derive(Debug)]
+pub(crate) struct SqliteFile {
+    pub(crate) path: PathBuf,
+    allow_network_file_system: bool,
+}
+
+impl SqliteFile {
+    async fn open(&self, destination: &str) -> Result<sqlite::Store> {
+        self.open_within(destination, None).await
+    }
+
+    /// The same for a question or two, which wait only briefly for a writer.
+    async fn glance(&self) -> Result<sqlite::Store> {
+        self.open_within("", Some(GLANCE)).await
+    }
+
+    async fn open_within(&self, destination: &str, busy_timeout: Option<Duration>) -> Result<sqlite::Store> {
+        let defaults = sqlite::Config::new(&self.path, destination);
+        let config = sqlite::Config {
+            busy_timeout: busy_timeout.unwrap_or(defaults.busy_timeout),
+            allow_network_file_system: self.allow_network_file_system,
+            ..defaults
+        };
+        Ok(sqlite::Store::open(config).await?)
+    }
 }
 
 impl Place {
@@ -59,7 +87,9 @@ impl Place {
                     "`--schema` means nothing in a SQLite file; hint: leave it out, a file has one outbox",
                 ));
             }
-            Some(file) => Self::Sqlite(file),
+            Some(path) => {
+                Self::Sqlite(SqliteFile { path, allow_network_file_system: target.place.allow_network_file_system })
+            }
             None => Self::Postgres(Box::new(database::Place::at(&url, target)?)),
         })
     }
@@ -68,7 +98,7 @@ impl Place {
     pub(crate) fn shown(&self) -> String {
         match self {
             Self::Postgres(place) => place.shown(),
-            Self::Sqlite(file) => file.display().to_string(),
+            Self::Sqlite(file) => file.path.display().to_string(),
         }
     }
 
@@ -76,7 +106,8 @@ impl Place {
     pub(crate) async fn open(&self, destination: &str, deadline: Duration) -> Result<Box<dyn Outbox>> {
         Ok(match self {
             Self::Postgres(place) => Box::new(place.open(destination, deadline).await?),
-            Self::Sqlite(file) => Box::new(open_file(file, destination).await?),
+            Self::Sqlite(file) if destination.is_empty() => Box::new(file.glance().await?),
+            Self::Sqlite(file) => Box::new(file.open(destination).await?),
         })
     }
 
@@ -89,7 +120,7 @@ impl Place {
     pub(crate) async fn consumers_within(&self, deadline: Duration) -> Result<Box<dyn consumers::Operate>> {
         Ok(match self {
             Self::Postgres(place) => Box::new(place.open("", deadline).await?),
-            Self::Sqlite(file) => Box::new(sqlite::Store::open(sqlite::Config::new(file, "")).await?),
+            Self::Sqlite(file) => Box::new(file.open("").await?),
         })
     }
 
@@ -100,10 +131,7 @@ impl Place {
                 let store = place.open("", ANSWER_DEADLINE).await?;
                 Box::new(postgres::OutboxLog::new(Arc::new(store), sending))
             }
-            Self::Sqlite(file) => {
-                let store = sqlite::Store::open(sqlite::Config::new(file, "")).await?;
-                Box::new(sqlite::OutboxLog::new(Arc::new(store), sending))
-            }
+            Self::Sqlite(file) => Box::new(sqlite::OutboxLog::new(Arc::new(file.open("").await?), sending)),
         })
     }
 
@@ -117,22 +145,14 @@ impl Place {
                 Writer::Postgres { connection, outbox: postgres::Outbox::in_schema(&place.schema) }
             }
             Self::Sqlite(file) => {
-                open_file(file, "").await?;
-                let connection = sqlite::connect_options(file).disable_statement_logging().connect().await;
-                let connection = connection.map_err(|error| sqlite::explain(error, file))?;
-                Writer::Sqlite { connection, file: file.clone() }
+                file.glance().await?;
+                let path = &file.path;
+                let connection = sqlite::connect_options(path).disable_statement_logging().connect().await;
+                let connection = connection.map_err(|error| sqlite::explain(error, path))?;
+                Writer::Sqlite { connection, file: path.clone() }
             }
         })
     }
-}
-
-/// An outbox in a file. Without a destination it is only asked a thing or two, and no writer is waited for to the end.
-async fn open_file(file: &Path, destination: &str) -> Result<sqlite::Store> {
-    let mut config = sqlite::Config::new(file, destination);
-    if destination.is_empty() {
-        config.busy_timeout = GLANCE;
-    }
-    Ok(sqlite::Store::open(config).await?)
 }
 
 /// The file of a `sqlite:` URL; `None` for any other.

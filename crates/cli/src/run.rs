@@ -20,6 +20,7 @@ mod waiting;
 use anyhow::Result;
 use clap::Args;
 
+pub(crate) use brokers::embedded_config;
 pub(crate) use logging::quiet;
 
 use crate::config::{self, Sources};

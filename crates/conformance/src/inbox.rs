@@ -96,6 +96,7 @@ macro_rules! inbox_suite {
             queues::a_message_that_fails_again_keeps_its_place,
             queues::what_was_not_tried_keeps_its_count_of_starts,
             queues::a_call_that_was_not_made_keeps_its_count_of_starts,
+            queues::a_deferred_live_message_is_not_tried_before_its_time,
             queues::attempts_belong_to_the_first_message,
             queues::a_queue_is_handled_from_its_front,
             queues::a_waiting_message_may_be_skipped,

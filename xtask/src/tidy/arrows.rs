@@ -46,7 +46,9 @@ fn may_know(package: &str, dependency: &str) -> bool {
         return package == "relevo" && !FOR_TESTS.contains(&to) && to != "cli";
     };
     match from {
-        "core" => false,
+        "core" | "sqlite-file" => false,
+        // ADR 15: one list of file systems and result codes for all that keep a SQLite file.
+        "store-sqlite" | "broker-embedded" => ["core", "sqlite-file"].contains(&to),
         "conformance" => ["core", "relay", "testkit"].contains(&to),
         "sim" => ["core", "relay", "flow", "inbox", "saga", "store-memory", "broker-memory"].contains(&to),
         "bench" | "torture" => to != "cli",
@@ -71,6 +73,16 @@ mod tests {
             assert!(!may_know(adapter, "relevo-relay"));
             assert!(!may_know(adapter, "relevo-store-memory"));
         }
+    }
+
+    #[test]
+    fn adapters_with_a_sqlite_file_share_one_crate() {
+        for adapter in ["relevo-store-sqlite", "relevo-broker-embedded"] {
+            assert!(may_know(adapter, "relevo-sqlite-file"));
+            assert!(!may_know("relevo-sqlite-file", adapter));
+        }
+        assert!(!may_know("relevo-store-postgres", "relevo-sqlite-file"));
+        assert!(!may_know("relevo-sqlite-file", "relevo-core"));
     }
 
     #[test]

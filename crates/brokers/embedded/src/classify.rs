@@ -1,9 +1,9 @@
 //! What can go wrong, and what each means to the relay or the inbox.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use relevo_core::{Class, Failure};
+use relevo_sqlite_file::{FileError, NetworkFileSystem};
 
 /// Why the broker could not do what it was asked.
 #[derive(Debug, thiserror::Error)]
@@ -29,12 +29,9 @@ pub enum Error {
         /// What was found.
         what: String,
     },
-    /// The file is on a file system that several processes cannot lock and map.
-    #[error("`{}` is on a network file system, where SQLite's write-ahead log is not safe", path.display())]
-    Network {
-        /// Which file.
-        path: PathBuf,
-    },
+    /// The file is on a network file system, and the configuration does not allow that.
+    #[error(transparent)]
+    Network(#[from] NetworkFileSystem),
     /// Reading or writing failed half-way. It may have been written.
     #[error("the broker's file cannot be read or written")]
     Io(#[source] sqlx::Error),
@@ -94,7 +91,7 @@ impl Error {
             Self::ReadOnly(_)
             | Self::Damaged(_)
             | Self::Schema { .. }
-            | Self::Network { .. }
+            | Self::Network(_)
             | Self::NoGroup(_)
             | Self::Differs { .. }
             | Self::Malformed { .. } => Class::Blocked,
@@ -115,19 +112,16 @@ impl From<Error> for Failure {
 
 impl From<sqlx::Error> for Error {
     fn from(error: sqlx::Error) -> Self {
-        // The low byte is the primary code: https://www.sqlite.org/rescode.html
-        let extended = error.as_database_error().and_then(|error| error.code()?.parse::<u32>().ok());
-        match extended.map(|code| (code & 0xff, code)) {
-            Some((BUSY | LOCKED, _)) => Self::Locked(error),
-            Some((FULL, _)) => Self::DiskFull(error),
-            Some((CANTOPEN, _)) => Self::CannotOpen(error),
-            Some((READONLY | PERM, _)) => Self::ReadOnly(error),
-            Some((CORRUPT | NOTADB, _) | (_, IOERR_SHORT_READ | IOERR_CORRUPTFS | IOERR_DATA)) => Self::Damaged(error),
-            Some((IOERR, _)) => Self::Io(error),
-            Some((ERROR, _)) if is_about_tables(&error) => Self::Schema { what: error.to_string() },
-            Some(_) => Self::Other(error),
+        match FileError::of(&error) {
+            Some(FileError::Locked) => Self::Locked(error),
+            Some(FileError::DiskFull) => Self::DiskFull(error),
+            Some(FileError::CannotOpen) => Self::CannotOpen(error),
+            Some(FileError::ReadOnly | FileError::FileReplaced) => Self::ReadOnly(error),
+            Some(FileError::Corrupt | FileError::NotADatabase) => Self::Damaged(error),
+            Some(FileError::Io) => Self::Io(error),
+            Some(FileError::MissingTable) => Self::Schema { what: error.to_string() },
             None => match error {
-                // Nobody gave the connection back in time: as good as locked.
+                // No connection became free in time: as good as locked.
                 sqlx::Error::PoolTimedOut => Self::Locked(error),
                 sqlx::Error::Io(_) => Self::Io(error),
                 other => Self::Other(other),
@@ -135,25 +129,3 @@ impl From<sqlx::Error> for Error {
         }
     }
 }
-
-/// SQLite has no code of its own for these.
-fn is_about_tables(error: &sqlx::Error) -> bool {
-    error.as_database_error().is_some_and(|error| {
-        let message = error.message();
-        message.starts_with("no such table") || message.contains("no such column") || message.contains("has no column")
-    })
-}
-
-const ERROR: u32 = 1;
-const PERM: u32 = 3;
-const BUSY: u32 = 5;
-const LOCKED: u32 = 6;
-const READONLY: u32 = 8;
-const IOERR: u32 = 10;
-const CORRUPT: u32 = 11;
-const FULL: u32 = 13;
-const CANTOPEN: u32 = 14;
-const NOTADB: u32 = 26;
-const IOERR_SHORT_READ: u32 = IOERR | 2 << 8;
-const IOERR_DATA: u32 = IOERR | 32 << 8;
-const IOERR_CORRUPTFS: u32 = IOERR | 33 << 8;

@@ -23,6 +23,9 @@ pub struct Config {
     pub lock_wait: Duration,
     /// How often waiting consumers look for what other processes published.
     pub poll: Duration,
+    /// Accepts a file on a network file system. SQLite's locks and shared memory do not work across machines: a file
+    /// that two machines use will be corrupted.
+    pub allow_network_file_system: bool,
 }
 
 impl Config {
@@ -37,6 +40,7 @@ impl Config {
             bytes_max: 8 << 30,
             lock_wait: Duration::from_secs(5),
             poll: Duration::from_millis(40),
+            allow_network_file_system: false,
         }
     }
 }

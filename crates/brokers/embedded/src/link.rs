@@ -1,6 +1,5 @@
 //! The connections to the file.
 
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -41,7 +40,7 @@ pub(crate) struct Write {
 impl Link {
     /// Opens the file, and makes it if need be.
     pub(crate) async fn open(config: &Config) -> Result<Self, Error> {
-        refuse_network(&config.path)?;
+        relevo_sqlite_file::check_local(&config.path, config.allow_network_file_system)?;
         let options = SqliteConnectOptions::new()
             .filename(&config.path)
             .create_if_missing(true)
@@ -143,22 +142,3 @@ impl Drop for Write {
         }
     }
 }
-
-/// Shared memory and locks of a write-ahead log do not cross machines; SQLite itself does not notice.
-fn refuse_network(path: &Path) -> Result<(), Error> {
-    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let kind = rustix::fs::statfs(directory).map(|stat| u32::try_from(stat.f_type).unwrap_or_default());
-    match kind {
-        Ok(NFS | SMB | SMB2 | CIFS | V9FS | AFS | CEPH) => Err(Error::Network { path: path.to_owned() }),
-        // Opening the file says better what is wrong with its directory.
-        Ok(_) | Err(_) => Ok(()),
-    }
-}
-
-const NFS: u32 = 0x6969;
-const SMB: u32 = 0x517b;
-const SMB2: u32 = 0xfe53_4d42;
-const CIFS: u32 = 0xff53_4d42;
-const V9FS: u32 = 0x0102_1997;
-const AFS: u32 = 0x5346_414f;
-const CEPH: u32 = 0x00c3_6400;

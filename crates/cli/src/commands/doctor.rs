@@ -89,7 +89,8 @@ async fn one(target: &Target) -> Result<Examined> {
 
 /// A database that is looked at for its inboxes alone.
 fn inboxes_at(url: &str) -> Result<Examined> {
-    let place = Place::of(&Target { database: Some(url.to_owned()), place: args::Place { schema: None } })?;
+    let place = args::Place { schema: None, allow_network_file_system: false };
+    let place = Place::of(&Target { database: Some(url.to_owned()), place })?;
     let inbox = Some(place.shown());
     let memory = Memory { horizons: Vec::new(), place: Some(place) };
     Ok(Examined { outbox: None, inbox, destination: None, findings: Vec::new(), accept: Vec::new(), memory })
@@ -127,7 +128,8 @@ async fn database(outbox: &config::Outbox) -> Result<Examined> {
         Database::Sqlite(_) => None,
     };
     let url = outbox.url.reveal().to_owned();
-    let mut examined = one(&Target { database: Some(url), place: args::Place { schema } }).await?;
+    let place = args::Place { schema, allow_network_file_system: outbox.allow_network_file_system };
+    let mut examined = one(&Target { database: Some(url), place }).await?;
     memory::name(&mut examined.memory.horizons, outbox);
     Ok(Examined { outbox: Some(outbox.name.clone()), ..examined })
 }

@@ -43,7 +43,7 @@ pub(super) async fn run(args: &Args) -> Result<Code> {
     }
     match Place::of(&args.target)? {
         Place::Postgres(place) => in_postgres(&place, args).await,
-        Place::Sqlite(file) => in_sqlite(&file, args).await,
+        Place::Sqlite(file) => in_sqlite(&file.path, args).await,
     }
 }
 

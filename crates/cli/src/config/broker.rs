@@ -11,7 +11,7 @@ use relevo_broker_nats as nats_broker;
 use relevo_broker_rabbitmq as rabbitmq_broker;
 use relevo_core::{Route, Routes};
 
-use super::keys::{BROKERS, Key, Kind, SECTIONS};
+use super::keys::{BROKERS, Key, Kind, NETWORK_FILE_SYSTEM, SECTIONS};
 use super::problem::Problem;
 use super::resolved::Reader;
 use super::secret::Secret;
@@ -25,6 +25,8 @@ pub(crate) enum Broker {
     Embedded {
         /// The file.
         path: PathBuf,
+        /// Accepts a file on a network file system.
+        allow_network_file_system: bool,
     },
     /// RabbitMQ.
     Rabbitmq(Box<rabbitmq_broker::Config>),
@@ -53,12 +55,15 @@ pub(crate) enum Declare {
 }
 
 /// The keys of the embedded broker.
-pub(super) const EMBEDDED: &[Key] = &[Key::unset(
-    "path",
-    Kind::Text,
-    "\"/var/lib/relevo/broker.db\"",
-    "The SQLite file; made if it is not there; needed.",
-)];
+pub(super) const EMBEDDED: &[Key] = &[
+    Key::unset(
+        "path",
+        Kind::Text,
+        "\"/var/lib/relevo/broker.db\"",
+        "The SQLite file. Required. The broker creates it if it does not exist.",
+    ),
+    NETWORK_FILE_SYSTEM,
+];
 
 pub(super) const TOPOLOGY: Key = Key::new(
     "topology",
@@ -113,7 +118,8 @@ fn embedded(reader: &mut Reader<'_>, path: &Path) -> Option<Broker> {
         reader.problem(path, problem.hint("the SQLite file of the embedded broker"));
         return None;
     };
-    Some(Broker::Embedded { path: file.into() })
+    let allow_network_file_system = reader.boolean(&path.name(NETWORK_FILE_SYSTEM.name));
+    Some(Broker::Embedded { path: file.into(), allow_network_file_system })
 }
 
 /// Tells what broker and routes, each good alone, cannot have together. `path` is the destination's.

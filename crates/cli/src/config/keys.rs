@@ -305,7 +305,17 @@ const OUTBOX: &[Key] = &[
         "5000",
         "No call of the hot path to PostgreSQL takes longer; shorter than the lease.",
     ),
+    NETWORK_FILE_SYSTEM,
 ];
+
+/// For an outbox in a SQLite file, and for the embedded broker.
+pub(super) const NETWORK_FILE_SYSTEM: Key = Key::new(
+    "allow_network_file_system",
+    Kind::Boolean,
+    "false",
+    "Accepts a SQLite file on a network file system, such as NFS, SMB or FUSE. SQLite's locks do not work across machines: \
+     a file that two machines use will be corrupted.",
+);
 
 const DESTINATION: &[Key] = &[
     Key::new(

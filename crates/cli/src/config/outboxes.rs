@@ -9,6 +9,7 @@ use relevo_core::operate::Start;
 
 use super::broker::{self, Broker, StartUp};
 use super::database::Database;
+use super::keys::NETWORK_FILE_SYSTEM;
 use super::overlay::plain;
 use super::problem::Problem;
 use super::resolved::Reader;
@@ -27,6 +28,8 @@ pub(crate) struct Outbox {
     pub(crate) database: Database,
     pub(crate) schema: String,
     pub(crate) call_deadline: Duration,
+    /// Accepts a SQLite file on a network file system.
+    pub(crate) allow_network_file_system: bool,
     /// By name.
     pub(crate) destinations: Vec<Destination>,
 }
@@ -130,7 +133,8 @@ fn outbox(reader: &mut Reader<'_>, path: &Path, name: String) -> Option<Outbox> 
         destinations.extend(destination(reader, &all.name(&name), name, call_deadline));
     }
     let (url, database) = database?;
-    Some(Outbox { name, url, database, schema, call_deadline, destinations })
+    let allow_network_file_system = reader.boolean(&path.name(NETWORK_FILE_SYSTEM.name));
+    Some(Outbox { name, url, database, schema, call_deadline, allow_network_file_system, destinations })
 }
 
 fn database(reader: &mut Reader<'_>, path: &Path) -> Option<(Secret, Database)> {

@@ -41,8 +41,18 @@ fn the_smallest_file_has_the_defaults() {
     assert_eq!(outbox.call_deadline, Duration::from_secs(5));
     let main = &outbox.destinations[0];
     assert_eq!((main.create, main.shards, main.start), (false, 8, Start::Now));
-    assert_eq!(main.broker, Broker::Embedded { path: "broker.db".into() });
+    assert_eq!(main.broker, Broker::Embedded { path: "broker.db".into(), allow_network_file_system: false });
     assert_eq!(format!("{:?}", main.relay), format!("{:?}", relevo_relay::Config::default()));
+}
+
+#[test]
+fn an_outbox_and_an_embedded_broker_may_be_on_a_network_file_system() {
+    let broker = "outboxes.shop.destinations.main.broker.allow_network_file_system=true";
+    let set = ["outboxes.shop.allow_network_file_system=true", broker];
+    let outbox = load(SMALL, &[], &set).unwrap().config.outboxes.remove(0);
+    assert!(outbox.allow_network_file_system);
+    let broker = Broker::Embedded { path: "broker.db".into(), allow_network_file_system: true };
+    assert_eq!(outbox.destinations[0].broker, broker);
 }
 
 #[test]

@@ -34,6 +34,7 @@ pub(crate) struct Brokers {
 /// A file of the embedded broker.
 struct File {
     lock_wait: Duration,
+    allow_network_file_system: bool,
     opened: OnceCell<EmbeddedBroker>,
 }
 
@@ -43,11 +44,14 @@ impl Brokers {
         let mut brokers = Self::default();
         for destination in destinations {
             match &destination.broker {
-                config::Broker::Embedded { path } => {
+                config::Broker::Embedded { path, allow_network_file_system } => {
                     let lock_wait = lock_wait(destination.relay.publish_deadline);
-                    let new = || File { lock_wait, opened: OnceCell::new() };
+                    let allow_network_file_system = *allow_network_file_system;
+                    let new = || File { lock_wait, allow_network_file_system, opened: OnceCell::new() };
                     let file = brokers.files.entry(config::one_spelling(path)).or_insert_with(new);
                     file.lock_wait = file.lock_wait.min(lock_wait);
+                    // Every destination of the file must allow it.
+                    file.allow_network_file_system &= allow_network_file_system;
                 }
                 config::Broker::Rabbitmq(config) => add(&mut brokers.rabbits, config),
                 config::Broker::Nats(config) => add(&mut brokers.streams, config),
@@ -59,12 +63,15 @@ impl Brokers {
     /// The far side of one of them.
     pub(crate) async fn open(&self, broker: &config::Broker) -> Result<Arc<dyn Broker>, Unopened> {
         Ok(match broker {
-            config::Broker::Embedded { path } => {
-                let file = self.files.get(&config::one_spelling(path));
-                let opened = match file {
+            config::Broker::Embedded { path, allow_network_file_system } => {
+                let opened = match self.files.get(&config::one_spelling(path)) {
                     // Whoever comes second waits for the first, and tries again if that one failed.
-                    Some(file) => file.opened.get_or_try_init(|| open_file(path, file.lock_wait)).await.cloned(),
-                    None => open_file(path, embedded::Config::new(path).lock_wait).await,
+                    Some(File { lock_wait, allow_network_file_system, opened }) => {
+                        let config = embedded_config(path, *allow_network_file_system);
+                        let config = embedded::Config { lock_wait: *lock_wait, ..config };
+                        opened.get_or_try_init(|| EmbeddedBroker::open(config)).await.cloned()
+                    }
+                    None => EmbeddedBroker::open(embedded_config(path, *allow_network_file_system)).await,
                 };
                 Arc::new(opened.map_err(|error| unopened(path, error))?)
             }
@@ -102,7 +109,7 @@ pub(crate) const fn kind(broker: &config::Broker) -> &'static str {
 /// Where a broker is, without whom we are there.
 pub(crate) fn place(broker: &config::Broker) -> String {
     let urls = match broker {
-        config::Broker::Embedded { path } => return config::one_spelling(path).display().to_string(),
+        config::Broker::Embedded { path, .. } => return config::one_spelling(path).display().to_string(),
         config::Broker::Rabbitmq(config) => &config.urls,
         config::Broker::Nats(config) => &config.urls,
     };
@@ -140,8 +147,9 @@ fn lock_wait(publish_deadline: Duration) -> Duration {
     publish_deadline / 4
 }
 
-async fn open_file(path: &Path, lock_wait: Duration) -> Result<EmbeddedBroker, embedded::Error> {
-    EmbeddedBroker::open(embedded::Config { lock_wait, ..embedded::Config::new(path) }).await
+/// The embedded broker of a configuration, with the defaults for what it does not name.
+pub(crate) fn embedded_config(path: &Path, allow_network_file_system: bool) -> embedded::Config {
+    embedded::Config { allow_network_file_system, ..embedded::Config::new(path) }
 }
 
 fn unopened(path: &Path, error: embedded::Error) -> Unopened {

@@ -32,7 +32,13 @@ pub(crate) async fn open(outbox: &config::Outbox, destination: &str) -> Result<A
                 };
                 Arc::new(postgres::Store::open(config).await?)
             }
-            Database::Sqlite(path) => Arc::new(sqlite::Store::open(sqlite::Config::new(path, destination)).await?),
+            Database::Sqlite(path) => {
+                let config = sqlite::Config {
+                    allow_network_file_system: outbox.allow_network_file_system,
+                    ..sqlite::Config::new(path, destination)
+                };
+                Arc::new(sqlite::Store::open(config).await?)
+            }
         };
         Ok(store)
     };

@@ -195,6 +195,20 @@ pub async fn a_call_that_was_not_made_keeps_its_count_of_starts(h: &mut impl Har
     assert_eq!((claimed.messages[0].attempts, claimed.messages[0].started), (0, 2));
 }
 
+/// A live message that is deferred without an attempt waits for its own pause, and not only for its turn in the queue.
+pub async fn a_deferred_live_message_is_not_tried_before_its_time(h: &mut impl Harness) {
+    let inbox = h.inbox(BILLING).await;
+    keep(&inbox, &arrival(1, "a"), &retry(Duration::ZERO, 1)).await;
+    keep(&inbox, &arrival(2, "a"), &setback(Stop::Wait { after: SHORT }, 0)).await;
+    let claimed = due_one(&inbox).await;
+    assert_eq!(numbers(&claimed), [1], "the claim ends before the deferred message");
+    work(h, &inbox, &claimed).await;
+    assert!(due(&inbox).await.is_empty(), "the release keeps the pause of the deferred message");
+    h.pass(SHORT).await;
+    let claimed = due_one(&inbox).await;
+    assert_eq!((numbers(&claimed), claimed.messages[0].attempts), (vec![2], 0));
+}
+
 /// Whatever was counted of a message does not count for the next one, also if nobody released the queue.
 pub async fn attempts_belong_to_the_first_message(h: &mut impl Harness) {
     let (inbox, other) = (h.inbox(BILLING).await, h.inbox(BILLING).await);

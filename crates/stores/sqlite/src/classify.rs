@@ -5,22 +5,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use relevo_core::store::StoreError;
-use sqlx::error::DatabaseError;
+use relevo_sqlite_file::FileError;
 
 use crate::disk;
-
-// SQLite's result codes, by its own names.
-const ERROR: i32 = 1;
-pub(crate) const BUSY: i32 = 5;
-pub(crate) const LOCKED: i32 = 6;
-const READONLY: i32 = 8;
-const READONLY_DBMOVED: i32 = 1032;
-const IOERR: i32 = 10;
-const CORRUPT: i32 = 11;
-const FULL: i32 = 13;
-const CANTOPEN: i32 = 14;
-const PROTOCOL: i32 = 15;
-const NOTADB: i32 = 26;
 
 /// What can go wrong in a call.
 #[derive(Debug, thiserror::Error)]
@@ -137,27 +124,26 @@ impl std::error::Error for Located {
 
 impl From<sqlx::Error> for Error {
     fn from(error: sqlx::Error) -> Self {
-        let Some(database) = error.as_database_error() else { return Self::Driver(error) };
-        let message = database.message().to_owned();
-        let code = code(database);
-        match code & 0xff {
-            BUSY | LOCKED | PROTOCOL => Self::Busy,
-            READONLY if code == READONLY_DBMOVED => Self::Replaced,
-            READONLY => Self::ReadOnly,
-            IOERR => Self::Disk(error),
-            CORRUPT => Self::Damaged(message),
-            FULL => Self::Full,
-            CANTOPEN => Self::Unopenable,
-            NOTADB => Self::NoDatabase,
-            ERROR if message.starts_with("no such table") || message.starts_with("no such column") => {
-                Self::Schema(format!("holds no outbox ({message}); hint: run `relevo migrate`"))
+        let message = || error.as_database_error().map(|error| error.message().to_owned()).unwrap_or_default();
+        match FileError::of(&error) {
+            Some(FileError::Locked) => Self::Busy,
+            Some(FileError::DiskFull) => Self::Full,
+            Some(FileError::CannotOpen) => Self::Unopenable,
+            Some(FileError::ReadOnly) => Self::ReadOnly,
+            Some(FileError::FileReplaced) => Self::Replaced,
+            Some(FileError::Corrupt) => Self::Damaged(message()),
+            Some(FileError::NotADatabase) => Self::NoDatabase,
+            Some(FileError::Io) => Self::Disk(error),
+            Some(FileError::MissingTable) => {
+                Self::Schema(format!("holds no outbox ({}); hint: run `relevo migrate`", message()))
             }
-            _ => Self::Driver(error),
+            None => Self::Driver(error),
         }
     }
 }
 
-/// SQLite's extended result code; its last byte is the plain one.
-pub(crate) fn code(error: &dyn DatabaseError) -> i32 {
-    error.code().and_then(|code| code.parse().ok()).unwrap_or(0)
+/// Refuses a file on a network file system, unless that is allowed.
+pub(crate) fn check_local(file: &Path, allow_network_file_system: bool) -> Result<(), StoreError> {
+    relevo_sqlite_file::check_local(file, allow_network_file_system)
+        .map_err(|refused| StoreError::Refused { what: refused.to_string() })
 }

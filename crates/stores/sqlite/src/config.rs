@@ -19,15 +19,20 @@ pub struct Config {
     pub destination: String,
     /// How long a call waits for a writer to end; shorter than the lease.
     pub busy_timeout: Duration,
-    /// Serves a file on a network file system all the same. Its locks and its shared memory are then somebody else's
-    /// promise: with more than one machine the file will be damaged.
-    pub network_allowed: bool,
+    /// Accepts a file on a network file system. SQLite's locks and shared memory do not work across machines: a file
+    /// that two machines use will be corrupted.
+    pub allow_network_file_system: bool,
 }
 
 impl Config {
     /// The defaults: waits of at most five seconds, local file systems only.
     pub fn new(path: impl Into<PathBuf>, destination: impl Into<String>) -> Self {
-        Self { path: path.into(), destination: destination.into(), busy_timeout: BUSY_TIMEOUT, network_allowed: false }
+        Self {
+            path: path.into(),
+            destination: destination.into(),
+            busy_timeout: BUSY_TIMEOUT,
+            allow_network_file_system: false,
+        }
     }
 }
 

@@ -1,58 +1,14 @@
-//! What lies under the file: which file system, how much space, and whether what was written is kept.
+//! The disk of the file: its free space, and whether what was written survives a power failure.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use relevo_core::store::StoreError;
-use rustix::fs::{statfs, statvfs};
+use rustix::fs::statvfs;
 
 use crate::classify::Error;
 
-/// File systems on which locks, or memory shared between processes, do not work as SQLite's write-ahead log needs.
-/// `FUSE` and 9P may be local; nobody can tell from here.
-const REFUSED: [(u32, &str); 12] = [
-    (0x0000_6969, "NFS"),
-    (0x0000_517b, "SMB"),
-    (0xff53_4d42, "CIFS"),
-    (0xfe53_4d42, "SMB2"),
-    (0x0102_1997, "9P"),
-    (0x6573_5546, "FUSE"),
-    (0x5346_414f, "AFS"),
-    (0x00c3_6400, "Ceph"),
-    (0x7375_7245, "Coda"),
-    (0x0bd0_0bd0, "Lustre"),
-    (0x0116_1970, "GFS2"),
-    (0x7461_636f, "OCFS2"),
-];
-
-/// Fewer bytes than that, and the next write fails.
+/// With fewer free bytes the next write fails.
 const FULL_BYTES: u64 = 64 << 10;
-
-/// The name of a file system that is refused, by the number that `statfs` gives.
-pub(crate) fn refused(magic: u32) -> Option<&'static str> {
-    REFUSED.iter().find(|(number, _)| *number == magic).map(|(_, name)| *name)
-}
-
-/// The number of the file system that holds this file.
-pub(crate) fn magic(file: &Path) -> Option<u32> {
-    // The kernel's word is signed here and unsigned there, and wider than the number.
-    let word = statfs(file).ok()?.f_type;
-    u32::try_from(i128::from(word) & 0xffff_ffff).ok()
-}
-
-/// Refuses a file on a network file system, unless that is allowed.
-pub(crate) fn check_local(file: &Path, network_allowed: bool) -> Result<(), StoreError> {
-    match magic(file).and_then(refused) {
-        Some(name) if !network_allowed => Err(StoreError::Refused {
-            what: format!(
-                "file `{}` is on {name}, where SQLite's locks cannot be trusted; hint: put it on a local disk, or allow it if \
-                 you are sure that one machine uses it",
-                file.display()
-            ),
-        }),
-        _ => Ok(()),
-    }
-}
 
 /// How many bytes this user may still write beside the file.
 pub(crate) fn free_bytes(file: &Path) -> Option<u64> {
@@ -99,19 +55,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn network_file_systems_are_refused_and_local_ones_are_not() {
-        for (magic, name) in [(0x6969, "NFS"), (0xff53_4d42, "CIFS"), (0xfe53_4d42, "SMB2"), (0x0102_1997, "9P")] {
-            assert_eq!(refused(magic), Some(name));
-        }
-        for (magic, name) in [(0xef53, "ext4"), (0x9123_683e, "btrfs"), (0x5846_5342, "xfs"), (0x0102_1994, "tmpfs")] {
-            assert_eq!(refused(magic), None, "{name}");
-        }
-    }
-
-    #[test]
-    fn a_real_directory_has_a_file_system_and_space() {
+    fn a_real_directory_has_space() {
         let here = std::env::temp_dir().join("file");
-        assert!(magic(here.parent().unwrap()).is_some());
         assert!(free_bytes(&here).is_some());
     }
 

@@ -8,12 +8,13 @@ use relevo_core::limits::LimitError;
 use relevo_core::slot::slot_of;
 use relevo_core::store::StoreError;
 use relevo_core::{Draft, MessageId, OnRepeat, Traces};
+use relevo_sqlite_file::FileError;
 use sqlx::query::Query;
 use sqlx::sqlite::{Sqlite, SqliteArguments, SqliteConnection, SqlitePool};
 use sqlx::{Connection as _, Transaction};
 use uuid::Uuid;
 
-use crate::classify::{BUSY, Error, LOCKED, code};
+use crate::classify::Error;
 use crate::queries::now;
 
 /// Why a message was not emitted.
@@ -191,7 +192,7 @@ fn bind<'q>(insert: Insert<'q>, id: MessageId, draft: &'q Draft) -> Insert<'q> {
 
 fn refused(error: sqlx::Error) -> EmitError {
     match error.as_database_error() {
-        Some(database) if matches!(code(database) & 0xff, BUSY | LOCKED) => EmitError::Busy(error),
+        Some(_) if FileError::of(&error) == Some(FileError::Locked) => EmitError::Busy(error),
         Some(database) if database.message().starts_with("no such table: main.relevo_") => EmitError::NotInMain,
         _ => EmitError::Database(error),
     }

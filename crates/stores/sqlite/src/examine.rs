@@ -35,14 +35,14 @@ impl Store {
 
     fn file_system(&self) -> Finding {
         let subject = "file system";
-        match disk::magic(&self.file) {
+        match relevo_sqlite_file::file_system_type(&self.file) {
             None => finding(Severity::Note, subject, "cannot be told", None),
-            Some(magic) => match disk::refused(magic) {
+            Some(number) => match relevo_sqlite_file::network_file_system(number) {
                 None => finding(Severity::Good, subject, "local", None),
                 Some(name) => finding(
                     Severity::Danger,
                     subject,
-                    &format!("{name}: locks and shared memory cannot be trusted"),
+                    &format!("{name}: SQLite's locks and shared memory are not safe"),
                     Some("put the file on a local disk"),
                 ),
             },

@@ -36,9 +36,9 @@ pub use self::config::Config;
 use self::handlers::{Handlers, Handling};
 use self::rows::Asking;
 use crate::classify::Error;
-use crate::disk;
 use crate::link::{Durability, Link};
 use crate::store::DISK_DEADLINE;
+use crate::{classify, disk};
 
 /// One consumer's inbox.
 pub struct Inbox {
@@ -87,7 +87,7 @@ macro_rules! open {
 impl Inbox {
     /// Opens the file, and checks that its schema is the one that this program knows and that it lies on a local disk.
     pub async fn open(config: &Config, consumer: &str, keeping: Keeping) -> Result<Self, StoreError> {
-        disk::check_local(&config.path, config.network_allowed)?;
+        classify::check_local(&config.path, config.allow_network_file_system)?;
         let link = |wait| Link::new(&config.path, wait);
         let links = Links {
             file: config.path.clone(),

@@ -17,7 +17,7 @@ use crate::classify::Error;
 use crate::config::Config;
 use crate::link::{Durability, Link};
 use crate::queries::{self, column, now};
-use crate::{dead, disk, leases, runs, settle, upkeep};
+use crate::{classify, dead, disk, leases, runs, settle, upkeep};
 
 /// How many scheduled messages enter the log in one transaction.
 const ENTER_MAX: i64 = 1000;
@@ -43,7 +43,7 @@ impl Store {
     /// Opens the file, and checks that its schema is the one that this program knows and that it lies on a local disk.
     pub async fn open(config: Config) -> Result<Self, StoreError> {
         let file = config.path;
-        disk::check_local(&file, config.network_allowed)?;
+        classify::check_local(&file, config.allow_network_file_system)?;
         let store = Self {
             reading: Link::new(&file, config.busy_timeout),
             settling: Link::new(&file, config.busy_timeout),

@@ -43,7 +43,7 @@ pub(super) fn name(horizons: &mut [Horizon], outbox: &config::Outbox) {
 /// a message leaves with its acknowledgement.
 pub(super) fn of_broker(broker: &Broker) -> Vec<Horizon> {
     match broker {
-        Broker::Embedded { path } => {
+        Broker::Embedded { path, .. } => {
             let keep = relevo_broker_embedded::Config::new(path).keep;
             vec![Horizon { source: format!("the embedded broker `{}`", path.display()), lasts: Some(keep) }]
         }

@@ -9,6 +9,7 @@ use super::spec::{Log, Spec};
 use crate::config::{self, Broker, Destination, Loaded, Sources};
 use crate::exit::{away, not_found, usage};
 use crate::outbox::Place;
+use crate::run::embedded_config;
 
 /// Opens what a replay reads.
 pub(super) async fn open(spec: &Spec, place: &Place, sources: &Sources) -> Result<Box<dyn ReplaySource>> {
@@ -29,7 +30,7 @@ pub(super) async fn open(spec: &Spec, place: &Place, sources: &Sources) -> Resul
 /// How a destination's relay sends messages.
 fn sending(destination: Destination) -> Sending {
     let source = match &destination.broker {
-        Broker::Embedded { path } => embedded::Config::new(path).source,
+        Broker::Embedded { path, .. } => embedded::Config::new(path).source,
         Broker::Rabbitmq(config) => config.source.clone(),
         Broker::Nats(config) => config.source.clone(),
     };
@@ -71,12 +72,13 @@ async fn broker(broker: &Broker, group: &str) -> Result<Box<dyn ReplaySource>> {
             "RabbitMQ keeps no log: a queue forgets what was acknowledged; hint: replay from the outbox's own log, with `--log \
              outbox`",
         )),
-        Broker::Embedded { path } => {
+        Broker::Embedded { path, allow_network_file_system } => {
             if !path.exists() {
                 return Err(not_found(format!("there is no embedded broker at `{}`", path.display())));
             }
             let at = || format!("the embedded broker `{}`", path.display());
-            let opened = EmbeddedBroker::open(embedded::Config::new(path)).await.with_context(at)?;
+            let opened =
+                EmbeddedBroker::open(embedded_config(path, *allow_network_file_system)).await.with_context(at)?;
             match opened.log(group).await {
                 Ok(log) => Ok(Box::new(log)),
                 Err(embedded::Error::NoGroup(_)) => {

@@ -40,8 +40,8 @@ CREATE TABLE relevo_inbox_retry_message (
     arrived_at_ms     INTEGER NOT NULL,
     -- The position of the replay's reader when it fed the message; null for any other message.
     fed_cursor        TEXT,
-    -- The message is not tried before this time, because it failed or was redriven at a rate. Null for a message that
-    -- was not tried yet.
+    -- The message is not tried before this time, because it failed, was deferred, or was redriven at a rate. Null for a
+    -- message that only waits for those before it.
     not_before_ms     INTEGER
 ) STRICT;
 CREATE INDEX relevo_inbox_retry_message_queue_idx ON relevo_inbox_retry_message (consumer, queue, ordinal);

@@ -12,8 +12,8 @@ pub struct Config {
     pub lock_timeout: Duration,
     /// How long everything else waits: heartbeats, lanes, due queues. Longer than any handler takes.
     pub busy_timeout: Duration,
-    /// Serves a file on a network file system all the same; see [`Config`](crate::Config::network_allowed).
-    pub network_allowed: bool,
+    /// Accepts a file on a network file system; see [`Config`](crate::Config::allow_network_file_system).
+    pub allow_network_file_system: bool,
 }
 
 impl Config {
@@ -23,7 +23,7 @@ impl Config {
             path: path.into(),
             lock_timeout: Duration::from_secs(1),
             busy_timeout: Duration::from_secs(5),
-            network_allowed: false,
+            allow_network_file_system: false,
         }
     }
 }

@@ -52,17 +52,17 @@ pub(super) async fn set_back(
                ON CONFLICT (consumer, message_id, replay) DO UPDATE \
                SET state = 'waiting', unfinished_starts = 0, claim_token = NULL, claim_expires_at_ms = NULL";
     of_entry(sql, consumer, arrival.entry).bind(now).execute(&mut *connection).await?;
-    match setback.stop {
-        Stop::Retry { after } | Stop::Wait { after } => {
-            ensure(connection, consumer, &arrival.queue, now + millis(after)).await?;
-        }
-        Stop::DeadHold => ensure(connection, consumer, &arrival.queue, now).await?,
-        Stop::DeadContinue => {}
+    let not_before = match setback.stop {
+        Stop::Retry { after } | Stop::Wait { after } => Some(now + millis(after)),
+        Stop::DeadHold | Stop::DeadContinue => None,
+    };
+    if setback.stop != Stop::DeadContinue {
+        ensure(connection, consumer, &arrival.queue, not_before.unwrap_or(now)).await?;
     }
     let no = append(connection, consumer, arrival, arrived).await?;
     let sql = "UPDATE relevo_inbox_retry_message SET unfinished_starts = ?2 WHERE ordinal = ?1";
     sqlx::query(sql).bind(no).bind(started).execute(&mut *connection).await?;
-    count(connection, no, setback, now).await?;
+    count(connection, no, setback, not_before).await?;
     if let Stop::Retry { .. } | Stop::Wait { .. } = setback.stop {
         note(connection, asking, arrival, State::Waiting).await?;
     } else {
@@ -90,7 +90,11 @@ pub(super) async fn set_back_due(
         return Ok(Kept::Lost);
     }
     let now = clock(connection).await?;
-    count(connection, no, setback, now).await?;
+    let not_before = match setback.stop {
+        Stop::Retry { after } => Some(now + millis(after)),
+        Stop::Wait { .. } | Stop::DeadHold | Stop::DeadContinue => None,
+    };
+    count(connection, no, setback, not_before).await?;
     let next = match setback.stop {
         Stop::Retry { after } | Stop::Wait { after } => {
             if asking.traced {
@@ -113,21 +117,21 @@ pub(super) async fn set_back_due(
     Ok(Kept::Kept)
 }
 
-/// What is told of a failure stands with the message.
-async fn count(connection: &mut SqliteConnection, no: i64, setback: &Setback, now: i64) -> Result<(), Error> {
-    // Of one that was not tried only the start counts no more which its claim has counted, it is its queue that waits, and what
-    // went wrong the last time that it was tried is told on.
+/// Records a failure in the row of the message; `not_before` is kept where it is `None`.
+async fn count(
+    connection: &mut SqliteConnection,
+    no: i64,
+    setback: &Setback,
+    not_before: Option<i64>,
+) -> Result<(), Error> {
+    // `Wait` defers a message that was not tried: the start of its claim is not counted, and the last error is kept.
     let sql = "UPDATE relevo_inbox_retry_message SET attempts = ?2, \
                class = CASE WHEN ?5 AND attempts > 0 THEN class ELSE ?3 END, \
                error = CASE WHEN ?5 AND attempts > 0 THEN error ELSE ?4 END, \
                unfinished_starts = CASE WHEN ?5 THEN max(unfinished_starts - 1, 0) ELSE 0 END, not_before_ms = coalesce(?6, not_before_ms) \
                WHERE ordinal = ?1";
-    let again = match setback.stop {
-        Stop::Retry { after } => Some(now + millis(after)),
-        Stop::Wait { .. } | Stop::DeadHold | Stop::DeadContinue => None,
-    };
     let update = sqlx::query(sql).bind(no).bind(i64::from(setback.attempts)).bind(setback.class);
-    let update = update.bind(&setback.error).bind(matches!(setback.stop, Stop::Wait { .. })).bind(again);
+    let update = update.bind(&setback.error).bind(matches!(setback.stop, Stop::Wait { .. })).bind(not_before);
     update.execute(connection).await?;
     Ok(())
 }
