@@ -1,4 +1,4 @@
-//! The account that servers run under.
+//! The user account that runs the servers.
 
 use std::os::unix::fs::{MetadataExt as _, chown};
 use std::os::unix::process::CommandExt as _;
@@ -7,7 +7,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result};
 
-/// PostgreSQL refuses to run as root, so root runs it as `postgres`; anybody else as themselves.
+/// PostgreSQL refuses to run as root. Root therefore runs it as `postgres`; any other user runs it as itself.
 #[derive(Clone, Copy)]
 pub(crate) struct Account {
     ids: Option<(u32, u32)>,
@@ -19,7 +19,8 @@ impl Account {
         Ok(Self { ids })
     }
 
-    /// A command under this account, in a group of its own: a terminal's Ctrl-C must not leave half a server behind.
+    /// A command under this account, in its own process group: Ctrl-C in a terminal must not stop only some of a
+    /// server's processes.
     pub(crate) fn command(self, program: &Path) -> Command {
         let mut command = Command::new(program);
         if let Some((user, group)) = self.ids {
@@ -37,7 +38,7 @@ impl Account {
     }
 }
 
-/// The user this program runs as.
+/// The id of the user that runs this program.
 pub(crate) fn own_id() -> Result<u32> {
     Ok(std::fs::metadata("/proc/self").context("cannot read `/proc/self`")?.uid())
 }

@@ -1,4 +1,4 @@
-//! `cargo xtask bench`: the benchmarks, against servers that nobody else uses.
+//! `cargo xtask bench`: runs the benchmarks against dedicated servers.
 
 use anyhow::Result;
 
@@ -30,7 +30,7 @@ pub(crate) fn run(runner: &Runner, arguments: &[String]) -> Result<()> {
     runner.run(&mut command)
 }
 
-/// The brokers, each with the variables that name it.
+/// Starts the brokers. Each comes with the environment variables that hold its URLs.
 fn brokers(runner: &Runner) -> Result<Vec<(Vec<&'static str>, Temporary)>> {
     let [_, (newest, program)] = install::all(runner)?.nats;
     let nats = |jetstream| Nats { program: program.clone(), jetstream };

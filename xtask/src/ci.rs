@@ -1,4 +1,4 @@
-//! `cargo xtask ci`: the whole check.
+//! `cargo xtask ci`: runs all checks.
 
 use std::process::{Command, ExitCode, Stdio};
 
@@ -29,7 +29,7 @@ pub(crate) fn run(runner: &Runner) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Runs the simulation; a seed that fails is named in its output.
+/// Runs the simulation. Its output names the seed that failed.
 pub(crate) fn sim(runner: &Runner, seed: Option<u64>, seeds: Option<u64>) -> Result<()> {
     let mut command = cargo::command(&["run", "--quiet", "--release", "-p", "relevo-sim", "--"])?;
     for (flag, number) in [("--seed", seed), ("--seeds", seeds)] {

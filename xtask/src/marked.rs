@@ -1,4 +1,4 @@
-//! Servers whose processes are known by a mark in their environment: the directory that holds their files.
+//! Servers whose processes are identified by an environment variable: the directory that holds the server's files.
 
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, TcpStream};
@@ -11,35 +11,35 @@ use anyhow::{Context as _, Result, bail, ensure};
 
 use crate::scratch::Scratch;
 
-/// `watchdog.sh` knows it too.
+/// `watchdog.sh` uses the same name.
 const VARIABLE: &str = "RELEVO_SERVER_DIRECTORY";
 const STARTS_MAX: usize = 5;
 const READY_DEADLINE: Duration = Duration::from_mins(2);
 const END_DEADLINE: Duration = Duration::from_secs(30);
 const POLL: Duration = Duration::from_millis(20);
 
-/// How one kind of server is run.
+/// How to run one kind of server.
 pub(crate) trait Kind {
-    /// Writes its settings, with ports found free, and says how to start it.
+    /// Writes the settings with free ports and returns how to start the server.
     fn prepare(&self, directory: &Path) -> Result<Prepared>;
 }
 
 pub(crate) struct Prepared {
     pub(crate) command: Command,
-    /// Loopback ports with what must be answered there.
+    /// Loopback ports, each with the response that shows that the server is ready.
     pub(crate) probes: Vec<Probe>,
-    /// What clients are told.
+    /// The URLs for clients.
     pub(crate) urls: Vec<String>,
 }
 
-/// The server is ready when this is sent to a port and the answer begins so.
+/// The server is ready when it answers the bytes of `says` with a response that starts with `hears`.
 pub(crate) struct Probe {
     pub(crate) port: u16,
     pub(crate) says: Vec<u8>,
     pub(crate) hears: &'static [u8],
 }
 
-/// A server that ends, and whose files go, when the value is dropped and also when this program is killed.
+/// A server that stops, and whose files are deleted, when the value is dropped or this program is killed.
 pub(crate) struct Temporary {
     scratch: Option<Scratch>,
     process: Child,
@@ -56,7 +56,8 @@ impl Temporary {
 
 impl Drop for Temporary {
     fn drop(&mut self) {
-        // Its watchdog ends the server; whoever adopts this program's children may never collect a zombie.
+        // The watchdog kills the server. `wait` collects the zombie, because the process that would adopt it may never
+        // do so.
         drop(self.scratch.take());
         self.process.wait().ok();
     }
@@ -65,7 +66,7 @@ impl Drop for Temporary {
 /// A server that has just been started.
 pub(crate) struct Started {
     process: Child,
-    /// What clients are told.
+    /// The URLs for clients.
     pub(crate) urls: Vec<String>,
 }
 
@@ -88,8 +89,8 @@ impl Directory {
                 std::fs::write(self.path.join("urls"), prepared.urls.join("\n"))?;
                 return Ok(Started { process, urls: prepared.urls });
             }
-            // Somebody else may have been quicker to a port. What was begun is not gone on with: a RabbitMQ that finds
-            // files takes them for an older version's, and leaves its newer features off.
+            // Another process may have taken a port first. The next attempt starts with an empty directory: a RabbitMQ
+            // that finds files assumes that an older version wrote them, and leaves newer features disabled.
             self.stop()?;
             said = self.output();
             for entry in std::fs::read_dir(&self.path)? {
@@ -115,17 +116,17 @@ impl Directory {
         Ok(None)
     }
 
-    /// The first process and the URLs of the server that runs here.
+    /// The first process and the URLs of the server that runs in this directory.
     pub(crate) fn running(&self) -> Option<(u32, Vec<String>)> {
         let urls = std::fs::read_to_string(self.path.join("urls")).ok()?;
         let process = self.processes().into_iter().min()?;
-        // A part of it may have survived the rest: RabbitMQ's name server does.
+        // Some processes may have survived the others, for example RabbitMQ's name server.
         let answers =
             |url: &str| port_of(url).is_some_and(|port| TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_ok());
         urls.lines().all(answers).then(|| (process, urls.lines().map(str::to_owned).collect()))
     }
 
-    /// Ends it at once: nobody's data is in it.
+    /// Kills the server at once. It holds no data that anyone needs.
     pub(crate) fn stop(&self) -> Result<()> {
         let deadline = Instant::now() + END_DEADLINE;
         loop {
@@ -136,7 +137,7 @@ impl Directory {
             ensure!(Instant::now() < deadline, "a server in `{}` does not end", self.path.display());
             let mut kill = Command::new("sh");
             kill.args(["-c", "kill -s KILL \"$@\"", "kill"]).args(pids.iter().map(u32::to_string));
-            // One may have ended by itself since the listing.
+            // A process may have ended since it was listed.
             kill.stderr(Stdio::null()).status().context("cannot run `sh`")?;
             std::thread::sleep(POLL);
         }
@@ -159,7 +160,7 @@ impl Directory {
 }
 
 impl Probe {
-    /// A `GET` that is answered with 200.
+    /// A `GET` request that must be answered with status 200.
     pub(crate) fn http(port: u16, path: &str, headers: &str) -> Self {
         let says = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{headers}\r\n").into_bytes();
         Self { port, says, hears: b"HTTP/1.1 200" }

@@ -10,9 +10,9 @@ use crate::port::free_port;
 
 #[derive(Clone, Copy)]
 pub(crate) enum Version {
-    /// Debian's.
+    /// The version in Debian.
     V2_9,
-    /// The newest.
+    /// The newest version.
     V2_15,
 }
 
@@ -39,10 +39,10 @@ impl Version {
     }
 }
 
-/// A server run from this program.
+/// A server that is started from `program`.
 pub(crate) struct Nats {
     pub(crate) program: PathBuf,
-    /// More of its block `jetstream`.
+    /// More settings for the `jetstream` block.
     pub(crate) jetstream: &'static str,
 }
 
@@ -57,7 +57,7 @@ impl Kind for Nats {
         let file = directory.join("nats.conf");
         std::fs::write(&file, settings)?;
         let mut command = Command::new("sh");
-        // A server outlives its starter; a pipe or a lock that it inherited would stay open as long.
+        // The server outlives the process that starts it. An inherited pipe or lock would stay open for that long.
         command.args(["-c", "exec 3>&- 4>&- 5>&- 6>&- 7>&- 8>&- 9>&-; exec \"$@\"", "sh"]);
         command.arg(&self.program).arg("-c").arg(file);
         Ok(Prepared {

@@ -1,4 +1,4 @@
-//! PostgreSQL servers in directories of their own.
+//! PostgreSQL servers, each in its own directory.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -23,13 +23,13 @@ shared_buffers = '128MB'
 /// Whether commits survive a crash of the machine.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Durability {
-    /// As in production: what a benchmark must measure.
+    /// Commits are durable, as in production. Benchmarks must measure this.
     Real,
-    /// Not at all: what tests that share a server need, and quicker.
+    /// Commits are not durable. This is faster, and enough for tests that share a server.
     None,
 }
 
-/// A server that ends, and whose files go, when the value is dropped and also when this program is killed.
+/// A server that stops, and whose files are deleted, when the value is dropped or this program is killed.
 pub(crate) struct Temporary {
     _scratch: Scratch,
     port: u16,
@@ -68,7 +68,7 @@ impl Directory {
 
     pub(crate) fn init(&self, durability: Durability) -> Result<()> {
         let mut initdb = self.command("initdb");
-        // The embedded binaries bring no locales but C; the same everywhere, so that versions sort alike.
+        // The embedded binaries only include the C locale. All versions use it, so that they sort alike.
         initdb.args(["-A", "trust", "-U", "postgres", "--no-sync", "--locale=C", "--encoding=UTF8", "-D"]);
         let output = initdb.arg(self.data()).output().context("cannot run `initdb`")?;
         ensure!(output.status.success(), "`initdb` failed: {}", String::from_utf8_lossy(&output.stderr));
@@ -80,19 +80,19 @@ impl Directory {
         Ok(())
     }
 
-    /// Starts the server on a free port: the port.
+    /// Starts the server on a free port and returns the port.
     pub(crate) fn start(&self) -> Result<u16> {
         for _ in 0..STARTS_MAX {
             let port = free_port()?;
             let mut pg_ctl = self.command("pg_ctl");
             pg_ctl.args(["-w", "-t", "60", "-l"]).arg(self.path.join("log"));
             pg_ctl.args(["-o", &format!("-p {port}"), "-D"]).arg(self.data()).arg("start");
-            // The server inherits these: a pipe would never close.
+            // The server inherits stdout and stderr: a pipe would never close.
             let status = pg_ctl.stdout(Stdio::null()).stderr(Stdio::null()).status().context("cannot run `pg_ctl`")?;
             if status.success() {
                 return Ok(port);
             }
-            // Somebody else may have been quicker to the port.
+            // Another process may have taken the port first.
         }
         let log = std::fs::read_to_string(self.path.join("log")).unwrap_or_default();
         bail!("PostgreSQL in `{}` does not start:\n{log}", self.bin.display())
@@ -106,12 +106,12 @@ impl Directory {
         Ok(())
     }
 
-    /// The process and the port of the server that runs here.
+    /// The process and the port of the server that runs in this directory.
     pub(crate) fn running(&self) -> Option<(u32, u16)> {
         let text = std::fs::read_to_string(self.data().join("postmaster.pid")).ok()?;
         let lines: Vec<_> = text.lines().map(str::trim).collect();
         let (pid, port) = (lines.first()?.parse().ok()?, lines.get(3)?.parse().ok()?);
-        // After a crash the file stays, and its pid may be somebody else's by now.
+        // The file remains after a crash, and another process may have its pid by now.
         let command_line = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
         let ours = String::from_utf8_lossy(&command_line).contains(self.data().to_str()?);
         ours.then_some((pid, port))
@@ -119,10 +119,10 @@ impl Directory {
 
     fn command(&self, program: &str) -> Command {
         let mut command = self.account.command("sh".as_ref());
-        // A server outlives its starter; a pipe or a lock that it inherited would stay open as long.
+        // The server outlives the process that starts it. An inherited pipe or lock would stay open for that long.
         command.args(["-c", "exec 3>&- 4>&- 5>&- 6>&- 7>&- 8>&- 9>&-; exec \"$@\"", "sh"]);
         command.arg(self.bin.join(program));
-        // The caller's directory may be closed to the account.
+        // The account may have no access to the caller's directory.
         command.current_dir(&self.path).stdin(Stdio::null());
         command
     }

@@ -1,4 +1,4 @@
-//! A RabbitMQ with the management API, apart from any that the system runs.
+//! A RabbitMQ server with the management API, separate from a system-wide one.
 
 use std::io::Write as _;
 use std::os::unix::fs::OpenOptionsExt as _;
@@ -10,9 +10,9 @@ use anyhow::Result;
 use crate::marked::{Kind, Prepared, Probe};
 use crate::port::free_port;
 
-/// Debian's own command insists on the user `rabbitmq`; what it wraps does not.
+/// Debian's wrapper script requires the user `rabbitmq`. The program that it wraps does not.
 const PROGRAM: &str = "/usr/lib/rabbitmq/bin/rabbitmq-server";
-/// What the management API is asked with: `guest:guest`.
+/// The credentials `guest:guest` for the management API.
 const LOGIN: &str = "Authorization: Basic Z3Vlc3Q6Z3Vlc3Q=\r\n";
 
 pub(crate) const URL_VARIABLES: [&str; 2] = ["RELEVO_TEST_RABBITMQ_URL", "RELEVO_TEST_RABBITMQ_MANAGEMENT_URL"];
@@ -20,9 +20,9 @@ pub(crate) const URL_VARIABLES: [&str; 2] = ["RELEVO_TEST_RABBITMQ_URL", "RELEVO
 /// How long the server's schedulers spin before they sleep.
 #[derive(Clone, Copy)]
 pub(crate) enum BusyWait {
-    /// Not at all: it shares the machine with tests.
+    /// No spinning: the server shares the machine with tests.
     None,
-    /// As every server does that is not told otherwise: it is measured.
+    /// RabbitMQ's default, because benchmarks measure this server.
     Ordinary,
 }
 

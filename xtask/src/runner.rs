@@ -1,4 +1,4 @@
-//! Runs other programs. A signal to this program ends them too, and this program then cleans up.
+//! Runs other programs. A signal to this program also ends them, and this program then cleans up.
 
 use std::collections::BTreeSet;
 use std::os::unix::process::CommandExt as _;
@@ -16,7 +16,7 @@ pub(crate) struct Runner {
 #[derive(Default)]
 struct State {
     signal: Option<u8>,
-    /// The process groups of the programs that run now.
+    /// The process groups of the running programs.
     groups: BTreeSet<u32>,
 }
 
@@ -28,7 +28,7 @@ impl Runner {
         std::thread::spawn(move || {
             for signal in signals.forever() {
                 let mut state = lock(&shared);
-                // The first signal lets programs finish in good order, the second kills them.
+                // The first signal lets programs shut down cleanly, the second kills them.
                 let how = if state.signal.is_none() { "TERM" } else { "KILL" };
                 state.signal = u8::try_from(signal).ok();
                 for group in &state.groups {
@@ -52,7 +52,7 @@ impl Runner {
         }
     }
 
-    /// Runs a program to its end; an error if it fails.
+    /// Runs a program to its end. Returns an error if it fails.
     pub(crate) fn run(&self, command: &mut Command) -> Result<()> {
         if self.succeeds(command)? {
             return Ok(());
@@ -68,7 +68,8 @@ impl Runner {
     /// Runs a program to its end while `meanwhile` reads its output. Returns whether it succeeded.
     pub(crate) fn with(&self, command: &mut Command, meanwhile: impl FnOnce(&mut Child) -> Result<()>) -> Result<bool> {
         self.check()?;
-        // A group of its own, so that all its processes can be killed, and a terminal's Ctrl-C reaches only this program.
+        // The program gets its own process group, so that all its processes can be killed. Ctrl-C in a terminal then
+        // reaches only this program.
         command.process_group(0).stdin(Stdio::null());
         let mut child = command.spawn().with_context(|| format!("cannot run `{}`", shown(command)))?;
         self.attach(child.id());
@@ -80,7 +81,7 @@ impl Runner {
         Ok(status?.success())
     }
 
-    /// Kills a running program and all that it started; its caller sees a failure.
+    /// Kills a running program and its child processes. The caller of that program gets a failure.
     pub(crate) fn kill(&self, group: u32) {
         if lock(&self.state).groups.contains(&group) {
             end_group(group, "KILL");
@@ -90,7 +91,7 @@ impl Runner {
     fn attach(&self, group: u32) {
         let mut state = lock(&self.state);
         state.groups.insert(group);
-        // The signal may have come between the last check and the start.
+        // The signal may have arrived between the last check and the start.
         if state.signal.is_some() {
             end_group(group, "TERM");
         }
@@ -103,7 +104,7 @@ fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
 
 fn end_group(group: u32, signal: &str) {
     let script = format!("kill -s {signal} -- -{group}");
-    // It may have ended already.
+    // The group may have ended already.
     Command::new("sh").args(["-c", &script]).stderr(Stdio::null()).status().ok();
 }
 

@@ -1,4 +1,4 @@
-//! A temporary directory with a server in it; both go when the owner does.
+//! A temporary directory with a server in it. Both are removed when the owner is dropped.
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt as _;
@@ -16,14 +16,14 @@ pub(crate) struct Scratch {
 }
 
 impl Scratch {
-    /// For a PostgreSQL.
+    /// For a PostgreSQL server.
     pub(crate) fn new(account: Account) -> Result<Self> {
         let scratch = Self::guarded(|path| vec![path.join("data/postmaster.pid").into_os_string(), "QUIT".into()])?;
         account.give(&scratch.path)?;
         Ok(scratch)
     }
 
-    /// For a server that is known by its [mark](crate::marked), and runs as whoever runs this program.
+    /// For a server that is identified by its [mark](crate::marked) and runs as the current user.
     pub(crate) fn for_marked() -> Result<Self> {
         Self::guarded(|_| Vec::new())
     }
@@ -53,7 +53,7 @@ impl Scratch {
 impl Drop for Scratch {
     fn drop(&mut self) {
         drop(self.watchdog.stdin.take());
-        // Nobody can act on a failure here.
+        // No caller can act on a failure here.
         self.watchdog.wait().ok();
     }
 }

@@ -1,4 +1,4 @@
-//! What every server has in common for the commands that start and end it.
+//! The common interface of all servers, for the commands that start and stop them.
 
 use std::any::Any;
 use std::path::{Path, PathBuf};
@@ -13,17 +13,17 @@ use crate::postgres::{self, Durability};
 use crate::rabbitmq::{self, BusyWait, RabbitMq};
 
 pub(crate) trait Service {
-    /// Its name and version, for people.
+    /// Name and version, for display.
     fn name(&self) -> String;
-    /// The variables that name it to tests.
+    /// The environment variables that pass the URLs to tests.
     fn url_variables(&self) -> Vec<String>;
-    /// The one that `services up` started, if it is there.
+    /// The server that `services up` started, if it is running.
     fn running(&self) -> Option<Running>;
-    /// Starts one that stays: the values of its variables.
+    /// Starts a server that keeps running, and returns the values of its variables.
     fn up(&self) -> Result<Vec<String>>;
-    /// Ends the one that stays, if it is there, and removes its files.
+    /// Stops the server that `up` started, if it is running, and deletes its files.
     fn down(&self) -> Result<()>;
-    /// Starts one that lives as long as the first value: the values of its variables.
+    /// Starts a server that runs until the first value is dropped. The second value holds the values of its variables.
     fn temporary(&self) -> Result<(Box<dyn Any>, Vec<String>)>;
 }
 
@@ -32,7 +32,7 @@ pub(crate) struct Running {
     pub(crate) urls: Vec<String>,
 }
 
-/// Every server that tests need.
+/// All servers that the tests need.
 pub(crate) fn all(installed: &Installed) -> Result<Vec<Box<dyn Service>>> {
     let cache = install::cache()?;
     let mut all: Vec<Box<dyn Service>> = Vec::new();
@@ -62,7 +62,7 @@ pub(crate) fn all(installed: &Installed) -> Result<Vec<Box<dyn Service>>> {
 }
 
 impl Installed {
-    /// The variables that name the programs, with their values.
+    /// The variables that hold the paths of the programs, with their values.
     pub(crate) fn programs(&self) -> Vec<(String, String)> {
         let shown = |path: &PathBuf| path.display().to_string();
         let postgres = self.bins.iter().map(|(major, bin)| (format!("RELEVO_TEST_POSTGRES_{major}_BIN"), shown(bin)));
@@ -137,7 +137,7 @@ impl Service for Marked {
     }
 
     fn up(&self) -> Result<Vec<String>> {
-        // One may be left that never came to be ready.
+        // An earlier server may still run that never became ready.
         self.directory.stop()?;
         renew(&self.directory.path)?;
         Ok(self.directory.start(self.kind.as_ref())?.urls)

@@ -1,4 +1,4 @@
-//! The servers that stay until told otherwise, for running `cargo test` by hand, and those of one run.
+//! Servers that run until `services down`, for running `cargo test` by hand, and servers for a single run.
 
 use std::any::Any;
 
@@ -11,18 +11,18 @@ use crate::service;
 
 #[derive(Clone, Copy, Subcommand)]
 pub(crate) enum Action {
-    /// Starts them, and prints the variables that tests read: `eval "$(cargo xtask services up)"`.
+    /// Starts the servers and prints the variables that tests read: `eval "$(cargo xtask services up)"`.
     Up,
-    /// Ends them.
+    /// Stops the servers.
     Down,
-    /// Says which are running.
+    /// Reports which servers are running.
     Status,
 }
 
 pub(crate) fn run(runner: &Runner, action: Action) -> Result<()> {
     let installed = match action {
         Action::Up => install::all(runner)?,
-        // Nothing is installed to end what is not there.
+        // Stopping or listing servers must not install any.
         Action::Down | Action::Status => Installed::expected()?,
     };
     for service in service::all(&installed)? {
@@ -50,13 +50,13 @@ pub(crate) fn run(runner: &Runner, action: Action) -> Result<()> {
     Ok(())
 }
 
-/// The variables that name servers and programs, and the servers that live as long as this value.
+/// The variables with the URLs and programs, and the servers. The servers stop when the value is dropped.
 pub(crate) struct Environment {
     pub(crate) variables: Vec<(String, String)>,
     _servers: Vec<Box<dyn Any>>,
 }
 
-/// Servers for one run: the person's own where a variable names one, then those of `services up`, else new ones.
+/// Servers for one run: those that the user's variables name, then those of `services up`, otherwise new ones.
 pub(crate) fn for_one_run(runner: &Runner, installed: &Installed) -> Result<Environment> {
     let (mut variables, mut servers) = (installed.programs(), Vec::new());
     for service in service::all(installed)? {
@@ -73,7 +73,7 @@ pub(crate) fn for_one_run(runner: &Runner, installed: &Installed) -> Result<Envi
             servers.push(server);
         }
     }
-    // A program that the person named is theirs too.
+    // The user's variables also win for programs.
     variables.retain(|(variable, _)| std::env::var_os(variable).is_none());
     Ok(Environment { variables, _servers: servers })
 }

@@ -1,4 +1,4 @@
-//! Number of passed, failed and skipped tests.
+//! The number of passed, failed and skipped tests.
 
 use std::fmt;
 
@@ -16,9 +16,9 @@ impl Tally {
         self.skipped += other.skipped;
     }
 
-    /// Counts a line of output, if it is the closing line of a test program.
+    /// Counts a line of output if it is the summary line of a test program.
     pub(crate) fn read(&mut self, line: &str) {
-        // A test that prints to the raw stdout may leave its own text before it on the line.
+        // A test that prints directly to stdout may leave its own text at the start of the line.
         let Some((_, result)) = line.split_once("test result: ") else {
             return;
         };

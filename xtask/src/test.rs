@@ -55,12 +55,12 @@ enum Profile {
 }
 
 impl Options {
-    /// What `cargo xtask ci` runs.
+    /// The options that `cargo xtask ci` uses.
     pub(crate) fn everything() -> Self {
         Self { profile: Profile::Full, jobs: schedule::jobs(), slowest: 20, arguments: Vec::new() }
     }
 
-    /// Arguments that choose what is built, and those that each test program gets.
+    /// Splits the arguments into those that select what to build and those for each test program.
     fn split(&self) -> (Vec<&str>, Vec<&str>) {
         let mut build = Vec::new();
         let mut arguments = self.arguments.iter().map(String::as_str);
@@ -81,7 +81,7 @@ impl Options {
     }
 }
 
-/// Builds the tests, starts the servers, runs the test programs side by side. The last line that it prints is
+/// Builds the tests, starts the servers, and runs the test programs in parallel. The last line of the output is
 /// `N passed, N failed, N skipped`.
 pub(crate) fn run(runner: &Runner, options: &Options) -> Result<ExitCode> {
     let installed = match options.profile {
@@ -114,7 +114,7 @@ fn packages<'a>(profile: Profile, selection: &[&str]) -> Vec<&'a str> {
     }
 }
 
-/// Examples in documentation run unless the selection names other targets.
+/// Documentation examples run unless the selection names other targets.
 fn runs_documentation(selection: &[&str]) -> bool {
     let targets = ["--test", "--tests", "--bin", "--bins", "--lib", "--example", "--examples", "--all-targets"];
     !selection.iter().any(|argument| targets.contains(argument))

@@ -1,10 +1,11 @@
-//! `cargo xtask tidy`: what a machine can check of how the project is written.
+//! `cargo xtask tidy`: checks the project's writing rules as far as a program can.
 
 mod arrows;
 mod links;
 mod named;
 mod names;
 mod sources;
+mod words;
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -14,7 +15,7 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::cargo;
 
-/// Something to put right, and where.
+/// A problem and its location.
 #[derive(Debug, PartialEq, Eq)]
 struct Finding {
     file: PathBuf,
@@ -28,7 +29,7 @@ impl fmt::Display for Finding {
     }
 }
 
-/// Prints every finding; fails if there is one.
+/// Prints all findings. Fails if there are any.
 pub(crate) fn run() -> Result<()> {
     let root = cargo::root()?;
     let (mut findings, mut pages, mut known) = (Vec::new(), Vec::new(), BTreeSet::new());
@@ -40,6 +41,7 @@ pub(crate) fn run() -> Result<()> {
         }
         let text =
             std::fs::read_to_string(root.join(&file)).with_context(|| format!("cannot read `{}`", file.display()))?;
+        findings.extend(words::check(&file, &text));
         match extension {
             "md" => {
                 findings.extend(links::check(&root, &file, &text));
@@ -67,7 +69,7 @@ pub(crate) fn run() -> Result<()> {
     }
 }
 
-/// Every file of the project, relative to its top, in order.
+/// All files of the project, sorted, relative to its root directory.
 fn files(root: &Path) -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     let mut open = vec![root.to_owned()];

@@ -1,4 +1,4 @@
-//! Who may connect, and for how long: the port must answer probes though somebody opens connections without end.
+//! Limits for connections: the port must answer probes even if a client opens connections without end.
 
 use std::io;
 use std::net::SocketAddr;
@@ -13,14 +13,14 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, Sleep, sleep};
 
-/// What a port holds and how long it waits. The default is for a few scrapers and probes.
+/// Limits of a port. The defaults suit a few scrapers and probes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// So many connections at once, and at least one; whoever comes later waits for one to end. Well below the descriptors that the
-    /// process may have.
+    /// Maximum number of open connections, at least one. Further clients wait until a connection closes. Keep it well
+    /// below the process's limit of file descriptors.
     pub connections_max: usize,
-    /// A request has come whole, and its answer goes on, within this time; an idle connection is given up after it. Longer than any
-    /// answer takes to begin.
+    /// A request must arrive completely, and its response must make progress, within this time. An idle connection is
+    /// closed after it. It must be longer than any response takes to start.
     pub patience: Duration,
 }
 
@@ -31,8 +31,8 @@ impl Default for Limits {
     }
 }
 
-/// A port that takes no more connections than it can hold, and keeps none that nothing comes of: for [`axum::serve()`], which by
-/// itself waits for every connection for ever.
+/// A listener that limits the number of connections and closes idle ones. Use it with [`axum::serve()`], which by
+/// itself never closes an idle connection.
 ///
 /// ```no_run
 /// # async fn serve(listener: tokio::net::TcpListener, app: axum::Router) -> std::io::Result<()> {
@@ -49,7 +49,7 @@ pub struct Limited {
 }
 
 impl Limited {
-    /// Limits this port.
+    /// Applies limits to a listener.
     pub fn new(listener: TcpListener, limits: Limits) -> Self {
         let room = Semaphore::new(limits.connections_max.clamp(1, Semaphore::MAX_PERMITS));
         Self { listener, room: Arc::new(room), patience: limits.patience }
@@ -61,7 +61,7 @@ impl Listener for Limited {
     type Addr = SocketAddr;
 
     async fn accept(&mut self) -> (Self::Io, SocketAddr) {
-        let room = Arc::clone(&self.room).acquire_owned().await.expect("nobody closes it");
+        let room = Arc::clone(&self.room).acquire_owned().await.expect("the semaphore is never closed");
         let (stream, address) = Listener::accept(&mut self.listener).await;
         (Connection::new(stream, self.patience, Some(room)), address)
     }
@@ -71,8 +71,8 @@ impl Listener for Limited {
     }
 }
 
-/// A connection that ends by itself when nothing was written to it for long. Only an answer is ever written, so that whoever sends a
-/// request letter by letter gains nothing.
+/// A connection that closes when nothing was written to it for too long. Only responses are written, so a client that
+/// sends its request byte by byte does not extend the time.
 pub struct Connection<S> {
     stream: S,
     patience: Duration,
@@ -85,7 +85,7 @@ impl<S> Connection<S> {
         Self { stream, patience, end: Box::pin(sleep(patience)), _room: room }
     }
 
-    /// What came of an attempt; one that waits does so no longer than patience lasts.
+    /// Returns the result of an attempt, or an error if it is still pending after the time limit.
     fn patiently<T>(&mut self, context: &mut Context<'_>, attempt: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         if attempt.is_ready() {
             return attempt;
@@ -93,7 +93,7 @@ impl<S> Connection<S> {
         self.end.as_mut().poll(context).map(|()| Err(io::ErrorKind::TimedOut.into()))
     }
 
-    /// Something was written: the client has its answer, or takes it.
+    /// Restarts the time limit after a write: the client is receiving its response.
     fn wrote(&mut self, context: &mut Context<'_>, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
         if matches!(written, Poll::Ready(Ok(_))) {
             let end = Instant::now() + self.patience;
@@ -154,7 +154,7 @@ mod tests {
     const PATIENCE: Duration = Duration::from_secs(30);
 
     #[tokio::test(start_paused = true)]
-    async fn a_request_that_comes_letter_by_letter_is_given_up() {
+    async fn a_request_that_arrives_byte_by_byte_times_out() {
         let (mut client, server) = duplex(64);
         let mut server = Connection::new(server, PATIENCE, None);
         let began = Instant::now();
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn whoever_is_answered_may_ask_again_and_whoever_takes_no_answer_is_given_up() {
+    async fn a_client_that_reads_may_ask_again_and_one_that_does_not_times_out() {
         let (mut client, server) = duplex(4);
         let mut server = Connection::new(server, PATIENCE, None);
         for _ in 0..5 {
@@ -177,7 +177,7 @@ mod tests {
             server.write_all(b"fine").await.expect("it is taken");
             client.read_exact(&mut [0; 4]).await.expect("an answer");
         }
-        let error = server.write_all(b"more than there is room for").await.expect_err("nobody reads");
+        let error = server.write_all(b"more than there is room for").await.expect_err("the client does not read");
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
     }
 }

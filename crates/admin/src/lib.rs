@@ -1,8 +1,8 @@
-//! What a running relevo tells over HTTP: whether it has started, lives and is ready, and its
-//! metrics.
+//! The HTTP endpoints of a running relevo: startup, liveness and readiness probes, and metrics.
 //!
-//! The process implements [`Observe`] from what it knows already; nothing here waits for a database or a broker. [`Limited`] is what
-//! keeps the port open to others though somebody opens connections without end, for a service's own port, too.
+//! The process implements [`Observe`] from data that it already has; no request waits for a database or a broker.
+//! [`Limited`] keeps a port responsive even if a client opens connections without end. A service can use it for its own
+//! port, too.
 
 mod connections;
 mod report;

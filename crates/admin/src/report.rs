@@ -1,86 +1,86 @@
-//! The bodies of the probes.
+//! The response bodies of the probes.
 
 use serde::Serialize;
 
-/// The answer to a probe: good only if every check is.
+/// The response to a probe. It is successful only if all checks are.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Report {
-    /// Whether everything that was looked at is as it should be.
+    /// Whether all checks succeeded.
     pub ok: bool,
-    /// What was looked at; left out for a caller without the token where there is one.
+    /// The individual checks. Omitted if a token is configured and the caller did not send it.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub checks: Vec<Check>,
-    /// What the checks stand on, one by one; left out with them.
+    /// The parts that the checks depend on. Omitted in the same case as `checks`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub parts: Vec<Part>,
 }
 
-/// One thing that was looked at.
+/// The result of one check.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Check {
-    /// The outbox that a relay reads; left out for a consumer.
+    /// The outbox of a relay. Omitted for a consumer.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub outbox: String,
-    /// The destination that it carries to; left out for a consumer.
+    /// The destination of a relay. Omitted for a consumer.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub destination: String,
-    /// The consumer; left out for a relay.
+    /// The name of a consumer. Omitted for a relay.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub consumer: String,
-    /// Whether it is as it should be.
+    /// Whether the check succeeded.
     pub ok: bool,
-    /// What was seen, in a sentence for people.
+    /// What was found, as a readable sentence.
     pub seen: String,
 }
 
 impl Check {
-    /// A check of a relay, by its outbox and destination.
+    /// A check of a relay, identified by its outbox and destination.
     pub fn of_relay(outbox: &str, destination: &str, ok: bool, seen: String) -> Self {
         let (outbox, destination) = (outbox.to_owned(), destination.to_owned());
         Self { outbox, destination, consumer: String::new(), ok, seen }
     }
 
-    /// A check of a consumer, by its name.
+    /// A check of a consumer, identified by its name.
     pub fn of_consumer(consumer: &str, ok: bool, seen: String) -> Self {
         Self { outbox: String::new(), destination: String::new(), consumer: consumer.to_owned(), ok, seen }
     }
 }
 
-/// One of the things that something needs to do its work.
+/// One dependency of a relay.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Part {
     /// The outbox.
     pub outbox: String,
     /// Its destination.
     pub destination: String,
-    /// What it is: `database`, `schema`, `broker`.
+    /// The kind of dependency: `database`, `schema`, `broker`.
     pub part: &'static str,
-    /// Whether it is as it should be.
+    /// Whether the dependency works.
     pub ok: bool,
-    /// Whether the answer of the probe follows from it.
+    /// Whether the result of the probe depends on it.
     pub needed: bool,
-    /// What was seen, in a sentence for people.
+    /// What was found, as a readable sentence.
     pub seen: String,
 }
 
 impl Report {
-    /// The answer that follows from the checks.
+    /// The report that follows from the checks.
     pub fn of(checks: Vec<Check>) -> Self {
         Self { ok: checks.iter().all(|check| check.ok), checks, parts: Vec::new() }
     }
 
-    /// The same, with what the checks stand on.
+    /// The same report, with the parts that the checks depend on.
     #[must_use]
     pub fn with(self, parts: Vec<Part>) -> Self {
         Self { parts, ..self }
     }
 
-    /// The same without its reasons.
+    /// The same report without details.
     pub(crate) fn without_reasons(self) -> Self {
         Self { checks: Vec::new(), parts: Vec::new(), ..self }
     }
 
-    /// Good, whatever the checks say now: it has been so once.
+    /// Marks the report as successful whatever the checks say, because it has succeeded before.
     pub(crate) fn once_good(mut self) -> Self {
         for check in self.checks.iter_mut().filter(|check| !check.ok) {
             (check.ok, check.seen) = (true, "has started".to_owned());

@@ -1,4 +1,4 @@
-//! The port.
+//! The HTTP server.
 
 use std::io;
 use std::net::SocketAddr;
@@ -20,19 +20,19 @@ use crate::report::Report;
 
 /// The content type of `/metrics`.
 pub const METRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-/// How long answers may take that were begun before the end.
+/// Time for responses that are in progress at shutdown.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// What a process tells of itself. Every answer comes from memory: a probe must never wait for what it asks about.
+/// The state that a process reports about itself. All answers come from memory: a probe must never wait for the thing
+/// that it checks.
 pub trait Observe: Send + Sync + 'static {
-    /// Whether the process works, however long it waits for others; if not, it should be started anew.
+    /// Whether the process works, however long it waits for other systems. If not, it should be restarted.
     fn live(&self) -> Report;
 
-    /// Whether it does its work at the moment.
+    /// Whether it currently does its work.
     fn ready(&self) -> Report;
 
-    /// Whether it has come so far that the other two mean something. Once it has, it has: what is lost later is theirs to
-    /// tell.
+    /// Whether the other two probes are meaningful yet. Once true, it stays true: later failures show in the other two.
     fn started(&self) -> Report {
         self.ready()
     }
@@ -41,17 +41,17 @@ pub trait Observe: Send + Sync + 'static {
     fn metrics(&self) -> String;
 }
 
-/// What a caller must show; only its hash is kept.
+/// The token that a caller must send. Only its hash is stored.
 #[derive(Clone)]
 pub struct Token([u8; 32]);
 
 impl Token {
-    /// The token of this text.
+    /// Creates a token from its text.
     pub fn new(text: &str) -> Self {
         Self(Sha256::digest(text.as_bytes()).into())
     }
 
-    /// Hashes are compared, so that how long it takes says nothing about the token.
+    /// Compares hashes, so that the response time reveals nothing about the token.
     fn admits(&self, headers: &HeaderMap) -> bool {
         let value = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
         let shown = value.and_then(|value| value.strip_prefix("Bearer "));
@@ -59,34 +59,34 @@ impl Token {
     }
 }
 
-/// Why the port cannot be opened.
+/// The reason why the port cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Somebody else has it.
+    /// Another process uses the port.
     #[error(
         "the admin port {0} is taken; hint: another relevo may be running, choose another with `admin.listen`, or 0 for a \
          free one"
     )]
     Taken(SocketAddr),
-    /// The system refuses.
+    /// The operating system refuses to open the port.
     #[error("the admin port {address} cannot be opened")]
     Refused {
-        /// Which port.
+        /// The address.
         address: SocketAddr,
-        /// Why.
+        /// The cause.
         #[source]
         source: io::Error,
     },
 }
 
-/// A port that is open and not served yet.
+/// An open port that does not serve requests yet.
 pub struct Server {
     listener: TcpListener,
     address: SocketAddr,
 }
 
 impl Server {
-    /// Opens the port; port 0 takes a free one.
+    /// Opens the port. Port 0 selects a free one.
     pub async fn bind(address: SocketAddr) -> Result<Self, Error> {
         let opened = TcpListener::bind(address).await.and_then(|it| Ok((it.local_addr()?, it)));
         match opened {
@@ -96,12 +96,12 @@ impl Server {
         }
     }
 
-    /// Where it listens.
+    /// The address on which it listens.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Answers until `stop` is cancelled.
+    /// Serves requests until `stop` is cancelled.
     pub async fn run(
         self,
         observed: Arc<dyn Observe>,
@@ -123,7 +123,7 @@ impl Server {
         };
         tokio::select! {
             served = serving.into_future() => served,
-            // Whoever keeps a connection open without asking anything is not waited for.
+            // Shutdown does not wait for idle connections.
             () = late => Ok(()),
         }
     }
@@ -148,7 +148,8 @@ impl Shared {
         self.token.as_ref().is_none_or(|token| token.admits(headers))
     }
 
-    /// Probes answer everybody, since those who probe rarely can show a token; the reasons are for those who can.
+    /// Probes answer without a token, because most probing systems cannot send one. Details are only for callers with
+    /// it.
     fn probe(&self, report: Report, headers: &HeaderMap) -> Response {
         let status = if report.ok { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
         let report = if self.admits(headers) { report } else { report.without_reasons() };

@@ -1,4 +1,4 @@
-//! The port, asked as a client asks it.
+//! The HTTP server, as a client sees it.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-/// Is never ready, and is started when it is told so.
+/// Never ready. Its flag controls whether it has started.
 #[derive(Default)]
 struct Fixed(AtomicBool);
 
@@ -54,7 +54,7 @@ impl Running {
         Self { address, stop, tasks, observed }
     }
 
-    /// Status and body.
+    /// Returns the status and the body.
     async fn get(&self, path: &str, header: &str) -> (u16, String) {
         let mut stream = TcpStream::connect(self.address).await.expect("it listens");
         let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{header}\r\n");
@@ -145,7 +145,7 @@ async fn a_services_own_port_gives_up_whoever_says_nothing() {
     for _ in 0..6 {
         silent.push(TcpStream::connect(address).await.expect("it listens"));
     }
-    // Two at a time.
+    // The port serves two connections at a time.
     for mut silent in silent {
         let given_up = tokio::time::timeout(20 * limits.patience, silent.read(&mut [0])).await;
         assert_eq!(given_up.expect("nobody waits for ever").expect("it is closed"), 0);

@@ -1,4 +1,4 @@
-//! The loop that most outboxes are: claim, publish, update.
+//! The loop of a typical outbox: claim, publish, update.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use sqlx::{ConnectOptions, Connection as _, Row as _};
 
 use crate::fill::{KEYS, PAYLOAD_BYTES, run};
 
-/// Makes the table that such outboxes have, with `count` messages.
+/// Creates the table of a typical outbox, with `count` messages.
 pub(crate) async fn fill(connection: &mut PgConnection, count: u32) -> anyhow::Result<()> {
     run(connection, "DROP TABLE IF EXISTS plain_outbox").await?;
     run(
@@ -37,7 +37,7 @@ pub(crate) async fn fill(connection: &mut PgConnection, count: u32) -> anyhow::R
     run(connection, "CHECKPOINT").await
 }
 
-/// Runs the loop for `time`, or until the table is drained; returns messages a second.
+/// Runs the loop for `time`, or until the table is drained. Returns messages per second.
 pub(crate) async fn drain(
     options: &PgConnectOptions,
     broker: Arc<MemoryBroker>,

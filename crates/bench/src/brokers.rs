@@ -1,4 +1,4 @@
-//! From PostgreSQL into real brokers, beside their client libraries publishing the same messages from memory.
+//! From PostgreSQL into real brokers, compared with their client libraries publishing the same messages from memory.
 
 mod alone;
 mod nats;
@@ -22,29 +22,29 @@ use crate::{latency, memory};
 use alone::Client;
 use timed::Timed;
 
-/// Messages of one measured drain.
+/// Number of messages of one measured drain.
 pub(crate) const COUNT: u32 = 150_000;
-/// Unconfirmed messages of the client alone: as many as there are keys, because the relay has one of each in flight.
+/// Number of unconfirmed messages of the client alone: one per key, because the relay has one of each key in flight.
 const WINDOW: usize = KEYS as usize;
 const HOT: u32 = 5_000;
 const DRAINS: usize = 3;
 const LATENCY_TIME: Duration = Duration::from_secs(5);
 
-/// One of the brokers that are measured.
+/// One of the measured brokers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Kind {
-    /// NATS JetStream, a stream in files.
+    /// NATS JetStream with a file-based stream.
     Nats,
-    /// The same server, which flushes to the disk before it acknowledges.
+    /// NATS JetStream that flushes to the disk before it acknowledges.
     NatsSynced,
-    /// RabbitMQ, a quorum queue.
+    /// RabbitMQ with a quorum queue.
     RabbitMq,
 }
 
 impl Kind {
     const ALL: [Self; 3] = [Self::Nats, Self::NatsSynced, Self::RabbitMq];
 
-    /// The one whose variant is called so.
+    /// The kind whose variant has this name.
     pub(crate) fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| format!("{kind:?}") == name)
     }
@@ -70,7 +70,7 @@ impl Kind {
         std::env::var(name).with_context(|| format!("`{name}` is not set; hint: run `cargo xtask bench brokers`"))
     }
 
-    /// Makes an empty stream or queue, deleting what an earlier run left.
+    /// Creates an empty stream or queue, and deletes the one of an earlier run.
     pub(crate) async fn empty(self) -> anyhow::Result<()> {
         match self {
             Self::Nats | Self::NatsSynced => nats::empty(&self.url()?).await,
@@ -78,7 +78,7 @@ impl Kind {
         }
     }
 
-    /// Our adapter.
+    /// Opens our adapter.
     pub(crate) async fn open(self) -> anyhow::Result<Arc<dyn Broker>> {
         Ok(match self {
             Self::Nats | Self::NatsSynced => Arc::new(nats::open(&self.url()?).await?),
@@ -86,7 +86,7 @@ impl Kind {
         })
     }
 
-    /// A consumer of everything, with our adapter.
+    /// A consumer of all messages, with our adapter.
     pub(crate) async fn consumer(self) -> anyhow::Result<Arc<dyn BrokerConsumer>> {
         Ok(match self {
             Self::Nats | Self::NatsSynced => Arc::new(nats::consumer(&self.url()?).await?),
@@ -94,7 +94,7 @@ impl Kind {
         })
     }
 
-    /// The client library alone.
+    /// Connects the client library without our adapter.
     async fn client(self) -> anyhow::Result<Box<dyn Client>> {
         Ok(match self {
             Self::Nats | Self::NatsSynced => Box::new(nats::client(&self.url()?, WINDOW).await?),
@@ -102,7 +102,7 @@ impl Kind {
         })
     }
 
-    /// Median and 99th percentile from COMMIT to confirm that are asked for, in milliseconds.
+    /// The targets for the median and the 99th percentile from COMMIT to confirm, in milliseconds.
     const fn latencies(self) -> Option<(f64, f64)> {
         match self {
             Self::Nats => Some((5.0, 12.0)),
@@ -131,7 +131,7 @@ pub(crate) async fn measure(server: &PgConnectOptions, only: Option<&str>, repor
     Ok(())
 }
 
-/// The relay end to end beside the client alone, in turns.
+/// Measures the relay end to end and the client alone, alternating.
 async fn share(kind: Kind, bench: &mut Bench, messages: &[Publication], report: &mut Report) -> anyhow::Result<()> {
     let (mut relay, mut alone) = (Vec::new(), Vec::new());
     for _ in 0..DRAINS {
@@ -175,7 +175,7 @@ async fn latencies(
         let bench = Bench::new(server, "brokers_latency").await?;
         drop(bench.store().await?);
         kind.empty().await?;
-        // The same writers keep the database and the disk busy.
+        // The same writers load the database and the disk.
         let client = kind.client().await?;
         let (millis, written) = tokio::join!(
             alone::latencies(&*client, messages, Duration::from_millis(1), LATENCY_TIME),
@@ -208,7 +208,7 @@ async fn latencies(
     Ok(())
 }
 
-/// What a row of the outbox becomes.
+/// The publication that a row of the outbox becomes.
 pub(crate) fn publication(number: u32) -> Publication {
     let mut random = [0; 10];
     random[..4].copy_from_slice(&number.to_be_bytes());

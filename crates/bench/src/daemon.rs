@@ -1,4 +1,4 @@
-//! `relevo run` as a service sees it: a process of its own, from a database into the embedded broker.
+//! `relevo run` as a separate process, from a database into the embedded broker.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -19,7 +19,7 @@ use crate::fill::{Bench, KEYS, PAYLOAD_BYTES, SHARDS};
 use crate::process::{Process, Scratch, free_port};
 use crate::report::Report;
 
-/// The binary under test.
+/// The variable with the path of the binary under test.
 const BINARY: &str = "RELEVO_BENCH_BINARY";
 const COUNT: u32 = 200_000;
 const IDLE_SHARDS: u16 = 64;
@@ -46,7 +46,7 @@ pub(crate) async fn measure(server: &PgConnectOptions, report: &mut Report) -> a
     drain(&relevo, &scratch.0.join("sqlite"), &url, "SQLite", alone, report).await
 }
 
-/// Start-up, and what a daemon costs that has nothing to do.
+/// Measures the start-up, and the cost of an idle daemon.
 async fn idle(server: &PgConnectOptions, relevo: &Path, scratch: &Path, report: &mut Report) -> anyhow::Result<()> {
     let bench = Bench::new(server, "idle").await?;
     let store = relevo_store_postgres::Store::open(relevo_store_postgres::Config::new(bench.options.clone(), "main"));
@@ -56,7 +56,7 @@ async fn idle(server: &PgConnectOptions, relevo: &Path, scratch: &Path, report: 
     let daemon = start(relevo, &scratch.join("idle"), &url).await?;
     let details = "from the start of the process to `/readyz` saying yes".to_owned();
     report.told("daemon: start-up", began.elapsed().as_secs_f64() * 1000.0, "ms", details);
-    // It first takes the shards and settles down.
+    // The daemon first claims the shards.
     sleep(Duration::from_secs(3)).await;
     let before = daemon.cpu_seconds()?;
     sleep(IDLE_FOR).await;
@@ -67,7 +67,7 @@ async fn idle(server: &PgConnectOptions, relevo: &Path, scratch: &Path, report: 
     daemon.stop().await
 }
 
-/// From a backlog into the broker.
+/// Measures the drain of a backlog into the broker.
 async fn drain(
     relevo: &Path,
     scratch: &Path,
@@ -90,7 +90,7 @@ async fn drain(
     daemon.stop().await
 }
 
-/// What the broker takes without a relay: batches of a thousand, one after the other.
+/// The rate of the broker without a relay: batches of a thousand, one after the other.
 async fn broker_alone(file: &Path) -> anyhow::Result<f64> {
     let broker = EmbeddedBroker::open(relevo_broker_embedded::Config::new(file)).await?;
     let reports = Reports::default();
@@ -119,7 +119,7 @@ async fn fill_sqlite(file: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A running `relevo run`, from a database into an embedded broker.
+/// Starts `relevo run`, from a database into an embedded broker.
 async fn start(relevo: &Path, scratch: &Path, url: &str) -> anyhow::Result<Process> {
     std::fs::create_dir_all(scratch)?;
     let port = free_port().await?;

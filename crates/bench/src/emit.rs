@@ -1,4 +1,4 @@
-//! What emitting costs a writer, against a bare INSERT.
+//! The cost of `emit` for a writer, compared with a bare INSERT.
 
 use std::time::{Duration, Instant};
 
@@ -29,7 +29,7 @@ pub(crate) async fn measure(server: &PgConnectOptions, report: &mut Report) -> a
             run(&mut bench.connection, &part(name, values)).await?;
         }
         let (mut bare_rate, mut emit_rate, mut insert_rate, mut named_rate) = (0.0, 0.0, 0.0, 0.0);
-        // In turns, so that the disk's moods meet all.
+        // Alternating, so that variations of the disk affect all variants.
         for _ in 0..ROUNDS {
             bare_rate += rate(&bench.options, setting, bare).await?;
             emit_rate += rate(&bench.options, setting, emit).await?;
@@ -54,7 +54,7 @@ pub(crate) async fn measure(server: &PgConnectOptions, report: &mut Report) -> a
     Ok(())
 }
 
-/// Parts of `emit`, to see where its time goes: the slot and the id that each gives a message.
+/// Parts of `emit`, to see where its time is spent: the expressions for the slot and the id of a message.
 const PARTS: [(&str, &str); 2] =
     [("insert_only", "7, gen_random_uuid()"), ("with_id_and_slot", "relevo.slot_of(key), relevo.new_id()")];
 

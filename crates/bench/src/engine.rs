@@ -1,4 +1,4 @@
-//! The relay against the loop that most outboxes are, and against itself under load.
+//! The relay, compared with the loop of a typical outbox, and with itself under load.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,20 +15,20 @@ use crate::baseline;
 use crate::fill::{Bench, KEYS, number, quick_broker, run};
 use crate::report::Report;
 
-/// Messages of one measured drain.
+/// Number of messages of one measured drain.
 const COUNT: u32 = 400_000;
 
-/// Drains the backlog with one relay; returns messages a second, from its first to its last.
+/// Drains the backlog with one relay. Returns messages per second, from the first message to the last.
 pub(crate) async fn drain<B: Broker + ?Sized + 'static>(
     store: Store,
     broker: Arc<B>,
     config: Config,
     count: u64,
 ) -> anyhow::Result<f64> {
-    drain_with(Relay::new(Arc::new(store), broker, config), count).await
+    drain_with(Relay::new(Arc::new(store), broker, config)?, count).await
 }
 
-/// The same with a relay that is there.
+/// Like `drain`, with an existing relay.
 pub(crate) async fn drain_with<B: Broker + ?Sized + 'static>(
     relay: Relay<Store, B>,
     count: u64,
@@ -52,7 +52,7 @@ pub(crate) async fn drain_with<B: Broker + ?Sized + 'static>(
     Ok(rate)
 }
 
-/// Drains all of the log, from its beginning.
+/// Drains the whole log from its start.
 async fn drained(bench: &mut Bench) -> anyhow::Result<f64> {
     bench.rewind().await?;
     drain(bench.store().await?, Arc::new(quick_broker()), Config::default(), COUNT.into()).await
@@ -65,7 +65,7 @@ async fn fresh(server: &PgConnectOptions, name: &str) -> anyhow::Result<Bench> {
     Ok(bench)
 }
 
-/// How often each side of a comparison is measured; in turns, and the median counts.
+/// How often each side of a comparison is measured. The sides alternate, and the median counts.
 const ROUNDS: usize = 3;
 
 pub(crate) async fn measure(server: &PgConnectOptions, report: &mut Report) -> anyhow::Result<()> {
@@ -100,7 +100,7 @@ pub(crate) async fn measure(server: &PgConnectOptions, report: &mut Report) -> a
     hot_key(server, report).await
 }
 
-/// The medians of draining one database and the other, in turns.
+/// The medians of draining each of two databases, alternating.
 async fn in_turns(one: &mut Bench, other: &mut Bench) -> anyhow::Result<(f64, f64)> {
     let (mut first, mut second) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
@@ -110,13 +110,12 @@ async fn in_turns(one: &mut Bench, other: &mut Bench) -> anyhow::Result<(f64, f6
     Ok((median(first), median(second)))
 }
 
-/// The one in the middle.
 pub(crate) fn median(mut rates: Vec<f64>) -> f64 {
     rates.sort_by(f64::total_cmp);
     rates[rates.len() / 2]
 }
 
-/// Fifty thousand rows of progress, as many ticks, and a writer that holds xmin in this database from before all of it.
+/// A database with fifty thousand rows of progress and as many ticks. A writer has held xmin since before them.
 async fn after_long_life(server: &PgConnectOptions) -> anyhow::Result<(Bench, PgConnection)> {
     let mut bench = Bench::new(server, "held").await?;
     drop(bench.store().await?);
@@ -173,7 +172,7 @@ async fn hot_key(server: &PgConnectOptions, report: &mut Report) -> anyhow::Resu
     Ok(())
 }
 
-/// Ten million delivered messages that are still retained.
+/// Measures with ten million delivered messages that are still retained.
 pub(crate) async fn measure_history(server: &PgConnectOptions, report: &mut Report) -> anyhow::Result<()> {
     let mut bench = Bench::new(server, "history").await?;
     drop(bench.store().await?);

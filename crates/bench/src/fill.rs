@@ -1,4 +1,4 @@
-//! Databases of their own, with messages in them.
+//! Dedicated databases, filled with messages.
 
 use anyhow::Context as _;
 use relevo_broker_memory::{MemoryBroker, Settings};
@@ -7,14 +7,14 @@ use relevo_store_postgres::{Config, Schema, Start, Store, migrate};
 use sqlx::postgres::{PgConnectOptions, PgConnection};
 use sqlx::{AssertSqlSafe, ConnectOptions, Row as _};
 
-/// How many keys the messages have.
+/// Number of keys.
 pub(crate) const KEYS: u32 = 1000;
-/// How long payloads are.
+/// Size of a payload.
 pub(crate) const PAYLOAD_BYTES: usize = 300;
-/// How many shards the destination has.
+/// Number of shards of the destination.
 pub(crate) const SHARDS: u16 = 8;
 
-/// A fresh database with an outbox; dropped and made anew when it was there.
+/// A fresh database with an outbox. An existing database is dropped first.
 pub(crate) struct Bench {
     pub(crate) options: PgConnectOptions,
     pub(crate) connection: PgConnection,
@@ -32,14 +32,14 @@ impl Bench {
         Ok(Self { options, connection })
     }
 
-    /// A store of the destination `main`, which is added if it is new.
+    /// A store for the destination `main`, which is added if it does not exist.
     pub(crate) async fn store(&self) -> anyhow::Result<Store> {
         let store = Store::open(Config::new(self.options.clone(), "main")).await?;
         store.add_destination(SHARDS, Start::Oldest).await?;
         Ok(store)
     }
 
-    /// Forgets that anything was delivered, so that the same messages can be drained again.
+    /// Resets the progress, so that the same messages can be drained again.
     pub(crate) async fn rewind(&mut self) -> anyhow::Result<()> {
         run(&mut self.connection, "DELETE FROM relevo.parked_key").await?;
         run(
@@ -51,7 +51,7 @@ impl Bench {
         run(&mut self.connection, "CHECKPOINT").await
     }
 
-    /// Writes `count` messages straight into the log, in transactions of a thousand; the fastest way to a backlog.
+    /// Writes `count` messages directly into the log, in transactions of a thousand: the fastest way to fill it.
     pub(crate) async fn fill(&mut self, count: u32) -> anyhow::Result<()> {
         let mut left = count;
         while left > 0 {
@@ -90,7 +90,7 @@ pub(crate) async fn number(connection: &mut PgConnection, sql: &str) -> anyhow::
     Ok(row.try_get(0)?)
 }
 
-/// A broker that confirms at once and keeps nothing.
+/// A broker that confirms at once and stores nothing.
 pub(crate) fn quick_broker() -> MemoryBroker {
     MemoryBroker::new(Settings { records: false, ..Settings::default() })
 }

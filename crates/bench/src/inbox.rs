@@ -1,4 +1,5 @@
-//! The consumer runtime: handled messages a second beside the same effect alone, and from COMMIT to the effect.
+//! The consumer runtime: handled messages per second, compared with the same effect alone, and the latency from COMMIT
+//! to the effect.
 
 mod effect;
 mod feed;
@@ -22,13 +23,13 @@ use crate::turns::Turns;
 use effect::Effect;
 use feed::Feed;
 
-/// Handlers at once, and clients of the effect alone.
+/// Number of parallel handlers, and of clients for the effect alone.
 const WORKERS: u32 = 8;
 const LANES: u16 = 8;
-/// Messages of one measured run.
+/// Number of messages of one measured run.
 const COUNT: u32 = 8_000;
 const ROUNDS: usize = 11;
-/// Messages that share a transaction at most.
+/// Maximum number of messages in one transaction.
 const BATCH: usize = 100;
 const CONSUMER: &str = "bench";
 
@@ -45,7 +46,7 @@ pub(crate) async fn measure(server: &PgConnectOptions, only: Option<&str>, repor
     Ok(())
 }
 
-/// Messages a second, in short turns with the same effect alone: what the disk does to one it does to the other.
+/// Messages per second, in short rounds that alternate with the same effect alone. Variations of the disk affect both.
 async fn handled(server: &PgConnectOptions, report: &mut Report) -> anyhow::Result<()> {
     let mut bench = Bench::new(server, "inbox").await?;
     let concurrency = WORKERS as usize;
@@ -73,26 +74,26 @@ async fn handled(server: &PgConnectOptions, report: &mut Report) -> anyhow::Resu
     Ok(())
 }
 
-/// Rows a second without Relevo, each in a transaction.
+/// Rows per second without Relevo, each in its own transaction.
 async fn alone(bench: &mut Bench) -> anyhow::Result<f64> {
     fresh(bench).await?;
     effect::rate(&bench.options, WORKERS, COUNT).await
 }
 
-/// Messages a second through the runtime.
+/// Messages per second through the runtime.
 async fn handling(bench: &mut Bench, order: Order, batch_max: usize) -> anyhow::Result<f64> {
     fresh(bench).await?;
     rate(bench, order, batch_max).await
 }
 
-/// Nothing was handled, nothing is there.
+/// Empties the inbox and the table of effects.
 async fn fresh(bench: &mut Bench) -> anyhow::Result<()> {
     run(&mut bench.connection, "TRUNCATE relevo.inbox").await?;
     run(&mut bench.connection, effect::TABLE).await?;
     run(&mut bench.connection, "CHECKPOINT").await
 }
 
-/// The runtime, from its first to its last message.
+/// The rate of the runtime, from its first message to its last.
 async fn rate(bench: &Bench, order: Order, batch_max: usize) -> anyhow::Result<f64> {
     let feed = Arc::new(Feed::new(COUNT, LANES));
     let runtime = runtime(bench, feed, order, batch_max).await?;
@@ -115,7 +116,7 @@ async fn rate(bench: &Bench, order: Order, batch_max: usize) -> anyhow::Result<f
     Ok(rate)
 }
 
-/// A consumer whose every message is a row.
+/// A consumer that writes one row per message.
 async fn runtime(
     bench: &Bench,
     consumer: Arc<dyn BrokerConsumer>,

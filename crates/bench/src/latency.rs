@@ -1,4 +1,4 @@
-//! From COMMIT's return to the broker's receipt.
+//! The latency from the return of COMMIT to the receipt at the broker.
 
 mod rounds;
 
@@ -17,7 +17,7 @@ use crate::fill::{Bench, PAYLOAD_BYTES, quick_broker};
 use crate::report::Report;
 pub(crate) use rounds::{ROUNDS, Rounds, Stolen};
 
-/// When each message was received or confirmed.
+/// The time when each message was received or confirmed.
 pub(crate) type Receipts = Arc<Mutex<BTreeMap<MessageId, Instant>>>;
 
 pub(crate) async fn measure(server: &PgConnectOptions, report: &mut Report) -> anyhow::Result<()> {
@@ -38,7 +38,7 @@ pub(crate) async fn measure(server: &PgConnectOptions, report: &mut Report) -> a
     Ok(())
 }
 
-/// To a broker that receives at once.
+/// Latencies to a broker that receives at once.
 async fn to_memory(server: &PgConnectOptions, rate: u32, clients: u32, time: Duration) -> anyhow::Result<Vec<f64>> {
     let bench = Bench::new(server, "latency").await?;
     let receipts: Receipts = Arc::default();
@@ -51,7 +51,7 @@ async fn to_memory(server: &PgConnectOptions, rate: u32, clients: u32, time: Dur
     at_rate(&bench, Arc::new(broker), &receipts, rate, clients, time).await
 }
 
-/// Emits at a steady rate with some clients; gives the latencies to what `broker` notes, in milliseconds, sorted.
+/// Emits at a steady rate with some clients. Returns the latencies up to `receipts`, in milliseconds, sorted.
 pub(crate) async fn at_rate(
     bench: &Bench,
     broker: Arc<dyn Broker>,
@@ -60,7 +60,7 @@ pub(crate) async fn at_rate(
     clients: u32,
     time: Duration,
 ) -> anyhow::Result<Vec<f64>> {
-    let relay = Relay::new(Arc::new(bench.store().await?), broker, Config::default());
+    let relay = Relay::new(Arc::new(bench.store().await?), broker, Config::default())?;
     let stop = CancellationToken::new();
     let mut tasks = tokio::task::JoinSet::new();
     tasks.spawn(relay.run(stop.clone()));
@@ -71,7 +71,7 @@ pub(crate) async fn at_rate(
         done??;
     }
     let receipts = receipts.lock().unwrap_or_else(PoisonError::into_inner);
-    // The first second warms both sides up.
+    // The first second is the warm-up of both sides.
     let mut millis = Vec::with_capacity(sent.len());
     let warm = sent.first().map(|(_, at)| *at + Duration::from_secs(1));
     for (id, at) in sent.iter().filter(|(_, at)| Some(*at) > warm) {
@@ -82,7 +82,7 @@ pub(crate) async fn at_rate(
     Ok(millis)
 }
 
-/// Emits at a steady rate with some clients; gives each message with the time of its COMMIT.
+/// Emits at a steady rate with some clients. Returns each message with the time of its COMMIT.
 pub(crate) async fn write(
     bench: &Bench,
     rate: u32,
@@ -106,7 +106,7 @@ pub(crate) async fn write(
                     .bind(&payload[..])
                     .fetch_one(&mut connection)
                     .await?;
-                // The statement is its own transaction: its answer is COMMIT's.
+                // The statement is its own transaction: its response is the response of COMMIT.
                 sent.push((MessageId::from_uuid(row.try_get::<Uuid, _>(0)?), Instant::now()));
             }
             anyhow::Ok(sent)

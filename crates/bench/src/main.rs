@@ -1,4 +1,4 @@
-//! The benchmarks. Every line is a ratio within one run, because machines are noisy.
+//! The benchmarks. Results are ratios within one run, because machines are noisy.
 
 #![expect(clippy::print_stdout, reason = "the table is this program's output")]
 
@@ -29,16 +29,16 @@ const SUITES: [&str; 6] = ["engine", "daemon", "observe", "brokers", "inbox", "t
 #[derive(Parser)]
 #[command(name = "relevo-bench")]
 struct Args {
-    /// What to measure: `engine`, `daemon`, `brokers`, `inbox`, `observe`, `tickets`, or all of them.
+    /// The suite to run: `engine`, `daemon`, `brokers`, `inbox`, `observe`, `tickets`, or `all`.
     #[arg(default_value = "all")]
     suite: String,
-    /// Only lines whose name contains this.
+    /// Only run lines whose name contains this text.
     #[arg(long)]
     only: Option<String>,
     /// Also measure with ten million delivered messages retained (takes long).
     #[arg(long)]
     history: bool,
-    /// Where the JSON file goes.
+    /// The path of the JSON file.
     #[arg(long, default_value = "bench-results/bench.json")]
     json: std::path::PathBuf,
 }

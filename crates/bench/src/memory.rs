@@ -1,4 +1,4 @@
-//! How much memory a relay takes while it drains a large backlog: measured in a process of its own.
+//! The memory of a relay while it drains a large backlog, measured in a separate process.
 
 use std::process::Command;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ pub(crate) async fn measure(server: &PgConnectOptions, report: &mut Report) -> a
     Ok(())
 }
 
-/// Drains a backlog in a process of its own, into memory or into a real broker; its peak, in megabytes.
+/// Drains a backlog in a separate process, into memory or into a real broker. Returns its peak memory, in megabytes.
 pub(crate) fn peak_of_child(url: &str, into: Option<Kind>) -> anyhow::Result<f64> {
     let mut child = Command::new(std::env::current_exe()?);
     child.env(CHILD, url);
@@ -39,7 +39,7 @@ pub(crate) fn peak_of_child(url: &str, into: Option<Kind>) -> anyhow::Result<f64
     Ok(String::from_utf8(output.stdout)?.trim().parse()?)
 }
 
-/// The URL that a parent process asks this one to drain.
+/// The database URL that a parent process passes to this one to drain.
 pub(crate) fn child_of() -> Option<String> {
     std::env::var(CHILD).ok()
 }

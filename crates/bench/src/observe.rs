@@ -1,4 +1,4 @@
-//! What it costs to be watched: a relay that is scraped every second, and one that tells spans of one message in a hundred.
+//! The cost of observability: a relay that is scraped every second, and one that exports spans of 1 % of the messages.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,11 +23,11 @@ use crate::latency::Stolen;
 use crate::report::Report;
 use crate::turns::Turns;
 
-/// Enough for a few scrapes.
+/// Large enough for a few scrapes.
 const COUNT: u32 = 800_000;
 const ROUNDS: usize = 5;
 const EVERY: Duration = Duration::from_secs(1);
-/// One in a hundred.
+/// One message in a hundred.
 const SAMPLE: Ratio = Ratio::per_million(10_000);
 
 pub(crate) async fn measure(server: &PgConnectOptions, report: &mut Report) -> anyhow::Result<()> {
@@ -56,7 +56,7 @@ pub(crate) async fn measure(server: &PgConnectOptions, report: &mut Report) -> a
     Ok(())
 }
 
-/// Who looks at a relay while it works.
+/// How a relay is observed while it works.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Watching {
     Nobody,
@@ -86,7 +86,7 @@ async fn round(bench: &mut Bench, watching: Watching) -> anyhow::Result<Round> {
             Ok(0)
         });
     }
-    let relay = Relay::new(Arc::new(bench.store().await?), Arc::new(quick_broker()), config);
+    let relay = Relay::new(Arc::new(bench.store().await?), Arc::new(quick_broker()), config)?;
     if watching != Watching::Nobody {
         let seen = Arc::new(Embedded::new("bench", "main", "memory", relay.stats(), relay.watched()));
         watch(bench, &seen, &stop, &mut beside).await?;
@@ -102,7 +102,7 @@ async fn round(bench: &mut Bench, watching: Watching) -> anyhow::Result<Round> {
 
 type Beside = JoinSet<anyhow::Result<u64>>;
 
-/// A port, somebody who samples and somebody who scrapes.
+/// Starts a port, a task that samples and a task that scrapes.
 async fn watch(
     bench: &Bench,
     seen: &Arc<Embedded>,
@@ -140,14 +140,14 @@ async fn watch(
     Ok(())
 }
 
-/// An exporter with a collector that takes everything.
+/// An exporter with a collector that accepts everything.
 async fn exporter(stop: &CancellationToken, beside: &mut Beside) -> anyhow::Result<Exporter> {
     let listener = TcpListener::bind(("127.0.0.1", 0)).await?;
     let endpoint = format!("http://{}", listener.local_addr()?);
     let until = stop.clone();
     beside.spawn(async move {
         let app = Router::new().fallback(async || "");
-        // What is told last comes after the end.
+        // The last spans arrive after `stop` is cancelled.
         let serving = axum::serve(listener, app).into_future();
         tokio::select! {
             served = serving => served.context("the collector failed")?,

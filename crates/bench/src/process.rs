@@ -1,4 +1,4 @@
-//! Programs under test, each a process of its own.
+//! Programs under test, each as a separate process.
 
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -12,14 +12,14 @@ use tokio::time::{Instant, sleep};
 
 const DEADLINE: Duration = Duration::from_mins(3);
 
-/// A running program that listens on a port of this machine.
+/// A running program that listens on a loopback port.
 pub(crate) struct Process {
     child: Child,
     port: u16,
 }
 
 impl Process {
-    /// Starts it and waits until it says at this path that it is well.
+    /// Starts the program, and waits until it returns status 200 at this path.
     pub(crate) async fn start(command: &mut Command, port: u16, path: &str) -> anyhow::Result<Self> {
         let child = command.stdin(Stdio::null()).kill_on_drop(true).spawn().context("it cannot be started")?;
         let mut process = Self { child, port };
@@ -34,7 +34,7 @@ impl Process {
         Ok(process)
     }
 
-    /// Where it listens.
+    /// The port on which it listens.
     pub(crate) const fn port(&self) -> u16 {
         self.port
     }
@@ -47,7 +47,7 @@ impl Process {
         lines.map(|line| Ok(line.rsplit(' ').next().unwrap_or_default().parse::<f64>()?)).sum()
     }
 
-    /// The whole answer, with its head.
+    /// The whole response, including its headers.
     pub(crate) async fn get(&self, path: &str) -> anyhow::Result<String> {
         let mut stream = TcpStream::connect(("127.0.0.1", self.port)).await?;
         let request = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
@@ -57,17 +57,17 @@ impl Process {
         Ok(answer)
     }
 
-    /// User and system time so far.
+    /// User and system CPU time so far.
     pub(crate) fn cpu_seconds(&self) -> anyhow::Result<f64> {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.id()?))?;
-        // The name, in brackets, may hold anything; the times are the 12th and 13th field after it.
+        // The name, in parentheses, may contain any characters. The times are the 12th and 13th field after it.
         let (_, fields) = stat.rsplit_once(')').context("`/proc` has another form")?;
         let fields: Vec<&str> = fields.split_whitespace().collect();
         let ticks: f64 = fields[11].parse::<f64>()? + fields[12].parse::<f64>()?;
         Ok(ticks / 100.0)
     }
 
-    /// A line of its status.
+    /// A line of `/proc/PID/status`, in megabytes.
     pub(crate) fn megabytes(&self, name: &str) -> anyhow::Result<f64> {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.id()?))?;
         let line = status.lines().find(|line| line.starts_with(name)).context("no such line in `/proc`")?;
@@ -78,7 +78,7 @@ impl Process {
         self.child.id().context("it is gone")
     }
 
-    /// Asks it to leave, and waits until it has.
+    /// Stops the process with SIGTERM, and waits until it has ended.
     pub(crate) async fn stop(mut self) -> anyhow::Result<()> {
         let pid = i32::try_from(self.id()?)?;
         let pid = rustix::process::Pid::from_raw(pid).context("a process has a number")?;
@@ -89,12 +89,12 @@ impl Process {
     }
 }
 
-/// A port that nobody has just now.
+/// A port that is currently free.
 pub(crate) async fn free_port() -> anyhow::Result<u16> {
     Ok(TcpListener::bind(("127.0.0.1", 0)).await?.local_addr()?.port())
 }
 
-/// A directory of the run's own.
+/// The run's own directory.
 pub(crate) struct Scratch(pub(crate) PathBuf);
 
 impl Scratch {

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::json;
 
-/// One measured line.
+/// One line of the table.
 struct Line {
     name: String,
     value: String,
@@ -15,7 +15,7 @@ struct Line {
     details: String,
 }
 
-/// All lines, in the order in which they were measured.
+/// All lines, in the order of measurement.
 #[derive(Default)]
 pub(crate) struct Report(Vec<Line>);
 
@@ -31,18 +31,18 @@ impl Report {
         self.push(name, text, format!("at most {target} {unit}"), value, Some(value <= target), details);
     }
 
-    /// A rate that must be at least `target`, or that only is told.
+    /// A rate that must be at least `target`. Without a target, the report only shows it.
     pub(crate) fn rate(&mut self, name: &str, rate: f64, target: Option<f64>, details: String) {
         let wanted = target.map_or_else(|| "told".to_owned(), |target| format!("at least {target:.0}/s"));
         self.push(name, format!("{rate:.0}/s"), wanted, rate, target.map(|target| rate >= target), details);
     }
 
-    /// A quantity that only is told.
+    /// A quantity without a target.
     pub(crate) fn told(&mut self, name: &str, value: f64, unit: &str, details: String) {
         self.push(name, format!("{value:.1} {unit}"), "told".to_owned(), value, None, details);
     }
 
-    /// How many targets were missed.
+    /// The number of missed targets.
     pub(crate) fn missed(&self) -> usize {
         self.0.iter().filter(|line| line.met == Some(false)).count()
     }

@@ -1,4 +1,4 @@
-//! `TicketFlow` under load: tickets through its API, their events to RabbitMQ, their e-mails to an SMTP server.
+//! `TicketFlow` under load: tickets through its API, their events through RabbitMQ, their e-mails to an SMTP server.
 
 mod buckets;
 mod people;
@@ -18,12 +18,12 @@ use crate::latency::{Rounds, Stolen};
 use crate::process::{Process, Scratch, free_port};
 use crate::report::Report;
 
-/// Asked for.
+/// The required number of tickets per second.
 const RATE: u32 = 500;
 const TIME: Duration = Duration::from_mins(1);
-/// The owners' own figure.
+/// The figure from the owners' own document.
 const DOCUMENT_PER_MINUTE: f64 = 10_000.0;
-/// "Far below" the owners' 2 s: the bound of a bucket, which is what a histogram can tell.
+/// "Far below" the owners' 2 s. It is the bound of a bucket, because a histogram has no finer resolution.
 const DISPATCH_MS: f64 = 200.0;
 const DATABASE: &str = "relevo_bench_tickets";
 const DEADLINE: Duration = Duration::from_mins(10);
@@ -66,7 +66,7 @@ pub(crate) async fn measure(server: &PgConnectOptions, report: &mut Report) -> a
     api.stop().await
 }
 
-/// What all parts of the service share.
+/// Shared by all parts of the service.
 struct Service {
     program: PathBuf,
     scratch: Scratch,
@@ -76,7 +76,7 @@ struct Service {
 }
 
 impl Service {
-    /// A fresh database, the queues, a server for e-mails, and somebody who may open tickets.
+    /// Sets up a fresh database, the queues, a mail server, and a user who may open tickets.
     async fn install(server: &PgConnectOptions) -> anyhow::Result<Self> {
         let program = std::env::var_os("RELEVO_BENCH_TICKETFLOW")
             .context("`RELEVO_BENCH_TICKETFLOW` is not set; hint: run `cargo xtask bench tickets`")?
@@ -102,7 +102,7 @@ impl Service {
         Ok(service)
     }
 
-    /// What one of its commands says.
+    /// The output of one of its commands.
     async fn ask(&self, arguments: &[&str]) -> anyhow::Result<String> {
         let output = self.command().args(arguments).output().await?;
         let told = String::from_utf8_lossy(&output.stderr);
@@ -110,7 +110,7 @@ impl Service {
         Ok(String::from_utf8(output.stdout)?)
     }
 
-    /// One of its roles, as a process of its own.
+    /// Starts one of its roles as a separate process.
     async fn start(&self, role: &str) -> anyhow::Result<Process> {
         let port = free_port().await?;
         let mut command = self.command();
@@ -124,7 +124,7 @@ impl Service {
         command
     }
 
-    /// When the last e-mail was committed; fails if there is one too many.
+    /// Waits for the last e-mail, and returns the time of its commit. Fails if there are too many.
     async fn all_mailed(&mut self, tickets: u32) -> anyhow::Result<Instant> {
         let began = Instant::now();
         loop {

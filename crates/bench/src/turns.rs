@@ -1,20 +1,20 @@
-//! A rate and the one that was measured around it, several times.
+//! Pairs of a rate and a reference rate measured next to it.
 
 use std::fmt;
 
 use crate::engine::median;
 
-/// Pairs of rates: ours, and the one beside it.
+/// Pairs of rates: ours, and the reference.
 #[derive(Default)]
 pub(crate) struct Turns(Vec<(f64, f64)>);
 
 impl Turns {
-    /// A further pair.
+    /// Adds a pair.
     pub(crate) fn push(&mut self, ours: f64, beside: f64) {
         self.0.push((ours, beside));
     }
 
-    /// Of the pair in the middle. Each is compared with its neighbour in time alone.
+    /// The median of the ratios. Each rate is compared only with the reference that was measured next to it.
     pub(crate) fn ratio(&self) -> f64 {
         median(self.ratios())
     }

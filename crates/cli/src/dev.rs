@@ -9,7 +9,6 @@ pub(crate) mod interrupts;
 mod moods;
 mod operator;
 mod page;
-mod random;
 mod screen;
 mod shipping;
 mod shop;
@@ -36,10 +35,10 @@ use self::flow::Flow;
 use self::interrupts::Interrupts;
 use self::moods::Moods;
 use self::operator::Operator;
-use self::random::Random;
 use self::screen::Screen;
 use self::shop::{ORDERS, ROLLBACKS, Shop};
 use crate::args::Dev;
+use relevo_core::random::SplitMix64;
 
 /// How often the operator looks, and events are shown.
 const BEAT: Duration = Duration::from_millis(250);
@@ -132,7 +131,7 @@ impl Demo {
         };
         demo.introduce(&before, &format!("http://{address}/"))?;
         let relay =
-            Relay::new(store, Arc::new(Moods::new(demo.broker.clone(), Arc::clone(&demo.flow))), relay_config());
+            Relay::new(store, Arc::new(Moods::new(demo.broker.clone(), Arc::clone(&demo.flow))), relay_config())?;
         demo.others.spawn(relay_runs(relay, demo.stop_others.clone()));
         let membership = Membership { name: "dev".to_owned(), lease: LEASE, ..Membership::default() };
         let consumer = demo.broker.consumer(GROUP, membership).await?;
@@ -144,7 +143,7 @@ impl Demo {
         let shop = Shop {
             connection: demo.data.shop().await?,
             flow: Arc::clone(&demo.flow),
-            random: Random::new(u64::from(std::process::id())),
+            random: SplitMix64::new(u64::from(std::process::id())),
             period: Duration::from_secs(1) / dev.rate,
         };
         demo.shop.spawn(shop.run(demo.close_shop.clone()));

@@ -48,6 +48,22 @@ pub async fn an_owner_that_leaves_frees_its_shards_at_once(h: &mut impl StoreHar
     assert!(second.leases.iter().all(|lease| lease.epoch > epoch));
 }
 
+/// Also those that it does not know of, because the reply to its request was lost; and no lease of another owner.
+pub async fn releasing_frees_every_lease_of_the_owner(h: &mut impl StoreHarness) {
+    let mut first = Relay::start(h.store().await, 1).await;
+    let mut second = Relay::start(h.store().await, 2).await;
+    let more = first.leases[4..].to_vec();
+    first.lease_giving(LONG, more).await;
+    second.lease(LONG).await;
+    // The first one has no leases in memory, as after a database error.
+    first.leases.clear();
+    first.leave().await;
+    let kept = second.leases.clone();
+    second.lease(LONG).await;
+    assert_eq!(second.leases.len(), usize::from(SHARDS));
+    assert!(kept.iter().all(|lease| second.leases.contains(lease)), "those of the other owner stay as they are");
+}
+
 /// A silent owner keeps its shards until their time is over; then the epoch rises.
 pub async fn a_lease_is_taken_after_it_expired_and_not_before(h: &mut impl StoreHarness) {
     let mut first = Relay::new(h.store().await, 1);

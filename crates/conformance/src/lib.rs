@@ -61,6 +61,7 @@ macro_rules! store_suite {
             interleaved::interleaved_writers_and_moving_shards_lose_and_repeat_nothing,
             leases::shards_are_shared_evenly,
             leases::an_owner_that_leaves_frees_its_shards_at_once,
+            leases::releasing_frees_every_lease_of_the_owner,
             leases::a_lease_is_taken_after_it_expired_and_not_before,
             leases::an_expired_lease_that_nobody_took_is_renewed,
             leases::what_is_given_back_is_free_for_others,

@@ -81,7 +81,7 @@ impl<S: Leases + OutboxReader + ParkedKeys> Relay<S> {
     }
 
     pub(crate) async fn leave(&mut self) {
-        ok(self.store.leave(self.owner, &self.leases).await);
+        ok(self.store.leave(self.owner).await);
         self.leases.clear();
         self.positions.clear();
     }

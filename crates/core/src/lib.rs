@@ -16,6 +16,7 @@ pub mod inbox;
 pub mod limits;
 pub mod message;
 pub mod operate;
+pub mod random;
 pub mod report;
 pub mod retry;
 pub mod route;

@@ -272,8 +272,9 @@ pub trait Leases: Send + Sync {
     /// owner settled is missed.
     async fn standing(&self, leases: &[Lease]) -> Result<Vec<Standing>, StoreError>;
 
-    /// Leaves politely: frees the leases at once and takes this owner off the list. Leases that are gone are ignored.
-    async fn leave(&self, owner: Uuid, leases: &[Lease]) -> Result<(), StoreError>;
+    /// Frees every lease of this owner at once, also those that it does not know of because a reply was lost, and takes it
+    /// off the list.
+    async fn leave(&self, owner: Uuid) -> Result<(), StoreError>;
 }
 
 /// The relay's hot path.

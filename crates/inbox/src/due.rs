@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use relevo_core::inbox::retries::Step;
-use relevo_core::inbox::{Arrival, Begun, Due, Inbox, Kept, Setback, Stop};
+use relevo_core::inbox::{Arrival, Begun, Due, Entry, Inbox, Kept, Setback, Stop};
 use relevo_core::store::StoreError;
 use tokio::sync::{SemaphorePermit, watch};
 use tokio::task::JoinSet;
@@ -19,8 +19,9 @@ use crate::handler::Form;
 use crate::incoming::Incoming;
 use crate::runtime::RuntimeError;
 use crate::stats::add;
-use crate::verdict::{Handled, Kind, Trouble};
+use crate::verdict::{Kind, Trouble};
 use crate::work::{Company, Work};
+use crate::worker::{Fence, WriteDown, Written};
 
 /// So many beats later it is looked again whether a lane is still paused: many keys that wait in one would keep those of all others
 /// waiting if each were claimed at every beat.
@@ -50,7 +51,10 @@ where
         };
         match ended.map_err(RuntimeError::Died)? {
             Ok(()) => failures = 0,
-            Err(error) => sleep(away(&work, error, &mut failures)?).await,
+            Err(error) => {
+                let pause = away(&work, error, &mut failures)?;
+                stop.run_until_cancelled(sleep(pause)).await;
+            }
         }
     }
     while let Some(ended) = running.join_next().await {
@@ -279,9 +283,10 @@ where
                     add(&self.work.stats.lost, 1);
                     return Ok(Onward::Lost);
                 }
+                Tried::Busy if self.stop.is_cancelled() => return self.stopped(number, attempts).await,
                 Tried::Busy if self.has_time() => {
                     add(&self.work.stats.busy, 1);
-                    sleep(self.work.config.busy_pause).await;
+                    self.stop.run_until_cancelled(sleep(self.work.config.busy_pause)).await;
                 }
                 Tried::Busy => return Ok(Onward::Lost),
             }
@@ -304,52 +309,32 @@ where
     async fn attempt(&self, number: i64, incoming: &Incoming) -> Result<Tried, StoreError> {
         let work = self.work;
         let registered = work.handler(incoming);
-        let calls = registered.and_then(|registered| match &registered.form {
-            Form::Call(handler) => Some((registered, handler)),
-            Form::Inside(_) => None,
-        });
-        let mut answer = match calls {
-            None => None,
-            Some((registered, handler)) => match work.process_call(registered, &**handler, incoming).await {
-                Ok(answer) => Some((registered, handler, answer)),
+        let entry = Entry { id: incoming.id(), replay: incoming.replay };
+        if let Some(registered) = registered
+            && let Form::Call(handler) = &registered.form
+        {
+            let answered = match work.process_call(registered, &**handler, incoming).await {
+                Ok(answered) => answered,
                 Err(trouble) => return Ok(Tried::Trouble(trouble)),
-            },
+            };
+            let fence = Fence::Queue { due: &self.due, number };
+            let job = WriteDown { registered, handler: &**handler, incoming, entry, fence, until: self.until };
+            return Ok(match work.write_down(job, answered).await? {
+                Written::Done => Tried::Done,
+                Written::Trouble(trouble) => Tried::Trouble(trouble),
+                Written::Lost => Tried::Lost,
+            });
+        }
+        let mut transaction = match work.ask(work.inbox.begin_due(&self.due, number)).await? {
+            Begun::Open(transaction, _) => transaction,
+            Begun::Lost => return Ok(Tried::Lost),
+            Begun::Busy => return Ok(Tried::Busy),
         };
-        let entry = relevo_core::inbox::Entry { id: incoming.id(), replay: incoming.replay };
-        let mut failures = 0;
-        loop {
-            let mut transaction = match self.begin(number, answer.is_some()).await? {
-                Begun::Open(transaction, _) => transaction,
-                Begun::Lost => return Ok(Tried::Lost),
-                Begun::Busy => return Ok(Tried::Busy),
-            };
-            let handled: Handled = match &mut answer {
-                None => work.process(registered, &mut transaction, incoming).await,
-                Some((registered, handler, answer)) => {
-                    work.process_commit(registered, &***handler, &mut transaction, incoming, answer).await
-                }
-            };
-            let failed = match work.end_transaction(transaction, entry, handled).await {
-                Ok(Ok(())) => return Ok(Tried::Done),
-                Ok(Err(trouble)) => Ok(trouble),
-                Err(error) => Err(error),
-            };
-            let again = if answer.is_some() { work.commit_again(&failed, failures, self.until) } else { None };
-            let Some(pause) = again else { return failed.map(Tried::Trouble) };
-            failures += 1;
-            sleep(pause).await;
-        }
-    }
-
-    /// After a call the database is asked again while it is busy, rather than the far side.
-    async fn begin(&self, number: i64, called: bool) -> Result<Begun<I::Transaction>, StoreError> {
-        loop {
-            let begun = self.work.ask(self.work.inbox.begin_due(&self.due, number)).await?;
-            if !(called && matches!(begun, Begun::Busy) && Instant::now() < self.until) {
-                return Ok(begun);
-            }
-            sleep(self.work.config.busy_pause).await;
-        }
+        let handled = work.process(registered, &mut transaction, incoming).await;
+        Ok(match work.end_transaction(transaction, entry, handled).await? {
+            Ok(()) => Tried::Done,
+            Err(trouble) => Tried::Trouble(trouble),
+        })
     }
 
     async fn troubled(

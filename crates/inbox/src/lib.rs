@@ -41,7 +41,6 @@ mod marks;
 mod panics;
 mod phase;
 mod prune;
-mod random;
 mod replay;
 mod runtime;
 mod sequence;

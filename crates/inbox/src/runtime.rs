@@ -25,13 +25,13 @@ use crate::handler::Handlers;
 use crate::item::{Ended, Item};
 use crate::lanes::{LaneState, Lanes};
 use crate::phase::Life;
-use crate::random::Random;
 use crate::sequence::{Seen, Sequences};
 use crate::settle::Settling;
 use crate::stats::{Stats, add, set};
 use crate::turns::TURNS_MAX;
 use crate::work::Work;
 use crate::{due, lag, panics, prune};
+use relevo_core::random::SplitMix64;
 
 pub(crate) type Pending<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
@@ -131,8 +131,8 @@ where
     ) -> Self {
         panics::watch();
         let now = Instant::now();
-        let mut random = Random::new(seed);
-        let owner = random.owner();
+        let mut random = SplitMix64::new(seed);
+        let owner = random.uuid();
         let sequences = Sequences::new(config.sequence_keys_max);
         Self {
             work: Arc::new(Work::new(inbox, handlers, config, random)),

@@ -19,10 +19,10 @@ use crate::decode::Decoder;
 use crate::handler::Handlers;
 use crate::incoming::Incoming;
 use crate::item::Item;
-use crate::random::Random;
 use crate::stats::{Stats, add};
 use crate::unended::Unended;
 use crate::verdict::{Trouble, Verdict};
+use relevo_core::random::SplitMix64;
 
 /// What all workers share.
 pub(crate) struct Work<I: Inbox> {
@@ -33,7 +33,7 @@ pub(crate) struct Work<I: Inbox> {
     pub(crate) decoder: Decoder,
     pub(crate) breakers: Breakers,
     pub(crate) unended: Unended,
-    random: Mutex<Random>,
+    random: Mutex<SplitMix64>,
     /// As many as handlers may run at once, for live messages and for the retry table together.
     seats: Semaphore,
     /// Read by every handler that runs, written by one that must be the only one.
@@ -54,7 +54,7 @@ impl<I: Inbox + 'static> Work<I>
 where
     I::Transaction: 'static,
 {
-    pub(crate) fn new(inbox: Arc<I>, handlers: Handlers<I::Transaction>, config: Config, random: Random) -> Self {
+    pub(crate) fn new(inbox: Arc<I>, handlers: Handlers<I::Transaction>, config: Config, random: SplitMix64) -> Self {
         let stats = Arc::new(Stats::new(&config));
         Self {
             inbox,
@@ -223,10 +223,10 @@ where
     }
 
     pub(crate) fn random_id(&self) -> Uuid {
-        self.lock_random().owner()
+        self.lock_random().uuid()
     }
 
-    fn lock_random(&self) -> std::sync::MutexGuard<'_, Random> {
+    fn lock_random(&self) -> std::sync::MutexGuard<'_, SplitMix64> {
         // Nothing panics while it is held.
         self.random.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use relevo_core::AfterDead;
 use relevo_core::inbox::retries::{Step, is_expired};
-use relevo_core::inbox::{Begun, Claim, Claimed, Enter, Entered, Entry, Held, Inbox, Kept, State, Stop};
+use relevo_core::inbox::{Arrival, Begun, Claim, Claimed, Due, Enter, Entered, Entry, Held, Inbox, Kept, State, Stop};
 use relevo_core::store::StoreError;
 use relevo_core::trace::Open;
 use tokio::time::{Instant, sleep};
@@ -25,13 +25,31 @@ use crate::work::Work;
 const COMMITS_AGAIN_MAX: u32 = 5;
 
 /// What it takes to write down the answer of a call.
-struct WriteDown<'a, T> {
-    registered: &'a Registered<T>,
-    handler: &'a dyn AnyCall<T>,
-    incoming: &'a Incoming,
-    claim: Claim,
+pub(crate) struct WriteDown<'a, T> {
+    pub(crate) registered: &'a Registered<T>,
+    pub(crate) handler: &'a dyn AnyCall<T>,
+    pub(crate) incoming: &'a Incoming,
+    pub(crate) entry: Entry,
+    pub(crate) fence: Fence<'a>,
     /// When the claim ends.
-    until: Instant,
+    pub(crate) until: Instant,
+}
+
+/// The claim that keeps others from calling for the same message.
+#[derive(Clone, Copy)]
+pub(crate) enum Fence<'a> {
+    /// Of a live message.
+    Call { arrival: &'a Arrival, held: Option<&'a Held>, claim: Claim },
+    /// Of a retry queue, whose first message has this number.
+    Queue { due: &'a Due, number: i64 },
+}
+
+/// What became of the answer of a call.
+pub(crate) enum Written {
+    Done,
+    Trouble(Trouble),
+    /// The claim is another's, or has ended.
+    Lost,
 }
 
 impl<I: Inbox + 'static> Work<I>
@@ -159,8 +177,21 @@ where
         }
         match self.process_call(registered, handler, &incoming).await {
             Ok(answered) => {
-                let written = WriteDown { registered, handler, incoming: &incoming, claim, until: begun + lasts };
-                self.write_down(item, held, written, answered).await
+                let (entry, until) = (item.arrival.entry, begun + lasts);
+                let fence = Fence::Call { arrival: &item.arrival, held, claim };
+                let job = WriteDown { registered, handler, incoming: &incoming, entry, fence, until };
+                match self.write_down(job, answered).await? {
+                    Written::Done => {
+                        self.breakers.passed(&item.arrival.lane);
+                        Ok(Ended::Acknowledge)
+                    }
+                    Written::Trouble(trouble) => self.troubled(item, held, trouble).await,
+                    Written::Lost if held.is_some() => Ok(Ended::Lost),
+                    Written::Lost => {
+                        add(&self.stats.lost, 1);
+                        Ok(Ended::Busy(self.config.busy_pause))
+                    }
+                }
             }
             Err(trouble) => self.troubled(item, held, trouble).await,
         }
@@ -168,37 +199,21 @@ where
 
     /// Writes down what a call answered. What fails there and may pass is tried again while the claim lasts, rather than the far
     /// side asked once more.
-    async fn write_down(
+    pub(crate) async fn write_down(
         &self,
-        item: &mut Item,
-        held: Option<&Held>,
-        WriteDown { registered, handler, incoming, claim, until }: WriteDown<'_, I::Transaction>,
+        WriteDown { registered, handler, incoming, entry, fence, until }: WriteDown<'_, I::Transaction>,
         mut answered: Answered,
-    ) -> Result<Ended, StoreError> {
+    ) -> Result<Written, StoreError> {
         let mut failures = 0;
         loop {
-            let Some(mut transaction) = self.begin_claimed(item, held, claim, until).await? else {
-                if held.is_some() {
-                    return Ok(Ended::Lost);
-                }
-                add(&self.stats.lost, 1);
-                return Ok(Ended::Busy(self.config.busy_pause));
-            };
+            let Some(mut transaction) = self.begin_claimed(fence, until).await? else { return Ok(Written::Lost) };
             let handled = self.process_commit(registered, handler, &mut transaction, incoming, &mut answered).await;
-            let failed = match self.end_transaction(transaction, item.arrival.entry, handled).await {
-                Ok(Ok(())) => {
-                    self.breakers.passed(&item.arrival.lane);
-                    return Ok(Ended::Acknowledge);
-                }
+            let failed = match self.end_transaction(transaction, entry, handled).await {
+                Ok(Ok(())) => return Ok(Written::Done),
                 Ok(Err(trouble)) => Ok(trouble),
                 Err(error) => Err(error),
             };
-            let Some(pause) = self.commit_again(&failed, failures, until) else {
-                return match failed {
-                    Ok(trouble) => self.troubled(item, held, trouble).await,
-                    Err(error) => Err(error),
-                };
-            };
+            let Some(pause) = self.commit_again(&failed, failures, until) else { return failed.map(Written::Trouble) };
             failures += 1;
             sleep(pause).await;
         }
@@ -206,16 +221,13 @@ where
 
     /// The transaction for the result of a call; `None` if lane or claim are another's. The far side was called: while the
     /// claim lasts a database that is away or busy is asked again, rather than the far side.
-    async fn begin_claimed(
-        &self,
-        item: &Item,
-        held: Option<&Held>,
-        claim: Claim,
-        until: Instant,
-    ) -> Result<Option<I::Transaction>, StoreError> {
+    async fn begin_claimed(&self, fence: Fence<'_>, until: Instant) -> Result<Option<I::Transaction>, StoreError> {
         let mut failures = 0;
         loop {
-            let begun = self.ask(self.inbox.begin_claimed(&item.arrival, held, claim)).await;
+            let begun = match fence {
+                Fence::Call { arrival, held, claim } => self.ask(self.inbox.begin_claimed(arrival, held, claim)).await,
+                Fence::Queue { due, number } => self.ask(self.inbox.begin_due(due, number)).await,
+            };
             let pause = match begun {
                 Ok(Begun::Open(transaction, _)) => return Ok(Some(transaction)),
                 Ok(Begun::Lost) => return Ok(None),
@@ -292,12 +304,7 @@ where
 
     /// After what pause the answer of a call is written down once more; `None` if that may not help, or the time of its claim is
     /// over.
-    pub(crate) fn commit_again(
-        &self,
-        failed: &Result<Trouble, StoreError>,
-        failures: u32,
-        until: Instant,
-    ) -> Option<Duration> {
+    fn commit_again(&self, failed: &Result<Trouble, StoreError>, failures: u32, until: Instant) -> Option<Duration> {
         let (may_pass, error) = match failed {
             Ok(trouble) => (trouble.kind != Kind::Poison && failures < COMMITS_AGAIN_MAX, trouble.error.clone()),
             Err(error) => (error.is_passing(), error.to_string()),

@@ -1,6 +1,6 @@
-//! A service with a consumer that tells of itself: `curl localhost:9465/metrics`. Ctrl-C stops it orderly.
+//! A service with a consumer that exposes metrics: `curl localhost:9465/metrics`. Ctrl-C stops it cleanly.
 //!
-//! The inbox is in memory here, so that nothing else is needed; with PostgreSQL the rest is the same.
+//! The inbox is in memory here, so that the example needs no server. With PostgreSQL the rest is the same.
 
 use std::error::Error;
 use std::sync::Arc;

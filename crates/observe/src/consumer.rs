@@ -1,4 +1,4 @@
-//! The metrics of consumers that run in this process.
+//! The metrics of the consumers in this process.
 
 pub mod metrics;
 mod service;
@@ -18,7 +18,7 @@ use relevo_inbox::{Phase, Stats};
 
 pub use service::{ServeError, Service};
 
-/// A number of one member.
+/// Reads one number of a member.
 type Number = fn(&Stats) -> u64;
 
 const COUNTERS: &[(&str, &str, Number)] = &[
@@ -46,17 +46,17 @@ const GAUGES: &[(&str, &str, Number)] = &[
     (metrics::IN_MEMORY, "Messages that are in memory now", Stats::in_memory),
 ];
 
-/// The metrics of any number of consumers in this process. Members of one consumer are told as one.
+/// The metrics of any number of consumers in this process. Members of the same consumer are combined.
 #[derive(Clone, Debug, Default)]
 pub struct Consumers(Vec<Arc<Stats>>);
 
 impl Consumers {
-    /// Consumers by their numbers: what [`Runtime::stats`](relevo_inbox::Runtime::stats) gives before they run.
+    /// Creates it from the statistics that [`Runtime::stats`](relevo_inbox::Runtime::stats) returns before they run.
     pub fn new(consumers: impl IntoIterator<Item = Arc<Stats>>) -> Self {
         Self(consumers.into_iter().collect())
     }
 
-    /// Each member.
+    /// All members.
     pub(crate) fn members(&self) -> &[Arc<Stats>] {
         &self.0
     }
@@ -71,7 +71,7 @@ impl Consumers {
     }
 }
 
-/// The members of one consumer in this process: one, nearly always.
+/// The members of one consumer in this process. There is almost always exactly one.
 #[derive(Default)]
 struct Members<'a>(Vec<&'a Stats>);
 
@@ -80,7 +80,7 @@ impl Members<'_> {
         self.0.iter().map(|stats| number(stats)).sum()
     }
 
-    /// Of the member that was heard of least lately. One that was told to stop owes nobody a sign of life.
+    /// The longest time since a heartbeat of any member. Stopped members send no heartbeats and do not count.
     fn beat_age(&self) -> Option<Duration> {
         let owing = self.0.iter().filter(|stats| stats.phase() != Phase::Stopped);
         owing.map(|stats| stats.beat_age()).max()
@@ -92,7 +92,7 @@ impl Members<'_> {
         open.len()
     }
 
-    /// Of a lane that several tell of, the highest number is the nearest.
+    /// If several members report the same lane, the highest number is closest to the truth.
     fn lag(&self) -> BTreeMap<Lane, u64> {
         let mut lag = BTreeMap::new();
         for (lane, waiting) in self.0.iter().flat_map(|stats| stats.lag()) {
@@ -102,7 +102,7 @@ impl Members<'_> {
         lag
     }
 
-    /// Sum, count and buckets of all of them.
+    /// Sum, count and buckets over all members.
     fn durations(&self) -> (f64, u64, Vec<(f64, u64)>) {
         let (mut sum, mut count, mut buckets) = (0.0, 0, Vec::<(f64, u64)>::new());
         for stats in &self.0 {

@@ -1,7 +1,7 @@
-//! What a process tells of its relays and consumers: metrics in the `OpenMetrics` text format.
+//! Metrics of the relays and consumers of a process, in the `OpenMetrics` text format.
 //!
-//! An [`Exposition`] is everything that `/metrics` of a process shows. Whoever embeds a relay registers it there with
-//! [`Exposition::relays`]; every number comes from memory, so that a scrape waits for nothing.
+//! An [`Exposition`] contains everything that `/metrics` of a process shows. An application that embeds a relay
+//! registers it there with [`Exposition::relays`]. All numbers come from memory, so that a scrape never waits.
 
 pub mod consumer;
 mod exposition;

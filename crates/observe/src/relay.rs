@@ -1,4 +1,4 @@
-//! Relays, as those see them who watch over them.
+//! The state of relays for monitoring.
 
 mod collect;
 mod tables;
@@ -16,74 +16,74 @@ use crate::slot::Slot;
 
 pub(crate) use collect::Relays;
 
-/// A database that is slower than this has no number to give.
+/// If the database is slower than this, there is no sample.
 const DEADLINE: Duration = Duration::from_secs(4);
 
-/// One relay. Every answer comes from memory: a scrape waits for nothing.
+/// One relay. All answers come from memory: a scrape never waits.
 pub trait Observed: fmt::Debug + Send + Sync + 'static {
     /// The outbox that it reads.
     fn outbox(&self) -> &str;
 
-    /// The destination that it carries to.
+    /// The destination that it publishes to.
     fn destination(&self) -> &str;
 
-    /// What kind of broker that is: `rabbitmq`, `nats`, `embedded`, `memory`.
+    /// The kind of broker: `rabbitmq`, `nats`, `embedded`, `memory`.
     fn broker(&self) -> &str;
 
-    /// Where that is, by which brokers of one kind are told apart: two relays with the same carry to the same one. It is
-    /// told to nobody.
+    /// Identifies the broker among those of one kind: two relays with the same value publish to the same broker. It is
+    /// not exported.
     fn broker_place(&self) -> &str;
 
-    /// Counters and present state; `None` while there is no relay yet.
+    /// Counters and current state. `None` while there is no relay yet.
     fn relay(&self) -> Option<(&Stats, &Watched)>;
 
-    /// Whether it does its work at the moment.
+    /// Whether it currently does its work.
     fn is_ready(&self) -> bool {
         self.relay().is_some_and(|(_, watched)| watched.is_started() && !watched.is_database_away())
     }
 
-    /// How often the database was found away.
+    /// How often the database was found unreachable.
     fn database_away(&self) -> u64 {
         self.relay().map_or(0, |(stats, _)| stats.database_away())
     }
 
-    /// For how long the broker has been away, as far as that is known; zero while it is there.
+    /// How long the broker has been unreachable, if known. Zero while it is reachable.
     fn broker_away_for(&self) -> Option<Duration> {
         self.relay().map(|(_, watched)| watched.destination_away_for().unwrap_or_default())
     }
 
-    /// Whether the broker was there when it was last tried, and no connection to it was lost since.
+    /// Whether the broker was reachable at the last attempt, and no connection to it was lost since.
     fn is_broker_up(&self) -> Option<bool> {
         self.relay().map(|(_, watched)| !watched.is_destination_away())
     }
 
-    /// What was last sampled of the outbox; `None` while it cannot be.
+    /// The last sample of the outbox. `None` if it cannot be sampled.
     fn vitals(&self) -> Option<Vitals>;
 
-    /// What was last sampled of what the outbox's destinations share. All relays of one outbox may tell it.
+    /// The last sample of what the destinations of the outbox share. All relays of an outbox may report it.
     fn surroundings(&self) -> Option<Surroundings>;
 
-    /// What was last sampled of the broker.
+    /// The last sample of the broker.
     fn broker_vitals(&self) -> Option<BrokerVitals>;
 
-    /// What the metrics tell of the outbox: as [`vitals`](Self::vitals), or for a while what those were before they could no
-    /// longer be sampled. One sample that fails must not end the alerts that look at it.
+    /// The values for the metrics of the outbox: [`vitals`](Self::vitals), or for a while the last sample after
+    /// sampling failed. A single failed sample must not end the alerts that depend on it.
     fn last_vitals(&self) -> Option<Vitals> {
         self.vitals()
     }
 
-    /// What the metrics tell of what the outbox's destinations share: as [`surroundings`](Self::surroundings), or for a while
-    /// what was last seen of it.
+    /// The values for the metrics that the destinations of the outbox share: [`surroundings`](Self::surroundings), or
+    /// for a while the last sample.
     fn last_surroundings(&self) -> Option<Surroundings> {
         self.surroundings()
     }
 
-    /// How long ago all of [`vitals`](Self::vitals) and [`surroundings`](Self::surroundings) were last sampled; `None` where
-    /// nobody samples.
+    /// Time since [`vitals`](Self::vitals) and [`surroundings`](Self::surroundings) were both last sampled. `None` if
+    /// nothing is sampled.
     fn sampled_ago(&self) -> Option<Duration>;
 }
 
-/// A relay that somebody runs in a process of their own.
+/// A relay that an application embeds in its own process.
 #[derive(Debug)]
 pub struct Embedded {
     outbox: String,
@@ -93,12 +93,12 @@ pub struct Embedded {
     vitals: Slot<Vitals>,
     surroundings: Slot<Surroundings>,
     broker_vitals: Slot<BrokerVitals>,
-    /// Whether anybody ever did.
+    /// Whether it was ever sampled.
     is_sampled: AtomicBool,
 }
 
 impl Embedded {
-    /// A relay by its names and its handles; `broker` is what kind of broker it carries to.
+    /// Creates it from the relay's names and handles. `broker` is the kind of broker that it publishes to.
     pub fn new(outbox: &str, destination: &str, broker: &str, stats: Arc<Stats>, watched: Arc<Watched>) -> Self {
         Self {
             outbox: outbox.to_owned(),
@@ -112,7 +112,7 @@ impl Embedded {
         }
     }
 
-    /// Samples the outbox once. Call it every few seconds, beside the relay: no scrape asks the database.
+    /// Samples the outbox once. Call it every few seconds next to the relay: a scrape does not query the database.
     pub async fn sample(&self, store: &dyn Sample) {
         self.is_sampled.store(true, Ordering::Relaxed);
         let vitals = timeout(DEADLINE, store.vitals()).await;
@@ -121,7 +121,7 @@ impl Embedded {
         self.surroundings.put(surroundings.ok().and_then(Result::ok));
     }
 
-    /// What was sampled of the broker.
+    /// Stores a sample of the broker.
     pub fn broker_sampled(&self, vitals: Option<BrokerVitals>) {
         self.broker_vitals.put(vitals);
     }
@@ -140,7 +140,7 @@ impl Observed for Embedded {
         &self.broker
     }
 
-    /// All of a kind are taken for one: nothing else is known of them here.
+    /// All brokers of a kind count as one, because nothing else is known about them here.
     fn broker_place(&self) -> &str {
         &self.broker
     }

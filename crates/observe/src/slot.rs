@@ -1,24 +1,24 @@
-//! Where a sample lies until the next one.
+//! Stores a sample until the next one.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// How old a sample may grow while later ones fail. The alert `RelevoSamplingStopped` looks from then on, so that no other
-/// alert ends before it can begin.
+/// Maximum age of a sample while later ones fail. The alert `RelevoSamplingStopped` starts at this age, so that no
+/// other alert ends before it can start.
 const KEPT: Duration = Duration::from_mins(1);
 
-/// What was last sampled of something.
+/// The last sample of something.
 #[derive(Debug)]
 pub struct Slot<T>(Mutex<Lying<T>>);
 
 #[derive(Debug)]
 struct Lying<T> {
     sampled: Option<T>,
-    /// Whether it was to be sampled again since, and could not be.
+    /// Whether a later attempt to sample failed.
     failed: bool,
-    /// When there last was a sample, or nothing to sample, or since when there could have been one.
+    /// The time of the last sample, or of the last report that there is nothing to sample. Initially the creation time.
     since: Instant,
 }
 
@@ -29,7 +29,7 @@ impl<T> Default for Slot<T> {
 }
 
 impl<T: Clone> Slot<T> {
-    /// `None` when it could not be sampled.
+    /// Stores a sample. `None` means that sampling failed.
     pub fn put(&self, sampled: Option<T>) {
         let mut lying = self.lock();
         if sampled.is_some() {
@@ -39,31 +39,31 @@ impl<T: Clone> Slot<T> {
         }
     }
 
-    /// There is nothing to sample yet, which is no failure: the age begins anew.
+    /// There is nothing to sample yet, which is not a failure: the age starts again.
     pub fn nothing_yet(&self) {
         *self.lock() = Lying { sampled: None, failed: false, since: Instant::now() };
     }
 
-    /// What was last put there; `None` when that could not be sampled. For those who decide by it what they do now.
+    /// The result of the last attempt: `None` if it failed. For callers that act on the current state.
     pub fn get(&self) -> Option<T> {
         let lying = self.lock();
         if lying.failed { None } else { lying.sampled.clone() }
     }
 
-    /// The last sample that there was, though it could not be sampled since, until it is a minute old. For those who watch: one
-    /// failure must not end an alert, and no number is better than an old one.
+    /// The last successful sample, for up to a minute even if later attempts failed. For monitoring: a single failure
+    /// must not end an alert, but no value is better than a stale one.
     pub fn last(&self) -> Option<T> {
         let lying = self.lock();
         if lying.failed && lying.since.elapsed() >= KEPT { None } else { lying.sampled.clone() }
     }
 
-    /// How long ago the last sample was taken; counted from its own beginning while there was none.
+    /// Time since the last sample, or since creation if there was none.
     pub fn age(&self) -> Duration {
         self.lock().since.elapsed()
     }
 
     fn lock(&self) -> MutexGuard<'_, Lying<T>> {
-        // Nothing panics while it is held, and the value is whole after each change.
+        // No code panics while it holds the lock, and the value is consistent after each change.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,8 +1,8 @@
 //! Traces: spans of relays, consumers and emitters, exported with OTLP over HTTP.
 //!
-//! An [`Exporter`] has a queue that is never waited for. [`Exporter::traces`] is what a relay, a consumer or an outbox is
-//! given; [`Exporter::run`] sends what comes until it is told to stop. A queue that is full, and a collector that is away,
-//! cost spans and nothing else: [`Counts`] says how many.
+//! An [`Exporter`] has a queue that never blocks. Pass [`Exporter::traces`] to a relay, a consumer or an outbox;
+//! [`Exporter::run`] sends spans until it is stopped. A full queue or an unreachable collector only loses spans:
+//! [`Counts`] has their number.
 //!
 //! ```no_run
 //! use relevo_core::trace::About;
@@ -46,28 +46,28 @@ pub use ratio::Ratio;
 
 use crate::metrics;
 
-/// Where spans go, and how.
+/// The settings of an exporter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// The collector, such as `http://127.0.0.1:4318`; `/v1/traces` is added unless it ends so.
+    /// The URL of the collector, such as `http://127.0.0.1:4318`. `/v1/traces` is appended unless it is already there.
     pub endpoint: String,
-    /// The name that the collector knows this process by: `service.name`.
+    /// The name of this process at the collector: `service.name`.
     pub service: String,
-    /// How many of the traces that begin here are told. A message whose origin is sampled is always told, one whose origin
-    /// is not never.
+    /// The share of traces starting here that is exported. A message with a sampled origin is always exported; one with
+    /// an unsampled origin never.
     pub sample: Ratio,
-    /// Spans that wait to be sent; what comes beyond is dropped.
+    /// Maximum number of spans that wait to be sent. Further spans are dropped.
     pub queue_max: usize,
-    /// Spans sent at once.
+    /// Maximum number of spans in one request.
     pub batch_max: usize,
-    /// No span that there is room for waits longer to be sent.
+    /// Maximum time that a queued span waits before it is sent.
     pub every: Duration,
-    /// No call to the collector takes longer.
+    /// Deadline of a request to the collector.
     pub deadline: Duration,
 }
 
 impl Config {
-    /// The defaults, for this collector and this name.
+    /// The defaults for this collector and service name.
     pub fn new(endpoint: impl Into<String>, service: impl Into<String>) -> Self {
         Self {
             endpoint: endpoint.into(),
@@ -81,7 +81,7 @@ impl Config {
     }
 }
 
-/// What became of spans; each only grows.
+/// Counters of spans. They only increase.
 #[derive(Debug, Default)]
 pub struct Counts {
     exported: AtomicU64,
@@ -89,12 +89,12 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// Spans that the collector took.
+    /// Spans that the collector accepted.
     pub fn exported(&self) -> u64 {
         self.exported.load(Ordering::Relaxed)
     }
 
-    /// Spans that there was no room for, or that the collector did not take.
+    /// Spans that did not fit into the queue, or that the collector did not accept.
     pub fn dropped(&self) -> u64 {
         self.dropped.load(Ordering::Relaxed)
     }
@@ -104,7 +104,7 @@ impl Counts {
     }
 }
 
-/// Tells the counts of an exporter, in an [`Exposition`](crate::Exposition).
+/// Exposes the counts of an exporter in an [`Exposition`](crate::Exposition).
 #[derive(Debug)]
 pub struct Spans(pub Arc<Counts>);
 

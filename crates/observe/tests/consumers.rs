@@ -1,4 +1,4 @@
-//! A service with a real consumer, seen through its port.
+//! A service with a real consumer, tested through its port.
 
 #![expect(clippy::float_cmp, reason = "what is compared is counted")]
 
@@ -17,7 +17,7 @@ const BROKERS: [At; 2] = [At::Embedded, At::RabbitMq];
 async fn a_scrape_shows_what_waits_what_became_of_messages_and_how_long_it_took() {
     for at in BROKERS {
         let stage = Stage::at(at).await;
-        // One at a time, and the first one waits.
+        // The consumer handles one message at a time, and the first one waits.
         stage.hold(true);
         for number in 0..8 {
             stage.publish("OrderPlaced", number).await;
@@ -43,7 +43,7 @@ async fn a_scrape_shows_what_waits_what_became_of_messages_and_how_long_it_took(
         let seen = seen.await;
         assert_eq!(stage.effects().await, 8, "{at:?}");
         assert_eq!((seen.one("inbox_received_total"), seen.one("inbox_failed_total")), (11.0, 1.0));
-        // Nobody handles what is unwanted, or came before.
+        // Unwanted messages and duplicates do not reach the handler.
         assert_eq!(seen.one("inbox_handler_duration_seconds_count"), 9.0);
         assert!(seen.one("inbox_handler_duration_seconds_sum") > 0.0);
         let buckets = seen.series("inbox_handler_duration_seconds_bucket");
@@ -94,7 +94,7 @@ async fn probes_say_whether_a_consumer_started_works_and_lives() {
     stage.cut_database(true).await;
     let body = service.becomes("/readyz", 503).await;
     assert!(body.contains("the database took the last sign of life"), "{body}");
-    // It waits, and need not be started anew.
+    // It waits, and needs no restart.
     for probe in ["/startupz", "/livez"] {
         assert_eq!(service.get(probe).await.0, 200, "{probe}");
     }
@@ -133,6 +133,6 @@ async fn a_scrape_waits_for_nothing() {
         took.push(begun.elapsed());
     }
     took.sort_unstable();
-    // If one waited for the database, all would; one that the machine held up says nothing.
+    // If scrapes waited for the database, all of them would be slow. A single slow one may be due to the machine.
     assert!(took[0] < Duration::from_millis(50), "{took:?}");
 }

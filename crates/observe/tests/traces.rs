@@ -1,4 +1,4 @@
-//! Spans on their way from everything that touches a message to a collector.
+//! Spans of every component that handles a message, up to a collector.
 
 #[path = "traces/collector.rs"]
 mod collector;
@@ -25,16 +25,16 @@ const PRODUCER: i32 = 4;
 const CONSUMER: i32 = 5;
 const ERROR: i32 = 2;
 
-/// Sent and settled by two relays; received, processed and settled by two consumers, one of which fails once.
+/// Sent and settled by two relays. Received, processed and settled by two consumers, one of which fails once.
 const OF_ONE_MESSAGE: usize = 2 * 2 + 2 * 3 + 1;
-/// What follows is emitted; nobody wants it, but it travels as far.
+/// The follow-up message is created too. No consumer wants it, but it takes the same path.
 const OF_WHAT_FOLLOWS: usize = 1 + 2 * 2 + 2 * 3;
 
 fn of<'a>(spans: &'a [Told], service: &str, name: &str) -> Vec<&'a Told> {
     spans.iter().filter(|told| told.service == service && told.span.name == name).collect()
 }
 
-/// The spans of the first message of a trace, and its follower's creation.
+/// Checks the spans of the first message of a trace, and the creation of the follow-up message.
 fn follows_the_origin(spans: &[Told], trace: &str, origin: &str, id: MessageId) {
     let id = id.to_string();
     let link = [(trace.to_owned(), origin.to_owned())];
@@ -95,7 +95,7 @@ async fn one_trace_leads_from_an_emit_in_rust_over_the_relays_to_two_consumers_a
     let status = first.span.status.as_ref().expect("it failed");
     assert_eq!((status.code, status.message.as_str()), (ERROR, "the first one fails"));
     assert_eq!(first.attribute("error.type").as_deref(), Some("transient"));
-    // What the handler emitted is a part of the handler's run, and the origin of its own message.
+    // The create span of the emitted message is a child of the handler's span, and the origin of that message.
     let [follows] = of(&spans, "billing", "create orders.billed")[..] else { panic!("{spans:?}") };
     assert_eq!(follows.parent(), second.id());
     for told in of(&spans, "relay", "send orders.billed") {
@@ -123,9 +123,9 @@ async fn what_is_not_sampled_is_not_told() {
     stage.emit_sql(&format!(r#"{{"traceparent": "00-{TRACE}-{SPAN}-00"}}"#)).await;
     stage.emit_sql("{}").await;
     stage.emit().await;
-    // Three messages and what follows from them, at two consumers.
+    // Three messages and their follow-up messages, at two consumers.
     stage.handled(12).await;
-    // Whatever was told before this has come when this has.
+    // When these spans have arrived, all earlier ones have arrived too.
     let other = "00000000000000000000000000000001";
     stage.emit_sql(&format!(r#"{{"traceparent": "00-{other}-{SPAN}-01"}}"#)).await;
     collector.trace(other, OF_ONE_MESSAGE - 1 + OF_WHAT_FOLLOWS).await;
@@ -182,7 +182,7 @@ async fn a_full_queue_drops_spans_and_counts_them() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_collector_that_is_away_costs_spans_only_and_one_that_comes_back_takes_them_again() {
-    // The port is nobody else's, and nobody listens there until later.
+    // The port is reserved, and no process listens on it until later.
     let socket = TcpSocket::new_v4().expect("a socket");
     socket.bind("127.0.0.1:0".parse().expect("an address")).expect("a port");
     let address = socket.local_addr().expect("an address");
@@ -204,7 +204,7 @@ async fn a_collector_that_is_away_costs_spans_only_and_one_that_comes_back_takes
         tell(&traces, 1);
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    // What has come when it is told to stop is sent.
+    // Spans that are queued when it is stopped are still sent.
     tell(&traces, 100);
     stop.cancel();
     running.join_next().await.expect("it runs").expect("it ends");

@@ -9,7 +9,8 @@ use std::time::Duration;
 use relevo_core::Broker;
 use relevo_core::slot::shard_of;
 use relevo_core::store::{
-    Advance, Advanced, Ask, Ceiling, Lease, Leased, Maintained, Run, Settled, Standing, Store, StoreError,
+    Advance, Advanced, Ask, Ceiling, Lease, Leased, Maintained, Run, Settled, Standing, Stop, Stopped, Store,
+    StoreError,
 };
 use relevo_core::trace::Open;
 use tokio::time::{Instant, sleep};
@@ -21,8 +22,9 @@ use crate::pages::Covered;
 use crate::relay::{Held, Pending, Relay, RelayError};
 use crate::stats::add;
 
-/// The keys of which the store was told what came of their runs, each with the address that it proved to pass.
-type Told = Vec<(bytestring::ByteString, Option<Arc<str>>)>;
+/// The keys of which the store was told what came of their runs, each with the address that it proved to pass and the one
+/// that stopped it.
+type Told = Vec<(bytestring::ByteString, Option<Arc<str>>, Option<Arc<str>>)>;
 
 /// The answer of a chore.
 pub(crate) enum Done {
@@ -143,21 +145,26 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
             return None;
         }
         let advances: Vec<Advance> = self.runs.take_ended();
-        let told = advances.iter().map(|advance| (advance.key.clone(), advance.released.clone())).collect();
+        let stopped_at =
+            |advance: &Advance| held_address(advance.stopped.as_ref().map(|(_, stopped)| stopped)?).cloned();
+        let told = advances
+            .iter()
+            .map(|advance| (advance.key.clone(), advance.released.clone(), stopped_at(advance)))
+            .collect();
         let spans = self.runs.take_spans();
         let store = Arc::clone(&self.store);
         Some(Box::pin(async move { Done::Advanced { told, spans, result: store.advance(advances).await } }))
     }
 
     pub(crate) fn leave_chore(&self) -> Pending<Done> {
-        leave(Arc::clone(&self.store), self.owner, self.held.values().map(|held| held.lease).collect(), Duration::ZERO)
+        leave(Arc::clone(&self.store), self.owner, Duration::ZERO)
     }
 
     /// After a pause, gives back what the former owner may still hold; then leases are taken by a new one.
     pub(crate) fn leave_later(&mut self, pause: Duration) -> Pending<Done> {
         let owner = self.owner;
         self.new_owner();
-        leave(Arc::clone(&self.store), owner, Vec::new(), pause)
+        leave(Arc::clone(&self.store), owner, pause)
     }
 
     pub(crate) fn chore_done(&mut self, done: Done) -> Result<(), RelayError> {
@@ -177,13 +184,11 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
                 }
                 self.has_advanced(&told, &answers);
             }
-            Done::Maintained(Ok(maintained)) => {
-                for warning in maintained.warnings {
-                    warn!(relay = %self.config.name, "{warning}");
-                }
-            }
+            Done::Maintained(Ok(maintained)) => self.has_maintained(&maintained.warnings),
             Done::Maintained(Err(error)) if error.is_passing() => {
-                warn!(relay = %self.config.name, error = &error as &dyn std::error::Error, "upkeep failed, will try again");
+                if let Some(times) = self.upkeep_failures.happened(Instant::now(), self.config.maintain_every) {
+                    warn!(relay = %self.config.name, error = &error as &dyn std::error::Error, times, "maintenance failed, will retry");
+                }
             }
             Done::Runs(Err(error)) | Done::Advanced { result: Err(error), .. } | Done::Maintained(Err(error)) => {
                 return self.store_failed(error);
@@ -247,6 +252,17 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
         }
     }
 
+    /// What maintenance warns of mostly stays for many runs.
+    fn has_maintained(&mut self, warnings: &[String]) {
+        if warnings.is_empty() {
+            return;
+        }
+        let Some(times) = self.upkeep_warnings.happened(Instant::now(), self.config.maintain_every) else { return };
+        for warning in warnings {
+            warn!(relay = %self.config.name, warning, times, "maintenance warning");
+        }
+    }
+
     fn has_lost(&self, leases: usize) {
         add(&self.stats.leases_lost, leases);
         add(&self.stats.lease_changes, leases);
@@ -278,7 +294,8 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
                 }
             }
         }
-        self.holds.settled();
+        let stopped = covered.settlement.parks.iter().filter_map(|park| park.stopped.as_ref());
+        self.holds.settled(stopped.filter_map(held_address).map(|address| &**address));
     }
 
     fn take_runs(&mut self, runs: Vec<Run>) {
@@ -330,16 +347,17 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
         }
     }
 
-    fn has_advanced(&mut self, told: &[(bytestring::ByteString, Option<Arc<str>>)], answers: &[Advanced]) {
+    fn has_advanced(&mut self, told: &Told, answers: &[Advanced]) {
         if answers.contains(&Advanced::Lost) {
             self.has_lost(1);
             self.forget();
             return;
         }
-        for ((key, released), answer) in told.iter().zip(answers) {
+        for ((key, released, held), answer) in told.iter().zip(answers) {
             if let Some(address) = released {
                 self.holds.told(address);
             }
+            self.holds.settled(held.as_deref());
             // A head of the log that stopped meanwhile, and is not settled yet, holds the key in the store's place.
             if *answer == Advanced::Unparked && !self.pages.holds_stopped(key) {
                 self.unpark(key);
@@ -348,18 +366,77 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
     }
 }
 
-fn leave<S: Store + ?Sized + 'static>(
-    store: Arc<S>,
-    owner: Uuid,
-    leases: Vec<Lease>,
-    pause: Duration,
-) -> Pending<Done> {
+/// The address that stopped a message, if it was that.
+fn held_address(stopped: &Stopped) -> Option<&Arc<str>> {
+    match &stopped.stop {
+        Stop::Address { address, .. } => Some(address),
+        Stop::Retry { .. } | Stop::Quarantine { .. } | Stop::DeadHold | Stop::DeadContinue => None,
+    }
+}
+
+fn leave<S: Store + ?Sized + 'static>(store: Arc<S>, owner: Uuid, pause: Duration) -> Pending<Done> {
     Box::pin(async move {
         sleep(pause).await;
-        if let Err(error) = store.leave(owner, &leases).await {
+        if let Err(error) = store.leave(owner).await {
             // Its leases end by themselves.
             warn!(error = &error as &dyn std::error::Error, "leases could not be given back");
         }
         Done::Left
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use relevo_broker_memory::{MemoryBroker, Settings};
+    use relevo_store_memory::{self as memory, MAIN, Outbox};
+    use tracing::span::{Attributes, Id, Record};
+    use tracing::{Event, Metadata, Subscriber};
+
+    use super::*;
+    use crate::config::Config;
+
+    /// Counts the lines of the log.
+    struct Lines(Arc<AtomicUsize>);
+
+    impl Subscriber for Lines {
+        fn enabled(&self, _: &Metadata<'_>) -> bool {
+            true
+        }
+
+        fn new_span(&self, _: &Attributes<'_>) -> Id {
+            Id::from_u64(1)
+        }
+
+        fn record(&self, _: &Id, _: &Record<'_>) {}
+
+        fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+        fn event(&self, _: &Event<'_>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+
+        fn enter(&self, _: &Id) {}
+
+        fn exit(&self, _: &Id) {}
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_maintenance_warning_that_stays_is_logged_at_growing_intervals() {
+        let outbox = Outbox::new(memory::Settings::default());
+        let (store, broker) = (Arc::new(outbox.destination(MAIN)), Arc::new(MemoryBroker::new(Settings::default())));
+        let config = Config::default();
+        let every = config.maintain_every;
+        let mut relay = Relay::with_seed(store, broker, config, 7).expect("a valid configuration");
+        let lines = Arc::new(AtomicUsize::new(0));
+        let _log = tracing::subscriber::set_default(Lines(Arc::clone(&lines)));
+        let warned = || Maintained { warnings: vec!["a partition is overdue".to_owned()], ..Maintained::default() };
+        for _ in 0..120 {
+            relay.chore_done(Done::Maintained(Ok(warned()))).expect("it goes on");
+            tokio::time::advance(every).await;
+        }
+        let logged = lines.load(Ordering::Relaxed);
+        assert!((2..20).contains(&logged), "ten minutes are {logged} lines");
+    }
 }

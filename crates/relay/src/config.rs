@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use relevo_core::{Routes, Traces};
 
+use crate::relay::RelayError;
+
 /// How a relay works. The defaults suit a broker on the same network.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -55,12 +57,33 @@ pub struct Config {
     pub hold_probe: Duration,
     /// How often a quarantined message is tried, alone.
     pub quarantine_probe: Duration,
-    /// After so many lost answers in a row a message is sent alone.
+    /// After so many lost answers in a row a message is sent alone; at least 1.
     pub unknown_max: u32,
     /// How long a relay that is told to stop waits for what is in flight.
     pub grace: Duration,
     /// Who is told what is done with messages.
     pub traces: Traces,
+}
+
+impl Config {
+    /// Refuses limits with which a relay could do nothing. Each limit is named in the error.
+    pub fn validate(&self) -> Result<(), RelayError> {
+        let limits = [
+            ("page_messages", self.page_messages),
+            ("pages_max", self.pages_max),
+            ("bytes_max", self.bytes_max),
+            ("batch_max", self.batch_max),
+            ("in_flight_max", self.in_flight_max),
+            ("runs_max", self.runs_max),
+            ("run_messages", self.run_messages),
+            ("parked_keys_max", self.parked_keys_max),
+            ("unknown_max", self.unknown_max as usize),
+        ];
+        match limits.into_iter().find(|(_, limit)| *limit == 0) {
+            Some((name, _)) => Err(RelayError::Config(format!("`{name}` is 0, must be at least 1"))),
+            None => Ok(()),
+        }
+    }
 }
 
 impl Default for Config {
@@ -94,5 +117,18 @@ impl Default for Config {
             grace: Duration::from_secs(10),
             traces: Traces::off(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limit_of_zero_is_refused_by_name() {
+        assert!(Config::default().validate().is_ok());
+        let refused = Config { unknown_max: 0, ..Config::default() }.validate().expect_err("it cannot work");
+        assert!(refused.to_string().contains("`unknown_max` is 0"), "{refused}");
+        assert!(Config { in_flight_max: 0, ..Config::default() }.validate().is_err());
     }
 }

@@ -12,7 +12,6 @@ mod latency;
 mod pages;
 mod parked;
 mod quiet;
-mod random;
 mod relay;
 mod routes;
 mod runs;

@@ -71,10 +71,13 @@ impl Holds {
         self.fresh.insert(address.to_owned(), held);
     }
 
-    /// Everything found here is settled.
-    pub(crate) fn settled(&mut self) {
-        let fresh = std::mem::take(&mut self.fresh).into_iter();
-        self.known.extend(fresh.map(|(address, held)| (address, Held { after: Duration::ZERO, ..held })));
+    /// The store has recorded that these addresses are held. One that was found meanwhile is not among them.
+    pub(crate) fn settled<'a>(&mut self, addresses: impl IntoIterator<Item = &'a str>) {
+        for address in addresses {
+            if let Some((address, held)) = self.fresh.remove_entry(address) {
+                self.known.insert(address, Held { after: Duration::ZERO, ..held });
+            }
+        }
     }
 
     pub(crate) fn release(&mut self, address: &str) {
@@ -134,9 +137,25 @@ mod tests {
         let mut holds = Holds::default();
         holds.add("x", found());
         assert_eq!(holds.get("x").map(|held| held.after), Some(Duration::from_secs(30)));
-        holds.settled();
+        holds.settled(["x"]);
         assert_eq!(holds.get("x").map(|held| held.after), Some(Duration::ZERO));
         holds.learn(said());
         assert_eq!(holds.get("x").map(|held| held.after), Some(Duration::ZERO));
+    }
+
+    #[test]
+    fn an_address_that_is_found_during_a_settlement_stays_held() {
+        let mut holds = Holds::default();
+        holds.add("x", found());
+        // The settlement with `x` is on its way.
+        holds.add("y", found());
+        holds.settled(["x"]);
+        holds.learn(said());
+        assert!(holds.get("x").is_some());
+        assert_eq!(
+            holds.get("y").map(|held| held.after),
+            Some(Duration::from_secs(30)),
+            "the store does not know it yet"
+        );
     }
 }

@@ -24,11 +24,11 @@ use crate::keys::{Item, Keys, Source};
 use crate::pages::{Pages, Verdict};
 use crate::parked::{Holds, ParkedKeys};
 use crate::quiet::Quiet;
-use crate::random::Random;
 use crate::routes::RoutesHandle;
 use crate::runs::Runs;
 use crate::stats::{Stats, add};
 use crate::watched::Watched;
+use relevo_core::random::SplitMix64;
 
 pub(crate) type Pending<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
@@ -38,6 +38,9 @@ pub enum RelayError {
     /// The store refuses to serve this relay.
     #[error("the relay cannot go on")]
     Store(#[source] StoreError),
+    /// A limit of the configuration can never work.
+    #[error("invalid relay configuration: {0}")]
+    Config(String),
 }
 
 /// One shard that this relay holds.
@@ -60,7 +63,7 @@ pub struct Relay<S: ?Sized, B: ?Sized> {
     /// Routes that are to replace the configured ones.
     new_routes: watch::Receiver<Routes>,
     routes_handle: RoutesHandle,
-    pub(crate) random: Random,
+    pub(crate) random: SplitMix64,
 
     pub(crate) owner: Uuid,
     pub(crate) held: BTreeMap<u16, Held>,
@@ -80,6 +83,10 @@ pub struct Relay<S: ?Sized, B: ?Sized> {
     pub(crate) health: Health,
     /// Outages that were logged.
     pub(crate) outages: Quiet,
+    /// Maintenance warnings that were logged.
+    pub(crate) upkeep_warnings: Quiet,
+    /// Failures of maintenance that were logged.
+    pub(crate) upkeep_failures: Quiet,
     /// Items that are sent again when their time comes.
     pub(crate) later: BTreeMap<(Instant, usize), Again>,
 
@@ -131,25 +138,26 @@ impl Due {
 }
 
 impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
-    /// A relay that has done nothing yet.
-    pub fn new(store: Arc<S>, broker: Arc<B>, config: Config) -> Self {
+    /// A relay that has done nothing yet. An error if the configuration is not [valid](Config::validate).
+    pub fn new(store: Arc<S>, broker: Arc<B>, config: Config) -> Result<Self, RelayError> {
         let (high, low) = Uuid::new_v4().as_u64_pair();
         Self::with_seed(store, broker, config, high ^ low.rotate_left(32))
     }
 
     /// A relay whose jitter and token come from a seed, so that a simulation can replay it.
-    pub fn with_seed(store: Arc<S>, broker: Arc<B>, config: Config, seed: u64) -> Self {
+    pub fn with_seed(store: Arc<S>, broker: Arc<B>, config: Config, seed: u64) -> Result<Self, RelayError> {
+        config.validate()?;
         let now = Instant::now();
-        let mut random = Random::new(seed);
+        let mut random = SplitMix64::new(seed);
         let (routes_handle, new_routes) = RoutesHandle::new(config.routes.clone());
-        Self {
+        Ok(Self {
             store,
             broker,
             stats: Arc::default(),
             watched: Arc::default(),
             new_routes,
             routes_handle,
-            owner: random.owner(),
+            owner: random.uuid(),
             random,
             held: BTreeMap::new(),
             settled: BTreeMap::new(),
@@ -163,6 +171,8 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
             holds: Holds::default(),
             health: Health::new(),
             outages: Quiet::default(),
+            upkeep_warnings: Quiet::default(),
+            upkeep_failures: Quiet::default(),
             later: BTreeMap::new(),
             reports: Reports::default(),
             batches: BTreeMap::new(),
@@ -178,7 +188,7 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
             stopping: false,
             away: 0,
             config,
-        }
+        })
     }
 
     /// What this relay has done so far; stays valid when the relay is gone.
@@ -455,7 +465,7 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
     }
 
     pub(crate) fn new_owner(&mut self) {
-        self.owner = self.random.owner();
+        self.owner = self.random.uuid();
     }
 
     fn wakes_at(&self) -> Instant {

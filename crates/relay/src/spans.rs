@@ -107,7 +107,7 @@ mod tests {
             }
             stop.cancel();
         };
-        let (ended, ()) = tokio::join!(relay.run(stop.clone()), until_told);
+        let (ended, ()) = tokio::join!(relay.expect("a valid configuration").run(stop.clone()), until_told);
         ended.expect("an orderly end");
         recorder.0.lock().unwrap().clone()
     }

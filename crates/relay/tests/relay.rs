@@ -33,7 +33,7 @@ impl World {
     fn start(&mut self, route: Route) {
         let config = Config { routes: Routes::new(vec![route]), ..Config::default() };
         let store = Arc::new(self.outbox.destination(MAIN));
-        let relay = Relay::with_seed(store, Arc::new(self.broker.clone()), config, 7);
+        let relay = Relay::with_seed(store, Arc::new(self.broker.clone()), config, 7).expect("a valid configuration");
         self.relays.spawn(relay.run(self.stop.clone()));
     }
 
@@ -105,7 +105,7 @@ async fn an_outage_is_told_for_as_long_as_a_message_waits_and_not_when_another_r
     cut_off.down();
     let config = Config { routes: Routes::new(vec![quick()]), ..Config::default() };
     let store = Arc::new(world.outbox.destination(MAIN));
-    let mut relay = Relay::with_seed(store, Arc::new(cut_off.clone()), config, 8);
+    let mut relay = Relay::with_seed(store, Arc::new(cut_off.clone()), config, 8).expect("a valid configuration");
     let watched = relay.watched();
     world.emit("a", "T");
     turn(&mut relay, Duration::from_mins(5)).await;

@@ -25,6 +25,7 @@ impl World {
         let broker = MemoryBroker::new(Settings::default());
         let config = Config { routes, ..Config::default() };
         let relay = Relay::with_seed(Arc::new(outbox.destination(MAIN)), Arc::new(broker.clone()), config, 7);
+        let relay = relay.expect("a valid configuration");
         let (routes, watched, stop) = (relay.routes_handle(), relay.watched(), CancellationToken::new());
         let mut relays = JoinSet::new();
         relays.spawn(relay.run(stop.clone()));

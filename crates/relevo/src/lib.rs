@@ -14,7 +14,7 @@
 //!
 //! let store = Store::open(postgres::Config::new(url.parse()?, "main")).await?;
 //! let broker = EmbeddedBroker::open(embedded::Config::new("broker.db")).await?;
-//! Relay::new(Arc::new(store), Arc::new(broker), Config::default()).run(stop).await?;
+//! Relay::new(Arc::new(store), Arc::new(broker), Config::default())?.run(stop).await?;
 //! # Ok(())
 //! # }
 //! ```

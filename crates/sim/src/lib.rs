@@ -11,7 +11,6 @@ pub mod history;
 pub mod inbox;
 pub mod line;
 pub mod outbox;
-pub mod random;
 pub mod span;
 pub mod verdict;
 pub mod wire;

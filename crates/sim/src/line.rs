@@ -8,9 +8,9 @@ use tokio::sync::oneshot;
 use tokio::time::sleep;
 
 use crate::history::{Happening, History, lock};
-use crate::random::Random;
 use crate::span::Span;
 use crate::wire::Wire;
+use relevo_core::random::SplitMix64;
 
 /// The longest that anything travels.
 pub const LATE_MAX: Duration = Duration::from_secs(10);
@@ -50,7 +50,7 @@ struct Inner<E> {
     history: Arc<History<E>>,
     wire: Wire,
     weather: Weather,
-    random: Mutex<Random>,
+    random: Mutex<SplitMix64>,
 }
 
 /// What happens to one call.
@@ -72,7 +72,7 @@ enum Fault {
 
 impl<E: Happening> Line<E> {
     /// A way of its own, with chances of its own.
-    pub fn new(history: Arc<History<E>>, wire: Wire, weather: Weather, random: Random) -> Self {
+    pub fn new(history: Arc<History<E>>, wire: Wire, weather: Weather, random: SplitMix64) -> Self {
         Self(Arc::new(Inner { history, wire, weather, random: Mutex::new(random) }))
     }
 

@@ -95,6 +95,8 @@ struct Sums {
     messages: usize,
     faults: usize,
     lasted: Duration,
+    /// Of all runs: equal for equal runs, so that a change can be shown to change none.
+    fingerprint: u64,
 }
 
 impl Sums {
@@ -104,16 +106,18 @@ impl Sums {
         self.messages += verdict.messages();
         self.faults += verdict.faults();
         self.lasted += verdict.lasted();
+        self.fingerprint = self.fingerprint.rotate_left(1) ^ verdict.fingerprint;
     }
 }
 
 #[expect(clippy::print_stdout, reason = "the summary is this program's output")]
 fn summary(world: &str, sums: &Sums, took: Duration) {
-    let Sums { runs, failed, messages, faults, lasted } = sums;
+    let Sums { runs, failed, messages, faults, lasted, fingerprint } = sums;
     let a_minute = u128::from(*runs) * 60_000 / took.as_millis().max(1);
     let hours = lasted.as_secs() / 3600;
     println!(
-        "{world}: {runs} runs, {failed} failed, {messages} messages, {faults} faults, {hours} h of virtual time, {a_minute} runs a minute"
+        "{world}: {runs} runs, {failed} failed, {messages} messages, {faults} faults, {hours} h of virtual time, {a_minute} runs a minute, \
+         fingerprint {fingerprint:016x}"
     );
 }
 

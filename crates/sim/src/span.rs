@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::random::Random;
+use relevo_core::random::SplitMix64;
 
 /// A span of virtual time.
 #[derive(Clone, Copy, Debug)]
@@ -15,7 +15,7 @@ pub struct Span {
 
 impl Span {
     /// Somewhere `within` the first so many, at most so long.
-    pub fn random(random: &mut Random, within: Duration, longest: Duration) -> Self {
+    pub fn random(random: &mut SplitMix64, within: Duration, longest: Duration) -> Self {
         let from = random.time(Duration::ZERO, within);
         let to = from + random.time(Duration::from_millis(50), longest);
         Self { from, to: to.min(within) }

@@ -1,11 +1,11 @@
-//! The account that servers run under.
+//! The user account that runs the servers.
 
 use std::os::unix::fs::{MetadataExt as _, chown};
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::Command;
 
-/// PostgreSQL and PgBouncer refuse to run as root, so root runs them as `postgres`; anybody else as themselves.
+/// PostgreSQL and PgBouncer refuse to run as root. Root therefore runs them as `postgres`, any other user as itself.
 #[derive(Clone, Copy)]
 pub(crate) struct Account {
     ids: Option<(u32, u32)>,

@@ -1,4 +1,4 @@
-//! A Chromium of one test's own, driven as a person would: through `WebDriver`, by what is on the page.
+//! A Chromium for a single test. It is driven like a user would drive it: through `WebDriver`, by what the page shows.
 
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, Stdio};
@@ -10,17 +10,17 @@ use crate::installed::program;
 use crate::scratch::Scratch;
 use crate::{http, marked};
 
-/// The only version that the driver understands.
+/// The only HTTP version that the driver supports.
 const VERSION: &str = "HTTP/1.1";
-/// Under this name the protocol speaks of an element's id.
+/// The key under which the protocol sends the id of an element.
 const ELEMENT: &str = "element-6066-11e4-a52e-4f735466cecf";
 const READY_DEADLINE: Duration = Duration::from_mins(1);
-/// The driver answers when the browser runs: on a busy machine a large program is read from a slow disk before.
+/// The driver answers only when the browser runs. On a busy machine with a slow disk, loading it takes long.
 const START_DEADLINE: Duration = Duration::from_mins(2);
 const SEE_DEADLINE: Duration = Duration::from_secs(30);
 const POLL: Duration = Duration::from_millis(20);
 
-/// Nothing that reaches for the network, and no sandbox, which a test that runs as root cannot have.
+/// Disables features that use the network, and the sandbox, which does not work when a test runs as root.
 const FLAGS: [&str; 9] = [
     "--headless",
     "--no-sandbox",
@@ -33,8 +33,8 @@ const FLAGS: [&str; 9] = [
     "--disable-dev-shm-usage",
 ];
 
-/// A browser with one window; it ends, and its files go, when the value is dropped, and also when the test panics or is
-/// killed. What a page does not show in time panics, with what was waited for.
+/// A browser with one window. It stops, and its files are deleted, when the value is dropped, the test panics or the
+/// test is killed. If a page does not show the expected content in time, the call panics and names that content.
 pub struct Browser {
     scratch: Scratch,
     driver: Child,
@@ -43,7 +43,7 @@ pub struct Browser {
 }
 
 impl Browser {
-    /// Starts one that asks pages for this language.
+    /// Starts a browser with this preferred language.
     pub fn start(language: &str) -> Self {
         let (chromium, driver) = (
             program("RELEVO_TEST_CHROMIUM_BIN", "/usr/bin/chromium"),
@@ -52,7 +52,7 @@ impl Browser {
         let scratch = Scratch::for_marked();
         let log = std::fs::File::create(scratch.path().join("log")).expect("the directory can be written");
         let mut command = Command::new(driver);
-        // Its files and its home are the test's own: it sees no profile of whoever runs the test.
+        // The browser gets its own home and temporary directory, so that it does not use the current user's profile.
         command.arg("--port=0").env(marked::VARIABLE, scratch.path()).env("HOME", scratch.path());
         command.env("TMPDIR", scratch.path()).current_dir(scratch.path());
         command.stdout(log.try_clone().expect("a file has another handle")).stderr(log).stdin(Stdio::null());
@@ -71,36 +71,36 @@ impl Browser {
         browser
     }
 
-    /// Goes to an address and waits until the page is loaded.
+    /// Opens a URL and waits until the page is loaded.
     pub fn open(&self, url: &str) {
         self.act("/url", &json!({ "url": url }));
     }
 
-    /// Clicks what a CSS selector names, once it can be seen.
+    /// Waits until the element of a CSS selector is visible, then clicks it.
     pub fn click(&self, selector: &str) {
         let element = self.element(selector);
         self.act(&format!("/element/{element}/click"), &json!({}));
     }
 
-    /// Types into a field, after what stands there.
+    /// Types text into a field, after its current content.
     pub fn write(&self, selector: &str, text: &str) {
         let element = self.element(selector);
         self.act(&format!("/element/{element}/value"), &json!({ "text": text }));
     }
 
-    /// What the script, the body of a function, returns; it sees `arguments`.
+    /// Runs a script, the body of a function that can read `arguments`, and returns its result.
     pub fn run(&self, script: &str, arguments: &[&str]) -> Value {
         self.act("/execute/sync", &json!({ "script": script, "args": arguments }))
     }
 
-    /// The text that a person reads there now.
+    /// The text that is currently visible in the element.
     pub fn text(&self, selector: &str) -> String {
         let script = "const found = document.querySelector(arguments[0]); \
             return found?.checkVisibility({ visibilityProperty: true }) ? found.innerText : ''";
         self.run(script, &[selector]).as_str().unwrap_or_default().to_owned()
     }
 
-    /// Waits until a text can be read there.
+    /// Waits until the element visibly contains a text.
     pub fn see(&self, selector: &str, text: &str) {
         let deadline = Instant::now() + SEE_DEADLINE;
         loop {
@@ -117,30 +117,30 @@ impl Browser {
         }
     }
 
-    /// Has everything that follows happen inside a frame, until [`leave_frame`](Self::leave_frame).
+    /// Makes all later calls act inside a frame, until [`leave_frame`](Self::leave_frame).
     pub fn enter_frame(&self, selector: &str) {
         let element = self.element(selector);
         self.act("/frame", &json!({ "id": { ELEMENT: element } }));
     }
 
-    /// Back to the page around the frame.
+    /// Returns to the page that contains the frame.
     pub fn leave_frame(&self) {
         self.act("/frame/parent", &json!({}));
     }
 
-    /// Another size of the window; narrower than 500 it does not get.
+    /// Changes the window size. Chromium limits the width to at least 500.
     pub fn resize(&self, width: u32, height: u32) {
         self.act("/window/rect", &json!({ "width": width, "height": height }));
     }
 
-    /// What the page wrote to its console since the last call, and what the browser did: errors, broken policies.
+    /// Console messages of the page since the last call, including the browser's own: errors and policy violations.
     pub fn console(&self) -> Vec<String> {
         let lines = self.act("/se/log", &json!({ "type": "browser" }));
         let text = |line: &Value| format!("{}: {}", line["level"], line["message"].as_str().unwrap_or_default());
         lines.as_array().map(|lines| lines.iter().map(text).collect()).unwrap_or_default()
     }
 
-    /// The id of an element that can be seen.
+    /// Waits until an element is visible and returns its id.
     fn element(&self, selector: &str) -> String {
         let deadline = Instant::now() + SEE_DEADLINE;
         loop {
@@ -167,7 +167,7 @@ impl Browser {
         answer["value"].take()
     }
 
-    /// The driver takes a free port and says which.
+    /// The driver chooses a free port and prints it.
     fn port(&mut self) -> u16 {
         const SAID: &str = "was started successfully on port ";
         let deadline = Instant::now() + READY_DEADLINE;
@@ -189,7 +189,7 @@ impl Browser {
 
 impl Drop for Browser {
     fn drop(&mut self) {
-        // The browser ends by itself when it is asked; where it does not, the watchdog ends what is marked.
+        // The browser stops when its session is deleted. If it does not, the watchdog kills all marked processes.
         if !self.session.is_empty() {
             http::request_in(VERSION, http::DEADLINE, &self.driver_url, "DELETE", &self.session, "").ok();
         }

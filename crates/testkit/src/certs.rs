@@ -1,4 +1,4 @@
-//! Certificates for servers and clients of one test.
+//! Certificates for the servers and clients of a single test.
 
 use std::path::{Path, PathBuf};
 
@@ -12,27 +12,27 @@ use crate::scratch::Scratch;
 /// The common name of every client certificate.
 pub const CLIENT_NAME: &str = "relevo-client";
 
-/// Who shows a certificate.
+/// The party that presents a certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Holder {
     /// A server on `127.0.0.1` and `localhost`.
     Server,
-    /// A client, by the name [`CLIENT_NAME`].
+    /// A client with the name [`CLIENT_NAME`].
     Client,
 }
 
-/// What is wrong with a certificate.
+/// The defect of a certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// Nothing.
+    /// No defect.
     None,
-    /// It ran out years ago.
+    /// It expired years ago.
     Expired,
-    /// An authority signed it that nobody trusts.
+    /// It is signed by an untrusted authority.
     Foreign,
 }
 
-/// An authority and what it signed, as PEM files in a directory that goes with the value.
+/// A certificate authority and its certificates, as PEM files in a directory that is deleted with the value.
 pub struct Certs {
     scratch: Scratch,
 }
@@ -42,12 +42,12 @@ pub struct Certs {
 pub struct Pair {
     /// The certificate.
     pub cert: PathBuf,
-    /// Its private key, PKCS 8.
+    /// Its private key in PKCS 8 format.
     pub key: PathBuf,
 }
 
 impl Certs {
-    /// Makes a new authority, and a certificate of every kind.
+    /// Creates a new authority and one certificate of every kind.
     #[expect(clippy::new_without_default, reason = "it makes files, which no default should")]
     pub fn new() -> Self {
         let certs = Self { scratch: Scratch::for_marked() };
@@ -63,7 +63,7 @@ impl Certs {
         certs
     }
 
-    /// The certificate of the authority that is to be trusted.
+    /// The certificate of the trusted authority.
     pub fn ca(&self) -> PathBuf {
         self.scratch.path().join("ca.pem")
     }
@@ -73,17 +73,17 @@ impl Certs {
         self.scratch.path().join("foreign-ca.pem")
     }
 
-    /// A server's certificate without fault.
+    /// A valid server certificate.
     pub fn server(&self) -> Pair {
         self.pair(Holder::Server, Fault::None)
     }
 
-    /// A client's certificate without fault.
+    /// A valid client certificate.
     pub fn client(&self) -> Pair {
         self.pair(Holder::Client, Fault::None)
     }
 
-    /// Any of the certificates.
+    /// The certificate of this holder with this defect.
     pub fn pair(&self, holder: Holder, fault: Fault) -> Pair {
         let name = match (holder, fault) {
             (Holder::Server, Fault::None) => "server",
@@ -99,12 +99,12 @@ impl Certs {
 }
 
 impl Pair {
-    /// The certificate's text.
+    /// The certificate as PEM text.
     pub fn cert_pem(&self) -> String {
         read(&self.cert)
     }
 
-    /// The key's text.
+    /// The key as PEM text.
     pub fn key_pem(&self) -> String {
         read(&self.key)
     }

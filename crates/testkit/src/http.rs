@@ -1,4 +1,4 @@
-//! As much of HTTP as a test needs to look after a server on loopback: blocking, so that a `Drop` can use it too.
+//! A minimal HTTP client for test servers on loopback. It blocks, so that a `Drop` can use it too.
 
 use std::io::{BufRead, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
@@ -7,16 +7,16 @@ use std::time::Duration;
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 
-/// What anything may take that is not known to take longer.
+/// The default deadline for a request.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(30);
 
-/// The status and the body; the URL is `http://user:password@host:port`, the path begins with a slash.
+/// Returns the status and the body. The URL is `http://user:password@host:port`; the path starts with a slash.
 pub(crate) fn request(url: &str, method: &str, path: &str, body: &str) -> std::io::Result<(u16, String)> {
-    // Version 1.0: the answer never comes in chunks.
+    // An HTTP/1.0 response is never chunked.
     request_in("HTTP/1.0", DEADLINE, url, method, path, body)
 }
 
-/// The same within another time, in a version that the server insists on; one that answers in chunks is not understood.
+/// Like `request`, with a given deadline and the HTTP version that the server requires. Does not support chunks.
 pub(crate) fn request_in(
     version: &str,
     deadline: Duration,
@@ -41,13 +41,13 @@ pub(crate) fn request_in(
     let mut stream = BufReader::new(stream);
     let head = head(&mut stream)?;
     let mut body = Vec::new();
-    // Without a length the answer ends where the connection does; with one, some servers leave it open.
+    // Without a length, the body ends when the connection closes. With a length, some servers keep the connection open.
     stream.take(length(&head).unwrap_or(u64::MAX)).read_to_end(&mut body)?;
     let status = head.split(' ').nth(1).and_then(|status| status.parse().ok());
     Ok((status.ok_or_else(|| unexpected("no status"))?, String::from_utf8_lossy(&body).into_owned()))
 }
 
-/// The first line and the headers, without the empty line that ends them.
+/// The status line and the headers, up to and including the empty line.
 fn head(stream: &mut impl BufRead) -> std::io::Result<String> {
     let mut head = String::new();
     while !head.ends_with("\r\n\r\n") {
@@ -63,7 +63,7 @@ fn length(head: &str) -> Option<u64> {
     headers.find(|(name, _)| name.eq_ignore_ascii_case("content-length"))?.1.trim().parse().ok()
 }
 
-/// Whether a `GET` is answered with 200.
+/// Whether a `GET` request returns status 200.
 pub(crate) fn is_well(url: &str, path: &str) -> bool {
     request(url, "GET", path, "").is_ok_and(|(status, _)| status == 200)
 }

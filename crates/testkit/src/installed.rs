@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-/// The one that the variable names, or Debian's; a missing one fails the test.
+/// The program that the variable names, otherwise Debian's. Panics if it is not installed.
 pub(crate) fn program(variable: &str, debian: &str) -> PathBuf {
     if let Some(program) = std::env::var_os(variable) {
         return program.into();

@@ -1,7 +1,7 @@
-//! Finds or starts the real servers that the tests talk to.
+//! Finds or starts the real servers for the tests.
 //!
-//! A missing server fails the test, with a sentence that says which command starts it; it never skips it.
-//! Everything here may panic: its callers are tests.
+//! A missing server fails the test, with a message that names the command that starts it. Tests are never skipped.
+//! Everything here may panic: the callers are tests.
 
 mod account;
 pub mod browser;

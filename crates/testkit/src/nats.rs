@@ -1,4 +1,4 @@
-//! NATS with JetStream: servers shared by all tests, and servers a test may kill.
+//! NATS with JetStream: servers shared by all tests, and private servers that a test may kill.
 
 mod cluster;
 mod node;
@@ -13,7 +13,7 @@ pub use server::Server;
 pub use settings::Settings;
 pub use version::NatsVersion;
 
-/// A name that no other test has, for a stream, a bucket or a first token: `unique("orders")`.
+/// A unique name for a stream, a bucket or a first subject token: `unique("orders")`.
 pub fn unique(name: &str) -> String {
     format!("{name}_{}", uuid::Uuid::new_v4().simple())
 }

@@ -1,4 +1,4 @@
-//! PgBouncer in transaction mode, in front of a PostgreSQL.
+//! PgBouncer in transaction mode, in front of a PostgreSQL server.
 
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ const STARTS_MAX: usize = 10;
 const READY_DEADLINE: Duration = Duration::from_secs(10);
 const POLL: Duration = Duration::from_millis(20);
 
-/// A PgBouncer of one test's own; ends when it is dropped.
+/// A PgBouncer for a single test. It stops when the value is dropped.
 pub struct PgBouncer {
     process: Child,
     port: u16,
@@ -26,7 +26,7 @@ pub struct PgBouncer {
 impl PgBouncer {
     /// Starts one in front of the server with this URL: `in_front_of(server.url())`, `in_front_of(&private.url())`.
     ///
-    /// It has at most four connections to the server a database, so that clients really share them.
+    /// It opens at most four server connections per database, so that clients really share them.
     pub async fn in_front_of(url: &str) -> Self {
         let program = program();
         let upstream = upstream(url);
@@ -39,12 +39,12 @@ impl PgBouncer {
         panic!("PgBouncer does not start");
     }
 
-    /// How to reach a database through it. Named prepared statements do not survive a transaction behind it.
+    /// Options to connect through PgBouncer. Named prepared statements do not survive a transaction there.
     pub fn options_for(&self, database: &str) -> PgConnectOptions {
         PgConnectOptions::from_str(&self.url_for(database)).expect("the URL is made here")
     }
 
-    /// The URL of a database through it.
+    /// The URL of a database through PgBouncer.
     pub fn url_for(&self, database: &str) -> String {
         format!("postgres://postgres@127.0.0.1:{}/{database}?sslmode=disable", self.port)
     }
@@ -71,7 +71,7 @@ impl PgBouncer {
     async fn is_ready(&mut self) -> bool {
         let deadline = Instant::now() + READY_DEADLINE;
         while Instant::now() < deadline {
-            // It ends by itself when somebody else has the port.
+            // PgBouncer exits if another process has the port.
             if self.process.try_wait().expect("the process is ours").is_some() {
                 return false;
             }
@@ -87,7 +87,7 @@ impl PgBouncer {
 impl Drop for PgBouncer {
     fn drop(&mut self) {
         drop(self.scratch.take());
-        // The directory's watchdog ended it, unless it had not yet written its pid file. No zombie must stay.
+        // The watchdog of the directory kills it, unless its pid file was not yet written. `wait` collects the zombie.
         self.process.kill().ok();
         self.process.wait().ok();
     }
@@ -95,7 +95,7 @@ impl Drop for PgBouncer {
 
 fn program() -> PathBuf {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    // Debian keeps it where only root's path leads.
+    // Debian installs it in a directory that is only on root's `PATH`.
     let directories = std::env::split_paths(&path).chain([PathBuf::from("/usr/sbin")]);
     let mut programs = directories.map(|directory| directory.join("pgbouncer"));
     programs.find(|program| program.exists()).unwrap_or_else(|| {
@@ -103,7 +103,7 @@ fn program() -> PathBuf {
     })
 }
 
-/// The URL in the words of a connection string.
+/// Converts the URL to a connection string.
 fn upstream(url: &str) -> String {
     let options = PgConnectOptions::from_str(url).expect("the URL of a PostgreSQL");
     let password = match options.to_url_lossy().password() {

@@ -3,11 +3,11 @@
 use std::fs::File;
 use std::net::{Ipv4Addr, TcpListener};
 
-/// Below the ports that Linux gives to outgoing connections, one of which could take ours while a server restarts.
+/// Below the range for outgoing connections: Linux could reuse a port of that range while a server restarts.
 const LOWEST: u16 = 15_000;
 const COUNT: u16 = 17_000;
 
-/// A port that no other test gets while this value lives, also while the server on it is down.
+/// A port that no other test gets while this value exists, even while its server is down.
 ///
 /// The reservation is a locked file. The kernel releases the lock when the process ends, however it ends.
 #[derive(Debug)]
@@ -25,7 +25,7 @@ impl ReservedPort {
             let number = LOWEST + u16::try_from(random % u64::from(COUNT)).expect("less than the count");
             let file =
                 File::options().write(true).create(true).truncate(false).open(directory.join(number.to_string()));
-            // A file of another user cannot be opened: then the port counts as reserved.
+            // A file of another user cannot be opened. Its port counts as reserved.
             let Ok(lock) = file else { continue };
             if lock.try_lock().is_ok() && is_free(number) {
                 return Self { number, _lock: lock };
@@ -38,7 +38,7 @@ impl ReservedPort {
     }
 }
 
-/// Whether no process listens on it.
+/// Whether no process listens on the port.
 pub(crate) fn is_free(port: u16) -> bool {
     TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok()
 }

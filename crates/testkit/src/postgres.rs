@@ -1,4 +1,4 @@
-//! PostgreSQL: servers shared by all tests, and servers a test may kill.
+//! PostgreSQL: servers shared by all tests, and private servers that a test may kill.
 
 mod binaries;
 mod cluster;

@@ -1,4 +1,4 @@
-//! Prometheus and Alertmanager of one test's own.
+//! Prometheus and Alertmanager for a single test.
 
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
@@ -18,11 +18,11 @@ pub fn promtool() -> PathBuf {
     program("RELEVO_TEST_PROMTOOL_BIN", "/usr/bin/promtool")
 }
 
-/// A Prometheus; it ends, and its files go, when the value is dropped, and also when the test panics or is killed.
+/// A Prometheus. It stops, and its files are deleted, when the value is dropped, the test panics or the test is killed.
 pub struct Prometheus(Watcher);
 
 impl Prometheus {
-    /// Starts one with `prometheus.yml` and other files beside it, each a name and its text; panics where it refuses them.
+    /// Starts it with this `prometheus.yml` and further files, each as name and text. Panics if it rejects them.
     pub fn start(config: &str, files: &[(&str, &str)]) -> Self {
         let program = program("RELEVO_TEST_PROMETHEUS_BIN", "/usr/bin/prometheus");
         Self(Watcher::start("prometheus.yml", config, files, |port, config| {
@@ -33,51 +33,51 @@ impl Prometheus {
         }))
     }
 
-    /// The answer to an instant query, as JSON: `/api/v1/query`.
+    /// The response to an instant query, as JSON: `/api/v1/query`.
     pub fn query(&self, expression: &str) -> String {
         self.0.get(&format!("/api/v1/query?query={}", encoded(expression)))
     }
 
-    /// Every rule with its state and health, as JSON: `/api/v1/rules`.
+    /// All rules with their state and health, as JSON: `/api/v1/rules`.
     pub fn rules(&self) -> String {
         self.0.get("/api/v1/rules")
     }
 
-    /// What it scrapes and how that goes, as JSON: `/api/v1/targets`.
+    /// The scrape targets and their state, as JSON: `/api/v1/targets`.
     pub fn targets(&self) -> String {
         self.0.get("/api/v1/targets")
     }
 
-    /// What it has logged.
+    /// The log of Prometheus.
     pub fn log(&self) -> String {
         self.0.log()
     }
 }
 
-/// An Alertmanager, which ends as a [`Prometheus`] does.
+/// An Alertmanager. It stops in the same cases as [`Prometheus`].
 pub struct Alertmanager(Watcher);
 
 impl Alertmanager {
-    /// Starts one that tells nobody.
+    /// Starts it with a receiver that sends no notifications.
     pub fn start() -> Self {
         let program = program("RELEVO_TEST_ALERTMANAGER_BIN", "/usr/bin/prometheus-alertmanager");
-        let config = "route: { receiver: nobody }\nreceivers: [{ name: nobody }]\n";
+        let config = "route: { receiver: none }\nreceivers: [{ name: none }]\n";
         Self(Watcher::start("alertmanager.yml", config, &[], |port, config| {
             let mut command = Command::new(&program);
             command.arg(format!("--config.file={}", config.display()));
-            // It is alone: no port for others of its kind.
+            // There is no cluster of Alertmanagers, so it needs no cluster port.
             command.args(["--storage.path=data", "--cluster.listen-address="]);
             command.arg(format!("--web.listen-address=127.0.0.1:{port}"));
             command
         }))
     }
 
-    /// Host and port, as Prometheus is told them.
+    /// Host and port, as the configuration of Prometheus expects them.
     pub fn address(&self) -> String {
         format!("127.0.0.1:{}", self.0.port)
     }
 
-    /// The alerts that fire now, as JSON: `/api/v2/alerts`.
+    /// The firing alerts, as JSON: `/api/v2/alerts`.
     pub fn alerts(&self) -> String {
         self.0.get("/api/v2/alerts?active=true")
     }
@@ -101,13 +101,13 @@ impl Watcher {
             let mut command = command(port, &scratch.path().join(name));
             command.current_dir(scratch.path()).env(marked::VARIABLE, scratch.path());
             command.stdout(log.try_clone().expect("a file has another handle")).stderr(log).stdin(Stdio::null());
-            // A group of its own: what interrupts the test must not end the server before the test has seen it.
+            // The server gets its own process group: an interrupt of the test must not end the server first.
             let process = command.process_group(0).spawn().expect("the program runs");
             let mut watcher = Self { scratch, port, process };
             if watcher.becomes_ready() {
                 return watcher;
             }
-            // Somebody else may have been quicker to the port.
+            // Another process may have taken the port first.
             assert!(watcher.log().contains("address already in use"), "it does not start:\n{}", watcher.log());
         }
         panic!("it finds no free port");
@@ -140,13 +140,13 @@ impl Watcher {
 
 impl Drop for Watcher {
     fn drop(&mut self) {
-        // The watchdog would do it a moment later, but could not collect our child.
+        // The watchdog would kill it a moment later, but cannot collect the zombie.
         self.process.kill().ok();
         self.process.wait().ok();
     }
 }
 
-/// For a query in a URL: everything but letters and digits is escaped.
+/// Escapes a query for a URL: all bytes except letters and digits.
 fn encoded(text: &str) -> String {
     let escape = |byte: u8| match byte {
         letter if letter.is_ascii_alphanumeric() => char::from(letter).to_string(),

@@ -1,4 +1,4 @@
-//! A TCP proxy that a test can cut, block, freeze, stall, slow down and cut in mid-stream.
+//! A TCP proxy that a test can cut, block, freeze, stall and slow down. It can also cut a stream after N bytes.
 
 mod lane;
 
@@ -11,16 +11,16 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-/// Which way bytes go.
+/// The direction in which bytes flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
-    /// What clients say.
+    /// From clients to the server.
     ToServer,
-    /// What the server says.
+    /// From the server to clients.
     ToClient,
 }
 
-/// A proxy on loopback in front of an address; it ends, with its connections, when it is dropped.
+/// A proxy on loopback in front of an address. It stops and closes its connections when it is dropped.
 pub struct CutProxy {
     addr: SocketAddr,
     shared: Arc<Shared>,
@@ -28,7 +28,7 @@ pub struct CutProxy {
 }
 
 struct Shared {
-    /// The connections of now hold receivers; `true` tells them to end. A cut replaces it.
+    /// Current connections hold receivers; `true` makes them end. A cut replaces the sender.
     alive: Mutex<watch::Sender<bool>>,
     blocked: watch::Sender<bool>,
     to_server: Lane,
@@ -36,7 +36,7 @@ struct Shared {
 }
 
 impl CutProxy {
-    /// Starts one on a free port.
+    /// Starts a proxy on a free port.
     pub async fn start(upstream: SocketAddr) -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("loopback has a free port");
         let addr = listener.local_addr().expect("a bound socket has an address");
@@ -51,17 +51,17 @@ impl CutProxy {
         Self { addr, shared, _accepting: accepting }
     }
 
-    /// Where clients connect to.
+    /// The address for clients.
     pub fn addr(&self) -> SocketAddr {
         self.addr
     }
 
-    /// Drops all current connections, on both sides; returns when they are gone. New ones are welcome.
+    /// Drops all current connections on both sides, and returns when they are closed. New connections are accepted.
     pub async fn cut(&self) {
         self.shared.cut().closed().await;
     }
 
-    /// Cuts, and from now on closes every new connection at once.
+    /// Cuts all connections, and from now on closes every new connection at once.
     pub async fn block(&self) {
         self.shared.blocked.send_replace(true);
         self.cut().await;
@@ -72,19 +72,19 @@ impl CutProxy {
         self.shared.blocked.send_replace(false);
     }
 
-    /// Keeps connections, and accepts new ones, but forwards nothing until [`CutProxy::thaw`].
+    /// Keeps connections and accepts new ones, but forwards nothing until [`CutProxy::thaw`].
     pub fn freeze(&self) {
         self.stall(Direction::ToServer);
         self.stall(Direction::ToClient);
     }
 
-    /// Forwards what was held back, either way, and goes on.
+    /// Forwards the bytes that were held back in both directions, then continues normally.
     pub fn thaw(&self) {
         self.flow(Direction::ToServer);
         self.flow(Direction::ToClient);
     }
 
-    /// Holds back one direction, while the other goes on: until [`CutProxy::flow`], or for ever after a cut.
+    /// Holds back one direction until [`CutProxy::flow`], while the other continues. After a cut, held bytes are lost.
     ///
     /// To lose the confirmation of a message that the server stored: stall [`Direction::ToClient`], publish, wait
     /// [until it is held](CutProxy::until_held), and cut.
@@ -92,35 +92,35 @@ impl CutProxy {
         self.shared.lane(direction).stall();
     }
 
-    /// Forwards what a stall held back, and goes on.
+    /// Forwards the bytes that a stall held back, then continues normally.
     pub fn flow(&self, direction: Direction) {
         self.shared.lane(direction).flow();
     }
 
-    /// Waits until a stalled direction has something to hold back, which came after the last stall began.
+    /// Waits until a stalled direction holds bytes that arrived after the last stall began.
     pub async fn until_held(&self, direction: Direction) {
         self.shared.lane(direction).until_held().await;
     }
 
-    /// Holds every chunk for so long, in both directions, from now on; zero for no longer.
+    /// Delays every chunk by `each`, in both directions, from now on. Zero removes the delay.
     ///
-    /// Chunks wait one after the other, as behind a slow machine, not side by side, as on a long line.
+    /// Chunks are delayed one after the other, as by a slow machine. A long line would delay them in parallel.
     pub fn delay(&self, each: Duration) {
         self.each_pace(|pace| pace.delay = each);
     }
 
-    /// Lets through at most so many bytes a second, in each direction of each connection, from now on.
+    /// Limits each direction of each connection to this many bytes per second, from now on.
     pub fn throttle(&self, bytes_per_second: u32) {
         assert!(bytes_per_second > 0, "nothing at all is a stall");
         self.each_pace(|pace| pace.bytes_per_second = Some(bytes_per_second));
     }
 
-    /// Takes a throttle away.
+    /// Removes the limit.
     pub fn unthrottle(&self) {
         self.each_pace(|pace| pace.bytes_per_second = None);
     }
 
-    /// Lets exactly so many more bytes through in one direction, of all connections together, then cuts once.
+    /// Lets exactly `bytes` more bytes pass in one direction, summed over all connections, then cuts once.
     pub fn cut_after(&self, direction: Direction, bytes: u64) {
         self.shared.lane(direction).limit(bytes);
     }
@@ -139,7 +139,7 @@ impl Shared {
         }
     }
 
-    /// Tells the connections of now to end; the value is closed when they have.
+    /// Makes the current connections end. The returned sender is closed when they have ended.
     fn cut(&self) -> watch::Sender<bool> {
         let old = {
             let mut alive = self.alive.lock().expect("no holder panics");
@@ -157,7 +157,7 @@ async fn accept(listener: TcpListener, upstream: SocketAddr, shared: Arc<Shared>
             accepted = listener.accept() => {
                 let Ok((client, _)) = accepted else { continue };
                 let ended = shared.alive.lock().expect("no holder panics").subscribe();
-                // Looked at after subscribing: a block in between then cuts it.
+                // Checked after subscribing: a block in between then cuts this connection.
                 if !*shared.blocked.borrow() {
                     connections.spawn(carry(client, upstream, ended, Arc::clone(&shared)));
                 }
@@ -170,7 +170,7 @@ async fn accept(listener: TcpListener, upstream: SocketAddr, shared: Arc<Shared>
 async fn carry(client: TcpStream, upstream: SocketAddr, mut ended: watch::Receiver<bool>, shared: Arc<Shared>) {
     let both_ways = async {
         let server = TcpStream::connect(upstream).await?;
-        // A delay of small packets would be the proxy's, not the network's.
+        // Without this, the proxy would delay small packets, which the network does not.
         client.set_nodelay(true)?;
         server.set_nodelay(true)?;
         let (from_client, to_client) = client.into_split();
@@ -182,7 +182,7 @@ async fn carry(client: TcpStream, upstream: SocketAddr, mut ended: watch::Receiv
         )
     };
     tokio::select! {
-        // First: of what is ready at a cut, nothing more may pass.
+        // Checked first: after a cut, no more bytes may pass, even if they are ready.
         biased;
         _ = ended.wait_for(|ended| *ended) => {}
         _ = both_ways => {}

@@ -1,4 +1,4 @@
-//! RabbitMQ: a server shared by all tests, and servers a test may kill.
+//! RabbitMQ: a server shared by all tests, and private servers that a test may kill.
 
 mod cluster;
 mod epmd;

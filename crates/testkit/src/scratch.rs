@@ -1,4 +1,4 @@
-//! A temporary directory with a server in it; both go when the owner does.
+//! A temporary directory with a server in it. Both are removed when the owner is dropped.
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt as _;
@@ -16,14 +16,14 @@ pub(crate) struct Scratch {
 }
 
 impl Scratch {
-    /// `pid_file` is relative to the directory; `signal` ends that server at once.
+    /// `pid_file` is relative to the directory. `signal` makes the server end at once.
     pub(crate) fn new(account: Account, pid_file: &str, signal: &str) -> Self {
         let scratch = Self::guarded(|path| vec![path.join(pid_file).into_os_string(), signal.into()]);
         account.give(&scratch.path);
         scratch
     }
 
-    /// For servers that are known by their [mark](crate::marked), and run as the user that runs the test.
+    /// For servers that are identified by their [mark](crate::marked) and run as the current user.
     pub(crate) fn for_marked() -> Self {
         Self::guarded(|_| Vec::new())
     }
@@ -39,7 +39,7 @@ impl Scratch {
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
-            // A group of its own: it must outlive whatever ends the test's group.
+            // The watchdog gets its own process group: it must survive a signal that ends the test's group.
             .process_group(0)
             .spawn()
             .expect("`sh` runs");
@@ -62,7 +62,7 @@ impl Scratch {
 impl Drop for Scratch {
     fn drop(&mut self) {
         drop(self.watchdog.stdin.take());
-        // Nobody can act on a failure here, and a panic in drop would hide the test's own.
+        // No caller can act on a failure here, and a panic in `drop` would hide the test's own.
         self.watchdog.wait().ok();
     }
 }

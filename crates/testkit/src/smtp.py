@@ -1,23 +1,30 @@
-"""A mail server for tests, on aiosmtpd: speaks real SMTP, keeps what it takes, and treats some recipients badly.
+"""A mail server for tests, on aiosmtpd: speaks real SMTP, stores accepted messages, and rejects some recipients.
 
-Arguments: the port, the directory, and what it asks of its clients, each `NAME=VALUE`: `cert` and `key` (files; STARTTLS is
-needed then, or TLS from the first byte with `wrapped=yes`), `login` (`USER:PASSWORD`). In the directory, `mail/` holds one file a message, with the bytes as they came behind the dot
-stuffing; while `hold` exists, the answer to a message that was kept waits; while `deaf` exists, no sender has an answer; while
-`unwelcome` exists, every sender has its content for an answer, while `spurned` exists, every message; while `barred` exists, every recipient has its first line, but
-for those of the domain in its second. Each line on stdout is an event.
+Arguments: the port, the directory, and the requirements for clients, each `NAME=VALUE`: `cert` and `key` (files; they
+require STARTTLS, or TLS from the first byte with `wrapped=yes`) and `login` (`USER:PASSWORD`).
 
-The recipient's local part says what happens:
-  refused…     550, for ever
-  policy…      the same, by a policy
-  grey<N>…     450 the first N times that a sender asks for this recipient
-  later…       451, for ever
-  login<N>…    530 the first N times
-  closing<N>…  421 the first N times
-  spam…        554, for ever, once the message has come
-  dmarc…       550 by a policy, for ever, once the message has come
-  lost…        the message is kept, and the connection ends without an answer, the first time
-  cut…         the same, every time
-  mute…        the message is kept, and there is no answer
+Files in the directory:
+  mail/      one file per message, with the original bytes after dot-unstuffing
+  hold       while it exists, the response to a stored message is delayed
+  deaf       while it exists, `MAIL FROM` gets no response
+  unwelcome  while it exists, its content is the response to every `MAIL FROM`
+  spurned    while it exists, its content is the response to every message
+  barred     while it exists, its first line is the response to every recipient outside the domain in its second line
+
+Each line on stdout is an event.
+
+The recipient's local part selects the response:
+  refused…     550, always
+  policy…      550 because of a policy, always
+  grey<N>…     450 for the first N attempts to send to this recipient
+  later…       451, always
+  login<N>…    530 for the first N attempts
+  closing<N>…  421 for the first N attempts
+  spam…        554 after the message was received, always
+  dmarc…       550 because of a policy after the message was received, always
+  lost…        the first message is stored, and the connection closes without a response
+  cut…         every message is stored, and the connection closes without a response
+  mute…        the message is stored, and there is no response
 """
 
 import asyncio
@@ -45,7 +52,7 @@ def tell(*words):
 
 
 def read(path):
-    # The test may take it away at any moment.
+    # The test may delete the file at any moment.
     try:
         with open(path) as file:
             return file.read()
@@ -110,7 +117,7 @@ class Handler:
             pass
         self.kept += 1
         name = f"{self.kept:06}"
-        # Written beside and moved, so that nobody reads half of it.
+        # Written under another name and renamed, so that no reader sees a partial file.
         unfinished = os.path.join(DIRECTORY, name)
         with open(unfinished, "wb") as file:
             file.write(envelope.original_content)

@@ -1,6 +1,6 @@
-//! A mail server of one test's own: aiosmtpd, which speaks real SMTP and keeps what it takes.
+//! A mail server for a single test: aiosmtpd, which speaks real SMTP and stores accepted messages.
 //!
-//! The recipient's address says what happens to a message; `smtp.py` has the list.
+//! The recipient's address selects what happens to a message; `smtp.py` has the list.
 
 use std::net::SocketAddr;
 use std::os::unix::process::CommandExt as _;
@@ -17,7 +17,7 @@ const STARTS_MAX: usize = 10;
 const READY_DEADLINE: Duration = Duration::from_secs(30);
 const POLL: Duration = Duration::from_millis(10);
 
-/// A mail server; it ends, and its files go, when the value is dropped, and also when the test panics or is killed.
+/// A mail server. It stops, and its files are deleted, when the value is dropped or the test panics or is killed.
 pub struct Smtp {
     scratch: Scratch,
     port: u16,
@@ -25,12 +25,12 @@ pub struct Smtp {
     asks: Asks,
 }
 
-/// What a mail server asks of its clients.
+/// What a mail server requires of its clients.
 #[derive(Clone, Debug, Default)]
 pub struct Asks {
-    /// TLS with this certificate, after STARTTLS.
+    /// TLS with this certificate, through STARTTLS.
     pub tls: Option<Pair>,
-    /// TLS from the first byte on.
+    /// TLS from the first byte.
     pub wrapped: bool,
     /// User and password.
     pub login: Option<(String, String)>,
@@ -51,14 +51,14 @@ impl Asks {
 }
 
 impl Smtp {
-    /// Starts one that takes letters of anybody.
+    /// Starts a server that accepts mail from any client.
     pub fn start() -> Self {
         Self::start_that(&Asks::default())
     }
 
-    /// Starts one that asks something of its clients.
+    /// Starts a server with requirements for its clients.
     pub fn start_that(asks: &Asks) -> Self {
-        // Debian's own Python has Debian's aiosmtpd.
+        // Debian's own Python includes Debian's aiosmtpd.
         let python = program("RELEVO_TEST_PYTHON", "/usr/bin/python3");
         for _ in 0..STARTS_MAX {
             let scratch = Scratch::for_marked();
@@ -68,7 +68,7 @@ impl Smtp {
             if server.becomes_ready() {
                 return server;
             }
-            // Somebody else may have been quicker to the port.
+            // Another process may have taken the port first.
             let log = server.errors();
             assert!(
                 log.contains("address already in use"),
@@ -78,17 +78,17 @@ impl Smtp {
         panic!("it finds no free port");
     }
 
-    /// Where it listens.
+    /// The address on which it listens.
     pub fn address(&self) -> SocketAddr {
         SocketAddr::from(([127, 0, 0, 1], self.port))
     }
 
-    /// As clients are told it.
+    /// The URL for clients.
     pub fn url(&self) -> String {
         format!("smtp://{}", self.address())
     }
 
-    /// What it kept, in order: the bytes of each message.
+    /// The stored messages in order, each as received.
     pub fn mails(&self) -> Vec<String> {
         let files = std::fs::read_dir(self.scratch.path().join("mail")).expect("the server has made it");
         let mut files: Vec<PathBuf> = files.map(|file| file.expect("a file").path()).collect();
@@ -96,81 +96,82 @@ impl Smtp {
         files.into_iter().map(|file| std::fs::read_to_string(file).expect("mails of tests are text")).collect()
     }
 
-    /// What happened there so far, a line an event: `asked RECIPIENT TIMES MS`, by a clock that only goes
-    /// forward, `kept RECIPIENT NAME`, `unwelcome SENDER`, `spurned RECIPIENT`, `login right` or `wrong`.
+    /// All events so far, one per line: `asked RECIPIENT TIMES MS` (milliseconds of a monotonic clock),
+    /// `kept RECIPIENT NAME`, `unwelcome SENDER`, `spurned RECIPIENT`, `login right` or `wrong`.
     pub fn events(&self) -> Vec<String> {
         let log = std::fs::read_to_string(self.scratch.path().join("events")).unwrap_or_default();
         log.lines().map(str::to_owned).collect()
     }
 
-    /// From now on, the answer to a message that was kept waits for [`release`](Self::release).
+    /// From now on, stores messages but delays the response until [`release`](Self::release).
     pub fn hold(&self) {
         std::fs::write(self.scratch.path().join("hold"), "").expect("the directory can be written");
     }
 
-    /// Answers what waits.
+    /// Sends the delayed responses.
     pub fn release(&self) {
         std::fs::remove_file(self.scratch.path().join("hold")).expect("it was held");
     }
 
-    /// From now on, no sender has an answer, until [`hear`](Self::hear).
+    /// From now on, does not respond to `MAIL FROM`, until [`hear`](Self::hear).
     pub fn deafen(&self) {
         std::fs::write(self.scratch.path().join("deaf"), "").expect("the directory can be written");
     }
 
-    /// Senders are answered again.
+    /// Responds to senders again.
     pub fn hear(&self) {
         std::fs::remove_file(self.scratch.path().join("deaf")).expect("it was deaf");
     }
 
-    /// From now on, every sender has this answer, such as `553 5.7.1 not yours`, until [`welcome`](Self::welcome).
+    /// From now on, rejects every sender with this response, such as `553 5.7.1 not yours`, until
+    /// [`welcome`](Self::welcome).
     pub fn unwelcome(&self, answer: &str) {
         self.put("unwelcome", answer);
     }
 
-    /// Senders are taken again.
+    /// Accepts senders again.
     pub fn welcome(&self) {
         std::fs::remove_file(self.scratch.path().join("unwelcome")).expect("senders were refused");
     }
 
-    /// From now on, every message has this answer when it has come, such as `451 4.7.1 service unavailable`, until
+    /// From now on, rejects every received message with this response, such as `451 4.7.1 service unavailable`, until
     /// [`unspurn`](Self::unspurn).
     pub fn spurn(&self, answer: &str) {
         self.put("spurned", answer);
     }
 
-    /// Messages are taken again.
+    /// Accepts messages again.
     pub fn unspurn(&self) {
         std::fs::remove_file(self.scratch.path().join("spurned")).expect("messages were spurned");
     }
 
-    /// From now on, every recipient but those of one domain has this answer, such as `554 5.7.1 relay access denied`, until
-    /// [`unbar`](Self::unbar).
+    /// From now on, rejects every recipient outside one domain with this response, such as
+    /// `554 5.7.1 relay access denied`, until [`unbar`](Self::unbar).
     pub fn bar_but(&self, domain: &str, answer: &str) {
         self.put("barred", &format!("{answer}\n{domain}"));
     }
 
-    /// Recipients are taken again.
+    /// Accepts all recipients again.
     pub fn unbar(&self) {
         std::fs::remove_file(self.scratch.path().join("barred")).expect("recipients were barred");
     }
 
-    /// Ends it at once; what it kept stays.
+    /// Kills the server. The stored messages remain.
     pub fn kill9(&mut self) {
         marked::kill9(self.scratch.path());
-        // Before it has its mark it is in no listing, and would be waited for without an end.
+        // A process that does not have its mark yet is in no listing. Without this kill, `wait` would never return.
         self.process.kill().ok();
         self.process.wait().ok();
     }
 
-    /// Starts it again on the same port, after [`kill9`](Self::kill9). What it knew of recipients is forgotten.
+    /// Starts the server again on the same port, after [`kill9`](Self::kill9). It forgets its state about recipients.
     pub fn start_again(&mut self) {
         let python = program("RELEVO_TEST_PYTHON", "/usr/bin/python3");
         self.process = spawn(&python, &self.scratch, self.port, &self.asks);
         assert!(self.becomes_ready(), "the mail server does not start again:\n{}", self.errors());
     }
 
-    /// Moved into place, so that the server never reads half of it.
+    /// Writes the file under another name and renames it, so that the server never reads a partial file.
     fn put(&self, name: &str, text: &str) {
         let (unfinished, file) = (self.scratch.path().join("unfinished"), self.scratch.path().join(name));
         std::fs::write(&unfinished, text).expect("the directory can be written");
@@ -199,7 +200,7 @@ fn spawn(python: &PathBuf, scratch: &Scratch, port: u16, asks: &Asks) -> Child {
     command.args(["-c", include_str!("smtp.py"), &port.to_string()]).arg(scratch.path()).args(asks.arguments());
     command.env(marked::VARIABLE, scratch.path());
     command.stdin(Stdio::null()).stdout(file("events")).stderr(file("errors"));
-    // A group of its own: what interrupts the test must not end the server before the test has seen it.
+    // The server gets its own process group: an interrupt of the test must not end the server first.
     command.process_group(0).spawn().expect("Python runs")
 }
 
@@ -207,7 +208,7 @@ impl Drop for Smtp {
     fn drop(&mut self) {
         marked::signal(self.scratch.path(), "KILL");
         self.process.kill().ok();
-        // Nobody can act on a failure here, and a panic in drop would hide the test's own.
+        // No caller can act on a failure here, and a panic in `drop` would hide the test's own.
         self.process.wait().ok();
     }
 }

@@ -1,19 +1,19 @@
-//! The TLS of a private server.
+//! TLS settings of a private server.
 
 use std::path::Path;
 
 use crate::certs::{self, Certs, Fault, Holder};
 
-/// Whether a server asks its clients for a certificate.
+/// Whether a server requires a client certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ClientCertificate {
-    /// Whoever shows none, or one of a foreign authority, is refused.
+    /// The server rejects clients without a certificate, or with one from a foreign authority.
     Required,
-    /// It is not asked for.
+    /// The server does not request a certificate.
     NotAsked,
 }
 
-/// Copies of the files, so that the server does not need its [`Certs`] to live.
+/// Copies of the files, so that the server can outlive its [`Certs`].
 #[derive(Clone, Debug)]
 pub(crate) struct Tls {
     ca: String,

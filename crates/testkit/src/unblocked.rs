@@ -1,6 +1,6 @@
 //! Blocking work in an async test.
 
-/// Runs the job beside the runtime, so that the test's other tasks go on, and passes on its panic.
+/// Runs the job outside the async threads, so that the test's other tasks continue. Propagates a panic of the job.
 pub(crate) async fn unblocked<T: Send + 'static>(job: impl FnOnce() -> T + Send + 'static) -> T {
     match tokio::task::spawn_blocking(job).await {
         Ok(value) => value,

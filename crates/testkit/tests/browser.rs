@@ -1,4 +1,4 @@
-//! The browser that tests of pages drive.
+//! The browser for tests of web pages.
 
 use std::time::{Duration, Instant};
 
@@ -23,10 +23,10 @@ fn a_browser_is_driven_by_what_is_on_the_page_and_leaves_nothing_behind() {
     let driven = processes(std::process::id());
     assert!(driven.len() > 1, "a driver and a browser, not {driven:?}");
     drop(browser);
-    // Nobody waits for the ends of the browser's own processes.
+    // `drop` does not wait until the browser's own processes end.
     let end = Instant::now() + Duration::from_secs(10);
     for process in driven {
-        // What has ended and was not collected has no command line.
+        // A zombie has no command line.
         let line = || std::fs::read(format!("/proc/{process}/cmdline")).unwrap_or_default();
         while !line().is_empty() {
             assert!(Instant::now() < end, "still there: {}", String::from_utf8_lossy(&line()));
@@ -35,7 +35,7 @@ fn a_browser_is_driven_by_what_is_on_the_page_and_leaves_nothing_behind() {
     }
 }
 
-/// Those below a process, and those below them.
+/// All descendants of a process.
 fn processes(parent: u32) -> Vec<u32> {
     let Ok(threads) = std::fs::read_dir(format!("/proc/{parent}/task")) else { return Vec::new() };
     let children = threads.filter_map(|thread| std::fs::read_to_string(thread.ok()?.path().join("children")).ok());

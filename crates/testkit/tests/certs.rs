@@ -1,4 +1,4 @@
-//! The testkit's own promises about certificates; what servers make of them is in `nats.rs` and `rabbitmq.rs`.
+//! Tests of the testkit's certificates. How servers treat them is tested in `nats.rs` and `rabbitmq.rs`.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::server::WebPkiClientVerifier;
 
-/// Whether rustls, which did not make it, trusts the certificate.
+/// Whether rustls, which did not create the certificate, trusts it.
 fn is_trusted(certs: &Certs, holder: Holder, fault: Fault) -> bool {
     let read = |path| CertificateDer::from_pem_file(path).expect("the file holds a certificate");
     let mut roots = RootCertStore::empty();

@@ -1,4 +1,4 @@
-//! The testkit's own promises about NATS.
+//! Tests of the testkit's NATS servers.
 
 use std::time::Duration;
 
@@ -76,7 +76,7 @@ async fn a_paused_server_answers_when_it_goes_on() {
     let mut asked = client.subscribe("a").await.unwrap();
     client.publish("a", "x".into()).await.unwrap();
     let answer = async { futures_util::StreamExt::next(&mut asked).await };
-    // Nothing can be waited for when nothing must come; a slow machine can only make this pass too easily.
+    // No event can show that nothing arrives. A slow machine can make this test pass wrongly, but not fail.
     tokio::time::timeout(Duration::from_millis(200), answer).await.unwrap_err();
     server.resume().await;
     let message = futures_util::StreamExt::next(&mut asked).await;
@@ -99,7 +99,7 @@ async fn settings_reach_the_server() {
 
 #[tokio::test]
 async fn a_key_opens_a_server_that_knows_it() {
-    // The pair in NATS's own documentation.
+    // The key pair from the NATS documentation.
     let (seed, public) = (
         "SUACSSL3UAHUDXKFSNVUZRF5UHPMWZ6BFDTJ7M6USDXIEDNPPQYYYCU3VY",
         "UDXU4RCSJNZOIQHZNWXHXORDPRTGNJAHAHFRGZNEEJCPQTT2M7NLCNF4",
@@ -150,7 +150,7 @@ async fn a_cluster_of_three_outlives_any_one_of_them() {
         let mut context = jetstream(others).await;
         context.set_timeout(Duration::from_millis(500));
         let deadline = tokio::time::Instant::now() + Duration::from_secs(30);
-        // The others may have to agree on a leader first.
+        // The other nodes may have to elect a leader first.
         while context.get_stream(&name).await.is_err() {
             assert!(tokio::time::Instant::now() < deadline, "the stream is gone");
         }

@@ -1,4 +1,4 @@
-//! The testkit's own promises about PostgreSQL.
+//! Tests of the testkit's PostgreSQL servers.
 
 use relevo_testkit::PgVersion;
 use relevo_testkit::pgbouncer::PgBouncer;

@@ -1,4 +1,4 @@
-//! The proxy's promises, against an echo.
+//! Tests of the proxy, against an echo server.
 
 use std::time::{Duration, Instant};
 
@@ -61,7 +61,7 @@ async fn a_frozen_connection_answers_when_thawed() {
     assert!(answers(&mut client).await);
 
     proxy.freeze();
-    // Nothing can be waited for when nothing must come; a slow machine can only make this pass too easily.
+    // No event can show that nothing arrives. A slow machine can make this test pass wrongly, but not fail.
     tokio::time::timeout(Duration::from_millis(100), answers(&mut client)).await.unwrap_err();
     proxy.thaw();
     let mut late = [0; 4];
@@ -73,7 +73,7 @@ async fn connect(proxy: &CutProxy) -> TcpStream {
     TcpStream::connect(proxy.addr()).await.expect("the proxy accepts")
 }
 
-/// Whatever arrives until the connection ends, one way or the other.
+/// All bytes that arrive until the connection ends, cleanly or not.
 async fn rest(client: &mut TcpStream) -> Vec<u8> {
     let mut all = Vec::new();
     let mut chunk = [0; 1024];
@@ -83,7 +83,7 @@ async fn rest(client: &mut TcpStream) -> Vec<u8> {
     all
 }
 
-/// A server whose only connection the test holds itself.
+/// A listener and a proxy in front of it. The test accepts and holds the only connection.
 async fn server() -> (TcpListener, CutProxy) {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback has a free port");
     let proxy = CutProxy::start(listener.local_addr().expect("it is bound")).await;
@@ -160,7 +160,7 @@ async fn a_throttle_lets_only_so_many_bytes_through_in_a_second() {
     let mut heard = vec![0; 5_000_000];
     let sent = async { client.write_all(&vec![7; 5_000_000]).await.unwrap() };
     let both = async { tokio::join!(sent, server.read_exact(&mut heard)) };
-    // At the old rate it would take minutes.
+    // At the old rate this would take minutes.
     tokio::time::timeout(Duration::from_mins(1), both).await.unwrap().1.unwrap();
 }
 
@@ -183,7 +183,7 @@ async fn a_connection_can_be_cut_at_a_byte() {
         assert_eq!(rest(&mut hears).await, b"56");
         assert_eq!(rest(&mut says).await, b"");
 
-        // Only once: the next connection lives.
+        // The cut happens only once: the next connection works.
         let mut client = connect(&proxy).await;
         let (mut server, _) = listener.accept().await.unwrap();
         client.write_all(b"a longer text").await.unwrap();

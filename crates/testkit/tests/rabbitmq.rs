@@ -1,4 +1,4 @@
-//! The testkit's own promises about RabbitMQ.
+//! Tests of the testkit's RabbitMQ servers.
 
 use std::time::Duration;
 
@@ -79,7 +79,7 @@ async fn a_private_server_comes_back_and_pauses_and_alarms() {
 
     server.pause().await;
     let mut confirmed = Box::pin(publish(&after));
-    // Nothing can be waited for when nothing must come; a slow machine can only make this pass too easily.
+    // No event can show that nothing arrives. A slow machine can make this test pass wrongly, but not fail.
     tokio::time::timeout(Duration::from_millis(200), &mut confirmed).await.unwrap_err();
     server.resume().await;
     assert!(tokio::time::timeout(DEADLINE, confirmed).await.unwrap().is_ack());

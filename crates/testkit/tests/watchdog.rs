@@ -1,4 +1,4 @@
-//! What is left when a test process is killed: nothing.
+//! A killed test process leaves no processes and files behind.
 
 use std::io::{BufRead as _, BufReader};
 use std::path::Path;

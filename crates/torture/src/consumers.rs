@@ -1,4 +1,4 @@
-//! The consumers on stage: `ledger`, whose every effect is a row in the tortured database.
+//! The consumers of a run: `ledger` processes, whose effects are rows in the database under test.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -7,44 +7,44 @@ use anyhow::{Result, ensure};
 
 use crate::process::Process;
 
-/// Into how many lanes keys are hashed.
+/// Number of lanes that keys are hashed into.
 pub(crate) const LANES: u16 = 4;
-/// Short, so that a consumer is stopped past it several times in a run.
+/// Short, so that a run suspends consumers for longer than this several times.
 pub(crate) const BEAT_LASTS: Duration = Duration::from_secs(2);
-/// One message in so many fails twice before it passes.
+/// One message in N fails twice before it succeeds.
 const FAILS_ONE_IN: u32 = 25;
-/// One message in so many is poison until its consumer is cured.
+/// One message in N is poison until its consumer is cured.
 const POISON_ONE_IN: u32 = 40;
 
-/// A consumer, with members that are processes.
+/// A consumer whose members are processes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Group {
-    /// The consumer's name, and that of its queue, stream consumer or group.
+    /// The name of the consumer, and of its queue, stream consumer or group.
     pub(crate) name: &'static str,
     /// Whether it keeps the order of each key.
     pub(crate) ordered: bool,
     members: usize,
-    /// First deliveries of one transaction at most.
+    /// Maximum number of first deliveries in one transaction.
     batch: usize,
 }
 
-/// The one that a careless run lets forget what it did; the others acknowledge before they commit.
+/// In a careless run, this consumer's inbox is emptied. The other consumers acknowledge before they commit.
 pub(crate) const FORGETS: &str = "ordered";
 
 impl Group {
-    /// Without order a queue is shared by all members.
+    /// Without order, all members share one queue.
     pub(crate) fn lanes(self) -> Option<u16> {
         self.ordered.then_some(LANES)
     }
 }
 
-/// Who consumes.
+/// The consumers of a run.
 pub(crate) const GROUPS: [Group; 2] = [
     Group { name: "ordered", ordered: true, members: 3, batch: 8 },
     Group { name: "unordered", ordered: false, members: 2, batch: 1 },
 ];
 
-/// Starts the members of a group. `broker` says where a group's messages are.
+/// Starts the members of a group. `broker` names the source of their messages.
 pub(crate) fn start(
     ledger: &Path,
     directory: &Path,
@@ -78,7 +78,7 @@ pub(crate) fn start(
     (0..group.members).map(member).collect()
 }
 
-/// The binary `ledger` in the directory of another one: one build puts all of them there.
+/// The binary `ledger` in the directory of another binary: one build puts both there.
 pub fn ledger_beside(program: &Path) -> Result<PathBuf> {
     let ledger = program.with_file_name("ledger");
     ensure!(

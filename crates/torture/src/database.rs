@@ -1,4 +1,4 @@
-//! The tortured database, as its applications and the judge see it.
+//! The database under test, as its applications and the oracle see it.
 
 use std::path::PathBuf;
 
@@ -10,7 +10,7 @@ use sqlx::{ConnectOptions as _, Connection as _, Row as _, SqliteConnection};
 use crate::ledger::Store;
 use crate::oracle::Change;
 
-/// How many keys are changed.
+/// The number of keys.
 pub(crate) const KEYS: u32 = 50;
 
 const TABLES: [&str; 2] = [
@@ -18,7 +18,7 @@ const TABLES: [&str; 2] = [
     "CREATE TABLE torture_change (key text NOT NULL, number bigint NOT NULL, token text PRIMARY KEY, id text NOT NULL)",
 ];
 
-/// Where everybody writes.
+/// The database that all processes use.
 #[derive(Clone, Debug)]
 pub(crate) enum Database {
     /// A real server.
@@ -28,7 +28,7 @@ pub(crate) enum Database {
 }
 
 impl Database {
-    /// Makes the outbox and its one destination.
+    /// Creates the outbox and its only destination.
     pub(crate) async fn make_outbox(&self, destination: &str, shards: u16) -> Result<()> {
         match self {
             Self::Postgres(options) => {
@@ -53,7 +53,7 @@ impl Database {
         Ok(())
     }
 
-    /// A look at the outbox.
+    /// Opens the outbox for inspection.
     pub(crate) async fn inspect(&self, destination: &str) -> Result<Box<dyn Inspect>> {
         Ok(match self {
             Self::Postgres(options) => {
@@ -67,7 +67,7 @@ impl Database {
         })
     }
 
-    /// Makes the producers' own tables, and the keys.
+    /// Creates the producers' own tables, and the keys.
     pub(crate) async fn prepare(&self) -> Result<()> {
         match self.connect().await? {
             Link::Postgres(mut connection) => {
@@ -91,7 +91,7 @@ impl Database {
         }
     }
 
-    /// What really committed: the record is written in the transaction that emits.
+    /// The changes that really committed: the transaction that emits also writes the record.
     pub(crate) async fn changes(&self) -> Result<Vec<Change>> {
         let sql = "SELECT key, number, token, id FROM torture_change";
         macro_rules! read {
@@ -110,7 +110,7 @@ impl Database {
         }
     }
 
-    /// The same database, as the consumers' ledger.
+    /// The same database, as the ledger of the consumers.
     pub(crate) fn ledger(&self) -> Store {
         match self {
             Self::Postgres(options) => Store::Postgres(options.clone()),
@@ -118,7 +118,7 @@ impl Database {
         }
     }
 
-    /// Takes a cure back: what is poison to a consumer is so again.
+    /// Reverts a cure: poison messages of the consumer are poison again.
     pub(crate) async fn relapse(&self, consumer: &str) -> Result<()> {
         let delete = "DELETE FROM ledger_cure WHERE consumer = $1";
         match self.connect().await? {
@@ -132,7 +132,7 @@ impl Database {
         Ok(())
     }
 
-    /// Everything that a consumer did is forgotten: the worst that an inbox can do.
+    /// Deletes the inbox entries of all messages that a consumer has handled: the worst possible failure of an inbox.
     pub(crate) async fn forget(&self, consumer: &str) -> Result<()> {
         match self.connect().await? {
             Link::Postgres(mut connection) => {
@@ -147,7 +147,6 @@ impl Database {
         Ok(())
     }
 
-    /// Connects to it.
     pub(crate) async fn connect(&self) -> Result<Link> {
         Ok(match self {
             Self::Postgres(options) => Link::Postgres(options.connect().await?),
@@ -162,7 +161,7 @@ fn keys() -> impl Iterator<Item = String> {
     (0..KEYS).map(|number| format!("key-{number}"))
 }
 
-/// A connection to it.
+/// A connection to the database.
 pub(crate) enum Link {
     Postgres(PgConnection),
     Sqlite(SqliteConnection),

@@ -1,4 +1,4 @@
-//! The end of a run: everybody works in peace until nothing is left to do.
+//! The end of a run: all processes work without faults until nothing is left to do.
 
 use std::time::Duration;
 
@@ -10,14 +10,14 @@ use crate::operator::redrive;
 use crate::relays::LEASE;
 use crate::stage::{DESTINATION, Stage};
 
-/// What has not moved for so long never will.
+/// If nothing has changed for this long, nothing will.
 const STANDS_STILL: Duration = Duration::from_mins(2);
-/// A consumer that has nothing to do for so long has heard of everything that it ever will.
+/// A consumer that is idle for this long has received all messages.
 const IS_IDLE: Duration = Duration::from_secs(10);
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
 impl Stage {
-    /// Lets everybody work in peace until nothing waits, or nothing moves; says how long that took.
+    /// Lets all processes work without faults until nothing waits or nothing changes. Returns how long that took.
     pub(crate) async fn drain(&mut self) -> Result<Duration> {
         let began = Instant::now();
         for process in self.relays.iter_mut().chain(&mut self.consumers) {
@@ -47,7 +47,8 @@ impl Stage {
         }
     }
 
-    /// Waits until every consumer is done with everything and its queue is empty. What stands still is left to the judge.
+    /// Waits until each consumer has handled all messages and its queue is empty. Stuck messages are left to the
+    /// oracle.
     async fn drain_inboxes(&mut self) -> Result<()> {
         let ledger = self.database.ledger();
         let (mut last, mut moved) = ((0, 0, Vec::new()), Instant::now());

@@ -1,4 +1,4 @@
-//! The far side: the broker that the relays carry messages to, what is done to it, and what it keeps in the end.
+//! The broker that the relays publish to: its faults, and the messages that it holds at the end.
 
 mod embedded;
 mod nats;
@@ -15,21 +15,21 @@ use crate::consumers::Group;
 use crate::harms::Blow;
 use crate::ledger::Feed;
 use crate::oracle::Arrival;
-use crate::random::Random;
+use relevo_core::random::SplitMix64;
 
-/// Which broker the relays carry messages to.
+/// The kind of broker that the relays publish to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Far {
-    /// In a SQLite file that all relays share.
+    /// The embedded broker, in a SQLite file that all relays share.
     Embedded,
-    /// A RabbitMQ server of the run's own, with a quorum queue.
+    /// A private RabbitMQ server with a quorum queue.
     RabbitMq,
-    /// A NATS server of the run's own, with a JetStream stream in files.
+    /// A private NATS server with a file-based JetStream stream.
     Nats,
 }
 
 impl Far {
-    /// What people call it.
+    /// The display name.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Embedded => "the embedded broker",
@@ -39,7 +39,7 @@ impl Far {
     }
 }
 
-/// The broker on stage.
+/// The broker of a run.
 pub(crate) enum Broker {
     Embedded(embedded::Embedded),
     RabbitMq(rabbitmq::RabbitMq),
@@ -47,7 +47,7 @@ pub(crate) enum Broker {
 }
 
 impl Broker {
-    /// Starts it, with whatever keeps everything that arrives, and with these groups.
+    /// Starts the broker with these groups, and with a queue or stream that stores all messages.
     pub(crate) async fn start(far: Far, directory: &Path, groups: &[Group]) -> Result<Self> {
         let broker = match far {
             Far::Embedded => Self::Embedded(embedded::Embedded::start(directory).await?),
@@ -58,15 +58,15 @@ impl Broker {
             broker.feed(*group)?.declare().await?;
         }
         if let Self::RabbitMq(broker) = &broker {
-            // A quorum queue that is killed in its first moments may come back empty: the server's own loss, and not what is
-            // looked for here. An orderly restart makes it old enough.
+            // A quorum queue that is killed shortly after its creation may come back empty. That is a loss of the
+            // server itself, which this test does not look for. A clean restart avoids it.
             broker.server.stop().await;
             broker.server.start_again().await;
         }
         Ok(broker)
     }
 
-    /// Where a group's messages are, for its members: through the proxy, if there is one.
+    /// The source of a group's messages, for its members: through the proxy, if there is one.
     pub(crate) fn spec(&self, group: Group) -> String {
         match self {
             Self::Embedded(broker) => broker.spec(),
@@ -75,7 +75,7 @@ impl Broker {
         }
     }
 
-    /// A group as the judge sees it.
+    /// The group as the oracle sees it, without the proxy.
     fn feed(&self, group: Group) -> Result<Feed> {
         let spec = match self {
             Self::Embedded(broker) => broker.spec(),
@@ -85,7 +85,7 @@ impl Broker {
         Feed::new(&spec, group.name, group.lanes(), group.ordered)
     }
 
-    /// How many messages the groups have not settled.
+    /// The number of messages that the groups have not settled.
     pub(crate) async fn queued(&self, groups: &[Group]) -> Result<u64> {
         let mut queued = 0;
         for group in groups {
@@ -94,7 +94,7 @@ impl Broker {
         Ok(queued)
     }
 
-    /// The destination's part of a relay's configuration.
+    /// The destination section of a relay's configuration.
     pub(crate) fn config(&self, destination: &str) -> String {
         match self {
             Self::Embedded(broker) => broker.config(destination),
@@ -103,10 +103,10 @@ impl Broker {
         }
     }
 
-    /// Does it; returns when the broker is back. Says whether there was anything to be done it to.
-    pub(crate) async fn blow(&self, blow: Blow, past: Duration, random: &mut Random) -> bool {
+    /// Injects a fault, and returns when the broker is back. Returns `false` if this broker has no such fault.
+    pub(crate) async fn blow(&self, blow: Blow, past: Duration, random: &mut SplitMix64) -> bool {
         match (self, blow) {
-            // A library within the relays: whatever is done to them is done to it.
+            // This broker is a library inside the relays: faults of the relays cover it.
             (Self::Embedded(_), _) => return false,
             (Self::RabbitMq(broker), Blow::Kill) => {
                 broker.server.kill9().await;
@@ -134,7 +134,7 @@ impl Broker {
         true
     }
 
-    /// What it keeps, in the order in which each key's messages were taken.
+    /// The stored messages. Messages of one key are in the order in which the broker accepted them.
     pub(crate) async fn arrivals(&self) -> Result<Vec<Arrival>> {
         match self {
             Self::Embedded(broker) => broker.arrivals().await,
@@ -144,17 +144,17 @@ impl Broker {
     }
 }
 
-async fn pause(random: &mut Random) {
+async fn pause(random: &mut SplitMix64) {
     sleep(Duration::from_millis(random.below(500).into())).await;
 }
 
-/// What producers write.
+/// The payload that producers write.
 #[derive(Deserialize)]
 struct Payload {
     token: String,
 }
 
-/// From the payload and the key's header, as any receiver reads them.
+/// Reads the payload and the key header, as any consumer does.
 fn arrival(key: Option<String>, payload: &[u8]) -> Result<Arrival> {
     let Some(key) = key else { bail!("a message without its key arrived") };
     let Payload { token } = serde_json::from_slice(payload)?;

@@ -1,4 +1,4 @@
-//! What is done to those on stage.
+//! The faults that a run injects.
 
 use std::time::Duration;
 
@@ -7,34 +7,34 @@ use tokio::time::Instant;
 
 use crate::consumers::BEAT_LASTS;
 use crate::process::Process;
-use crate::random::Random;
 use crate::relays::{CALL_DEADLINE, LEASE, PUBLISH_DEADLINE};
 use crate::report::Ended;
 use crate::stage::Stage;
+use relevo_core::random::SplitMix64;
 
-/// What is done to a server.
+/// A fault of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Blow {
-    /// Killed with -9, and started again.
+    /// Killed with SIGKILL, and restarted.
     Kill,
-    /// Stopped for longer than a call may take, and continued.
+    /// Suspended for longer than the deadline of a call, then resumed.
     Freeze,
-    /// Every connection is cut; new ones are welcome.
+    /// All connections are cut. New connections are accepted.
     Cut,
 }
 
-/// What is done to a process.
+/// A fault of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Deed {
-    /// Killed with -9.
+    /// Killed with SIGKILL.
     Kill,
-    /// Stopped for longer than its lease lasts, and continued.
+    /// Suspended for longer than its lease, then resumed.
     Freeze,
-    /// Asked to leave.
+    /// Stopped with SIGTERM.
     Leave,
 }
 
-/// What is done, and to whom.
+/// A fault and its target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Harm {
     Relay(Deed),
@@ -59,8 +59,8 @@ const EACH: [Harm; 12] = [
 ];
 
 impl Harm {
-    /// Whatever chance says: often to processes, seldom what takes long to mend.
-    fn by_chance(random: &mut Random) -> Self {
+    /// Chooses a fault at random: often one of a process, rarely one with a slow recovery.
+    fn by_chance(random: &mut SplitMix64) -> Self {
         let deed = match random.below(5) {
             0..=1 => Deed::Kill,
             2..=3 => Deed::Freeze,
@@ -82,10 +82,10 @@ impl Harm {
 }
 
 impl Stage {
-    /// Does one harm: at first one of each kind, then whatever chance says. Some have nobody to be done to.
+    /// Injects one fault: first each kind once, then random ones. A fault without a possible target is skipped.
     pub(crate) async fn harm(&mut self, round: usize) -> Result<()> {
         let harm = match EACH.get(round) {
-            // What careless consumers get wrong shows when they die.
+            // The errors of careless consumers show when the consumers die.
             _ if self.careless => Harm::Consumer(if round.is_multiple_of(2) { Deed::Kill } else { Deed::Freeze }),
             Some(harm) => *harm,
             None => Harm::by_chance(&mut self.random),
@@ -114,13 +114,14 @@ impl Stage {
     }
 }
 
-/// Does it to one of them, if there is any that it can be done to. `lasts` is how long others wait for who is silent.
+/// Injects a fault into one of the processes, if any is in a suitable state. `lasts` is how long others wait for a
+/// silent process.
 async fn harm_one(
     processes: &mut [Process],
     deed: Deed,
     lasts: Duration,
     ended: &mut Ended,
-    random: &mut Random,
+    random: &mut SplitMix64,
 ) -> Result<()> {
     let at_hand = |process: &Process| if deed == Deed::Kill { !process.is_gone() } else { process.is_awake() };
     let mut possible: Vec<&mut Process> = processes.iter_mut().filter(|process| at_hand(process)).collect();

@@ -1,8 +1,8 @@
-//! A consumer whose effects can be counted: each message that it handles is a row of a table, and nothing in that table
-//! keeps a message from having two.
+//! A consumer with countable effects: each handled message is a row of a table. No constraint of that table prevents
+//! a second row for the same message.
 //!
-//! The binary `ledger` is one member of such a consumer as a process of its own; tests also run members in theirs. Payloads
-//! are JSON with the number of the change, `{"change": 7}`, and whatever else their writers like.
+//! The binary `ledger` runs one member of such a consumer as a separate process. Tests also run members in their own
+//! process. Payloads are JSON with the number of the change, `{"change": 7}`, and any other fields.
 
 mod conduct;
 mod early;
@@ -20,7 +20,7 @@ pub use member::{Member, Running};
 pub use moods::Moods;
 pub use store::{Called, Row, Store};
 
-/// Makes the schema with outbox and inbox, and the ledger's own tables; what is there already stays.
+/// Creates the schema with outbox and inbox, and the ledger's own tables. Existing tables are not changed.
 pub async fn prepare(store: &Store) -> anyhow::Result<()> {
     store.prepare().await
 }

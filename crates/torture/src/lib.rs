@@ -1,7 +1,9 @@
-//! Torture at the level of processes: producers that commit, roll back and vanish, several `relevo run` and several consumers,
-//! killed and stopped and continued, a database that is killed too, and a broker that is killed, stopped and cut off. At the
-//! end nothing is lost, nothing came that never committed, first appearances of each key are in commit order, and every
-//! committed message has had one effect.
+//! Torture tests with real processes. Producers commit, roll back and disconnect. Several `relevo run` and several
+//! consumers are killed, suspended and resumed. The database is killed; the broker is killed, suspended and
+//! disconnected.
+//!
+//! At the end, no committed message is lost and no uncommitted one is published. First deliveries of each key are in
+//! commit order, and every committed message has exactly one effect.
 
 mod consumers;
 mod database;
@@ -13,7 +15,6 @@ mod operator;
 mod oracle;
 mod process;
 mod producers;
-mod random;
 mod relays;
 mod report;
 mod server;

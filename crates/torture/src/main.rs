@@ -1,4 +1,4 @@
-//! Runs the torture for as long as one likes.
+//! Runs the torture test for a chosen time.
 
 use std::io::Write as _;
 use std::path::PathBuf;
@@ -8,34 +8,36 @@ use anyhow::{Result, bail};
 use clap::Parser;
 use relevo_torture::{Far, Plan, Victim, ledger_beside, torture};
 
-/// Kills and stops relays, consumers, their database and their broker while messages flow, and says what became of the messages.
+/// Kills and stops relays, consumers, their database and their broker while messages flow, then reports what happened
+/// to the messages.
 #[derive(Debug, Parser)]
 struct Arguments {
     /// The binary under test.
     #[arg(long)]
     relevo: PathBuf,
-    /// Lets consumers handle what arrives, and harms them too.
+    /// Runs consumers too, and injects faults into them.
     #[arg(long)]
     consumers: bool,
-    /// Breaks the consumers, to see what the judge says: one forgets what it did, the other acknowledges before it commits.
+    /// Breaks the consumers on purpose, to test the oracle: one forgets what it handled, the other acknowledges before
+    /// it commits.
     #[arg(long, requires = "consumers")]
     careless: bool,
-    /// How long producers write, in all.
+    /// How long producers write in total, in seconds.
     #[arg(long, default_value_t = 30)]
     seconds: u64,
-    /// Chooses what happens when; the same seed makes the same plan.
+    /// Seed of the random faults. The same seed makes the same plan.
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Only this store: `postgres` or `sqlite`.
     #[arg(long)]
     store: Option<String>,
-    /// Which broker: `embedded`, `rabbitmq` or `nats`; the two servers with PostgreSQL only.
+    /// The broker: `embedded`, `rabbitmq` or `nats`. The two servers need PostgreSQL as the store.
     #[arg(long, default_value = "embedded")]
     broker: String,
-    /// Write at least until so many messages are committed, and without a pause.
+    /// Minimum number of committed messages. If set, producers write without pauses.
     #[arg(long, default_value_t = 0)]
     messages: u64,
-    /// Write at least until so many harms are done.
+    /// Minimum number of faults to inject.
     #[arg(long, default_value_t = 0)]
     faults: u32,
 }

@@ -1,5 +1,4 @@
-//! The person who looks after the consumers: cures what is poison for a while, redrives dead letters, and looks at how far
-//! lanes have come.
+//! An automated operator of the consumers: it cures poison for a while, redrives dead letters, and samples lane marks.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,27 +15,27 @@ use crate::database::Database;
 use crate::ledger::Store;
 use crate::oracle::Mark;
 use crate::producers::Done;
-use crate::random::Random;
+use relevo_core::random::SplitMix64;
 
-/// Looks after all consumers of a run.
+/// Operates all consumers of a run.
 pub(crate) struct Operator {
     database: Database,
     store: Store,
-    random: Random,
+    random: SplitMix64,
     done: Arc<Done>,
-    /// This consumer's inbox is emptied all the time.
+    /// The inbox of this consumer is emptied repeatedly.
     forgets: Option<&'static str>,
 }
 
-/// Marks that were seen, by consumer.
+/// Marks that were sampled, by consumer.
 pub(crate) type Seen = BTreeMap<&'static str, Vec<Mark>>;
 
 impl Operator {
-    pub(crate) fn new(database: &Database, random: Random, done: Arc<Done>, forgets: Option<&'static str>) -> Self {
+    pub(crate) fn new(database: &Database, random: SplitMix64, done: Arc<Done>, forgets: Option<&'static str>) -> Self {
         Self { database: database.clone(), store: database.ledger(), random, done, forgets }
     }
 
-    /// Works until it is told to stop. A database that is away is tried again the next time.
+    /// Runs until it is stopped. If the database is unreachable, it tries again in the next round.
     pub(crate) async fn run(mut self, stop: CancellationToken) -> Seen {
         let mut seen = Seen::new();
         while !stop.is_cancelled() {
@@ -49,7 +48,7 @@ impl Operator {
                 if let Ok(marks) = self.database.marks(group.name).await {
                     seen.entry(group.name).or_default().extend(marks);
                 }
-                // Some letters die again: not everybody is cured when they are redriven.
+                // Some letters die again, because not every consumer is cured when its letters are redriven.
                 if self.random.one_in(3) {
                     self.store.cure(group.name).await.ok();
                 } else {
@@ -65,7 +64,7 @@ impl Operator {
         seen
     }
 
-    /// Tells producers how far the slowest consumer is.
+    /// Reports the progress of the slowest consumer to the producers.
     async fn count(&self) -> Result<()> {
         let mut least = u64::MAX;
         for group in GROUPS.iter().filter(|group| Some(group.name) != self.forgets) {
@@ -77,7 +76,7 @@ impl Operator {
     }
 }
 
-/// Two persons redrive everything at once; what of it was theirs together.
+/// Two operators redrive all dead letters at the same time. Returns the sum of both counts.
 pub(crate) async fn redrive(store: &Store, consumer: &str) -> Result<u64> {
     let operator = store.operator().await?;
     let order = |by: &str| Order {

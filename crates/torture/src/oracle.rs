@@ -1,4 +1,4 @@
-//! The judge: it knows what the database committed and what the broker keeps, and nothing else.
+//! The oracle. It knows only what the database committed and what the broker stores.
 
 mod effects;
 
@@ -6,61 +6,61 @@ use std::collections::{BTreeMap, BTreeSet};
 
 pub use effects::{Effect, Findings, Left, Mark, judge_effects};
 
-/// How many offenders a report names.
+/// Maximum number of violations that a report names.
 const NAMED: usize = 10;
 
-/// One committed change: the key's how-many-th, and the token that its message carries.
+/// One committed change: its number within its key, and the token in its message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Change {
-    /// Which key.
+    /// The key.
     pub key: String,
-    /// The how-many-th change of the key that committed.
+    /// The number of the change among the committed changes of its key.
     pub number: i64,
-    /// What the message's payload says; no two transactions have the same, also if they roll back.
+    /// The token in the message's payload. It is unique per change, even if the transaction rolls back.
     pub token: String,
-    /// The message's id.
+    /// The id of the message.
     pub id: String,
 }
 
-/// One message that the broker keeps, in the order in which it was taken.
+/// One message that the broker stores, in the order of acceptance.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Arrival {
-    /// Which key.
+    /// The key.
     pub key: String,
-    /// What its payload says.
+    /// The token in its payload.
     pub token: String,
 }
 
-/// What was found. Everything but the counts should be empty.
+/// The result. Everything except the counts should be empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Judgement {
-    /// Changes that committed.
+    /// Number of committed changes.
     pub committed: usize,
-    /// Messages that the broker keeps.
+    /// Number of messages that the broker stores.
     pub arrived: usize,
-    /// Of those, repeats.
+    /// Number of repeats among them.
     pub repeats: usize,
-    /// Committed, and not there.
+    /// Committed, but missing at the broker.
     pub lost: Vec<String>,
-    /// There, and never committed.
+    /// At the broker, but never committed.
     pub ghosts: Vec<String>,
-    /// First appearances before an earlier change of their key.
+    /// First deliveries that came before an earlier change of their key.
     pub inverted: Vec<String>,
 }
 
 impl Judgement {
-    /// What broke, by the name of the promise.
+    /// Violations, by the name of the guarantee.
     pub fn offences(&self) -> [(&'static str, &[String]); 3] {
         [("lost", &self.lost), ("ghosts", &self.ghosts), ("inverted", &self.inverted)]
     }
 
-    /// Whether every promise held.
+    /// Whether all guarantees held.
     pub fn is_sound(&self) -> bool {
         self.offences().iter().all(|(_, offenders)| offenders.is_empty())
     }
 }
 
-/// Compares what was committed with what arrived.
+/// Compares the committed changes with the messages at the broker.
 pub fn judge(committed: &[Change], arrived: &[Arrival]) -> Judgement {
     let known: BTreeMap<&str, &Change> = committed.iter().map(|change| (change.token.as_str(), change)).collect();
     let mut seen = BTreeSet::new();

@@ -1,4 +1,4 @@
-//! A process on stage, and what is done to it.
+//! A process of a run, and its faults.
 
 use std::ffi::OsString;
 use std::os::unix::process::ExitStatusExt as _;
@@ -11,13 +11,13 @@ use rustix::process::{Pid, Signal, kill_process};
 use tokio::process::{Child, Command};
 use tokio::time::{Instant, timeout};
 
-/// How long a process that is told to stop may take.
+/// Deadline for a process to stop.
 const LEAVES_WITHIN: Duration = Duration::from_secs(30);
 
-/// So long after its start a process listens to signals.
+/// After this time, a new process handles signals.
 const AWAKE_WITHIN: Duration = Duration::from_secs(5);
 
-/// One process, which is started again with the same arguments after it ended.
+/// A process that can be restarted with the same arguments after it has ended.
 #[derive(Debug)]
 pub(crate) struct Process {
     name: String,
@@ -26,12 +26,12 @@ pub(crate) struct Process {
     log: PathBuf,
     child: Option<Child>,
     started: Instant,
-    /// It is stopped until then.
+    /// The process is suspended until then.
     continues_at: Option<Instant>,
 }
 
 impl Process {
-    /// Starts it, with a log of its own in `directory`.
+    /// Starts the process with its own log file in `directory`.
     pub(crate) fn start(
         name: impl Into<String>,
         directory: &Path,
@@ -52,7 +52,7 @@ impl Process {
         Ok(process)
     }
 
-    /// Starts it again after it ended.
+    /// Starts it again after it has ended.
     pub(crate) fn start_again(&mut self) -> Result<()> {
         let log = std::fs::File::options().create(true).append(true).open(&self.log)?;
         let child = Command::new(&self.program)
@@ -68,17 +68,17 @@ impl Process {
         Ok(())
     }
 
-    /// Whether it is there and not stopped.
+    /// Whether it runs and is not suspended.
     pub(crate) fn is_awake(&self) -> bool {
         self.child.is_some() && self.continues_at.is_none()
     }
 
-    /// Whether it is gone.
+    /// Whether it has ended.
     pub(crate) fn is_gone(&self) -> bool {
         self.child.is_none()
     }
 
-    /// An error if it ended by itself: nothing that is done to it is a reason for that.
+    /// Returns an error if the process ended by itself. No injected fault justifies that.
     pub(crate) fn expect_alive(&mut self) -> Result<()> {
         let Some(child) = &mut self.child else { return Ok(()) };
         if let Some(status) = child.try_wait()? {
@@ -87,7 +87,7 @@ impl Process {
         Ok(())
     }
 
-    /// Kills it without warning.
+    /// Kills the process with SIGKILL.
     pub(crate) async fn kill9(&mut self) -> Result<()> {
         if let Some(mut child) = self.child.take() {
             child.kill().await?;
@@ -96,14 +96,14 @@ impl Process {
         Ok(())
     }
 
-    /// Stops it in the middle of whatever it does, until `until`.
+    /// Suspends the process until `until`.
     pub(crate) fn freeze(&mut self, until: Instant) -> Result<()> {
         self.signal(Signal::STOP)?;
         self.continues_at = Some(until);
         Ok(())
     }
 
-    /// Lets it go on, if its time has come.
+    /// Resumes the process if its time has come.
     pub(crate) fn thaw(&mut self, now: Instant) -> Result<()> {
         if self.continues_at.is_some_and(|at| at <= now) {
             self.signal(Signal::CONT)?;
@@ -112,13 +112,13 @@ impl Process {
         Ok(())
     }
 
-    /// Asks it to leave; an error if it does not leave cleanly and in time.
+    /// Stops the process with SIGTERM. Returns an error if it does not stop cleanly and in time.
     pub(crate) async fn leave(&mut self) -> Result<()> {
         self.signal(Signal::TERM)?;
         let Some(mut child) = self.child.take() else { return Ok(()) };
         let status = timeout(LEAVES_WITHIN, child.wait()).await;
         let status = status.with_context(|| format!("{} did not leave", self.name))??;
-        // A process that has only just begun may be ended by the signal before it listens to any.
+        // The signal may end a process that has just started and does not handle signals yet.
         let unborn = status.signal() == Some(Signal::TERM.as_raw()) && self.started.elapsed() < AWAKE_WITHIN;
         ensure!(status.success() || unborn, "{} left with {status}; its log ends with:\n{}", self.name, self.tail());
         Ok(())

@@ -1,4 +1,4 @@
-//! Applications: they change keys and emit that they did, commit, roll back, or vanish.
+//! Applications: they change keys and emit messages about it, then commit, roll back or disconnect.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,13 +11,13 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use crate::database::{Database, KEYS, Link};
-use crate::random::Random;
+use relevo_core::random::SplitMix64;
 
-/// One transaction in so many rolls back, and as many connections vanish in mid-transaction.
+/// One transaction in N rolls back, and one in N loses its connection before it ends.
 const ENDS: u32 = 10;
-/// One transaction in so many takes its time before it ends.
+/// One transaction in N waits before it ends.
 const SLOW: u32 = 20;
-/// How long a producer waits when the database is away.
+/// The pause of a producer when the database is unreachable.
 const AWAY: Duration = Duration::from_millis(50);
 
 const CHANGE: &str = "UPDATE torture_key SET changes = changes + $2 WHERE key = $1 RETURNING changes - $2";
@@ -28,7 +28,7 @@ const RECORD: &str = "INSERT INTO torture_change VALUES ($1, $2, $3, $4)";
 enum End {
     Commit,
     Rollback,
-    /// The connection is dropped in the middle, as by a process that dies.
+    /// The connection is dropped in the middle, as if the process died.
     Vanish,
 }
 
@@ -38,28 +38,28 @@ pub(crate) struct Done {
     pub(crate) committed: AtomicU64,
     pub(crate) rolled_back: AtomicU64,
     pub(crate) vanished: AtomicU64,
-    /// The database was away, or answered nothing: it may have happened.
+    /// The database was unreachable or did not respond: the transaction may have committed.
     pub(crate) unknown: AtomicU64,
-    /// Messages that the slowest consumer had handled when it was last looked.
+    /// Number of messages that the slowest consumer had handled at the last check.
     pub(crate) handled: AtomicU64,
 }
 
-/// One application process's worth of writing.
+/// An application process that writes.
 pub(crate) struct Producer {
     pub(crate) name: String,
     pub(crate) database: Database,
     pub(crate) done: Arc<Done>,
-    pub(crate) random: Random,
-    /// The longest pause between two transactions.
+    pub(crate) random: SplitMix64,
+    /// Maximum pause between two transactions.
     pub(crate) pause_ms: u32,
-    /// How often one transaction changes its key at most.
+    /// Maximum number of changes in one transaction.
     pub(crate) burst_max: u32,
-    /// Nothing is written while consumers are so many messages behind, if there are any.
+    /// The producer pauses while consumers are this many messages behind. `None` without consumers.
     pub(crate) ahead_max: Option<u64>,
 }
 
 impl Producer {
-    /// Writes until it is told to stop. What goes wrong with the database goes wrong on purpose: it tries again.
+    /// Writes until it is stopped. Database errors are injected on purpose, so it tries again.
     pub(crate) async fn run(mut self, stop: CancellationToken) -> Result<()> {
         let mut link = None;
         let mut number = 0_u64;
@@ -108,7 +108,7 @@ impl Producer {
     }
 }
 
-/// One transaction: the key's row is locked by an earlier statement than the first that emits.
+/// One transaction. The row of the key is locked by a statement before the first one that emits.
 async fn change(link: &mut Link, key: &str, tokens: &[String], slow: Option<Duration>, end: End) -> Result<()> {
     let draft = |number: i64, token: &str| {
         let payload = serde_json::json!({ "change": number, "token": token }).to_string();

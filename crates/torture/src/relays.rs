@@ -1,4 +1,4 @@
-//! The relays on stage: `relevo run`.
+//! The relays of a run: `relevo run`.
 
 use std::path::Path;
 use std::time::Duration;
@@ -7,14 +7,14 @@ use anyhow::Result;
 
 use crate::process::Process;
 
-/// Short, so that a relay is stopped past it several times in a run.
+/// Short, so that a run suspends relays for longer than this several times.
 pub(crate) const LEASE: Duration = Duration::from_secs(3);
-/// No publish takes longer.
+/// The deadline of a publish.
 pub(crate) const PUBLISH_DEADLINE: Duration = Duration::from_millis(1500);
-/// No call to the database takes longer.
+/// The deadline of a database call.
 pub(crate) const CALL_DEADLINE: Duration = Duration::from_millis(1500);
 
-/// Starts one, with a configuration of its own. `destination` is the broker's part of it.
+/// Starts a relay with its own configuration. `destination` is the broker section of it.
 pub(crate) fn start(
     relevo: &Path,
     directory: &Path,

@@ -1,4 +1,4 @@
-//! What a run did and found, for people.
+//! The printed report of a run.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -7,25 +7,25 @@ use std::time::Duration;
 use crate::harms::Blow;
 use crate::oracle::{Findings, Judgement};
 
-/// What was done to processes of one kind.
+/// Faults of the processes of one kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ended {
-    /// Killed with -9.
+    /// Number of kills with SIGKILL.
     pub killed: u32,
-    /// Stopped for longer than others wait for them, and continued.
+    /// Number of times that a process was suspended for longer than others wait for it.
     pub frozen: u32,
-    /// Asked to leave.
+    /// Number of stops with SIGTERM.
     pub left: u32,
 }
 
-/// What was done to a server.
+/// Faults of a server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Struck {
-    /// Killed with -9.
+    /// Number of kills with SIGKILL.
     pub killed: u32,
-    /// Stopped for longer than a call may take.
+    /// Number of times that the server was suspended for longer than the deadline of a call.
     pub frozen: u32,
-    /// All connections to it cut.
+    /// Number of times that all connections were cut.
     pub cut: u32,
 }
 
@@ -39,21 +39,21 @@ impl Struck {
     }
 }
 
-/// What was done on purpose.
+/// The injected faults.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Deeds {
-    /// To relays.
+    /// Faults of relays.
     pub relays: Ended,
-    /// To consumers.
+    /// Faults of consumers.
     pub consumers: Ended,
-    /// To the database.
+    /// Faults of the database.
     pub database: Struck,
-    /// To the broker.
+    /// Faults of the broker.
     pub broker: Struck,
 }
 
 impl Deeds {
-    /// All of them together.
+    /// The total number of faults.
     pub fn all(&self) -> u32 {
         let Self { relays, consumers, database, broker } = self;
         let ended = [relays, consumers].map(|Ended { killed, frozen, left }| killed + frozen + left);
@@ -62,33 +62,33 @@ impl Deeds {
     }
 }
 
-/// A whole run.
+/// The report of a whole run.
 #[derive(Clone, Debug)]
 pub struct Report {
-    /// Which store.
+    /// The store.
     pub store: &'static str,
-    /// Which broker.
+    /// The broker.
     pub broker: &'static str,
-    /// What chose everything.
+    /// The seed of all random choices.
     pub seed: u64,
     /// How long producers wrote.
     pub wrote_for: Duration,
-    /// Until the last message had arrived, and its effects had happened.
+    /// How long it then took until the last message had arrived and its effects had happened.
     pub drained_in: Duration,
-    /// What was done.
+    /// The injected faults.
     pub deeds: Deeds,
-    /// Transactions that rolled back, vanished, or whose end their producer never heard of.
+    /// Transactions that rolled back, lost their connection, or had an unknown result.
     pub unhappy: [u64; 3],
-    /// What was found at the broker.
+    /// The result for the broker.
     pub judgement: Judgement,
-    /// What was found of each consumer; none if there were none on stage.
+    /// The results for the consumers. Empty if the run had none.
     pub findings: Vec<Findings>,
-    /// Where the logs of all processes are, if they tell of something.
+    /// The directory with the logs of all processes, if there is a problem.
     pub logs: Option<PathBuf>,
 }
 
 impl Report {
-    /// Whether every promise held.
+    /// Whether all guarantees held.
     pub fn is_sound(&self) -> bool {
         self.judgement.is_sound() && self.findings.iter().all(Findings::is_sound)
     }

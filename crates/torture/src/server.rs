@@ -1,4 +1,4 @@
-//! The PostgreSQL server under a tortured database, and the proxy through which relays and consumers reach it.
+//! The PostgreSQL server under test, and the proxy between it and the relays and consumers.
 
 use std::str::FromStr as _;
 use std::time::Duration;
@@ -9,9 +9,9 @@ use sqlx::postgres::PgConnectOptions;
 use tokio::time::sleep;
 
 use crate::harms::Blow;
-use crate::random::Random;
+use relevo_core::random::SplitMix64;
 
-/// A server of the run's own.
+/// A private server.
 pub(crate) struct Server {
     server: Private,
     proxy: CutProxy,
@@ -19,24 +19,25 @@ pub(crate) struct Server {
 
 impl Server {
     pub(crate) async fn start() -> Self {
-        // Each process of a consumer has up to 17 connections, and a hundred are all that PostgreSQL gives by itself.
+        // Each consumer process uses up to 17 connections. PostgreSQL's default limit is 100.
         let server = Private::start_with(PgVersion::V15, &[("max_connections", "300")]).await;
         let proxy = CutProxy::start(([127, 0, 0, 1], server.port()).into()).await;
         Self { server, proxy }
     }
 
-    /// Without the proxy: for the applications, and for the judge.
+    /// Connection options without the proxy, for the applications and the oracle.
     pub(crate) fn options(&self) -> PgConnectOptions {
         PgConnectOptions::from_str(&self.server.url()).expect("the testkit gives a URL")
     }
 
-    /// Through the proxy.
+    /// The URL through the proxy.
     pub(crate) fn url(&self) -> String {
         format!("postgres://postgres@{}/postgres?sslmode=disable", self.proxy.addr())
     }
 
-    /// Does it; returns when the server is back. Stopped for `past`, it takes afterwards what was said to it meanwhile.
-    pub(crate) async fn blow(&self, blow: Blow, past: Duration, random: &mut Random) {
+    /// Injects a fault, and returns when the server is back. After a freeze of length `past`, the server receives the
+    /// bytes that were held back.
+    pub(crate) async fn blow(&self, blow: Blow, past: Duration, random: &mut SplitMix64) {
         match blow {
             Blow::Kill => {
                 self.server.kill9().await;

@@ -1,4 +1,4 @@
-//! One run: who is on stage, and how it goes.
+//! One run: its processes and servers, and its course.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,26 +17,26 @@ use crate::operator::{Operator, Seen};
 use crate::oracle::{Change, Findings, judge, judge_effects};
 use crate::process::Process;
 use crate::producers::{Done, Producer};
-use crate::random::Random;
 use crate::relays;
 use crate::report::{Deeds, Report};
 use crate::server::Server;
+use relevo_core::random::SplitMix64;
 
 const RELAYS: usize = 3;
 const SHARDS: u16 = 8;
 pub(crate) const DESTINATION: &str = "main";
 
-/// Which store is tortured.
+/// The store under test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Victim {
-    /// A PostgreSQL server of the run's own.
+    /// A private PostgreSQL server.
     Postgres,
     /// A SQLite file.
     Sqlite,
 }
 
 impl Victim {
-    /// What people call it.
+    /// The display name.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Postgres => "PostgreSQL",
@@ -45,43 +45,44 @@ impl Victim {
     }
 }
 
-/// What to do.
+/// The plan of a run.
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// The binary under test.
     pub relevo: PathBuf,
-    /// The binary `ledger`, if consumers are on stage too.
+    /// The binary `ledger`, if the run includes consumers.
     pub ledger: Option<PathBuf>,
-    /// Which store.
+    /// The store.
     pub victim: Victim,
-    /// Which broker.
+    /// The broker.
     pub far: Far,
-    /// Chooses what happens when.
+    /// The seed of all random choices.
     pub seed: u64,
-    /// How long producers write at least.
+    /// Minimum time for which producers write.
     pub write_for: Duration,
-    /// And until so many messages are committed; more than none makes the producers write without a pause.
+    /// Minimum number of committed messages. If it is not 0, producers write without pauses.
     pub messages: u64,
-    /// And until so many harms are done.
+    /// Minimum number of injected faults.
     pub faults: u32,
-    /// Breaks the consumers: one forgets what it did, the other acknowledges before it commits. The judge must notice.
+    /// Breaks the consumers: one forgets what it handled, the other acknowledges before it commits. The oracle must
+    /// detect both.
     pub careless: bool,
 }
 
-/// Carries a plan out; an error only if it could not be carried out, or a process ended by itself.
+/// Executes a plan. Returns an error only if it could not be executed, or if a process ended by itself.
 pub async fn torture(plan: &Plan) -> Result<Report> {
     let directory = Scratch::new(plan)?;
     let mut stage = Stage::set(plan, &directory.0).await?;
     let mut ended = stage.play(plan).await;
     if !plan.careless && !ended.as_ref().is_ok_and(Report::is_sound) {
-        // The logs of the processes tell why.
+        // Keep the directory: the logs of the processes show the cause.
         ended = ended.map(|report| Report { logs: Some(directory.0.clone()), ..report });
         std::mem::forget(directory);
     }
     ended
 }
 
-/// A directory of the run's own, gone when it ends well.
+/// The run's own directory. It is deleted if the run ends well.
 struct Scratch(PathBuf);
 
 impl Scratch {
@@ -100,30 +101,31 @@ impl Drop for Scratch {
     }
 }
 
-/// So far producers run ahead of consumers, and where many messages are asked for: what is left only lengthens the end.
+/// How far producers may be ahead of consumers: normally, and when the plan sets a number of messages. A longer queue
+/// only prolongs the end of the run.
 const AHEAD_MAX: [u64; 2] = [500, 5000];
-/// Changes of one transaction at most, where many messages are asked for: commits are what takes time.
+/// Maximum number of changes in one transaction when the plan sets a number of messages: commits take most of the time.
 const BURST: u32 = 100;
 
-/// So many are committed at least, whatever is asked for: a process that was stopped while it had the lock of a SQLite file lets nobody
-/// write, and less than this would prove little.
+/// Minimum number of commits, whatever the plan says. A suspended process that holds the lock of a SQLite file blocks
+/// all writers, and fewer commits would prove little.
 const COMMITTED_MIN: u64 = 101;
 
-/// Everything that is on stage.
+/// All processes and servers of a run.
 pub(crate) struct Stage {
     pub(crate) server: Option<Server>,
     pub(crate) database: Database,
     pub(crate) broker: Broker,
     pub(crate) relays: Vec<Process>,
     pub(crate) consumers: Vec<Process>,
-    /// The consumers are broken on purpose.
+    /// Whether the consumers are broken on purpose.
     pub(crate) careless: bool,
-    pub(crate) random: Random,
+    pub(crate) random: SplitMix64,
     pub(crate) deeds: Deeds,
 }
 
 impl Stage {
-    /// A database with an outbox, the producers' tables, and relays and consumers that run.
+    /// Prepares a database with an outbox and the producers' tables, and starts relays and consumers.
     async fn set(plan: &Plan, directory: &Path) -> Result<Self> {
         let (server, database, url) = match plan.victim {
             Victim::Postgres => {
@@ -149,7 +151,7 @@ impl Stage {
             relays: Vec::new(),
             consumers: Vec::new(),
             careless: plan.careless,
-            random: Random::new(plan.seed),
+            random: SplitMix64::new(plan.seed),
             deeds: Deeds::default(),
         };
         let destination = stage.broker.config(DESTINATION);
@@ -223,7 +225,7 @@ impl Stage {
         producers
     }
 
-    /// Harms, until everything that was asked for is done.
+    /// Injects faults until the plan is complete.
     async fn torment(&mut self, plan: &Plan, done: &Done) -> Result<()> {
         let end = Instant::now() + plan.write_for;
         let enough = plan.messages.max(COMMITTED_MIN);
@@ -235,7 +237,7 @@ impl Stage {
             }
             sleep(Duration::from_millis(u64::from(200 + self.random.below(700)))).await;
             self.mend()?;
-            // Where both are asked for, the harms are spread over the messages.
+            // If the plan sets both numbers, the faults are spread over the messages.
             let early = u64::from(deeds) * plan.messages > committed * u64::from(plan.faults);
             if plan.faults == 0 || !early || committed >= plan.messages {
                 self.harm(round).await?;
@@ -244,7 +246,7 @@ impl Stage {
         }
     }
 
-    /// Continues who was stopped for long enough, and starts some of those who are gone.
+    /// Resumes processes that were suspended for long enough, and restarts some of those that have ended.
     fn mend(&mut self) -> Result<()> {
         for process in self.relays.iter_mut().chain(&mut self.consumers) {
             process.expect_alive()?;

@@ -1,4 +1,4 @@
-//! What of a consumer stands in the tortured database.
+//! Reads the data of a consumer from the database under test.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use sqlx::{AssertSqlSafe, Row as _};
 use crate::database::{Database, Link};
 use crate::oracle::{Effect, Left, Mark};
 
-/// Runs a query with the consumer as its one parameter, on either database, and reads each row.
+/// Runs a query with the consumer as its only parameter, on either database, and reads each row.
 macro_rules! rows {
     ($link:expr, $sql:expr, $consumer:expr, $read:expr) => {
         match $link {
@@ -69,10 +69,10 @@ impl Database {
         }
     }
 
-    /// How far each lane of a consumer says to have come, and what its inbox knows up to there: both at one moment.
+    /// The mark of each lane of a consumer, and how many messages its inbox knows up to there: both at the same moment.
     pub(crate) async fn marks(&self, consumer: &str) -> Result<Vec<Mark>> {
         let Inbox { trace, offset, lane, settled_offset, .. } = self.inbox();
-        // The trace has a row for each message that the inbox knows.
+        // The trace has one row for each message that the inbox knows.
         let known = format!(
             "SELECT count(*) FROM {trace} AS t WHERE t.consumer = k.consumer AND t.lane = k.lane \
              AND t.{offset} <= k.{settled_offset}"
@@ -87,7 +87,7 @@ impl Database {
         }))
     }
 
-    /// Everything of a consumer, and what became of marks that were seen on the way.
+    /// All data of a consumer, and the state of marks that were sampled during the run.
     pub(crate) async fn left(&self, consumer: &str, seen: &[Mark]) -> Result<Left> {
         let Inbox { inbox, trace, offset, waiting, dead, dead_state, redrives, .. } = self.inbox();
         let mut link = self.connect().await?;
@@ -124,7 +124,7 @@ impl Database {
         Ok(Left { effects, states: states.into_iter().collect(), waiting, dead, redriven, marks })
     }
 
-    /// How many changes are committed.
+    /// The number of committed changes.
     pub(crate) async fn committed(&self) -> Result<i64> {
         let sql = "SELECT count(*) FROM torture_change WHERE token <> $1".to_owned();
         let mut link = self.connect().await?;
@@ -132,7 +132,7 @@ impl Database {
         Ok(counts.first().copied().unwrap_or_default())
     }
 
-    /// How many messages a consumer's inbox says to be done with, and how many it knows in all.
+    /// The number of messages that a consumer's inbox has as done, and the number that it knows in total.
     pub(crate) async fn done(&self, consumer: &str) -> Result<(i64, i64)> {
         let inbox = self.inbox().inbox;
         let sql = format!("SELECT count(*) FILTER (WHERE state = 'done'), count(*) FROM {inbox} WHERE consumer = $1");

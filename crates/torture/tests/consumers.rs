@@ -1,6 +1,7 @@
-//! Consumers on real stores and brokers: whatever is killed, frozen, cut or delivered twice, each message has one effect.
+//! Consumers on real stores and brokers. Each message has exactly one effect, whatever is killed, suspended, cut or
+//! delivered twice.
 //!
-//! One suite, made into one test a case for each pair of a store and a broker.
+//! One suite, expanded to one test per case and per pair of store and broker.
 
 #[path = "consumers/age.rs"]
 mod age;

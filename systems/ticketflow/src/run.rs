@@ -107,6 +107,7 @@ impl Parts {
             prepared?;
         }
         let relay = config.role.serves().then(|| flow::relay(Arc::clone(&outbox), broker.publisher(), &config.outbox));
+        let relay = relay.transpose()?;
         let name = format!("ticketflow-{}", std::process::id());
         let worker = if config.role.works() {
             Some(patiently("the database", || Worker::open(config, &broker, &name)).await?)

@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::cargo_test;
 use crate::runner::Runner;
 
-/// Programs that take longest, first: started last, one of them would run alone at the end.
+/// The slowest programs, slowest first. If one of them started last, it would run alone at the end.
 const LONGEST: [&str; 12] = [
     "postgres",
     "run",
@@ -29,7 +29,7 @@ const LONGEST: [&str; 12] = [
 pub(super) enum Program {
     /// A program that Cargo built from one target.
     Built { package: String, target: String, executable: PathBuf, directory: PathBuf },
-    /// The examples in documentation, which only Cargo can build and run.
+    /// The documentation examples, which only Cargo can build and run.
     Documentation(Command),
 }
 
@@ -39,7 +39,7 @@ pub(super) struct NamedCommand {
     pub(super) command: Command,
 }
 
-/// Builds all test programs of the selection, longest first; `None` when something does not build.
+/// Builds all selected test programs, slowest first. Returns `None` if the build fails.
 pub(super) fn build(runner: &Runner, selection: &[&str]) -> Result<Option<Vec<Program>>> {
     let mut command = cargo_test(&["--no-run", "--message-format=json-render-diagnostics"], selection)?;
     command.stdout(Stdio::piped());
@@ -56,7 +56,7 @@ pub(super) fn build(runner: &Runner, selection: &[&str]) -> Result<Option<Vec<Pr
 }
 
 impl Program {
-    /// The examples in the documentation of the selected packages.
+    /// The documentation examples of the selected packages.
     pub(super) fn documentation(selection: &[&str]) -> Result<Self> {
         Ok(Self::Documentation(cargo_test(&["--doc"], selection)?))
     }
@@ -83,13 +83,13 @@ impl Program {
         }
     }
 
-    /// Runs it as `cargo test` does: in its package's folder, with these variables.
+    /// Runs the program as `cargo test` does: in the folder of its package, with these variables.
     pub(super) fn command(self, arguments: &[&str], variables: &Vec<(String, String)>) -> NamedCommand {
         let (name, mut command) = match self {
             Self::Built { package, target, executable, directory } => {
                 let mut command = Command::new(executable);
                 command.current_dir(&directory).env("CARGO_MANIFEST_DIR", directory);
-                // Times of single tests are an unstable option of the test harness, which this variable permits.
+                // The times of single tests need an unstable option of the test harness. This variable permits it.
                 command.env("RUSTC_BOOTSTRAP", "1").args(["-Zunstable-options", "--report-time"]).args(arguments);
                 (format!("{package} {target}"), command)
             }

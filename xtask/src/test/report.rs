@@ -1,10 +1,10 @@
-//! Results and times of the test programs.
+//! Results and durations of the test programs.
 
 use std::time::Duration;
 
 use crate::tally::Tally;
 
-/// Results of all programs of a run.
+/// The results of all programs of a run.
 #[derive(Default)]
 pub(crate) struct Report {
     pub(crate) tally: Tally,
@@ -14,7 +14,7 @@ pub(crate) struct Report {
     failed: bool,
 }
 
-/// Result of one program.
+/// The result of one program.
 pub(crate) struct ProgramResult {
     pub(crate) name: String,
     pub(crate) elapsed: Duration,
@@ -46,7 +46,7 @@ impl ProgramResult {
 }
 
 impl Report {
-    /// Adds the result of a program. One that failed without a failed test counts as one failure.
+    /// Adds the result of a program. A program that failed without a failed test counts as one failure.
     pub(crate) fn add(&mut self, result: ProgramResult) {
         self.tally.add(&result.tally);
         if !result.succeeded {
@@ -75,7 +75,7 @@ impl Report {
         !self.failed && self.tally.failed == 0
     }
 
-    /// Prints the time of each program and of the slowest tests, and the names of failed tests.
+    /// Prints the duration of each program and of the slowest tests, and the names of failed tests.
     pub(crate) fn print_times(&self, slowest: usize) {
         println!("\n==> slowest tests, in seconds");
         let mut tests: Vec<_> = self.tests.iter().collect();
@@ -95,7 +95,7 @@ impl Report {
     }
 }
 
-/// The name and the seconds of a line such as `test leases::expire ... ok <0.120s>`.
+/// The test name and the seconds of a line such as `test leases::expire ... ok <0.120s>`.
 fn test_time(line: &str) -> Option<(&str, f64)> {
     let (name, rest) = line.strip_prefix("test ")?.split_once(" ... ")?;
     let seconds = rest.split_once('<')?.1.strip_suffix("s>")?.parse().ok()?;

@@ -1,4 +1,4 @@
-//! Runs test programs side by side.
+//! Runs test programs in parallel.
 
 use std::io::{BufReader, Write as _};
 use std::process::{Child, Stdio};
@@ -12,15 +12,15 @@ use super::program::NamedCommand;
 use super::report::{ProgramResult, Report};
 use crate::runner::Runner;
 
-/// A program without output for this long is stuck, and is killed, so that the other programs' results are reported.
+/// A program without output for this long is stuck. It is killed, so that the run still reports the other programs.
 const SILENCE_MAX: Duration = Duration::from_mins(10);
 
-/// Tests wait for servers half of their time, so that more programs than processors run well.
+/// Tests spend half of their time waiting for servers, so it pays to run more programs than there are processors.
 pub(super) fn jobs() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from) * 2
 }
 
-/// Runs all programs, `jobs` at a time, in the order given. The output of each is printed when it ends.
+/// Runs all programs, `jobs` at a time, in the given order. Prints the output of each when it ends.
 pub(super) fn run(runner: &Runner, jobs: usize, programs: Vec<NamedCommand>, report: &mut Report) -> Result<()> {
     let (queue, report) = (Mutex::new(programs.into_iter()), Mutex::new(report));
     std::thread::scope(|scope| {
@@ -47,7 +47,7 @@ fn run_one(runner: &Runner, program: NamedCommand, silence_max: Duration) -> Res
     Ok((ProgramResult::new(name, started.elapsed(), succeeded, &output), output))
 }
 
-/// Collects what a program prints until it ends; kills it when it is silent for too long.
+/// Collects the output of a program until it ends. Kills the program if it prints nothing for too long.
 fn follow(runner: &Runner, child: &mut Child, silence_max: Duration, output: &mut Vec<u8>) -> Result<()> {
     let (lines, received) = mpsc::sync_channel(64);
     let stdout = child.stdout.take().context("the output was piped")?;
@@ -73,7 +73,7 @@ fn follow(runner: &Runner, child: &mut Child, silence_max: Duration, output: &mu
 fn send_lines(mut source: impl std::io::BufRead, lines: &mpsc::SyncSender<Vec<u8>>) {
     loop {
         let mut line = Vec::new();
-        // Not `lines()`: a test may print bytes that are not UTF-8.
+        // `lines()` does not work here: a test may print bytes that are not UTF-8.
         match source.read_until(b'\n', &mut line) {
             Ok(1..) if lines.send(line).is_ok() => {}
             _ => return,

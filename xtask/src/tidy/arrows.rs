@@ -1,4 +1,4 @@
-//! Which crate may know which.
+//! Checks which crate may depend on which.
 
 use std::path::{Path, PathBuf};
 
@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::Finding;
 use crate::cargo;
 
-/// Checks every package's dependencies; what only its tests need is its own affair.
+/// Checks the dependencies of each package, without its dev-dependencies.
 pub(super) fn check(root: &Path) -> Result<Vec<Finding>> {
     let output = cargo::command(&["metadata", "--no-deps", "--offline", "--format-version", "1"])?.output()?;
     ensure!(output.status.success(), "`cargo metadata` failed: {}", String::from_utf8_lossy(&output.stderr));
@@ -42,7 +42,7 @@ fn may_know(package: &str, dependency: &str) -> bool {
         return true;
     };
     let Some(from) = package.strip_prefix("relevo-") else {
-        // The library knows adapters, the systems on it know the library alone, as any user's would.
+        // The library may depend on adapters. The systems depend only on the library, like any user's project.
         return package == "relevo" && !FOR_TESTS.contains(&to) && to != "cli";
     };
     match from {
@@ -54,7 +54,7 @@ fn may_know(package: &str, dependency: &str) -> bool {
         "bench" | "torture" => to != "cli",
         "cli" => !FOR_TESTS.contains(&to),
         "observe" => ["core", "relay", "inbox", "admin"].contains(&to),
-        // Adapters, the engines, and whatever comes next.
+        // Adapters, engines, and future crates.
         _ => to == "core",
     }
 }

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::Finding;
 
-/// Every link to a file of the project leads somewhere.
+/// Reports links to files of the project that do not exist.
 pub(super) fn check(root: &Path, file: &Path, text: &str) -> Vec<Finding> {
     let directory = file.parent().unwrap_or(Path::new(""));
     let dead = |target: &&str| !root.join(directory).join(target).exists();
@@ -16,7 +16,7 @@ pub(super) fn check(root: &Path, file: &Path, text: &str) -> Vec<Finding> {
     findings.collect()
 }
 
-/// The line and the path, without its anchor, of each link that is no address.
+/// The line and the path, without its anchor, of each link that is not a URL.
 fn relative_links(text: &str) -> Vec<(usize, &str)> {
     let mut links = Vec::new();
     let mut in_code = false;
@@ -52,7 +52,7 @@ mod tests {
         let root = Path::new(env!("CARGO_MANIFEST_DIR"));
         let text = "[here](../src/main.rs)\n[gone](../src/gone.rs)";
         let findings = check(root, Path::new("docs/a.md"), text);
-        // `docs` itself need not exist for the first to be judged, so only the second line is certain.
+        // The first link resolves only if `docs` exists, so the first assertion checks only the second line.
         assert!(findings.iter().any(|finding| finding.line == 2));
         assert!(check(root, Path::new("src/a.md"), text).iter().all(|finding| finding.line == 2));
     }

@@ -1,5 +1,5 @@
-//! Pages name tests and settings: each of them must still be there. A table whose last column is [`RUN_BY`] names a test in
-//! every row, or several.
+//! Checks that the tests and settings that documents name still exist. In a table whose last column is [`RUN_BY`], each
+//! row must name at least one test.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -8,14 +8,14 @@ use super::Finding;
 
 const RUN_BY: &str = "Run by";
 
-/// A name of fewer words may be a word of another world.
+/// A name with fewer words may come from elsewhere, so it is not checked.
 const WORDS_MIN: usize = 5;
 
-/// Names in code spans of a page that no source has.
+/// Reports names in code spans of a document that do not occur in the source.
 pub(super) fn check(file: &Path, text: &str, known: &BTreeSet<String>) -> Vec<Finding> {
     let missing = |(line, text): (usize, &str)| {
         let spans = text.split('`').skip(1).step_by(2).filter(|span| has_words(span, WORDS_MIN));
-        // The format of metrics adds the end of a counter's name.
+        // The metrics format appends `_total` to the name of a counter.
         let unknown = spans.filter(|span| !known.contains(*span) && !known.contains(span.trim_end_matches("_total")));
         let told = |span: &str| Finding {
             file: file.to_owned(),
@@ -27,7 +27,7 @@ pub(super) fn check(file: &Path, text: &str, known: &BTreeSet<String>) -> Vec<Fi
     text.lines().enumerate().flat_map(missing).chain(not_run(file, text, known)).collect()
 }
 
-/// Rows that say by which test they are run, and name none.
+/// Reports rows of a "Run by" table that name no existing test.
 fn not_run(file: &Path, text: &str, known: &BTreeSet<String>) -> Vec<Finding> {
     let mut findings = Vec::new();
     let mut promised = false;
@@ -52,18 +52,18 @@ fn not_run(file: &Path, text: &str, known: &BTreeSet<String>) -> Vec<Finding> {
     findings
 }
 
-/// How a test is known, beside its name.
+/// The form in which the set of known names lists a test.
 fn test(name: &str) -> String {
     format!("test {name}")
 }
 
-/// The long names of a source, and its tests.
+/// The long names in a source file, and its tests.
 pub(super) fn names(text: &str) -> impl Iterator<Item = String> {
     let after = text.lines().skip(1).zip(text.lines());
     let tests = after.filter(|(_, before)| ["#[test]", "#[tokio::test"].iter().any(|it| before.trim().starts_with(it)));
     let tests = tests.filter_map(|(line, _)| line.split_once("fn ")?.1.split('(').next().map(test));
     let words = text.split(|char: char| !char.is_ascii_alphanumeric() && char != '_');
-    // One less, because of the ends that are added.
+    // One word fewer, because the metrics format may append a suffix.
     words.filter(|word| has_words(word, WORDS_MIN - 1)).map(str::to_owned).chain(tests)
 }
 

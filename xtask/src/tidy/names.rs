@@ -1,4 +1,4 @@
-//! Names of files.
+//! File names.
 
 use std::path::Path;
 

@@ -1,11 +1,11 @@
-//! What must not stand in a Rust file.
+//! Text that must not occur in a Rust file.
 
 use std::path::Path;
 
 use super::Finding;
 
 const LINES_MAX: usize = 600;
-// In two halves, or this file would be found.
+// Written in two halves so that the check does not find itself.
 const SPAWN: &str = concat!("tokio::", "spawn(");
 
 pub(super) fn check(file: &Path, text: &str) -> Vec<Finding> {

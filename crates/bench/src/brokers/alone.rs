@@ -1,4 +1,4 @@
-//! A client library by itself, publishing from memory.
+//! A client library without Relevo, publishing from memory.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -10,7 +10,7 @@ use futures_util::stream::FuturesUnordered;
 use relevo_core::Publication;
 use tokio::time::{MissedTickBehavior, interval};
 
-/// Ends when the server has confirmed a message.
+/// Completes when the server has confirmed a message.
 pub(super) type Confirm = Pin<Box<dyn Future<Output = anyhow::Result<()>> + Send>>;
 
 /// A connection of a client library.
@@ -20,7 +20,7 @@ pub(super) trait Client: Send + Sync {
     async fn send(&self, publication: &Publication) -> anyhow::Result<Confirm>;
 }
 
-/// Messages a second, with so many unconfirmed at most.
+/// Messages per second, with at most `window` unconfirmed messages.
 pub(super) async fn rate(client: &dyn Client, batch: &[Publication], window: usize) -> anyhow::Result<f64> {
     let began = Instant::now();
     let mut confirms = FuturesUnordered::new();
@@ -38,7 +38,7 @@ pub(super) async fn rate(client: &dyn Client, batch: &[Publication], window: usi
     Ok(f64::from(u32::try_from(batch.len())?) / began.elapsed().as_secs_f64())
 }
 
-/// From sending to the confirm, one message every `period`; in milliseconds, sorted.
+/// Latencies from sending to the confirm, with one message every `period`. In milliseconds, sorted.
 pub(super) async fn latencies(
     client: &dyn Client,
     batch: &[Publication],
@@ -63,7 +63,7 @@ pub(super) async fn latencies(
             }
         }
     }
-    // The first second warms both sides up.
+    // The first second is the warm-up of both sides.
     let warm = usize::try_from(Duration::from_secs(1).as_nanos() / period.as_nanos())?.min(millis.len());
     let mut millis = millis.split_off(warm);
     millis.sort_by(f64::total_cmp);

@@ -26,7 +26,7 @@ pub(super) async fn consumer(url: &str) -> anyhow::Result<NatsConsumer> {
 
 pub(super) async fn empty(url: &str) -> anyhow::Result<()> {
     let context = jetstream::new(async_nats::connect(url).await?);
-    // It is not there the first time.
+    // The first run finds no stream.
     context.delete_stream(STREAM).await.ok();
     let config = stream::Config {
         name: STREAM.to_owned(),
@@ -39,7 +39,7 @@ pub(super) async fn empty(url: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The client library, with room for so many unacknowledged messages.
+/// The client library, with a limit for unacknowledged messages.
 pub(super) async fn client(url: &str, window: usize) -> anyhow::Result<Context> {
     Ok(ContextBuilder::new().max_ack_inflight(window * 2).build(async_nats::connect(url).await?))
 }

@@ -32,7 +32,7 @@ pub(super) async fn empty(url: &str) -> anyhow::Result<()> {
     channel.exchange_declare(NAME.into(), ExchangeKind::Topic, durable, FieldTable::default()).await?;
     let mut arguments = FieldTable::default();
     arguments.insert("x-queue-type".into(), AMQPValue::LongString("quorum".into()));
-    // Costs publishers nothing, and keeps order for consumers.
+    // Costs publishers nothing, and keeps the order for consumers.
     arguments.insert("x-single-active-consumer".into(), AMQPValue::Boolean(true));
     let durable = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
     channel.queue_declare(NAME.into(), durable, arguments).await?;
@@ -42,7 +42,7 @@ pub(super) async fn empty(url: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The client library, on one channel with confirms.
+/// The client library, on one channel with publisher confirms.
 pub(super) async fn client(url: &str) -> anyhow::Result<Channel> {
     let channel = channel(url).await?;
     channel.confirm_select(ConfirmSelectOptions::default()).await?;

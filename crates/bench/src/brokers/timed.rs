@@ -1,4 +1,4 @@
-//! A broker that notes when each message was confirmed.
+//! A broker that records when each message was confirmed.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -9,7 +9,7 @@ use relevo_core::{Broker, Capabilities, Confirms, Publication};
 
 use crate::latency::Receipts;
 
-/// Passes everything on, and notes the time of each confirmation.
+/// Forwards all calls, and records the time of each confirmation.
 pub(super) struct Timed {
     inner: Arc<dyn Broker>,
     receipts: Receipts,
@@ -21,7 +21,7 @@ impl Timed {
         Self { inner, receipts, millis: Arc::default() }
     }
 
-    /// From each call of `publish` to the confirmation of each of its messages, in milliseconds.
+    /// The times from each call of `publish` to the confirmation of each of its messages, in milliseconds.
     pub(super) fn millis(&self) -> Arc<Mutex<Vec<f64>>> {
         Arc::clone(&self.millis)
     }
@@ -67,6 +67,6 @@ impl Broker for Timed {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing panics while it is held.
+    // No code panics while it holds the lock.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

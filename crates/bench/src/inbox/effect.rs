@@ -33,7 +33,7 @@ async fn insert(connection: &mut PgConnection, id: Uuid, key: &str, body: &[u8])
     Ok(())
 }
 
-/// Rows a second without Relevo, by so many clients.
+/// Rows per second without Relevo, written by `clients` clients.
 pub(super) async fn rate(options: &PgConnectOptions, clients: u32, count: u32) -> anyhow::Result<f64> {
     let mut connections = Vec::new();
     for _ in 0..clients {

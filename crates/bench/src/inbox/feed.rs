@@ -1,4 +1,4 @@
-//! A broker in memory that hands out messages as fast as they are taken.
+//! A broker in memory that delivers messages as fast as they are consumed.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,10 +16,10 @@ use uuid::Uuid;
 
 use crate::fill::{KEYS, PAYLOAD_BYTES};
 
-/// What the brokers hand out by default.
+/// The default prefetch of the brokers.
 const PREFETCH: usize = 256;
 
-/// Messages in lanes, each handed out once.
+/// Messages in lanes, each delivered once.
 pub(super) struct Feed {
     inner: Mutex<Lanes>,
     settled: Notify,
@@ -28,20 +28,20 @@ pub(super) struct Feed {
 #[derive(Default)]
 struct Lanes {
     waiting: VecDeque<Delivery>,
-    /// How many of each lane are out, and which lane each of them is of.
+    /// The number of unsettled messages of each lane, and the lane of each unsettled message.
     out: BTreeMap<Lane, usize>,
     of: BTreeMap<DeliveryTag, Lane>,
 }
 
 impl Feed {
-    /// So many messages of the usual keys, new ones each time.
+    /// Creates `count` new messages with the usual keys.
     pub(super) fn new(count: u32, lanes: u16) -> Self {
         let waiting = (0..count).map(|number| delivery(number, lanes)).collect();
         Self { inner: Mutex::new(Lanes { waiting, ..Lanes::default() }), settled: Notify::new() }
     }
 
     fn lock(&self) -> MutexGuard<'_, Lanes> {
-        // Nothing panics while it is held.
+        // No code panics while it holds the lock.
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -89,7 +89,8 @@ impl BrokerConsumer for Feed {
 }
 
 impl Lanes {
-    /// The first messages whose lane has room; a lane that has none keeps the others from nothing but the next call.
+    /// Takes messages from the front, up to the limit or the first message whose lane is full. That one waits for a
+    /// later call.
     fn give(&mut self, limit: usize) -> Vec<Delivery> {
         let mut given = Vec::new();
         while given.len() < limit

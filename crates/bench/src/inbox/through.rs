@@ -1,4 +1,4 @@
-//! From a writer's COMMIT to the handler's, through relay and broker.
+//! The latency from the writer's COMMIT to the handler's, through relay and broker.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -37,7 +37,7 @@ pub(super) async fn measure(kind: Kind, server: &PgConnectOptions, report: &mut 
     Ok(())
 }
 
-/// Everything is in one database, as with a service that talks to itself.
+/// Everything is in one database, like a service that consumes its own messages.
 async fn round(kind: Kind, server: &PgConnectOptions) -> anyhow::Result<Vec<f64>> {
     let mut bench = Bench::new(server, "inbox_through").await?;
     run(&mut bench.connection, effect::TABLE).await?;
@@ -57,7 +57,7 @@ async fn round(kind: Kind, server: &PgConnectOptions) -> anyhow::Result<Vec<f64>
     Ok(millis)
 }
 
-/// Notes when each message is acknowledged, which is after its effect was committed.
+/// Records when each message is acknowledged, which is after its effect was committed.
 struct Watched {
     inner: Arc<dyn BrokerConsumer>,
     out: Mutex<BTreeMap<DeliveryTag, MessageId>>,

@@ -1,8 +1,8 @@
-//! Percentiles of a histogram, from the text that Prometheus would read.
+//! Percentiles of a histogram, from the Prometheus text format.
 
 use anyhow::{Context as _, ensure};
 
-/// The bound of the bucket in which it lies: never less than it is.
+/// The upper bound of the bucket that contains the percentile. It is never below the true value.
 pub(super) fn percentile(metrics: &str, name: &str, percent: u32) -> anyhow::Result<f64> {
     let buckets = format!("{name}_bucket{{");
     let mut counted: Vec<(f64, f64)> = Vec::new();
@@ -10,7 +10,7 @@ pub(super) fn percentile(metrics: &str, name: &str, percent: u32) -> anyhow::Res
         let (_, bound) = line.split_once("le=\"").context("a bucket has a bound")?;
         let bound = bound.split('"').next().unwrap_or_default();
         let bound = if bound == "+Inf" { f64::INFINITY } else { bound.parse()? };
-        // An exemplar may follow.
+        // An exemplar may follow the count.
         let (_, count) = line.split_once("} ").context("a bucket has a count")?;
         counted.push((bound, count.split(' ').next().unwrap_or_default().parse()?));
     }

@@ -1,4 +1,4 @@
-//! Many people who open tickets at a steady rate.
+//! Many users who open tickets at a steady rate.
 
 use std::time::{Duration, Instant};
 
@@ -10,10 +10,10 @@ use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
 use tokio::task::JoinSet;
 
-/// Connections that are kept open.
+/// Number of connections that stay open.
 const CLIENTS: u32 = 16;
 
-/// How long each answer took, in milliseconds, sorted. A client that is late asks at once: nothing is left out.
+/// The duration of each request in milliseconds, sorted. A client that is late sends at once: no request is left out.
 pub(super) async fn open_tickets(port: u16, token: &str, rate: u32, time: Duration) -> anyhow::Result<Vec<f64>> {
     let client = Client::builder(TokioExecutor::new()).build_http::<Full<Bytes>>();
     let mut people = JoinSet::new();
@@ -36,7 +36,7 @@ pub(super) async fn open_tickets(port: u16, token: &str, rate: u32, time: Durati
                 let status = answer.status();
                 let body = answer.into_body().collect().await?.to_bytes();
                 ensure!(status == StatusCode::CREATED, "{status}: {}", String::from_utf8_lossy(&body));
-                // From when it should have been asked: what a slow answer delays counts too.
+                // Measured from the scheduled time, so that delays because of earlier slow responses count too.
                 millis.push(Instant::now().duration_since(due.into_std()).as_secs_f64() * 1000.0);
             }
             anyhow::Ok(millis)

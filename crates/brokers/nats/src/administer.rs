@@ -7,12 +7,12 @@ use relevo_core::administer::{Administer, Expectations, Piece, State};
 use relevo_core::failure::Failure;
 use relevo_core::operate::{Finding, Severity};
 
-use crate::classify::Error;
+use crate::classify::{Error, api};
 use crate::config::Config;
 use crate::consumer;
 use crate::examine;
 use crate::link;
-use crate::snapshot::{Snapshot, api, context};
+use crate::snapshot::{Snapshot, context};
 
 /// Makes and examines what the configuration wants to be at the server.
 pub struct NatsAdmin {
@@ -22,7 +22,7 @@ pub struct NatsAdmin {
 impl NatsAdmin {
     /// Checks the configuration and its topology; nothing is asked of the server yet.
     pub fn new(config: Config) -> Result<Self, Error> {
-        link::servers(&config)?;
+        config.validate()?;
         config.topology.check()?;
         Ok(Self { config })
     }

@@ -3,7 +3,6 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use async_trait::async_trait;
-use relevo_core::slot::SLOTS;
 use relevo_core::{Broker, Capabilities, Confirms, Publication};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -11,7 +10,7 @@ use tokio::task::JoinSet;
 use crate::classify::Error;
 use crate::config::Config;
 use crate::link;
-use crate::publish::{self, IN_FLIGHT_MAX, State};
+use crate::publish::{self, State};
 
 /// Publishes to streams of NATS `JetStream`. Cheap to clone; the connection ends with the last clone.
 #[derive(Clone, Debug)]
@@ -25,10 +24,8 @@ impl NatsBroker {
     /// Checks the configuration and begins to connect. A server that is away is no error: the connection is made when
     /// it comes, and until then publishing reports an outage.
     pub async fn open(config: Config) -> Result<Self, Error> {
-        check(&config)?;
+        config.validate()?;
         let servers = link::servers(&config)?;
-        // Read once here, so that a wrong key or certificate is told at once.
-        link::options(&config)?;
         let (sender, state) = watch::channel(State::Down(Arc::new(Error::Connecting)));
         let mut keeper = JoinSet::new();
         keeper.spawn(publish::keep(config.clone(), servers, sender));
@@ -52,25 +49,6 @@ impl NatsBroker {
         // Neither the time that it took nor its failure matters here: `publish` tells.
         tokio::time::timeout(deadline, self.state.changed()).await.ok();
     }
-}
-
-fn check(config: &Config) -> Result<(), Error> {
-    let wrong = |what: String| Err(Error::Config(what));
-    if !(1..=IN_FLIGHT_MAX).contains(&config.in_flight_max) {
-        return wrong(format!("`in_flight_max` is {}, not between 1 and {IN_FLIGHT_MAX}", config.in_flight_max));
-    }
-    if config.lanes.is_some_and(|lanes| !(1..=SLOTS).contains(&lanes)) {
-        return wrong(format!("`lanes` is not between 1 and {SLOTS}"));
-    }
-    if config.ack_deadline.is_zero() || config.connect_deadline.is_zero() || config.ping_every.is_zero() {
-        return wrong("a deadline or interval is zero".to_owned());
-    }
-    if let Some(stream) = &config.stream
-        && (stream.is_empty() || stream.contains(|char: char| !char.is_ascii_graphic() || ".*>/\\".contains(char)))
-    {
-        return wrong(format!("`{stream}` cannot be the name of a stream"));
-    }
-    Ok(())
 }
 
 #[async_trait]

@@ -3,7 +3,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use async_nats::ConnectError;
+use async_nats::jetstream::context::{
+    ConsumerInfoError, ConsumerInfoErrorKind, CreateStreamError, CreateStreamErrorKind, GetStreamError,
+    GetStreamErrorKind,
+};
+use async_nats::jetstream::stream::{
+    ConsumerError, ConsumerErrorKind, PurgeError, PurgeErrorKind, RawMessageError, RawMessageErrorKind,
+};
+use async_nats::jetstream::{self, ErrorCode};
+use async_nats::{ConnectError, RequestError, RequestErrorKind};
 use relevo_core::{Class, Failure};
 
 /// Anything that a library said.
@@ -227,12 +235,65 @@ pub(crate) fn answered(code: u64, description: String) -> Error {
         ACCOUNT_RESOURCES | INSUFFICIENT_RESOURCES | MEMORY_RESOURCES | STORAGE_RESOURCES | STREAM_LIMITS => {
             Error::NoRoom(description)
         }
-        NOT_AVAILABLE | NOT_LEADER | NO_PEERS | STREAM_OFFLINE | STREAM_OFFLINE_REASON | TOO_MANY_REQUESTS => {
-            Error::Unavailable(description)
-        }
+        NOT_AVAILABLE
+        | NOT_LEADER
+        | NO_PEERS
+        | STREAM_OFFLINE
+        | STREAM_OFFLINE_REASON
+        | CONSUMER_OFFLINE
+        | TOO_MANY_REQUESTS => Error::Unavailable(description),
         DUPLICATE_IN_PROCESS => Error::InProcess(description),
         _ => Error::Refused { code, description },
     }
+}
+
+/// A call of the JetStream API that failed. A refusal by the server has the class of its code; of any other failure it is
+/// unknown whether the call was carried out.
+pub(crate) fn api(what: &'static str, error: impl Into<Source>) -> Error {
+    let source: Source = error.into();
+    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(&*source);
+    while let Some(error) = cause {
+        if let Some(code) = refusal(error) {
+            let description = format!("{what}: {error}");
+            return match code {
+                // Of a publish it says that the subject is another stream's; of a call that there is no such stream.
+                ErrorCode::STREAM_NOT_FOUND => Error::Refused { code: code.0, description },
+                code => answered(code.0, description),
+            };
+        }
+        let unanswered = error.downcast_ref::<RequestError>();
+        if unanswered.is_some_and(|error| error.kind() == RequestErrorKind::NoResponders) {
+            return Error::NotEnabled(format!("{what}: nobody answers at this server for our account"));
+        }
+        cause = error.source();
+    }
+    Error::Api { what, source }
+}
+
+/// The code with which the server refused a call. The library keeps it in the kinds of its errors, not among their sources.
+fn refusal(error: &(dyn std::error::Error + 'static)) -> Option<ErrorCode> {
+    macro_rules! of_kind {
+        ($($error:ident $kind:ident),*) => {
+            $(if let Some($kind::JetStream(refusal)) = error.downcast_ref::<$error>().map(|error| error.kind()) {
+                return Some(refusal.error_code());
+            })*
+        };
+    }
+    of_kind!(
+        CreateStreamError CreateStreamErrorKind,
+        GetStreamError GetStreamErrorKind,
+        ConsumerError ConsumerErrorKind,
+        ConsumerInfoError ConsumerInfoErrorKind,
+        RawMessageError RawMessageErrorKind,
+        PurgeError PurgeErrorKind
+    );
+    match error.downcast_ref::<ConsumerInfoError>().map(|error| error.kind()) {
+        Some(ConsumerInfoErrorKind::NotFound) => return Some(ErrorCode::CONSUMER_NOT_FOUND),
+        Some(ConsumerInfoErrorKind::StreamNotFound) => return Some(ErrorCode::STREAM_NOT_FOUND),
+        Some(ConsumerInfoErrorKind::Offline) => return Some(ErrorCode::CONSUMER_OFFLINE),
+        _ => {}
+    }
+    error.downcast_ref::<jetstream::Error>().map(jetstream::Error::error_code)
 }
 
 const ACCOUNT_RESOURCES: u64 = 10_002;
@@ -252,6 +313,7 @@ const STORE_FAILED: u64 = 10_077;
 const HEADER_EXCEEDS_MAXIMUM: u64 = 10_097;
 const STREAM_SEALED: u64 = 10_109;
 const STREAM_OFFLINE: u64 = 10_118;
+const CONSUMER_OFFLINE: u64 = 10_119;
 const NO_LIMITS: u64 = 10_120;
 const DUPLICATE_IN_PROCESS: u64 = 10_158;
 const TOO_MANY_REQUESTS: u64 = 10_167;

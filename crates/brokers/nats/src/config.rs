@@ -3,6 +3,11 @@
 use std::fmt;
 use std::time::Duration;
 
+use relevo_core::slot::SLOTS;
+
+use crate::classify::Error;
+use crate::link;
+use crate::publish::IN_FLIGHT_MAX;
 use crate::topology::Topology;
 
 /// Where the servers are, how to get in, and the limits.
@@ -57,6 +62,28 @@ impl Config {
             monitor_url: None,
             topology: Topology::default(),
         }
+    }
+
+    /// Refuses what can never work, for the publisher and the administrator alike. It asks nothing of the server.
+    pub(crate) fn validate(&self) -> Result<(), Error> {
+        let wrong = |what: String| Err(Error::Config(what));
+        if !(1..=IN_FLIGHT_MAX).contains(&self.in_flight_max) {
+            return wrong(format!("`in_flight_max` is {}, not between 1 and {IN_FLIGHT_MAX}", self.in_flight_max));
+        }
+        if self.lanes.is_some_and(|lanes| !(1..=SLOTS).contains(&lanes)) {
+            return wrong(format!("`lanes` is not between 1 and {SLOTS}"));
+        }
+        if self.ack_deadline.is_zero() || self.connect_deadline.is_zero() || self.ping_every.is_zero() {
+            return wrong("a deadline or interval is zero".to_owned());
+        }
+        if let Some(stream) = &self.stream
+            && (stream.is_empty() || stream.contains(|char: char| !char.is_ascii_graphic() || ".*>/\\".contains(char)))
+        {
+            return wrong(format!("`{stream}` cannot be the name of a stream"));
+        }
+        link::servers(self)?;
+        // A wrong key or certificate is found here, not at the first connection.
+        link::options(self).map(drop)
     }
 }
 

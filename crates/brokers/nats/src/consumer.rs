@@ -13,7 +13,7 @@ use relevo_core::{AckOutcome, BrokerConsumer, ConsumerCapabilities, Delivery, De
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 
-use crate::classify::Error;
+use crate::classify::{Error, api};
 use crate::config::Config;
 use crate::group::Group;
 use crate::lanes::Bucket;
@@ -122,8 +122,8 @@ async fn open(
     group.check_record(client.max_payload())?;
     let context = declare::context(&client, config);
     declare::check(&context, group).await?;
-    let api = |source| Error::Api { what: "looking for the stream", source };
-    let stream = context.get_stream_no_info(&group.stream).await.map_err(|error| api(error.into()))?;
+    let stream = context.get_stream_no_info(&group.stream).await;
+    let stream = stream.map_err(|error| api("looking for the stream", error))?;
     let bucket = Bucket::open(&context, group, config.ack_deadline).await?;
     let shared = Arc::new(Shared {
         client,

@@ -15,7 +15,7 @@ use async_nats::jetstream::{Context, stream};
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
-use crate::classify::Error;
+use crate::classify::{Error, api};
 use crate::group::{BUCKET, Group};
 
 /// What is known of a lane.
@@ -79,7 +79,7 @@ impl Bucket {
         let stream = context
             .get_stream_no_info(stream_name())
             .await
-            .map_err(|source| Error::Api { what: "looking for the bucket of lanes", source: source.into() })?;
+            .map_err(|error| api("looking for the bucket of lanes", error))?;
         let prefix = format!("$KV.{BUCKET}.{}.{}", group.stream, group.name);
         Ok(Self { context: context.clone(), stream, prefix, deadline })
     }
@@ -149,7 +149,7 @@ impl Bucket {
     /// Forgets a member without a trace.
     pub(crate) async fn forget(&self, id: &str) -> Result<(), Error> {
         let purged = self.stream.purge().filter(self.member_subject(id)).await;
-        purged.map(drop).map_err(|source| Error::Api { what: "leaving the group", source: source.into() })
+        purged.map(drop).map_err(|error| api("leaving the group", error))
     }
 
     async fn next(&self, subjects: &str, from: u64) -> Result<Option<StreamMessage>, Error> {
@@ -169,7 +169,7 @@ impl Bucket {
                     .to_owned(),
             )),
             PublishErrorKind::WrongLastMessageId | PublishErrorKind::MaxAckPending | PublishErrorKind::Other => {
-                Refusal::Other(Error::Api { what: "writing a lane", source: error.into() })
+                Refusal::Other(api("writing a lane", error))
             }
         };
         let sent = self.context.publish_with_headers(subject, headers, payload);
@@ -205,7 +205,7 @@ pub(crate) fn found(answer: Result<StreamMessage, RawMessageError>) -> Result<Op
     match answer {
         Ok(message) => Ok(Some(message)),
         Err(error) if error.kind() == RawMessageErrorKind::NoMessageFound => Ok(None),
-        Err(error) => Err(Error::Api { what: "reading a message", source: error.into() }),
+        Err(error) => Err(api("reading a message", error)),
     }
 }
 

@@ -115,9 +115,37 @@ pub(crate) fn pause(attempt: usize) -> Duration {
     most / 2 + (most / 2).mul_f64(f64::from(u32::try_from(random).unwrap_or_default()) / 1_000.0)
 }
 
+/// A session that lasted so long was stable: the next pause is the shortest one again.
+const STABLE: Duration = Duration::from_secs(10);
+
+/// The pauses between sessions that end again and again.
+#[derive(Debug, Default)]
+pub(crate) struct Backoff {
+    attempt: usize,
+}
+
+impl Backoff {
+    /// How long to wait after a session that lasted so long.
+    pub(crate) fn after(&mut self, lasted: Duration) -> Duration {
+        self.attempt = if lasted >= STABLE { 1 } else { self.attempt + 1 };
+        pause(self.attempt)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_stable_session_resets_the_backoff() {
+        let mut backoff = Backoff::default();
+        for _ in 0..20 {
+            backoff.after(Duration::ZERO);
+        }
+        assert!(backoff.after(Duration::ZERO) >= PAUSE_MAX / 2);
+        assert!(backoff.after(STABLE) <= PAUSE_MIN);
+        assert!(backoff.after(Duration::ZERO) <= PAUSE_MIN * 2, "and it grows from there");
+    }
 
     #[test]
     fn pauses_grow_and_stay_below_their_limit() {

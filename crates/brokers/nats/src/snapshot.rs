@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 
 use async_nats::jetstream::context::ContextBuilder;
-use async_nats::jetstream::{self, Context, consumer, stream};
-use async_nats::{Client, RequestError, RequestErrorKind, ServerInfo};
+use async_nats::jetstream::{Context, consumer, stream};
+use async_nats::{Client, ServerInfo};
 use futures_util::TryStreamExt as _;
 
-use crate::classify::{Error, Source, answered};
+use crate::classify::{Error, api};
 use crate::config::Config;
 
 /// An account's streams and consumers, as they were a moment ago.
@@ -49,23 +49,6 @@ impl Snapshot {
 /// What every call of the API goes through.
 pub(crate) fn context(client: &Client, config: &Config) -> Context {
     ContextBuilder::new().timeout(config.ack_deadline).build(client.clone())
-}
-
-/// A call of the API that failed: where the server itself said no, a person must act.
-pub(crate) fn api(what: &'static str, error: impl Into<Source>) -> Error {
-    let source: Source = error.into();
-    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(&*source);
-    while let Some(error) = cause {
-        if let Some(refusal) = error.downcast_ref::<jetstream::Error>() {
-            return answered(refusal.error_code().0, format!("{what}: {refusal}"));
-        }
-        let nobody = error.downcast_ref::<RequestError>();
-        if nobody.is_some_and(|error| error.kind() == RequestErrorKind::NoResponders) {
-            return Error::NotEnabled(format!("{what}: nobody answers at this server for our account"));
-        }
-        cause = error.source();
-    }
-    Error::Api { what, source }
 }
 
 /// The major and minor number; zeros for what is no version.

@@ -14,7 +14,7 @@ use relevo_core::{Class, Lane, Raw};
 use tokio::sync::Mutex;
 use tokio::time::timeout;
 
-use crate::classify::{Error, Source};
+use crate::classify::{Error, api};
 use crate::config::Config;
 use crate::consumer::{context, is_no_stream};
 use crate::group::Group;
@@ -145,8 +145,8 @@ impl NatsLog {
         let asked = reader.consumer.fetch().max_messages(limit).messages().await;
         let mut messages = asked.map_err(|error| api("reading the stream", error))?;
         let (mut bytes, mut looked) = (0, 0);
-        while let Some(message) = messages.try_next().await.map_err(|source| Error::Api { what: "reading", source })? {
-            let info = message.info().map_err(|source| Error::Api { what: "reading a delivery", source })?;
+        while let Some(message) = messages.try_next().await.map_err(|error| api("reading the stream", error))? {
+            let info = message.info().map_err(|error| api("reading a delivery", error))?;
             let (sequence, pending) = (info.stream_sequence, info.pending);
             // What the server sent and did not arrive is asked for again, by another reader.
             if info.consumer_sequence != reader.given + 1 {
@@ -221,10 +221,6 @@ fn matches(filter: &str, subject: &str) -> bool {
 
 fn at(nanos: i128) -> Timestamp {
     Timestamp::from_nanosecond(nanos).unwrap_or(Timestamp::UNIX_EPOCH)
-}
-
-fn api(what: &'static str, error: impl Into<Source>) -> Error {
-    Error::Api { what, source: error.into() }
 }
 
 /// What an error of the server means to who reads the log.

@@ -7,9 +7,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use async_trait::async_trait;
 use relevo_core::Failure;
 use relevo_core::consume::{AckOutcome, BrokerConsumer, ConsumerCapabilities, Delivery, DeliveryTag, Lane};
+use relevo_core::random::SplitMix64;
 use tokio::sync::Notify;
-
-use super::random::Random;
 
 /// One acknowledgement in so many is forgotten.
 const FORGETS: u32 = 100;
@@ -22,14 +21,14 @@ pub(crate) struct Forgetful<C> {
 }
 
 struct State {
-    random: Random,
+    random: SplitMix64,
     outstanding: BTreeMap<DeliveryTag, Delivery>,
     /// Forgotten ones, to be handed out again. The broker inside still counts them as outstanding.
     again: VecDeque<Delivery>,
 }
 
 impl<C> Forgetful<C> {
-    pub(crate) fn new(inner: C, random: Random) -> Self {
+    pub(crate) fn new(inner: C, random: SplitMix64) -> Self {
         let state = State { random, outstanding: BTreeMap::new(), again: VecDeque::new() };
         Self { inner, state: Mutex::new(state), forgot: Notify::new() }
     }

@@ -16,7 +16,7 @@ use super::LEASE;
 use super::data::GROUP;
 use super::flow::Flow;
 use super::forgetful::Forgetful;
-use super::random::Random;
+use relevo_core::random::SplitMix64;
 
 /// Messages that may share a transaction.
 const BATCH: usize = 200;
@@ -74,7 +74,7 @@ pub(crate) fn runtime(inbox: Inbox, consumer: impl BrokerConsumer + 'static, flo
         ..Config::new(GROUP)
     };
     let handlers = Handlers::new().inside("*", typed(Ship(Arc::clone(flow))));
-    let consumer = Forgetful::new(consumer, Random::new(11));
+    let consumer = Forgetful::new(consumer, SplitMix64::new(11));
     Runtime::new(Arc::new(inbox), Arc::new(consumer), handlers, config)
 }
 

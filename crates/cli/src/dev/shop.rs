@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::flow::Flow;
 use super::moods::{GRUMPY, MOOD, POISON};
-use super::random::Random;
+use relevo_core::random::SplitMix64;
 
 /// How many orders there are, `order-1` first.
 pub(crate) const ORDERS: u32 = 40;
@@ -62,7 +62,7 @@ pub(crate) async fn changes(connection: &mut SqliteConnection) -> Result<BTreeMa
 pub(crate) struct Shop {
     pub(crate) connection: SqliteConnection,
     pub(crate) flow: Arc<Flow>,
-    pub(crate) random: Random,
+    pub(crate) random: SplitMix64,
     /// From one transaction to the next.
     pub(crate) period: Duration,
 }

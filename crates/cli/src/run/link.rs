@@ -52,7 +52,7 @@ async fn carry_on(
         () = stop.cancelled() => return Ok(()),
         both = both => both?,
     };
-    let relay = Relay::new(store, broker, destination.relay.clone());
+    let relay = Relay::new(store, broker, destination.relay.clone())?;
     seen.runs(relay.stats(), relay.watched(), relay.routes_handle());
     info!(at = %outbox.database, "relay started");
     Ok(relay.run(stop).await?)

@@ -100,26 +100,44 @@ async fn what_was_not_committed_is_handled_again_soon_however_often() {
 
 #[tokio::test(start_paused = true)]
 async fn a_queue_of_the_retry_table_that_was_left_is_taken_up_when_the_database_is_back() {
-    for handlers in [inside, call] {
-        let stage = Stage::new();
-        let mut config = ordered();
-        config.retries.memory.clear();
-        let handler =
-            told(|incoming| if incoming.attempt() == 1 { Do::Fail } else { Do::DoneAfter(Duration::from_secs(1)) });
-        stage.send("0", "k", "1");
-        let process = stage.start(config, handlers(&handler));
-        // More often than a message may take processes down.
-        for tries in 2..=8 {
-            let back = tokio::time::Instant::now();
-            until("it is tried from the retry table", async || handler.tried().len() == tries).await;
-            assert!(tries == 2 || back.elapsed() < Duration::from_secs(10), "{:?}", back.elapsed());
-            stage.line.cut.store(true, Ordering::Relaxed);
-            tokio::time::sleep(Duration::from_secs(3)).await;
-            stage.line.cut.store(false, Ordering::Relaxed);
-        }
-        until("it is handled", async || stage.ledger() == ["k:1"]).await;
-        assert_eq!((stage.dead().await.len(), process.stats.failed()), (0, 1));
+    let stage = Stage::new();
+    let mut config = ordered();
+    config.retries.memory.clear();
+    let handler =
+        told(|incoming| if incoming.attempt() == 1 { Do::Fail } else { Do::DoneAfter(Duration::from_secs(1)) });
+    stage.send("0", "k", "1");
+    let process = stage.start(config, inside(&handler));
+    // More often than a message may take processes down.
+    for tries in 2..=8 {
+        let back = tokio::time::Instant::now();
+        until("it is tried from the retry table", async || handler.tried().len() == tries).await;
+        assert!(tries == 2 || back.elapsed() < Duration::from_secs(10), "{:?}", back.elapsed());
+        stage.line.cut.store(true, Ordering::Relaxed);
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        stage.line.cut.store(false, Ordering::Relaxed);
     }
+    until("it is handled", async || stage.ledger() == ["k:1"]).await;
+    assert_eq!((stage.dead().await.len(), process.stats.failed()), (0, 1));
+}
+
+/// The database is lost while the external service is called, and comes back while the claim lasts.
+#[tokio::test(start_paused = true)]
+async fn a_call_from_a_retry_queue_is_not_repeated_after_a_database_error() {
+    let stage = Stage::new();
+    let mut config = ordered();
+    config.retries.memory.clear();
+    let handler =
+        told(|incoming| if incoming.attempt() == 1 { Do::Fail } else { Do::DoneAfter(Duration::from_secs(1)) });
+    stage.send("0", "k", "1");
+    let process = stage.start(config, call(&handler));
+    until("it is called from the retry queue", async || handler.tried().len() == 2).await;
+    stage.line.cut.store(true, Ordering::Relaxed);
+    tokio::time::sleep(Duration::from_secs(6)).await;
+    stage.line.cut.store(false, Ordering::Relaxed);
+    until("it is recorded", async || stage.ledger() == ["k:1"]).await;
+    tokio::time::sleep(Duration::from_mins(10)).await;
+    assert_eq!((handler.tried().len(), stage.ledger().len()), (2, 1), "one failed call, one good one");
+    assert_eq!((stage.dead().await.len(), process.stats.failed()), (0, 1));
 }
 
 /// Live, and from the retry table, where a message is after five failed calls.

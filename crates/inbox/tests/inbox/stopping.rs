@@ -34,6 +34,28 @@ async fn what_runs_is_finished_and_the_rest_goes_back_at_once() {
     }
 }
 
+/// The database is unreachable for so long that the claim of a retry queue ends, and comes back just before the stop.
+#[tokio::test(start_paused = true)]
+async fn a_stop_does_not_wait_for_the_backoff_of_the_retry_table() {
+    for half_seconds in 0..40 {
+        let stage = Stage::new();
+        let mut config = Config { deadline: Duration::from_secs(1), ..ordered() };
+        config.retries.memory.clear();
+        let handler =
+            told(|incoming| if incoming.attempt() == 1 { Do::Fail } else { Do::DoneAfter(Duration::from_millis(500)) });
+        stage.send("0", "k", "1");
+        let process = stage.start(config, inside(&handler));
+        until("it is tried from the retry table", async || handler.tried().len() == 2).await;
+        stage.line.cut.store(true, Ordering::Relaxed);
+        tokio::time::sleep(Duration::from_millis(500) * half_seconds).await;
+        stage.line.cut.store(false, Ordering::Relaxed);
+        let stopped = tokio::time::Instant::now();
+        process.stop().await.unwrap();
+        let took = stopped.elapsed();
+        assert!(took < Duration::from_secs(1), "{took:?} after an outage of {half_seconds} half seconds");
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn what_does_not_end_in_time_is_dropped_and_costs_nothing() {
     for handlers in [inside, call] {

@@ -1,4 +1,4 @@
-//! A service that runs consumers, as those see it who watch over it.
+//! Metrics and probes of a service that runs consumers.
 
 use std::io;
 use std::net::SocketAddr;
@@ -12,12 +12,12 @@ use tokio_util::sync::CancellationToken;
 use super::Consumers;
 use crate::exposition::Exposition;
 
-/// So often in a row the broker may fail to say how much waits before it counts as away: one call may have been unlucky.
+/// Number of consecutive failures to read the lag before the broker counts as unreachable. One call may fail by chance.
 const SILENT: u64 = 2;
 
-/// A process that runs consumers: its metrics and its probes. Every answer comes from memory.
+/// Metrics and probes of a process that runs consumers. All answers come from memory.
 ///
-/// It is made before the consumers run, and served beside them:
+/// Create it before the consumers run, and serve it next to them:
 ///
 /// ```no_run
 /// # use std::sync::Arc;
@@ -41,34 +41,34 @@ pub struct Service {
     consumers: Consumers,
 }
 
-/// Why nothing is told.
+/// The reason why metrics and probes cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
     /// The port cannot be opened.
     #[error(transparent)]
     Port(#[from] relevo_admin::Error),
-    /// The port was open, and the system took it away.
+    /// The port was open, and then failed.
     #[error("the admin port failed")]
     Lost(#[source] io::Error),
 }
 
 impl Service {
-    /// Tells of these consumers, by what [`Runtime::stats`](relevo_inbox::Runtime::stats) gives before they run. Every series
-    /// carries the name of the service.
+    /// Serves these consumers, from the statistics that [`Runtime::stats`](relevo_inbox::Runtime::stats) returns before
+    /// they run. Every series has the name of the service as a label.
     pub fn new(service: &str, consumers: impl IntoIterator<Item = Arc<Stats>>) -> Self {
         let consumers = Consumers::new(consumers);
         let exposition = Exposition::new(service, env!("CARGO_PKG_VERSION")).collector(consumers.clone());
         Self { exposition, consumers }
     }
 
-    /// Tells what another collector has, too: the service's own metrics.
+    /// Adds another collector, for the service's own metrics.
     #[must_use]
     pub fn with(self, collector: impl Collector) -> Self {
         Self { exposition: self.exposition.collector(collector), ..self }
     }
 
-    /// Opens a port and answers `/metrics`, `/livez`, `/readyz` and `/startupz` until `stop` is cancelled. With a token only
-    /// those who show it see metrics, and reasons in probes.
+    /// Opens a port and serves `/metrics`, `/livez`, `/readyz` and `/startupz` until `stop` is cancelled. With a token,
+    /// only callers that send it get metrics, and details in probes.
     pub async fn serve(
         self,
         address: SocketAddr,
@@ -107,8 +107,8 @@ impl Observe for Service {
     }
 }
 
-/// Whether a member does its work. A broker that is away, an open breaker and a key that waits are told, and make nobody unready: the
-/// member waits for them, and starting it anew would mend nothing.
+/// Whether a member does its work. An unreachable broker, an open breaker and a waiting key are reported, but do not
+/// make it unready. The member waits for them, and a restart would not help.
 fn readiness(stats: &Stats) -> (bool, String) {
     match stats.phase() {
         Phase::New => return (false, "it does not run yet".to_owned()),

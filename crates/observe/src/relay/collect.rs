@@ -1,4 +1,4 @@
-//! The metrics of relays, and of what is sampled beside them.
+//! The metrics of relays, and of sampled values.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -36,7 +36,7 @@ impl Collector for Relays {
     }
 }
 
-/// Consumers by the outbox whose database they share; several relays tell of the same.
+/// Consumers by the outbox whose database they share. Several relays report the same consumers.
 type Consumers = BTreeMap<String, Vec<ConsumerVitals>>;
 
 impl Relays {
@@ -88,10 +88,10 @@ impl Relays {
         Ok(())
     }
 
-    /// Of all destinations of an outbox: the one that nobody carries to is the one that holds most back.
+    /// Covers all destinations of an outbox: a destination without a relay holds back the most.
     fn encode_holdbacks(&self, encoder: &mut DescriptorEncoder) -> fmt::Result {
         let told = self.0.iter().filter_map(|seen| Some((seen.outbox(), seen.last_surroundings()?.holdbacks)));
-        // Several relays tell of the same outbox.
+        // Several relays report the same outbox.
         let outboxes: BTreeMap<&str, Vec<_>> = told.collect();
         let help =
             "For how long messages have been kept beyond their retention because this destination has not taken them";
@@ -122,7 +122,7 @@ impl Relays {
         told.collect()
     }
 
-    /// Dead letters wherever they wait: of the outbox, of inboxes beside it, in queues at the broker.
+    /// Dead letters in all places: of the outbox, of inboxes in the same database, in queues at the broker.
     fn encode_dead(&self, consumers: &Consumers, encoder: &mut DescriptorEncoder) -> fmt::Result {
         let help = "Dead letters that wait for a person: of the outbox by destination, of an inbox by consumer, at the broker \
                     by queue; counted up to 10 000";
@@ -134,7 +134,8 @@ impl Relays {
             let labels = [("outbox", outbox), ("consumer", consumer.name.as_str())];
             gauge(&mut family, &labels, Some(whole(consumer.dead)))?;
         }
-        // Several relays may carry to one broker, and tell of the same queues. Queues of several brokers may have one name.
+        // Several relays may publish to the same broker, and report the same queues. Queues of different brokers may
+        // have the same name.
         let mut queues: BTreeMap<(&str, String), BTreeMap<&str, u64>> = BTreeMap::new();
         for seen in &self.0 {
             for (queue, messages) in seen.broker_vitals().unwrap_or_default().dead {
@@ -181,7 +182,7 @@ fn all(consumers: &Consumers) -> impl Iterator<Item = (&str, &ConsumerVitals)> {
     consumers.iter().flat_map(|(outbox, all)| all.iter().map(move |consumer| (outbox.as_str(), consumer)))
 }
 
-/// What is not known has no series.
+/// An unknown value has no series.
 fn gauge<N>(family: &mut MetricEncoder<'_>, labels: &impl EncodeLabelSet, value: Option<N>) -> fmt::Result
 where
     N: EncodeGaugeValue + Copy + fmt::Debug,

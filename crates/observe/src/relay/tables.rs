@@ -1,4 +1,4 @@
-//! Which metric comes from where.
+//! The source of each metric.
 
 use std::time::Duration;
 
@@ -12,15 +12,15 @@ use crate::metrics;
 pub(super) type Counter = (&'static str, &'static str, fn(&dyn Observed) -> u64);
 /// The failures of one class of each relay.
 pub(super) type Class = (&'static str, fn(&dyn Observed) -> u64);
-/// A histogram of each relay, left out while there is no relay.
+/// A histogram of each relay. Omitted while there is no relay.
 pub(super) type Histogram = (&'static str, &'static str, fn(&dyn Observed) -> Option<Spread>);
-/// A gauge of each relay, left out while it is not known.
+/// A gauge of each relay. Omitted while it is unknown.
 pub(super) type Gauge = (&'static str, &'static str, fn(&dyn Observed) -> Option<i64>);
-/// A gauge of each relay in seconds, left out while it is not known.
+/// A gauge of each relay, in seconds. Omitted while it is unknown.
 pub(super) type Seconds = (&'static str, &'static str, fn(&dyn Observed) -> Option<Duration>);
-/// A gauge of each consumer, left out while it is not known.
+/// A gauge of each consumer. Omitted while it is unknown.
 pub(super) type OfConsumer = (&'static str, &'static str, fn(&ConsumerVitals) -> Option<u64>);
-/// A gauge of each consumer in seconds, left out while it is not known.
+/// A gauge of each consumer, in seconds. Omitted while it is unknown.
 pub(super) type SecondsOfConsumer = (&'static str, &'static str, fn(&ConsumerVitals) -> Option<Duration>);
 
 macro_rules! counted {
@@ -125,7 +125,7 @@ pub(super) const SECONDS: &[Seconds] = &[
     ),
 ];
 
-/// Gauges that say what kind of broker it is.
+/// Gauges with a label for the kind of broker.
 pub(super) const BROKERS: &[Gauge] = &[
     (metrics::BROKER_UP, "Whether the broker was there when last tried", |seen| seen.is_broker_up().map(i64::from)),
     (metrics::BROKER_AWAY, "For how long the broker has been away; 0 while it is there", |seen| {

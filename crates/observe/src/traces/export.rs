@@ -1,4 +1,4 @@
-//! From the queue to the collector, in the background.
+//! Sends spans from the queue to the collector, in the background.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use super::http::{ConfigError, Http};
 use super::queue::Queue;
 use super::{Config, Counts, otlp};
 
-/// The longest pause while the collector is away.
+/// Maximum pause while the collector is unreachable.
 const AWAY_MAX: Duration = Duration::from_secs(30);
 
 /// Sends spans to a collector.
@@ -27,7 +27,7 @@ pub struct Exporter {
 }
 
 impl Exporter {
-    /// Nothing is sent before it runs.
+    /// Creates an exporter. It sends nothing until it runs.
     pub fn new(config: Config) -> Result<Self, ConfigError> {
         for (name, value) in [("queue_max", config.queue_max), ("batch_max", config.batch_max)] {
             if value == 0 {
@@ -40,18 +40,18 @@ impl Exporter {
         Ok(Self { config, http, queue: Arc::new(queue), counts, failures: 0 })
     }
 
-    /// What a relay, a consumer or an outbox is given; its spans have these attributes.
+    /// Traces for a relay, a consumer or an outbox. Their spans have these attributes.
     pub fn traces(&self, about: About) -> Traces {
         Traces::new(Arc::clone(&self.queue) as Arc<dyn Recorder>, about)
     }
 
-    /// What became of spans; stays valid when the exporter is gone.
+    /// The counters of spans. They stay valid after the exporter is dropped.
     pub fn counts(&self) -> Arc<Counts> {
         Arc::clone(&self.counts)
     }
 
-    /// Sends what comes until `stop` is cancelled, and then what has come by then. Whoever stops it does so when what it tells
-    /// of has ended, and waits as long as spans are worth.
+    /// Sends spans until `stop` is cancelled, then sends those that are still queued. Cancel `stop` after the traced
+    /// components have ended, and limit how long you wait for the rest.
     pub async fn run(mut self, stop: CancellationToken) {
         while self.gather(&stop).await {
             let batch = self.queue.take();
@@ -62,7 +62,7 @@ impl Exporter {
         self.queue.close();
         loop {
             let batch = self.queue.take();
-            // A collector that refused once would cost the same time again.
+            // After one failure, a further attempt would cost the same time again.
             if batch.is_empty() || !self.send(batch).await {
                 break;
             }
@@ -70,7 +70,7 @@ impl Exporter {
         Counts::add(&self.counts.dropped, self.queue.len());
     }
 
-    /// Waits until there is a batch to send; `false` when it is time to stop.
+    /// Waits until there is a batch to send. Returns `false` when it is time to stop.
     async fn gather(&self, stop: &CancellationToken) -> bool {
         while self.queue.len() == 0 {
             if stop.run_until_cancelled(self.queue.worth_a_look()).await.is_none() {
@@ -89,7 +89,7 @@ impl Exporter {
         !stop.is_cancelled()
     }
 
-    /// Whether the collector took them.
+    /// Sends a batch. Returns whether the collector accepted it.
     async fn send(&mut self, batch: Vec<Span>) -> bool {
         let spans = batch.len();
         let body = otlp::request(&self.config.service, batch).encode_to_vec();
@@ -105,7 +105,7 @@ impl Exporter {
             }
             Err(error) => {
                 Counts::add(&self.counts.dropped, spans);
-                // Once an outage: whoever wants the number has the metric.
+                // Logged once per outage: the metric has the number.
                 if self.failures == 0 {
                     warn!(
                         endpoint = self.config.endpoint,
@@ -118,7 +118,7 @@ impl Exporter {
         }
     }
 
-    /// Lets a collector that is away be. What comes meanwhile fills the queue, and then is dropped.
+    /// Pauses while the collector is unreachable. Spans that arrive meanwhile fill the queue, and are then dropped.
     async fn rest(&self, stop: &CancellationToken) {
         let pause = self.config.every.saturating_mul(1 << self.failures.min(6)).min(AWAY_MAX);
         tokio::select! {
@@ -130,7 +130,7 @@ impl Exporter {
 }
 
 impl Drop for Exporter {
-    /// What is told to nobody is counted.
+    /// Spans that arrive after this are counted as dropped.
     fn drop(&mut self) {
         self.queue.close();
     }

@@ -1,4 +1,4 @@
-//! The way to the collector.
+//! The HTTP client for the collector.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,15 +13,15 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use rustls::{ClientConfig, crypto};
 
-/// Where collectors take traces.
+/// The path at which collectors accept traces.
 const PATH: &str = "/v1/traces";
-/// A collector answers with less.
+/// Maximum size of a response. Collectors send less.
 const ANSWER_BYTES_MAX: usize = 64 << 10;
 
-/// Why there can be no exporter.
+/// The reason why an exporter cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// The collector's address cannot be used.
+    /// The URL of the collector is invalid.
     #[error("the endpoint `{0}` is not like `http://127.0.0.1:4318`")]
     Endpoint(String),
     /// TLS cannot be set up.
@@ -32,7 +32,7 @@ pub enum ConfigError {
     Zero(&'static str),
 }
 
-/// Calls the collector.
+/// Sends requests to the collector.
 pub(super) struct Http {
     client: Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
     uri: Uri,
@@ -57,7 +57,7 @@ impl Http {
         Ok(Self { client: Client::builder(TokioExecutor::new()).build(connector), uri, deadline })
     }
 
-    /// What the collector answered; otherwise why there is no good answer.
+    /// Sends a request. Returns the body of the response, or the reason of the failure.
     pub(super) async fn post(&self, body: Vec<u8>) -> Result<Bytes, String> {
         let request = Request::builder()
             .method(Method::POST)
@@ -77,7 +77,7 @@ impl Http {
     }
 }
 
-/// The library says only that it could not connect; its causes say why.
+/// The library's message only says that it could not connect. The causes say why.
 fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();

@@ -1,6 +1,6 @@
-//! Spans as OTLP says them, with the messaging semantic conventions.
+//! Spans in OTLP format, with the messaging semantic conventions.
 //!
-//! The messages are the part of `opentelemetry/proto/trace/v1/trace.proto` and its neighbours that is used here.
+//! The messages are the used part of `opentelemetry/proto/trace/v1/trace.proto` and related files.
 
 mod wire;
 
@@ -12,9 +12,9 @@ use self::wire::{
     Status,
 };
 
-/// The conventions that names and attributes follow.
+/// The version of the conventions for names and attributes.
 const CONVENTIONS: &str = "https://opentelemetry.io/schemas/1.37.0";
-/// Flags of a context that is sampled; that its parent may be another process's is not said.
+/// The flags of a sampled context. The bits about a remote parent are not set.
 const SAMPLED: u32 = 1;
 
 const INTERNAL: i32 = 1;
@@ -24,7 +24,7 @@ const CONSUMER: i32 = 5;
 
 const ERROR: i32 = 2;
 
-/// One call's worth of spans.
+/// The spans of one request.
 pub(super) fn request(service: &str, spans: Vec<Span>) -> ExportTraceRequest {
     let scope = Scope { name: "relevo".to_owned(), version: env!("CARGO_PKG_VERSION").to_owned() };
     let spans = spans.into_iter().map(converted).collect();
@@ -34,7 +34,7 @@ pub(super) fn request(service: &str, spans: Vec<Span>) -> ExportTraceRequest {
     ExportTraceRequest { resource_spans: vec![ResourceSpans { resource: Some(resource), scope_spans, schema_url }] }
 }
 
-/// How many spans the collector did not take, although it answered well.
+/// The number of spans that the collector rejected in a successful response.
 pub(super) fn rejected(answer: &[u8]) -> usize {
     let answer = ExportTraceResponse::decode(answer).unwrap_or_default();
     answer.partial_success.map_or(0, |partial| usize::try_from(partial.rejected_spans).unwrap_or(0))
@@ -49,7 +49,7 @@ fn converted(span: Span) -> wire::Span {
         name: format!("{} {}", span.operation.word(), span.destination),
         kind: kind(&span),
         start_time_unix_nano: nanos(span.begun),
-        // The clock may have been set back meanwhile.
+        // The clock may have been set back in between.
         end_time_unix_nano: nanos(span.ended.max(span.begun)),
         attributes,
         links: span.origin.map(|origin| link(origin, span.state.as_deref())).into_iter().collect(),
@@ -59,7 +59,8 @@ fn converted(span: Span) -> wire::Span {
     }
 }
 
-/// A span is a producer's or a consumer's if the two meet in it; whatever else calls a broker or a store is a client.
+/// The span whose context travels with a message is a producer span, the one that processes it a consumer span. Other
+/// calls to a broker or a store are client spans.
 fn kind(span: &Span) -> i32 {
     match span.operation {
         Operation::Create => PRODUCER,
@@ -76,7 +77,7 @@ fn attributes(span: &Span) -> Vec<KeyValue> {
         text("messaging.operation.name", span.operation.word()),
         text(destination(span), &span.destination),
     ];
-    // The conventions know no commit.
+    // The conventions have no commit operation.
     if span.operation != Operation::Commit {
         attributes.push(text("messaging.operation.type", span.operation.word()));
     }
@@ -97,7 +98,7 @@ fn attributes(span: &Span) -> Vec<KeyValue> {
     attributes
 }
 
-/// An address that holds the key is told as its template: there are as many as keys.
+/// An address that contains the key is exported as its template: there are as many addresses as keys.
 fn destination(span: &Span) -> &'static str {
     let has_key = span.destination.contains(Span::KEY);
     if has_key { "messaging.destination.template" } else { "messaging.destination.name" }

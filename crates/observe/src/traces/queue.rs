@@ -1,4 +1,4 @@
-//! What engines see of an exporter: a queue that is never waited for.
+//! The engines' side of an exporter: a queue that never blocks.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,13 +10,14 @@ use uuid::Uuid;
 
 use super::{Counts, Ratio};
 
-/// Spans on their way, and who may put some in.
+/// Spans that wait to be sent, and the sampling settings.
 #[derive(Debug)]
 pub(super) struct Queue {
     waiting: Mutex<Waiting>,
     max: usize,
     batch: usize,
-    /// There is a first span, or a whole batch. A wake for each of them would cost an engine more than all the rest.
+    /// Notified for the first span and for a full batch. A notification per span would cost an engine more than
+    /// everything else.
     worth_a_look: Notify,
     sample: Ratio,
     counts: Arc<Counts>,
@@ -25,46 +26,46 @@ pub(super) struct Queue {
 #[derive(Debug, Default)]
 struct Waiting {
     spans: VecDeque<Span>,
-    /// Nobody takes any more.
+    /// Whether the exporter has stopped taking spans.
     closed: bool,
 }
 
 impl Queue {
-    /// Room for `max`, to be taken `batch` at a time.
+    /// A queue of at most `max` spans, taken `batch` at a time.
     pub(super) fn new(max: usize, batch: usize, sample: Ratio, counts: Arc<Counts>) -> Self {
         let waiting = Mutex::default();
         Self { waiting, max, batch: batch.min(max), worth_a_look: Notify::new(), sample, counts }
     }
 
-    /// How many wait.
+    /// The number of waiting spans.
     pub(super) fn len(&self) -> usize {
         self.waiting().spans.len()
     }
 
-    /// Waits until there is a first one, or a whole batch; at times for neither.
+    /// Waits until there is a first span or a full batch. It may return early.
     pub(super) async fn worth_a_look(&self) {
         self.worth_a_look.notified().await;
     }
 
-    /// A batch, or what there is.
+    /// Takes a full batch, or all waiting spans if there are fewer.
     pub(super) fn take(&self) -> Vec<Span> {
         let mut waiting = self.waiting();
         let batch = waiting.spans.len().min(self.batch);
         waiting.spans.drain(..batch).collect()
     }
 
-    /// How many a whole batch is.
+    /// The size of a full batch.
     pub(super) const fn batch(&self) -> usize {
         self.batch
     }
 
-    /// Nothing comes in any more.
+    /// Rejects all further spans.
     pub(super) fn close(&self) {
         self.waiting().closed = true;
     }
 
     fn waiting(&self) -> MutexGuard<'_, Waiting> {
-        // Nothing panics while it is held.
+        // No code panics while it holds the lock.
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -76,7 +77,7 @@ impl Recorder for Queue {
 
     fn span_id(&self) -> SpanId {
         loop {
-            // A random UUID has six bits that say so; none of them survives in both halves.
+            // A version 4 UUID has six fixed bits. The rotation combines each of them with a random bit.
             let (high, low) = Uuid::new_v4().as_u64_pair();
             if let Some(id) = SpanId::from_bytes((high ^ low.rotate_left(32)).to_be_bytes()) {
                 return id;

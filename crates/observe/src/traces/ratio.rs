@@ -1,45 +1,39 @@
-//! How many of the traces that begin here are told.
+//! The share of traces starting here that is exported.
 
 use std::fmt;
 use std::str::FromStr;
 
+use relevo_core::random::mix;
 use relevo_core::trace::TraceId;
 use uuid::Uuid;
 
 const MILLION: u32 = 1_000_000;
 
-/// A part of all traces, from none to all, in millionths.
+/// A share of all traces, from none to all, in millionths.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Ratio(u32);
 
 impl Ratio {
-    /// No trace begins here; those that others began are continued.
+    /// No trace starts here. Traces that others started are continued.
     pub const NONE: Self = Self(0);
-    /// Every message is told.
+    /// All messages are traced.
     pub const ALL: Self = Self(MILLION);
 
-    /// So many of a million; more than a million are all.
+    /// A share of `part` in a million. Values above a million count as a million.
     pub const fn per_million(part: u32) -> Self {
         Self(if part > MILLION { MILLION } else { part })
     }
 
-    /// Whether a trace is among them: the same answer for the same id everywhere.
+    /// Whether a trace is sampled. The same id gives the same result everywhere.
     pub(super) fn has(self, trace: TraceId) -> bool {
         let (high, low) = Uuid::from_bytes(*trace.as_bytes()).as_u64_pair();
-        // Ids may be counted up or made from a clock: every bit of them is to matter alike.
-        let part = mixed(high ^ mixed(low)) % u64::from(MILLION);
+        // Ids may be sequential or based on a clock, so all their bits must have the same influence.
+        let part = mix(high ^ mix(low)) % u64::from(MILLION);
         part < u64::from(self.0)
     }
 }
 
-/// The last step of `SplitMix64`.
-const fn mixed(value: u64) -> u64 {
-    let value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    value ^ (value >> 31)
-}
-
-/// What a text that is no ratio is told.
+/// The error for text that is not a valid ratio.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a ratio is a number from 0 to 1, with at most six decimals")]
 pub struct RatioError;

@@ -1,11 +1,11 @@
-//! What a scrape brought.
+//! The result of a scrape.
 
 use std::net::SocketAddr;
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
-/// Asks for a page: its status and its body.
+/// Requests a page. Returns its status and body.
 pub(crate) async fn get(address: SocketAddr, path: &str) -> (u16, String) {
     let mut stream = TcpStream::connect(address).await.expect("the port is open");
     let request = format!("GET {path} HTTP/1.0\r\nhost: {address}\r\n\r\n");
@@ -17,27 +17,27 @@ pub(crate) async fn get(address: SocketAddr, path: &str) -> (u16, String) {
     (status, body.to_owned())
 }
 
-/// The metrics of one moment.
+/// The metrics at one moment.
 pub(crate) struct Scrape {
     pub(crate) text: String,
 }
 
 impl Scrape {
-    /// Every series of this name with its value.
+    /// All series of this name, with their values.
     pub(crate) fn series(&self, name: &str) -> Vec<(&str, f64)> {
         let samples = self.text.lines().filter(|line| !line.starts_with('#')).filter_map(|line| line.rsplit_once(' '));
         let of = samples.filter(|(series, _)| series.split('{').next() == Some(name));
         of.map(|(series, value)| (series, value.parse().expect("a number"))).collect()
     }
 
-    /// All series of this name together.
+    /// The sum of all series of this name.
     pub(crate) fn sum(&self, name: &str) -> f64 {
         let series = self.series(name);
-        // Not yet told is not nothing.
+        // A missing metric is not zero.
         if series.is_empty() { f64::NAN } else { series.iter().map(|(_, value)| value).sum() }
     }
 
-    /// The only series of this name, which carries service and consumer.
+    /// The only series of this name. It has labels for service and consumer.
     pub(crate) fn one(&self, name: &str) -> f64 {
         let series = self.series(name);
         let [(labels, value)] = series[..] else { panic!("{name}: {series:?}") };
@@ -52,7 +52,7 @@ impl Scrape {
         found.unwrap_or_else(|| panic!("no {series} in\n{}", self.text)).parse().expect("a number")
     }
 
-    /// Every family has its type and its help, and nothing comes twice.
+    /// Checks that every family has a type and a help text, and that nothing occurs twice.
     pub(crate) fn is_well_formed(&self) {
         let mut series: Vec<&str> = Vec::new();
         let mut families: Vec<&str> = Vec::new();

@@ -1,4 +1,4 @@
-//! A consumer on PostgreSQL and a broker, in a service that tells of it.
+//! A consumer on PostgreSQL and a broker, in a service that exposes its metrics.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -33,7 +33,7 @@ use crate::scrape::{Scrape, get};
 const LANES: u16 = 4;
 const EXCHANGE: &str = "shop";
 
-/// Which broker.
+/// The broker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum At {
     Embedded,
@@ -43,7 +43,7 @@ pub(crate) enum At {
 /// Everything that outlives the service.
 pub(crate) struct Stage {
     database: Database,
-    /// Between the consumer and its database.
+    /// The proxy between the consumer and its database.
     proxy: CutProxy,
     broker: Arc<dyn Broker>,
     place: Place,
@@ -57,7 +57,7 @@ enum Place {
     RabbitMq(Vhost, Box<rabbitmq::Config>),
 }
 
-/// Removed in the end.
+/// A directory that is deleted at the end.
 struct Folder(PathBuf);
 
 impl Drop for Folder {
@@ -66,7 +66,7 @@ impl Drop for Folder {
     }
 }
 
-/// Writes a row, once nothing holds it; some messages it does not like.
+/// Writes a row when it is not on hold. It rejects some messages.
 struct Effect {
     held: watch::Receiver<bool>,
     away: Arc<AtomicBool>,
@@ -108,7 +108,7 @@ impl Stage {
         }
     }
 
-    /// Handlers wait, or go on.
+    /// Makes handlers wait, or lets them continue.
     pub(crate) fn hold(&self, held: bool) {
         self.held.send_replace(held);
     }
@@ -125,7 +125,7 @@ impl Stage {
         self.publish_to("orders", kind, number).await;
     }
 
-    /// The same message once more, at another address: brokers that recognise repeats take it for another.
+    /// Publishes the same message to another address: brokers that detect duplicates treat it as a new one.
     pub(crate) async fn publish_again(&self, kind: &str, number: u32) {
         self.publish_to("orders.again", kind, number).await;
     }
@@ -149,7 +149,7 @@ impl Stage {
         assert!(reports.take().iter().all(|(_, _, outcome)| outcome.is_ok()));
     }
 
-    /// How many effects are committed.
+    /// The number of committed effects.
     pub(crate) async fn effects(&self) -> i64 {
         let count = sqlx::query_scalar("SELECT count(*) FROM effect");
         count.fetch_one(&mut self.database.connect().await).await.expect("a table")
@@ -172,7 +172,7 @@ impl Stage {
         self.start_missed_after(Duration::from_secs(30)).await
     }
 
-    /// The same, which soon counts as dead, and soon gives a database up.
+    /// Like `start`, but it soon counts as dead, and soon reports its database as unreachable.
     pub(crate) async fn start_hasty(&self) -> Running {
         self.start_missed_after(Duration::from_secs(1)).await
     }
@@ -241,7 +241,7 @@ async fn on_rabbitmq() -> (Place, Arc<dyn Broker>) {
     (Place::RabbitMq(vhost, Box::new(config)), Arc::new(broker))
 }
 
-/// A service that runs.
+/// A running service.
 pub(crate) struct Running {
     address: SocketAddr,
     stop: CancellationToken,
@@ -260,7 +260,7 @@ impl Running {
         Scrape { text }
     }
 
-    /// Scrapes until it holds.
+    /// Scrapes until a condition holds.
     pub(crate) async fn until(&self, what: &str, holds: impl Fn(&Scrape) -> bool) -> Scrape {
         let end = Instant::now() + Duration::from_secs(30);
         loop {
@@ -273,7 +273,7 @@ impl Running {
         }
     }
 
-    /// Probes until it answers so; what it says then.
+    /// Probes until the status is `wanted`. Returns the body.
     pub(crate) async fn becomes(&self, probe: &str, wanted: u16) -> String {
         let end = Instant::now() + Duration::from_secs(30);
         loop {
@@ -290,13 +290,13 @@ impl Running {
         self.stop_consumer().await;
     }
 
-    /// The consumer ends in good order; the port is still served.
+    /// Stops the consumer cleanly. The port is still served.
     pub(crate) async fn stop_consumer(&mut self) {
         self.stop.cancel();
         self.consuming.join_next().await.expect("it runs").expect("it does not panic").expect("an orderly end");
     }
 
-    /// The consumer's task is dropped, as if it had died; the port is still served.
+    /// Drops the task of the consumer, as if it had died. The port is still served.
     pub(crate) async fn kill_consumer(&mut self) {
         self.consuming.shutdown().await;
     }

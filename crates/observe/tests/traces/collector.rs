@@ -1,4 +1,4 @@
-//! A collector: takes OTLP over HTTP, and keeps what came. It reads with the project's own definitions of OTLP.
+//! A collector: accepts OTLP over HTTP, and stores all spans. It decodes them with OpenTelemetry's own definitions.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
@@ -16,7 +16,7 @@ use prost::Message as _;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 
-/// A span, and the service that told it.
+/// A span, and the service that sent it.
 #[derive(Clone, Debug)]
 pub(crate) struct Told {
     pub(crate) service: String,
@@ -89,7 +89,7 @@ impl Collector {
         self.kept.lock().expect("nobody panics with it").clone()
     }
 
-    /// The spans of a trace, once so many have come.
+    /// Waits until this many spans of a trace have arrived, and returns them.
     pub(crate) async fn trace(&self, id: &str, wanted: usize) -> Vec<Told> {
         let end = Instant::now() + Duration::from_secs(30);
         loop {

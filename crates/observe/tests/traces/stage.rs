@@ -1,4 +1,4 @@
-//! A producer, two relays, two brokers and two consumers, each told of by an exporter of its own.
+//! A producer, two relays, two brokers and two consumers, each with its own exporter.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ use crate::collector::Collector;
 
 const EXCHANGE: &str = "shop";
 
-/// Everything runs until it is dropped.
+/// Everything runs until the value is dropped.
 pub(crate) struct Stage {
     pub(crate) database: Database,
     producer: Outbox,
@@ -66,7 +66,7 @@ impl Exporting {
     }
 }
 
-/// Fails once, then emits what follows from the order.
+/// Fails once, then emits a follow-up message.
 struct Bill {
     outbox: Outbox,
     failed: AtomicBool,
@@ -94,7 +94,7 @@ impl Inside<Transaction> for Ship {
 }
 
 impl Stage {
-    /// With this part of the traces that begin here.
+    /// Starts everything with this share of sampled traces.
     pub(crate) async fn sampling(collector: &Collector, sample: Ratio) -> Self {
         let database = Server::shared(PgVersion::V18).database().await;
         let mut connection = database.connect().await;
@@ -141,7 +141,7 @@ impl Stage {
         Self { database, producer, exporting, _vhost: vhost, _folder: folder, _running: running }
     }
 
-    /// Emits as a service in Rust does.
+    /// Emits like a Rust service.
     pub(crate) async fn emit(&self) -> MessageId {
         let mut connection = self.database.connect().await;
         let mut tx = connection.begin().await.expect("a transaction");
@@ -151,7 +151,7 @@ impl Stage {
         id
     }
 
-    /// Emits as a service in any language does, with these headers.
+    /// Emits with SQL, like a service in any language, with these headers.
     pub(crate) async fn emit_sql(&self, headers: &str) -> MessageId {
         let mut connection = self.database.connect().await;
         let sql = "SELECT relevo.emit('orders.placed', 'o-1', 'OrderPlaced', '{}'::jsonb, headers => $1::text::jsonb)";
@@ -159,7 +159,7 @@ impl Stage {
         MessageId::from_uuid(id)
     }
 
-    /// Waits until both consumers have handled so many messages, whether or not anything is told of them.
+    /// Waits until both consumers have handled this many messages, traced or not.
     pub(crate) async fn handled(&self, messages: i64) {
         let mut connection = self.database.connect().await;
         let end = std::time::Instant::now() + Duration::from_secs(30);
@@ -200,6 +200,7 @@ async fn relay(
 ) {
     let store = Store::open(StoreConfig::new(database.options(), destination)).await.expect("a migrated database");
     let relay = Relay::new(Arc::new(store), broker, RelayConfig { traces, ..RelayConfig::default() });
+    let relay = relay.expect("a valid configuration");
     running.spawn(async move { relay.run(CancellationToken::new()).await.expect("it goes on") });
 }
 

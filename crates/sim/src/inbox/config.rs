@@ -8,10 +8,10 @@ use relevo_core::retry::Backoff;
 use relevo_core::{AfterDead, Policy};
 use relevo_inbox::{Config, Durable, Order};
 
-use crate::random::Random;
+use relevo_core::random::SplitMix64;
 
 /// The configuration of one consumer's members, whose lanes can have so many messages out.
-pub(crate) fn random(random: &mut Random, number: u64, ordered: bool, out_max: usize) -> Config {
+pub(crate) fn random(random: &mut SplitMix64, number: u64, ordered: bool, out_max: usize) -> Config {
     let concurrency = random.count(1, 6);
     let (order, durable) = if ordered {
         (Order::ByKey { concurrency }, Durable::Table)
@@ -58,7 +58,7 @@ pub(crate) fn random(random: &mut Random, number: u64, ordered: bool, out_max: u
     }
 }
 
-fn retries(random: &mut Random) -> Retries {
+fn retries(random: &mut SplitMix64) -> Retries {
     let tries = random.between(0, 3);
     Retries {
         memory: (0..tries).map(|_| random.millis(100, 1000)).collect(),

@@ -22,7 +22,7 @@ use crate::inbox::kind::Kind;
 use crate::inbox::mutants::Mutant;
 use crate::inbox::scenario::Scenario;
 use crate::inbox::store::Session;
-use crate::random::Random;
+use relevo_core::random::SplitMix64;
 
 /// What the handlers of all members have in common: how often they tried, and whether what they need is there.
 pub struct Trials {
@@ -49,7 +49,7 @@ struct Inner {
     gate: Gate,
     /// Told when a message takes the process down.
     doom: Arc<Notify>,
-    random: Mutex<Random>,
+    random: Mutex<SplitMix64>,
     mutant: Option<Mutant>,
 }
 
@@ -94,7 +94,7 @@ impl Handler {
         trials: Arc<Trials>,
         gate: Gate,
         doom: Arc<Notify>,
-        random: Random,
+        random: SplitMix64,
         mutant: Option<Mutant>,
     ) -> Self {
         Self(Arc::new(Inner { consumer, trials, gate, doom, random: Mutex::new(random), mutant }))
@@ -201,7 +201,7 @@ impl Call<Session> for Handler {
         let (case, act) = self.begin(incoming);
         let id = if self.0.mutant == Some(Mutant::FreshIds) {
             let mut random = lock(&self.0.random);
-            Uuid::from_u64_pair(random.draw(), random.draw())
+            Uuid::from_u64_pair(random.next_u64(), random.next_u64())
         } else {
             incoming.idempotency_id()
         };

@@ -1,6 +1,6 @@
 //! What a handler makes of a message; it is written in the message's type, behind the form of the handler.
 
-use crate::random::Random;
+use relevo_core::random::SplitMix64;
 
 /// What a handler makes of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,7 +29,7 @@ pub enum Kind {
 
 impl Kind {
     /// One of them; plain ones if nothing is to go wrong in so many of a thousand cases.
-    pub fn random(random: &mut Random, trouble: u64, kills: bool) -> Self {
+    pub fn random(random: &mut SplitMix64, trouble: u64, kills: bool) -> Self {
         if !random.permille(trouble) {
             return match random.between(0, 19) {
                 0 => Self::Skip,

@@ -20,8 +20,8 @@ use crate::inbox::scenario::{ConsumerPlan, Scenario};
 use crate::inbox::server::Server;
 use crate::inbox::store::FaultyInbox;
 use crate::line::Line;
-use crate::random::Random;
 use crate::wire::Wire;
+use relevo_core::random::SplitMix64;
 
 /// Longer than any run.
 const FOREVER: Duration = Duration::from_hours(24);
@@ -73,7 +73,7 @@ enum End {
 impl Host {
     /// Runs members, one after the other, until the run ends.
     pub async fn work(self) {
-        let mut random = Random::of(self.scenario.seed, "member", (self.consumer * 100 + self.number) as u64);
+        let mut random = SplitMix64::for_part(self.scenario.seed, "member", (self.consumer * 100 + self.number) as u64);
         sleep(random.millis(0, 3000)).await;
         loop {
             self.tell("starts");
@@ -101,21 +101,22 @@ impl Host {
         }
     }
 
-    fn start(&self, random: &mut Random) -> Life {
+    fn start(&self, random: &mut SplitMix64) -> Life {
         let (gate, doom) = (Gate::default(), Arc::<Notify>::default());
-        let mut line =
-            |weather| Line::new(Arc::clone(&self.history), self.wire.clone(), weather, Random::new(random.draw()));
+        let mut line = |weather| {
+            Line::new(Arc::clone(&self.history), self.wire.clone(), weather, SplitMix64::new(random.next_u64()))
+        };
         let (store, broker) =
             (line(self.scenario.store_weather(self.plan())), line(self.scenario.broker_weather(self.plan())));
         let inbox = FaultyInbox::new(Arc::clone(&self.server), store, gate.clone(), self.wire.clone());
         let connection = self.group.connect();
         let port = Connection::new(Arc::clone(&self.group), connection, broker, gate.clone());
         let port = Port::new(port, self.mutant);
-        let chances = Random::new(random.draw());
+        let chances = SplitMix64::new(random.next_u64());
         let trials = Arc::clone(&self.trials);
         let handler = Handler::new(self.consumer, trials, gate.clone(), Arc::clone(&doom), chances, self.mutant);
         let runtime =
-            Runtime::with_seed(Arc::new(inbox), Arc::new(port), handler.registered(), self.config(), random.draw());
+            Runtime::with_seed(Arc::new(inbox), Arc::new(port), handler.registered(), self.config(), random.next_u64());
         let stop = CancellationToken::new();
         let mut running = JoinSet::new();
         running.spawn(runtime.run(stop.clone()));
@@ -134,7 +135,7 @@ impl Host {
     }
 
     /// Lets a member run until something ends it.
-    async fn live(&self, life: &mut Life, random: &mut Random) -> End {
+    async fn live(&self, life: &mut Life, random: &mut SplitMix64) -> End {
         let faults = &self.scenario.member;
         loop {
             let time = match faults.life {
@@ -176,7 +177,7 @@ impl Host {
         }
     }
 
-    async fn pause(&self, life: &Life, random: &mut Random) {
+    async fn pause(&self, life: &Life, random: &mut SplitMix64) {
         self.tell("is paused");
         life.gate.shut(true);
         if random.permille(500) {

@@ -12,8 +12,8 @@ use crate::inbox::event::{Event, History};
 use crate::inbox::office::Office;
 use crate::inbox::scenario::Scenario;
 use crate::line::Line;
-use crate::random::Random;
 use crate::wire::Wire;
+use relevo_core::random::SplitMix64;
 
 /// Somebody with the rights of an operator, and a colleague who does the same at the same time.
 pub struct Operator {
@@ -21,15 +21,16 @@ pub struct Operator {
     history: Arc<History>,
     scenario: Arc<Scenario>,
     lines: [Line<Event>; 2],
-    random: Random,
+    random: SplitMix64,
 }
 
 impl Operator {
     /// Operators with chances of their own.
     pub fn new(office: Arc<Office>, history: Arc<History>, scenario: Arc<Scenario>, wire: &Wire, number: u64) -> Self {
-        let mut random = Random::of(scenario.seed, "operator", number);
-        let mut line =
-            || Line::new(Arc::clone(&history), wire.clone(), scenario.office_weather(), Random::new(random.draw()));
+        let mut random = SplitMix64::for_part(scenario.seed, "operator", number);
+        let mut line = || {
+            Line::new(Arc::clone(&history), wire.clone(), scenario.office_weather(), SplitMix64::new(random.next_u64()))
+        };
         let lines = [line(), line()];
         Self { office, history, scenario, lines, random }
     }

@@ -16,7 +16,7 @@ use crate::inbox::broker::{ADDRESS, Group};
 use crate::inbox::event::{Event, History};
 use crate::inbox::kind::Kind;
 use crate::inbox::scenario::Scenario;
-use crate::random::Random;
+use relevo_core::random::SplitMix64;
 
 /// The broker's front: whatever is published goes to every group.
 pub struct Front {
@@ -55,7 +55,7 @@ impl Front {
 pub struct Publisher {
     front: Arc<Front>,
     number: u64,
-    random: Random,
+    random: SplitMix64,
     sent: u64,
     /// Messages that are published again some time.
     again: Vec<(usize, Name, Kind, Raw)>,
@@ -64,7 +64,7 @@ pub struct Publisher {
 impl Publisher {
     /// A publisher with chances of its own.
     pub fn new(front: Arc<Front>, number: u64) -> Self {
-        let random = Random::of(front.scenario.seed, "publisher", number);
+        let random = SplitMix64::for_part(front.scenario.seed, "publisher", number);
         Self { front, number, random, sent: 0, again: Vec::new() }
     }
 
@@ -106,10 +106,10 @@ impl Publisher {
 
     fn message(&mut self, key: &str, kind: &str) -> Message {
         self.sent += 1;
-        let payload: Bytes = (0..self.random.count(0, 12)).map(|_| self.random.draw().to_le_bytes()[0]).collect();
+        let payload: Bytes = (0..self.random.count(0, 12)).map(|_| self.random.next_u64().to_le_bytes()[0]).collect();
         let created_at = self.front.began_at + self.front.history.now();
         let mut tail = [0; 10];
-        tail[2..].copy_from_slice(&self.random.draw().to_be_bytes());
+        tail[2..].copy_from_slice(&self.random.next_u64().to_be_bytes());
         Message {
             id: MessageId::v7(u64::try_from(created_at.as_millisecond()).unwrap_or_default(), tail),
             kind: kind.into(),

@@ -11,8 +11,8 @@ use crate::inbox::event::{Event, History};
 use crate::inbox::office::Office;
 use crate::inbox::scenario::Scenario;
 use crate::line::Line;
-use crate::random::Random;
 use crate::wire::Wire;
+use relevo_core::random::SplitMix64;
 
 /// Replays, when the scenario says so, what was published by then.
 pub async fn work(
@@ -23,7 +23,7 @@ pub async fn work(
     wire: Wire,
 ) {
     let start = Instant::now();
-    let mut random = Random::of(scenario.seed, "replays", 0);
+    let mut random = SplitMix64::for_part(scenario.seed, "replays", 0);
     for at in &scenario.replays {
         sleep_until(start + *at).await;
         let consumer = random.count(0, scenario.consumers.len() - 1);
@@ -42,8 +42,13 @@ pub async fn work(
         let stops_at = random.permille(400).then(|| random.count(0, arrivals.len()));
         let mut feeder = |stops_at| Feeder {
             office: &office,
-            line: Line::new(Arc::clone(&history), wire.clone(), scenario.office_weather(), Random::new(random.draw())),
-            random: Random::new(random.draw()),
+            line: Line::new(
+                Arc::clone(&history),
+                wire.clone(),
+                scenario.office_weather(),
+                SplitMix64::new(random.next_u64()),
+            ),
+            random: SplitMix64::new(random.next_u64()),
             consumer,
             number,
             arrivals: &arrivals,
@@ -77,7 +82,7 @@ fn arrivals(group: &Group, ordered: bool) -> Vec<Arrival> {
 struct Feeder<'a> {
     office: &'a Arc<Office>,
     line: Line<Event>,
-    random: Random,
+    random: SplitMix64,
     consumer: usize,
     number: u32,
     arrivals: &'a [Arrival],

@@ -6,8 +6,8 @@ use relevo_inbox::{Config, Durable, Order};
 
 use crate::inbox::config;
 use crate::line::{CallFaults, Weather};
-use crate::random::Random;
 use crate::span::Span;
+use relevo_core::random::SplitMix64;
 
 /// A key and how its messages fare.
 #[derive(Clone, Debug)]
@@ -111,7 +111,7 @@ pub struct Scenario {
 impl Scenario {
     /// The scenario of a seed.
     pub fn of(seed: u64) -> Self {
-        let mut random = Random::of(seed, "inbox scenario", 0);
+        let mut random = SplitMix64::for_part(seed, "inbox scenario", 0);
         let random = &mut random;
         let calm = random.permille(200);
         let faults_for = Duration::from_secs(random.between(20, 60));
@@ -142,7 +142,7 @@ impl Scenario {
         scenario
     }
 
-    fn go_wrong(&mut self, random: &mut Random) {
+    fn go_wrong(&mut self, random: &mut SplitMix64) {
         // Each kind of fault is often absent, so that the others are seen alone; in some runs the rest is frequent.
         let times = if self.seed % 5 == 4 { 5 } else { 1 };
         let mut share = |max: u64| if random.permille(400) { 0 } else { (random.between(1, max) * times).min(1000) };
@@ -210,7 +210,7 @@ impl ConsumerPlan {
     }
 }
 
-fn keys(random: &mut Random) -> Vec<KeyPlan> {
+fn keys(random: &mut SplitMix64) -> Vec<KeyPlan> {
     let count = random.between(2, 8);
     (0..count)
         .map(|number| KeyPlan {
@@ -221,7 +221,7 @@ fn keys(random: &mut Random) -> Vec<KeyPlan> {
         .collect()
 }
 
-fn consumer(random: &mut Random, number: u64, within: Duration) -> ConsumerPlan {
+fn consumer(random: &mut SplitMix64, number: u64, within: Duration) -> ConsumerPlan {
     let ordered = random.permille(600);
     let lanes = random.count(1, 4);
     let prefetch = random.count(1, 12);

@@ -28,9 +28,9 @@ use crate::inbox::replays;
 use crate::inbox::scenario::{Ending, Scenario};
 use crate::inbox::server::Server;
 use crate::line::LATE_MAX;
-use crate::random::Random;
 use crate::verdict::Verdict;
 use crate::wire::Wire;
+use relevo_core::random::SplitMix64;
 
 /// How long the quiet period lasts at most.
 const DRAIN_MAX: Duration = Duration::from_mins(15);
@@ -301,14 +301,14 @@ impl World {
 
 async fn stir(group: Arc<Group>, scenario: Arc<Scenario>, number: usize) {
     let Some(every) = scenario.restless else { return };
-    let mut random = Random::of(scenario.seed, "broker", number as u64);
+    let mut random = SplitMix64::for_part(scenario.seed, "broker", number as u64);
     let start = Instant::now();
     loop {
         sleep(random.time(Duration::ZERO, every * 2)).await;
         if start.elapsed() >= scenario.faults_for {
             return;
         }
-        group.stir(random.draw(), random.count(0, 1000));
+        group.stir(random.next_u64(), random.count(0, 1000));
     }
 }
 

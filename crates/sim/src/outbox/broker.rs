@@ -14,8 +14,8 @@ use crate::line::LATE_MAX;
 use crate::outbox::event::{Event, History};
 use crate::outbox::scenario::Scenario;
 use crate::outbox::writers::Kind;
-use crate::random::Random;
 use crate::wire::Wire;
+use relevo_core::random::SplitMix64;
 
 /// What all connections lead to.
 pub struct FarSide {
@@ -37,7 +37,7 @@ struct State {
 pub struct Connection {
     far_side: Arc<FarSide>,
     wire: Wire,
-    random: Mutex<Random>,
+    random: Mutex<SplitMix64>,
     /// Counts how often the connection broke.
     cuts: watch::Sender<u64>,
 }
@@ -117,7 +117,7 @@ impl FarSide {
 
 impl Connection {
     /// A connection with chances of its own.
-    pub fn new(far_side: Arc<FarSide>, wire: Wire, random: Random) -> Self {
+    pub fn new(far_side: Arc<FarSide>, wire: Wire, random: SplitMix64) -> Self {
         Self { far_side, wire, random: Mutex::new(random), cuts: watch::Sender::new(0) }
     }
 

@@ -127,8 +127,8 @@ impl Leases for MutantStore {
         Ok(standings)
     }
 
-    async fn leave(&self, owner: Uuid, leases: &[Lease]) -> Result<(), StoreError> {
-        self.inner.leave(owner, leases).await
+    async fn leave(&self, owner: Uuid) -> Result<(), StoreError> {
+        self.inner.leave(owner).await
     }
 }
 

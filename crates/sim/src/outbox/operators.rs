@@ -10,7 +10,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use crate::history::Name;
 use crate::outbox::event::{Event, History};
 use crate::outbox::scenario::Scenario;
-use crate::random::Random;
+use relevo_core::random::SplitMix64;
 
 /// Somebody with the rights of an operator.
 pub struct Operator {
@@ -18,13 +18,13 @@ pub struct Operator {
     destination: Destination,
     history: Arc<History>,
     scenario: Arc<Scenario>,
-    random: Random,
+    random: SplitMix64,
 }
 
 impl Operator {
     /// An operator with chances of their own.
     pub fn new(outbox: Outbox, history: Arc<History>, scenario: Arc<Scenario>) -> Self {
-        let random = Random::of(scenario.seed, "operator", 0);
+        let random = SplitMix64::for_part(scenario.seed, "operator", 0);
         Self { destination: outbox.destination(MAIN), outbox, history, scenario, random }
     }
 

@@ -15,8 +15,8 @@ use crate::outbox::mutants::{Mutant, Port};
 use crate::outbox::scenario::Scenario;
 use crate::outbox::server::Server;
 use crate::outbox::store::FaultyStore;
-use crate::random::Random;
 use crate::wire::Wire;
+use relevo_core::random::SplitMix64;
 
 /// Longer than any run.
 const FOREVER: Duration = Duration::from_hours(24);
@@ -44,7 +44,7 @@ type Running = Pin<Box<dyn Future<Output = Result<(), RelayError>> + Send>>;
 impl Host {
     /// Runs relays, one after the other. Ends only if one stops by itself.
     pub async fn work(self) {
-        let mut random = Random::of(self.scenario.seed, "relay", self.number as u64);
+        let mut random = SplitMix64::for_part(self.scenario.seed, "relay", self.number as u64);
         sleep(random.millis(0, 3000)).await;
         loop {
             let stop = CancellationToken::new();
@@ -58,18 +58,20 @@ impl Host {
         }
     }
 
-    fn start(&self, random: &mut Random, stop: CancellationToken) -> Running {
-        let chances = Random::new(random.draw());
+    fn start(&self, random: &mut SplitMix64, stop: CancellationToken) -> Running {
+        let chances = SplitMix64::new(random.next_u64());
         let line = Line::new(Arc::clone(&self.history), self.wire.clone(), self.scenario.weather(), chances);
         let store = FaultyStore::new(Arc::clone(&self.server), line);
-        let connection = Connection::new(Arc::clone(&self.far_side), self.wire.clone(), Random::new(random.draw()));
+        let connection =
+            Connection::new(Arc::clone(&self.far_side), self.wire.clone(), SplitMix64::new(random.next_u64()));
         let broker = Port::new(connection, self.mutant);
-        let relay = Relay::with_seed(Arc::new(store), Arc::new(broker), self.scenario.config.clone(), random.draw());
-        Box::pin(relay.run(stop))
+        let relay =
+            Relay::with_seed(Arc::new(store), Arc::new(broker), self.scenario.config.clone(), random.next_u64());
+        Box::pin(relay.expect("scenarios have valid configurations").run(stop))
     }
 
     /// Lets a relay run until something ends it. False if it ended itself.
-    async fn live(&self, mut running: Running, stop: &CancellationToken, random: &mut Random) -> bool {
+    async fn live(&self, mut running: Running, stop: &CancellationToken, random: &mut SplitMix64) -> bool {
         let faults = &self.scenario.relay;
         loop {
             let life = match faults.life {

@@ -7,8 +7,8 @@ use relevo_core::{AfterDead, Policy, Route, Routes};
 use relevo_relay::Config;
 
 use crate::line::{CallFaults, Weather};
-use crate::random::Random;
 use crate::span::Span;
+use relevo_core::random::SplitMix64;
 
 /// A key and what its writers do with it.
 #[derive(Clone, Debug)]
@@ -125,7 +125,7 @@ pub struct Scenario {
 impl Scenario {
     /// The scenario of a seed.
     pub fn of(seed: u64) -> Self {
-        let mut random = Random::of(seed, "scenario", 0);
+        let mut random = SplitMix64::for_part(seed, "scenario", 0);
         let random = &mut random;
         let calm = random.permille(250);
         let faults_for = Duration::from_secs(random.between(30, 90));
@@ -172,7 +172,7 @@ impl Scenario {
         }
     }
 
-    fn go_wrong(&mut self, random: &mut Random) {
+    fn go_wrong(&mut self, random: &mut SplitMix64) {
         // Each kind of fault is often absent, so that the others are seen alone; in some runs the rest is frequent.
         let times = if self.seed % 5 == 4 { 6 } else { 1 };
         let mut share = |max: u64| if random.permille(400) { 0 } else { (random.between(1, max) * times).min(1000) };
@@ -204,11 +204,11 @@ impl Scenario {
     }
 }
 
-fn shards(random: &mut Random) -> u16 {
+fn shards(random: &mut SplitMix64) -> u16 {
     *random.pick(&[1, 2, 3, 4, 8])
 }
 
-fn addresses(random: &mut Random, within: Duration) -> Vec<AddressPlan> {
+fn addresses(random: &mut SplitMix64, within: Duration) -> Vec<AddressPlan> {
     let topics = ["h.0", "h.1", "h.2", "c.0", "c.1"];
     topics
         .iter()
@@ -222,7 +222,7 @@ fn addresses(random: &mut Random, within: Duration) -> Vec<AddressPlan> {
         .collect()
 }
 
-fn keys(random: &mut Random, addresses: usize) -> Vec<KeyPlan> {
+fn keys(random: &mut SplitMix64, addresses: usize) -> Vec<KeyPlan> {
     let count = random.between(2, 12);
     (0..count)
         .map(|number| {
@@ -240,7 +240,7 @@ fn keys(random: &mut Random, addresses: usize) -> Vec<KeyPlan> {
         .collect()
 }
 
-fn config(random: &mut Random, attempts_max: u32) -> Config {
+fn config(random: &mut SplitMix64, attempts_max: u32) -> Config {
     let lease = random.millis(3000, 10_000);
     let policy = Policy {
         base: random.millis(100, 1000),

@@ -113,9 +113,11 @@ impl Leases for Server {
         self.inner.standing(leases).await
     }
 
-    async fn leave(&self, owner: Uuid, leases: &[Lease]) -> Result<(), StoreError> {
-        self.inner.leave(owner, leases).await?;
-        self.freed(leases);
+    async fn leave(&self, owner: Uuid) -> Result<(), StoreError> {
+        self.inner.leave(owner).await?;
+        let leases: Vec<Lease> =
+            lock(&self.known).leases.iter().filter(|lease| lease.owner == owner).copied().collect();
+        self.freed(&leases);
         Ok(())
     }
 }

@@ -45,9 +45,9 @@ impl Leases for FaultyStore {
         self.call(async move { server.standing(&leases).await }).await
     }
 
-    async fn leave(&self, owner: Uuid, leases: &[Lease]) -> Result<(), StoreError> {
-        let (server, leases) = (Arc::clone(&self.server), leases.to_vec());
-        self.call(async move { server.leave(owner, &leases).await }).await
+    async fn leave(&self, owner: Uuid) -> Result<(), StoreError> {
+        let server = Arc::clone(&self.server);
+        self.call(async move { server.leave(owner).await }).await
     }
 }
 

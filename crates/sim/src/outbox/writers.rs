@@ -14,7 +14,7 @@ use uuid::Uuid;
 use crate::history::{Name, fingerprint_of};
 use crate::outbox::event::{Event, History};
 use crate::outbox::scenario::Scenario;
-use crate::random::Random;
+use relevo_core::random::SplitMix64;
 
 /// What the far side makes of a message; it is written in the message's type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,7 +64,7 @@ pub struct Writer {
     history: Arc<History>,
     scenario: Arc<Scenario>,
     locks: Locks,
-    random: Random,
+    random: SplitMix64,
     /// Scheduled messages that may be cancelled.
     waiting: Vec<Name>,
 }
@@ -78,7 +78,7 @@ struct Emitted {
 impl Writer {
     /// A writer with chances of its own.
     pub fn new(outbox: Outbox, history: Arc<History>, scenario: Arc<Scenario>, locks: Locks, number: u64) -> Self {
-        let random = Random::of(scenario.seed, "writer", number);
+        let random = SplitMix64::for_part(scenario.seed, "writer", number);
         Self { outbox, history, scenario, locks, random, waiting: Vec::new() }
     }
 
@@ -176,14 +176,14 @@ impl Writer {
         let scenario = Arc::clone(&self.scenario);
         let plan = &scenario.keys[key];
         let topic = &scenario.addresses[*self.random.pick(&plan.addresses)].topic;
-        let payload: Bytes = (0..self.random.count(0, 12)).map(|_| self.random.draw().to_le_bytes()[0]).collect();
+        let payload: Bytes = (0..self.random.count(0, 12)).map(|_| self.random.next_u64().to_le_bytes()[0]).collect();
         let kind = self.kind(plan.trouble);
         let mut draft = Draft::new(topic, &plan.name, kind.word(), payload.clone());
         if plan.scheduled {
             draft.deliver_after = Some(self.random.millis(0, 15_000));
         }
         if self.random.permille(100) {
-            let (high, low) = (self.random.draw(), self.random.draw());
+            let (high, low) = (self.random.next_u64(), self.random.next_u64());
             draft.id = Some(MessageId::from_uuid(Uuid::from_u64_pair(high, low)));
             draft.on_repeat = OnRepeat::Ignore;
         }

@@ -130,8 +130,8 @@ impl Destination {
         }
     }
 
-    pub(crate) fn leave(&mut self, owner: Uuid, leases: &[Lease]) {
-        self.free(leases);
+    pub(crate) fn leave(&mut self, owner: Uuid) {
+        self.free(&self.leases_of(owner));
         self.members.remove(&owner);
     }
 

@@ -24,7 +24,6 @@ mod leases;
 mod log;
 mod outbox;
 mod parking;
-mod random;
 mod regroup;
 mod runs;
 mod state;

@@ -14,8 +14,8 @@ use crate::config::Settings;
 use crate::inbox::desk::Desk;
 use crate::leases::Destination;
 use crate::log::Log;
-use crate::random::Random;
 use crate::transaction::{Open, Scheduled};
+use relevo_core::random::SplitMix64;
 
 /// Microseconds since the outbox was made. Times that are made older may be negative.
 pub(crate) type Micros = i64;
@@ -34,7 +34,7 @@ pub(crate) fn timestamp(started_at: Timestamp, time: Micros) -> Timestamp {
 pub(crate) struct State {
     pub(crate) settings: Settings,
     pub(crate) started: Instant,
-    pub(crate) random: Random,
+    pub(crate) random: SplitMix64,
     pub(crate) log: Log,
     /// Open transactions by their token.
     pub(crate) open: BTreeMap<u64, Open>,
@@ -56,7 +56,7 @@ pub(crate) struct State {
 impl State {
     pub(crate) fn new(settings: Settings) -> Self {
         Self {
-            random: Random::new(settings.seed),
+            random: SplitMix64::new(settings.seed),
             settings,
             started: Instant::now(),
             log: Log::new(),

@@ -43,8 +43,8 @@ impl Leases for Destination {
         Ok(lock(&self.state).destination(&self.name)?.standing(leases))
     }
 
-    async fn leave(&self, owner: Uuid, leases: &[Lease]) -> Result<(), StoreError> {
-        lock(&self.state).destination(&self.name)?.leave(owner, leases);
+    async fn leave(&self, owner: Uuid) -> Result<(), StoreError> {
+        lock(&self.state).destination(&self.name)?.leave(owner);
         Ok(())
     }
 }

@@ -242,7 +242,7 @@ impl State {
     fn message(&mut self, draft: Draft, now: Micros) -> Message {
         let created_at = timestamp(self.settings.started_at, now);
         let id = draft.id.unwrap_or_else(|| {
-            MessageId::v7(u64::try_from(created_at.as_millisecond()).unwrap_or_default(), self.random.bytes())
+            MessageId::v7(u64::try_from(created_at.as_millisecond()).unwrap_or_default(), self.random.uuid_v7_bytes())
         });
         Message {
             id,

@@ -73,6 +73,11 @@ impl Error {
         matches!(self, Self::Server(error) if matches!(error.code(), "42P01" | "42883"))
     }
 
+    /// Whether the server ended the session, by an operator's order or because it goes down. What ran in it was rolled back.
+    pub(crate) fn is_session_end(&self) -> bool {
+        matches!(self, Self::Server(error) if error.code().starts_with("57P0"))
+    }
+
     /// Whether the connection can serve another call.
     pub(crate) fn keeps_connection(&self) -> bool {
         match self {

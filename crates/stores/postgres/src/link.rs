@@ -11,6 +11,30 @@ use tokio::time::timeout;
 
 use crate::classify::Error;
 
+/// Probes that the server's system sends without an answer until it ends the connection.
+const PROBES: u64 = 3;
+
+/// A new connection. The server notices within about `deadline` that this process or its machine vanished, and ends the
+/// session: its locks would keep others from a shard or a lane. That is shorter than a lease, as every deadline of a call.
+///
+/// By statements, not by startup options: those are refused by poolers. On a connection without TCP they change nothing.
+pub(crate) async fn connect(options: &PgConnectOptions, deadline: Duration) -> Result<PgConnection, Error> {
+    let mut connection = options.connect().await?;
+    sqlx::raw_sql(AssertSqlSafe(keepalives(deadline))).execute(&mut connection).await?;
+    Ok(connection)
+}
+
+fn keepalives(deadline: Duration) -> String {
+    // Whole seconds, none of them zero, which means the system's default of hours.
+    let interval = (deadline.as_secs() / (PROBES + 2)).max(1);
+    let idle = deadline.as_secs().saturating_sub(PROBES * interval).max(1);
+    let timeout_ms = deadline.as_millis().clamp(1, 1 << 30);
+    format!(
+        "SET tcp_keepalives_idle = {idle}; SET tcp_keepalives_interval = {interval}; \
+         SET tcp_keepalives_count = {PROBES}; SET tcp_user_timeout = {timeout_ms}"
+    )
+}
+
 /// A connection that serves one call at a time.
 ///
 /// A call that fails because the connection broke says so; only the next one connects again, so that no break goes
@@ -60,7 +84,7 @@ impl Link {
         let work = async {
             let mut connection = match taken {
                 Some(connection) => connection,
-                None => self.options.connect().await?,
+                None => connect(&self.options, self.deadline).await?,
             };
             let result = call(&mut connection).await;
             Ok::<_, Error>((connection, result))
@@ -70,5 +94,44 @@ impl Link {
             *guard = Some(connection);
         }
         result
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use relevo_testkit::PgVersion;
+    use relevo_testkit::postgres::Server;
+    use sqlx::Row as _;
+
+    use super::*;
+
+    #[test]
+    fn a_lost_peer_is_noticed_within_the_deadline() {
+        for seconds in 5..100 {
+            let text = keepalives(Duration::from_secs(seconds));
+            let number = |name: &str| -> u64 {
+                let (_, rest) = text.split_once(&format!("{name} = ")).expect("the setting");
+                rest.split(';').next().and_then(|number| number.parse().ok()).expect("a number")
+            };
+            let (idle, interval) = (number("tcp_keepalives_idle"), number("tcp_keepalives_interval"));
+            assert_eq!(idle + interval * number("tcp_keepalives_count"), seconds, "{text}");
+            assert_eq!(number("tcp_user_timeout"), seconds * 1_000);
+        }
+        assert!(keepalives(Duration::from_millis(200)).contains("tcp_keepalives_idle = 1;"));
+    }
+
+    #[tokio::test]
+    async fn a_session_of_the_relay_has_keepalives() {
+        let database = Server::shared(PgVersion::V15).database().await;
+        let link = Link::new(database.options(), Duration::from_secs(5));
+        for (name, expected) in [
+            ("tcp_keepalives_idle", "2"),
+            ("tcp_keepalives_interval", "1"),
+            ("tcp_keepalives_count", "3"),
+            ("tcp_user_timeout", "5000"),
+        ] {
+            let rows = link.call(format!("SHOW {name}")).await.expect("a database");
+            assert_eq!(rows[0].get_unchecked::<String, _>(0), expected, "{name}");
+        }
     }
 }

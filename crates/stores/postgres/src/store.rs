@@ -192,7 +192,7 @@ impl Leases for Store {
         call.await.map_err(|error| self.failed(error))
     }
 
-    async fn leave(&self, owner: Uuid, _leases: &[Lease]) -> Result<(), StoreError> {
+    async fn leave(&self, owner: Uuid) -> Result<(), StoreError> {
         let sql = format!("SELECT {}.leave({}, '{owner}')", self.schema, queries::literal(&self.destination));
         self.settling.call(sql).await.map_err(|error| self.failed(error))?;
         Ok(())

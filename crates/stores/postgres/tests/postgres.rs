@@ -24,6 +24,8 @@ mod inbox_harness;
 mod inbox_plans;
 #[path = "postgres/inbox_python.rs"]
 mod inbox_python;
+#[path = "postgres/inbox_round_trips.rs"]
+mod inbox_round_trips;
 #[path = "postgres/inbox_rules.rs"]
 mod inbox_rules;
 #[path = "postgres/inbox_walk.rs"]
@@ -66,6 +68,8 @@ mod rules_d;
 mod rules_d_restore;
 #[path = "postgres/rules_support.rs"]
 mod rules_support;
+#[path = "postgres/vanished_peer.rs"]
+mod vanished_peer;
 #[path = "postgres/verify.rs"]
 mod verify;
 #[path = "postgres/vitals.rs"]

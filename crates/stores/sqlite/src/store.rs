@@ -211,7 +211,7 @@ impl Leases for Store {
         self.call(leases::standing(&self.settling, &self.destination, leases)).await
     }
 
-    async fn leave(&self, owner: Uuid, _leases: &[Lease]) -> Result<(), StoreError> {
+    async fn leave(&self, owner: Uuid) -> Result<(), StoreError> {
         self.call(leases::leave(&self.settling, &self.destination, owner)).await
     }
 }

@@ -1,4 +1,4 @@
-//! Holds private servers and prints their directories, until it is killed: the test of what a killed test leaves behind.
+//! Starts private servers, prints their directories, and waits until it is killed. A test checks that nothing is left.
 
 use std::io::Write as _;
 

@@ -5,19 +5,19 @@ use crate::unblocked::unblocked;
 
 const STARTS_MAX: usize = 5;
 
-/// Three servers of the newest version that are one JetStream, each of which can be killed, paused and started again.
+/// A JetStream cluster of three servers of the newest version. A test can kill, pause and restart each of them.
 pub struct Cluster {
     nodes: [Private; 3],
     _routes: [ReservedPort; 3],
 }
 
 impl Cluster {
-    /// Starts one with NATS's own settings.
+    /// Starts a cluster with the default settings of NATS.
     pub async fn of_three() -> Self {
         Self::of_three_with(Settings::new()).await
     }
 
-    /// Starts one with other settings, the same for all nodes.
+    /// Starts a cluster with these settings on all nodes.
     pub async fn of_three_with(settings: Settings) -> Self {
         let (nodes, routes) = unblocked(move || launch(&settings)).await;
         let cluster = Self { nodes: nodes.map(Private::of), _routes: routes };
@@ -25,7 +25,7 @@ impl Cluster {
         cluster
     }
 
-    /// The nodes. One that starts again is waited for only until it runs: see [`Cluster::healthy`].
+    /// The nodes. Restarting a node only waits until it runs: see [`Cluster::healthy`].
     pub fn nodes(&self) -> &[Private; 3] {
         &self.nodes
     }
@@ -35,7 +35,7 @@ impl Cluster {
         self.nodes.each_ref().map(Private::url)
     }
 
-    /// Waits until all three are healthy: they have a leader, and each has caught up.
+    /// Waits until all three nodes are healthy: they have a leader, and each has caught up.
     pub async fn healthy(&self) {
         for node in &self.nodes {
             node.healthy().await;
@@ -56,7 +56,7 @@ fn launch(settings: &Settings) -> ([Node; 3], [ReservedPort; 3]) {
         if started == [true; 3] {
             return (nodes, reserved);
         }
-        // Somebody else may have been quicker to a port.
+        // Another process may have taken a port first.
         let failed = nodes.iter().zip(started).filter(|(_, started)| !started);
         for (node, _) in failed {
             assert!(node.lost_a_port(), "NATS does not start:\n{}", node.log());

@@ -1,4 +1,4 @@
-//! One server and its files, in blocking calls.
+//! One server and its files, with blocking calls.
 
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
@@ -13,9 +13,9 @@ use crate::{http, marked};
 const DEBIAN: &str = "/usr/sbin/nats-server";
 const STARTS_MAX: usize = 10;
 const READY_DEADLINE: Duration = Duration::from_secs(30);
-/// Answered when JetStream has recovered all it keeps, and in a cluster has found the others.
+/// Succeeds when JetStream has recovered its data and, in a cluster, has found the other nodes.
 pub(super) const HEALTHY: &str = "/healthz";
-/// Answered as soon as JetStream runs.
+/// Succeeds as soon as JetStream runs.
 pub(super) const RUNNING: &str = "/healthz?js-enabled-only=true";
 const POLL: Duration = Duration::from_millis(10);
 
@@ -23,7 +23,7 @@ pub(super) struct Node {
     scratch: Scratch,
     version: NatsVersion,
     ports: Ports,
-    /// What must be answered before a start has succeeded.
+    /// The health check that must succeed before a start counts as successful.
     ready: &'static str,
     process: Mutex<Option<Child>>,
 }
@@ -35,20 +35,20 @@ pub(super) struct Ports {
 }
 
 impl Node {
-    /// A new server on free ports, started.
+    /// Creates a server on free ports and starts it.
     pub(super) fn launch(version: NatsVersion, settings: &Settings) -> Self {
         for _ in 0..STARTS_MAX {
             let node = Self::create(version, settings, HEALTHY);
             if node.try_start() {
                 return node;
             }
-            // Somebody else may have been quicker to a port.
+            // Another process may have taken a port first.
             assert!(node.lost_a_port(), "NATS does not start:\n{}", node.log());
         }
         panic!("NATS finds no free ports");
     }
 
-    /// A new server on free ports, not started.
+    /// Creates a server on free ports without starting it.
     pub(super) fn create(version: NatsVersion, settings: &Settings, ready: &'static str) -> Self {
         let scratch = Scratch::for_marked();
         let ports = Ports { client: scratch.reserve_port(), monitor: scratch.reserve_port() };
@@ -77,7 +77,7 @@ impl Node {
         std::fs::read_to_string(self.directory().join("log")).unwrap_or_default()
     }
 
-    /// Starts it again on its ports and its files.
+    /// Starts the server again with the same ports and files.
     pub(super) fn start(&self) {
         assert!(self.try_start(), "NATS does not start:\n{}", self.log());
     }
@@ -94,12 +94,12 @@ impl Node {
         command.arg("-c").arg(self.directory().join("nats.conf")).current_dir(self.directory());
         command.env(marked::VARIABLE, self.directory());
         command.stdout(log.try_clone().expect("a file has another handle")).stderr(log);
-        // A group of its own: what interrupts the test must not end the server before the test has seen it.
+        // The server gets its own process group: an interrupt of the test must not end the server first.
         let child = command.stdin(Stdio::null()).process_group(0).spawn().expect("`nats-server` runs");
         *self.process.lock().expect("no holder panics") = Some(child);
     }
 
-    /// Waits until the monitor answers this well; `false` when the server ended, or nothing came of it in time.
+    /// Waits until this health check succeeds. Returns `false` if the server ends or the deadline passes.
     pub(super) fn becomes(&self, path: &str) -> bool {
         let deadline = Instant::now() + READY_DEADLINE;
         while Instant::now() < deadline && !self.has_ended() {
@@ -145,7 +145,7 @@ impl Node {
 
 impl Drop for Node {
     fn drop(&mut self) {
-        // The watchdog would do it a moment later, but could not collect our child.
+        // The watchdog would kill it a moment later, but cannot collect the zombie.
         if let Ok(Some(mut child)) = self.process.lock().map(|mut process| process.take()) {
             child.kill().ok();
             child.wait().ok();

@@ -1,6 +1,6 @@
 use super::NatsVersion;
 
-/// A server that all tests share. It must be left running; each test's streams have [names](super::unique) of their own.
+/// A server that all tests share. Tests must not stop it, and must give their streams [unique names](super::unique).
 #[derive(Clone, Debug)]
 pub struct Server {
     url: String,
@@ -8,8 +8,8 @@ pub struct Server {
 }
 
 impl Server {
-    /// The server that the environment names for this version: `RELEVO_TEST_NATS_URL` (2.15),
-    /// `RELEVO_TEST_NATS_2_9_URL`. Panics where there is none.
+    /// The server for this version, from `RELEVO_TEST_NATS_URL` (2.15) or `RELEVO_TEST_NATS_2_9_URL`. Panics if the
+    /// variable is not set.
     pub fn shared(version: NatsVersion) -> Self {
         let variable = version.url_variable();
         let Ok(url) = std::env::var(variable) else {
@@ -21,12 +21,12 @@ impl Server {
         Self { url, version }
     }
 
-    /// Its URL.
+    /// The URL of the server.
     pub fn url(&self) -> &str {
         &self.url
     }
 
-    /// Its version, as asked for.
+    /// The requested version.
     pub fn version(&self) -> NatsVersion {
         self.version
     }

@@ -4,7 +4,7 @@ use super::node::Ports;
 use crate::certs::{Certs, Fault};
 use crate::tls::{ClientCertificate, Tls};
 
-/// What a private server has beyond NATS's own settings and JetStream.
+/// Settings of a private server, in addition to NATS's defaults and JetStream.
 #[derive(Clone, Debug, Default)]
 pub struct Settings {
     lines: Vec<String>,
@@ -13,50 +13,51 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// NATS's own, with JetStream.
+    /// NATS's defaults, with JetStream.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// One more line, or block, of the configuration file: `.config("max_payload: 65536")`.
+    /// Adds a line or a block to the configuration file: `.config("max_payload: 65536")`.
     #[must_use]
     pub fn config(mut self, line: &str) -> Self {
         self.lines.push(line.to_owned());
         self
     }
 
-    /// One more line of its block `jetstream`: `.jetstream("sync_interval: always")`, `.jetstream("max_file_store: 1MB")`.
+    /// Adds a line to the `jetstream` block: `.jetstream("sync_interval: always")`,
+    /// `.jetstream("max_file_store: 1MB")`.
     #[must_use]
     pub fn jetstream(mut self, line: &str) -> Self {
         self.jetstream.push(line.to_owned());
         self
     }
 
-    /// Only who knows the password gets in.
+    /// Clients must log in with this name and password.
     #[must_use]
     pub fn user(self, name: &str, password: &str) -> Self {
         self.config(&format!("authorization {{ user: \"{name}\", password: \"{password}\" }}"))
     }
 
-    /// Only who knows the token gets in.
+    /// Clients must present this token.
     #[must_use]
     pub fn token(self, token: &str) -> Self {
         self.config(&format!("authorization {{ token: \"{token}\" }}"))
     }
 
-    /// Only who has the seed of this public key gets in.
+    /// Clients must prove that they have the seed of this public key.
     #[must_use]
     pub fn nkey(self, public_key: &str) -> Self {
         self.config(&format!("authorization {{ users: [ {{ nkey: {public_key} }} ] }}"))
     }
 
-    /// Clients must speak TLS.
+    /// Clients must use TLS.
     #[must_use]
     pub fn tls(self, certs: &Certs, client: ClientCertificate) -> Self {
         self.faulty_tls(certs, Fault::None, client)
     }
 
-    /// Clients must speak TLS, to a server whose certificate a careful one refuses.
+    /// Clients must use TLS. The server's certificate has a defect, so a strict client refuses it.
     #[must_use]
     pub fn faulty_tls(mut self, certs: &Certs, fault: Fault, client: ClientCertificate) -> Self {
         self.tls = Some(Tls::new(certs, fault, client));

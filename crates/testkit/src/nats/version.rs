@@ -1,17 +1,17 @@
-/// The versions that tests run on.
+/// The versions that the tests run on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum NatsVersion {
-    /// Debian 12's, which knows nothing of what came with 2.10 and later.
+    /// The version in Debian 12. It lacks the features that 2.10 and later added.
     V2_9,
-    /// The newest.
+    /// The newest version.
     V2_15,
 }
 
 impl NatsVersion {
-    /// Every version, oldest first.
+    /// All versions, oldest first.
     pub const ALL: [Self; 2] = [Self::V2_9, Self::V2_15];
 
-    /// The number, without the patch.
+    /// The version number without the patch level.
     pub fn number(self) -> &'static str {
         match self {
             Self::V2_9 => "2.9",
@@ -19,7 +19,7 @@ impl NatsVersion {
         }
     }
 
-    /// The environment variable that names the shared server.
+    /// The environment variable with the URL of the shared server.
     pub(super) fn url_variable(self) -> &'static str {
         match self {
             Self::V2_9 => "RELEVO_TEST_NATS_2_9_URL",
@@ -27,7 +27,7 @@ impl NatsVersion {
         }
     }
 
-    /// The environment variable that names the program.
+    /// The environment variable with the path of the program.
     pub(super) fn bin_variable(self) -> &'static str {
         match self {
             Self::V2_9 => "RELEVO_TEST_NATS_2_9_BIN",

@@ -1,4 +1,4 @@
-//! Where the programs of a version are.
+//! The installed programs of each version.
 
 use std::path::{Path, PathBuf};
 
@@ -6,7 +6,7 @@ use super::PgVersion;
 
 const DEBIAN_15: &str = "/usr/lib/postgresql/15/bin";
 
-/// The program's path; panics with what to run when it is not installed.
+/// The path of a program. If it is not installed, panics with the command that installs it.
 pub(super) fn program(version: PgVersion, name: &str) -> PathBuf {
     let path = directory(version).join(name);
     assert!(

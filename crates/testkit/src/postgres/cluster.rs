@@ -1,4 +1,4 @@
-//! A data directory and the server on it, in blocking calls.
+//! A data directory and its server, with blocking calls.
 
 use std::io::Write as _;
 use std::path::PathBuf;
@@ -24,7 +24,7 @@ pub(super) struct Cluster {
 }
 
 impl Cluster {
-    /// A new data directory, not started.
+    /// Creates a data directory without starting the server.
     pub(super) fn create(version: PgVersion, settings: &[(String, String)]) -> Self {
         let cluster = Self::empty(version);
         let mut initdb = cluster.command("initdb");
@@ -33,7 +33,7 @@ impl Cluster {
         let own = [
             ("listen_addresses", "127.0.0.1"),
             ("unix_socket_directories", ""),
-            // In the data directory, and so removed with it even after a kill.
+            // Inside the data directory, so that it is deleted with it even after a kill.
             ("dynamic_shared_memory_type", "mmap"),
         ];
         let own = own.map(|(name, value)| (name.to_owned(), value.to_owned()));
@@ -41,7 +41,7 @@ impl Cluster {
         cluster
     }
 
-    /// A copy of a stopped server's files, not started.
+    /// Copies the files of a stopped server without starting the copy.
     pub(super) fn copy_of(stopped: &Self) -> Self {
         assert!(stopped.postmaster().is_none(), "only the files of a stopped server are consistent");
         let copy = Self::empty(stopped.version);
@@ -49,7 +49,7 @@ impl Cluster {
         copy
     }
 
-    /// A base backup of a running server, not started; with `extra` arguments of `pg_basebackup`.
+    /// Takes a base backup of a running server without starting it. `extra` holds arguments for `pg_basebackup`.
     pub(super) fn backup_of(running: &Self, extra: &[&str]) -> Self {
         let backup = Self::empty(running.version);
         let mut command = backup.command("pg_basebackup");
@@ -91,12 +91,12 @@ impl Cluster {
         }
     }
 
-    /// Starts it: on a free port the first time, on the same port ever after, so that clients find it again.
+    /// Starts the server. The first start takes a free port; later starts reuse it, so that clients can reconnect.
     pub(super) fn start(&self) {
         let known = self.port.load(Ordering::SeqCst);
         let (begun, mut starts) = (Instant::now(), 0);
-        // The first time somebody may be quicker to the port. Later what is left of a killed server may still hold its
-        // memory, on a busy machine for long.
+        // On the first start another process may take the port. On later starts, remains of a killed server may hold
+        // its shared memory, which can take long on a busy machine.
         while starts < STARTS_MAX || (known != NO_PORT_YET && begun.elapsed() < END_DEADLINE) {
             let port = if known == NO_PORT_YET { self.scratch.reserve_port() } else { known };
             if self.start_on(port) {
@@ -113,12 +113,12 @@ impl Cluster {
         let mut command = self.command("pg_ctl");
         command.args(["-w", "-t", "60", "-l"]).arg(self.scratch.path().join("log"));
         command.args(["-o", &format!("-p {port}"), "-D"]).arg(self.data()).arg("start");
-        // The server inherits these: a pipe would never close.
+        // The server inherits these streams: a pipe would never close.
         let status = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status();
         status.expect("`pg_ctl` runs").success()
     }
 
-    /// Ends it in good order, with a checkpoint.
+    /// Shuts the server down cleanly, with a checkpoint.
     pub(super) fn stop(&self) {
         run(self.command("pg_ctl").args(["-w", "-m", "fast", "-D"]).arg(self.data()).arg("stop"));
     }
@@ -127,10 +127,10 @@ impl Cluster {
         run(self.command("pg_ctl").args(["-w", "-D"]).arg(self.data()).arg("promote"));
     }
 
-    /// Ends every process of the server at once, as a crash of the machine would.
+    /// Kills all processes of the server, like a crash of the machine.
     pub(super) fn kill9(&self) {
         let postmaster = self.postmaster().expect("the server is running");
-        // While it is stopped it makes no child that the listing would miss and that would live on without it.
+        // A suspended postmaster cannot start a child that the listing would miss and that would outlive it.
         send("STOP", &[postmaster]);
         let mut all = children_of(postmaster);
         all.push(postmaster);
@@ -146,14 +146,14 @@ impl Cluster {
         let text = std::fs::read_to_string(self.data().join("postmaster.pid")).ok()?;
         let pid = text.lines().next()?.trim().parse().ok()?;
         let command_line = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
-        // After a crash the file stays, and its pid may be somebody else's by now.
+        // The file remains after a crash, and another process may have its pid by now.
         let ours = String::from_utf8_lossy(&command_line).contains(self.data().to_str()?);
         ours.then_some(pid)
     }
 
     fn command(&self, program: &str) -> Command {
         let mut command = self.account.command(binaries::program(self.version, program));
-        // The caller's directory may be closed to the account.
+        // The account may have no access to the caller's directory.
         command.current_dir(self.scratch.path());
         command
     }
@@ -168,7 +168,7 @@ fn run(command: &mut Command) {
 fn send(signal: &str, pids: &[u32]) {
     let mut kill = Command::new("sh");
     kill.args(["-c", "kill -s \"$@\"", "kill", signal]).args(pids.iter().map(u32::to_string));
-    // A child may have ended by itself since it was listed; whoever needs them gone waits for that.
+    // A child may have ended since it was listed. Callers that need the processes to end wait for it.
     kill.stderr(Stdio::null()).status().expect("`sh` runs");
 }
 
@@ -179,13 +179,13 @@ fn children_of(parent: u32) -> Vec<u32> {
 }
 
 fn is_running(pid: u32) -> bool {
-    // Whoever adopted a zombie may never collect it.
+    // The process that adopted a zombie may never collect it.
     state_and_parent(pid).is_some_and(|(state, _)| state != "Z")
 }
 
 fn state_and_parent(pid: u32) -> Option<(String, u32)> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name stands in parentheses and may hold anything, even parentheses.
+    // The name is in parentheses and may contain any characters, even parentheses.
     let (_, rest) = text.rsplit_once(')')?;
     let mut fields = rest.split_whitespace();
     let state = fields.next()?.to_owned();

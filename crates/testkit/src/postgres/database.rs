@@ -10,16 +10,16 @@ use super::{PgVersion, binaries, url};
 
 const DROP_DEADLINE: Duration = Duration::from_secs(10);
 
-/// Who removes a database.
+/// How long a database exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Keep {
-    /// The value does, when it is dropped.
+    /// Until the value is dropped.
     UntilDrop,
-    /// Nobody: its server is thrown away as a whole.
+    /// As long as its server, which is deleted as a whole.
     WithServer,
 }
 
-/// A database of one test's own.
+/// A database for a single test.
 #[derive(Debug)]
 pub struct Database {
     server_url: String,
@@ -30,7 +30,7 @@ pub struct Database {
 
 impl Database {
     pub(super) async fn create(server_url: &str, version: PgVersion, keep: Keep) -> Self {
-        // Nobody can be connected to this one, which would make the copy fail.
+        // No client can connect to `template0`. A connected client would make the copy fail.
         Self::copy("template0", server_url, version, keep).await
     }
 
@@ -46,7 +46,7 @@ impl Database {
         Self { server_url: server_url.to_owned(), name, version, keep }
     }
 
-    /// Its name, unique on every server.
+    /// Its name, unique across all servers.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -66,7 +66,7 @@ impl Database {
         self.options().connect().await.expect("the database accepts connections")
     }
 
-    /// A logical backup, in `pg_dump`'s own format, in a file of the caller's; 15 only.
+    /// Writes a logical backup in `pg_dump`'s custom format. The caller must delete the file. Version 15 only.
     pub async fn dump(&self) -> PathBuf {
         let file = std::env::temp_dir().join(format!("{}-{}.dump", self.name, uuid::Uuid::new_v4().simple()));
         let mut command = Command::new(binaries::program(self.version, "pg_dump"));
@@ -75,14 +75,14 @@ impl Database {
         file
     }
 
-    /// Restores a dump into this database, which should be empty; 15 only. The file is left where it is.
+    /// Restores a dump into this database, which should be empty. Does not delete the file. Version 15 only.
     pub async fn restore(&self, dump: &Path) {
         let mut command = Command::new(binaries::program(self.version, "pg_restore"));
         command.args(["--exit-on-error", "--no-owner", "--dbname"]).arg(self.url()).arg(dump);
         finish(command).await;
     }
 
-    /// Copies the contents into another, empty database by way of a dump; 15 only.
+    /// Copies the contents into another, empty database through a dump. Version 15 only.
     pub async fn restore_into(&self, other: &Self) {
         let dump = self.dump().await;
         other.restore(&dump).await;
@@ -97,7 +97,8 @@ impl Drop for Database {
         }
         let server_url = self.server_url.clone();
         let statement = format!("DROP DATABASE IF EXISTS {} WITH (FORCE)", self.name);
-        // The test's own runtime cannot be waited on from here. A database left behind harms nobody, so failures pass.
+        // `drop` cannot wait on the test's own runtime, so a thread does the work. Errors are ignored: a leftover
+        // database does no harm.
         let thread = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             if let Ok(runtime) = runtime {

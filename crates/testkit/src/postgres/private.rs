@@ -9,20 +9,20 @@ use super::cluster::Cluster;
 use super::database::{Database, Keep};
 use crate::unblocked::unblocked;
 
-/// A server of one test's own, with `fsync` on, which the test may stop, kill and copy.
+/// A server for a single test, with `fsync` on, which the test may stop, kill and copy.
 ///
-/// It ends, and its files go, when the value is dropped, and also when the test panics or its process is killed.
+/// It stops, and its files are deleted, when the value is dropped, the test panics or the test process is killed.
 pub struct Private {
     cluster: Arc<Cluster>,
 }
 
 impl Private {
-    /// Starts one with PostgreSQL's own settings.
+    /// Starts a server with PostgreSQL's default settings.
     pub async fn start(version: PgVersion) -> Self {
         Self::start_with(version, &[]).await
     }
 
-    /// Starts one with more settings, as in `postgresql.conf`: `&[("wal_level", "logical")]`.
+    /// Starts a server with additional settings, as in `postgresql.conf`: `&[("wal_level", "logical")]`.
     pub async fn start_with(version: PgVersion, settings: &[(&str, &str)]) -> Self {
         let settings: Vec<_> = settings.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
         Self::make(move || {
@@ -33,12 +33,12 @@ impl Private {
         .await
     }
 
-    /// Its version.
+    /// The version of the server.
     pub fn version(&self) -> PgVersion {
         self.cluster.version()
     }
 
-    /// The port on loopback; the same after every restart.
+    /// The port on loopback. It stays the same after every restart.
     pub fn port(&self) -> u16 {
         self.cluster.port()
     }
@@ -53,32 +53,32 @@ impl Private {
         PgConnectOptions::from_str(&self.url()).expect("the URL is made here")
     }
 
-    /// A new, empty database; it lives as long as the server's files.
+    /// Creates an empty database. It exists as long as the server's files.
     pub async fn database(&self) -> Database {
         Database::create(&self.url(), self.version(), Keep::WithServer).await
     }
 
-    /// Where its files are.
+    /// The data directory.
     pub fn data_dir(&self) -> PathBuf {
         self.cluster.data()
     }
 
-    /// What the server has logged since it was made.
+    /// The log of the server since its creation.
     pub fn log(&self) -> String {
         self.cluster.log()
     }
 
-    /// Ends every process of the server at once, as a crash would; returns when they are gone and the port is free.
+    /// Kills all processes of the server, like a crash. Returns when they have ended and the port is free.
     pub async fn kill9(&self) {
         self.blocking(Cluster::kill9).await;
     }
 
-    /// Ends the server in good order, its clients with it.
+    /// Shuts the server down cleanly and disconnects its clients.
     pub async fn stop(&self) {
         self.blocking(Cluster::stop).await;
     }
 
-    /// Starts a stopped or killed server again, on the same port; returns when it accepts connections.
+    /// Starts a stopped or killed server again, on the same port. Returns when it accepts connections.
     pub async fn start_again(&self) {
         self.blocking(Cluster::start).await;
     }
@@ -93,12 +93,12 @@ impl Private {
         .await
     }
 
-    /// A physical backup of this running server, as of now; [`Private::start_again`] starts it, on another port. 15 only.
+    /// Takes a physical backup of this running server. [`Private::start_again`] starts it, on another port. 15 only.
     pub async fn base_backup(&self) -> Self {
         self.derive(|original| Cluster::backup_of(original, &[])).await
     }
 
-    /// A streaming standby of this server, started on another port. 15 only.
+    /// Creates a streaming standby of this server and starts it on another port. Version 15 only.
     pub async fn standby(&self) -> Self {
         self.derive(|original| {
             let standby = Cluster::backup_of(original, &["--write-recovery-conf"]);
@@ -108,7 +108,7 @@ impl Private {
         .await
     }
 
-    /// Makes a standby a primary; returns when it accepts writes.
+    /// Promotes a standby to primary. Returns when it accepts writes.
     pub async fn promote(&self) {
         self.blocking(Cluster::promote).await;
     }

@@ -1,7 +1,7 @@
 use super::PgVersion;
 use super::database::{Database, Keep};
 
-/// A server that all tests share. It must be left running; each test makes its own [`Database`] on it.
+/// A server that all tests share. Tests must not stop it; each test creates its own [`Database`] on it.
 #[derive(Clone, Debug)]
 pub struct Server {
     url: String,
@@ -9,8 +9,8 @@ pub struct Server {
 }
 
 impl Server {
-    /// The server that the environment names for this version: `RELEVO_TEST_POSTGRES_URL` (15),
-    /// `RELEVO_TEST_POSTGRES_13_URL`, `RELEVO_TEST_POSTGRES_18_URL`. Panics where there is none.
+    /// The server for this version, from `RELEVO_TEST_POSTGRES_URL` (15), `RELEVO_TEST_POSTGRES_13_URL` or
+    /// `RELEVO_TEST_POSTGRES_18_URL`. Panics if the variable is not set.
     pub fn shared(version: PgVersion) -> Self {
         let variable = version.url_variable();
         let Ok(url) = std::env::var(variable) else {
@@ -27,16 +27,16 @@ impl Server {
         &self.url
     }
 
-    /// Its version, as asked for.
+    /// The requested version.
     pub fn version(&self) -> PgVersion {
         self.version
     }
 
-    /// A new, empty database, dropped with the value.
+    /// Creates an empty database that is dropped with the value.
     pub async fn database(&self) -> Database {
         Database::create(&self.url, self.version, Keep::UntilDrop).await
     }
-    /// A copy of a database of this server, dropped with the value. Nobody may be connected to the original.
+    /// Copies a database of this server; the copy is dropped with the value. The original must have no connections.
     pub async fn copy_of(&self, original: &Database) -> Database {
         Database::copy(original.name(), &self.url, self.version, Keep::UntilDrop).await
     }

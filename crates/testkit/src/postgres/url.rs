@@ -1,6 +1,6 @@
 //! Connection URLs.
 
-/// The same server, another database.
+/// Replaces the database in a URL.
 pub(super) fn with_database(url: &str, database: &str) -> String {
     let (address, query) = match url.split_once('?') {
         Some((address, query)) => (address, Some(query)),

@@ -1,19 +1,19 @@
-/// The major versions that tests run on: the oldest supported, Debian's, and the newest.
+/// The major versions that the tests run on: the oldest supported, Debian's, and the newest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum PgVersion {
-    /// The oldest.
+    /// The oldest supported version.
     V13,
-    /// Debian 12's; the only one with client tools (`pg_dump`, `pg_basebackup`).
+    /// The version in Debian 12. Only this one has client tools (`pg_dump`, `pg_basebackup`).
     V15,
-    /// The newest.
+    /// The newest version.
     V18,
 }
 
 impl PgVersion {
-    /// Every version, oldest first.
+    /// All versions, oldest first.
     pub const ALL: [Self; 3] = [Self::V13, Self::V15, Self::V18];
 
-    /// The number before the dot.
+    /// The major version number.
     pub fn major(self) -> u32 {
         match self {
             Self::V13 => 13,
@@ -22,7 +22,7 @@ impl PgVersion {
         }
     }
 
-    /// The environment variable that names the shared server.
+    /// The environment variable with the URL of the shared server.
     pub(super) fn url_variable(self) -> &'static str {
         match self {
             Self::V13 => "RELEVO_TEST_POSTGRES_13_URL",
@@ -31,7 +31,7 @@ impl PgVersion {
         }
     }
 
-    /// The environment variable that names the directory of `initdb` and `pg_ctl`.
+    /// The environment variable with the directory of `initdb` and `pg_ctl`.
     pub(super) fn bin_variable(self) -> &'static str {
         match self {
             Self::V13 => "RELEVO_TEST_POSTGRES_13_BIN",

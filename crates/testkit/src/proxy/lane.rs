@@ -1,4 +1,4 @@
-//! One direction of every connection.
+//! One direction of all connections.
 
 use std::sync::Mutex;
 use std::time::Duration;
@@ -8,17 +8,17 @@ use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::watch;
 
 const CHUNK_BYTES: usize = 16 * 1024;
-/// A throttled direction moves so often in a second.
+/// The number of chunks per second in a throttled direction.
 const STEPS_PER_SECOND: usize = 20;
 const NANOS_PER_SECOND: u64 = 1_000_000_000;
 
 #[derive(Default)]
 pub(super) struct Lane {
     stalled: watch::Sender<bool>,
-    /// How many chunks a stall has held since it began.
+    /// The number of chunks held since the stall began.
     held: watch::Sender<u64>,
     pace: Mutex<Pace>,
-    /// How many bytes may pass before the cut, if there is to be one.
+    /// The number of bytes that may pass before the cut, if a cut is set.
     left: Mutex<Option<u64>>,
 }
 
@@ -28,7 +28,7 @@ pub(super) struct Pace {
     pub(super) bytes_per_second: Option<u32>,
 }
 
-/// What becomes of a chunk that is about to be written.
+/// What happens to a chunk before it is written.
 struct Passage {
     bytes: usize,
     then_cut: bool,
@@ -57,7 +57,7 @@ impl Lane {
         *self.left.lock().expect("no holder panics") = Some(bytes);
     }
 
-    /// Carries bytes until one side ends, or calls `cut` when the limit is reached.
+    /// Forwards bytes until one side ends. Calls `cut` when the limit is reached.
     pub(super) async fn pump(
         &self,
         mut from: OwnedReadHalf,
@@ -75,13 +75,13 @@ impl Lane {
             to.write_all(&chunk[..passage.bytes]).await?;
             if passage.then_cut {
                 cut();
-                // The cut ends this task; until it does, nothing more may pass.
+                // The cut ends this task. Until then, no more bytes may pass.
                 std::future::pending::<()>().await;
             }
         }
     }
 
-    /// Waits for as long as a stall, a delay and a throttle hold a chunk back.
+    /// Waits as long as a stall, a delay or a throttle holds a chunk back.
     async fn pass(&self, length: usize) {
         let mut stalled = self.stalled.subscribe();
         if *stalled.borrow() {
@@ -109,7 +109,7 @@ impl Lane {
 }
 
 impl Pace {
-    /// Small enough that a throttled direction moves smoothly.
+    /// Small enough for a throttled direction to move smoothly.
     fn chunk_bytes(self) -> usize {
         self.bytes_per_second.map_or(CHUNK_BYTES, |rate| (rate as usize / STEPS_PER_SECOND).clamp(1, CHUNK_BYTES))
     }

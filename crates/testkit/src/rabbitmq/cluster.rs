@@ -9,27 +9,28 @@ const NAMES: [&str; 3] = ["one@localhost", "two@localhost", "three@localhost"];
 const READY_DEADLINE: Duration = Duration::from_mins(1);
 const POLL: Duration = Duration::from_millis(100);
 
-/// Three nodes that are one server, each of which can be killed, paused and started again.
+/// A cluster of three nodes. A test can kill, pause and restart each of them.
 ///
-/// It takes three times as long to start as a [`Private`], so a test program should have one at most.
+/// It takes three times as long to start as a [`Private`], so a test program should have at most one.
 pub struct Cluster {
     nodes: [Private; 3],
-    // Last: the nodes end before it does.
+    // The last field, so that the nodes stop before it.
     _epmd: Epmd,
 }
 
 impl Cluster {
-    /// Starts one with RabbitMQ's own settings.
+    /// Starts a cluster with RabbitMQ's default settings.
     pub async fn of_three() -> Self {
         Self::of_three_with(Settings::new()).await
     }
 
-    /// Starts one with other settings, the same for all nodes.
+    /// Starts a cluster with these settings on all nodes.
     pub async fn of_three_with(settings: Settings) -> Self {
         unblocked(move || {
             let epmd = Epmd::start();
             let one = Node::launch_as(NAMES[0], Some(epmd.port()), &settings);
-            // The others find the first while they start, which spares the calls of `rabbitmqctl` that join them.
+            // The other nodes discover the first one while they start. This saves the `rabbitmqctl` calls that would
+            // join them.
             let joining = settings
                 .clone()
                 .config("cluster_formation.peer_discovery_backend = classic_config")
@@ -50,18 +51,18 @@ impl Cluster {
         .await
     }
 
-    /// The nodes. One that starts again while no other runs waits for another: see [`Cluster::start_all_again`].
+    /// The nodes. A node that restarts while no other runs waits for another: see [`Cluster::start_all_again`].
     pub fn nodes(&self) -> &[Private; 3] {
         &self.nodes
     }
 
-    /// Starts all three again after all were ended: none of them is ready before it has found another.
+    /// Restarts all three nodes after all were stopped: no node is ready before it has found another.
     pub async fn start_all_again(&self) {
         let [one, two, three] = &self.nodes;
         tokio::join!(one.start_again(), two.start_again(), three.start_again());
     }
 
-    /// The URL of each node, as `guest`.
+    /// The URL of each node, with the user `guest`.
     pub fn amqp_urls(&self) -> [String; 3] {
         self.nodes.each_ref().map(Private::amqp_url)
     }

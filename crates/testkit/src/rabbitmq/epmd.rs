@@ -1,4 +1,4 @@
-//! The name server of Erlang nodes, for those of one cluster.
+//! The name server of Erlang nodes, for the nodes of one cluster.
 
 use std::net::{Ipv4Addr, TcpStream};
 use std::os::unix::process::CommandExt as _;
@@ -12,7 +12,7 @@ const STARTS_MAX: usize = 10;
 const READY_DEADLINE: Duration = Duration::from_secs(10);
 const POLL: Duration = Duration::from_millis(10);
 
-/// It must not be any one node's: killing that node would take it from the others.
+/// It must not belong to a single node: killing that node would take it from the others.
 pub(super) struct Epmd {
     process: Child,
     port: u16,
@@ -42,7 +42,7 @@ impl Epmd {
 
     fn is_ready(&mut self) -> bool {
         let deadline = Instant::now() + READY_DEADLINE;
-        // It ends by itself when somebody else has the port.
+        // `epmd` exits if another process has the port.
         while Instant::now() < deadline && self.process.try_wait().expect("the process is ours").is_none() {
             if TcpStream::connect((Ipv4Addr::LOCALHOST, self.port)).is_ok() {
                 return true;

@@ -1,4 +1,4 @@
-//! One node and its files, in blocking calls.
+//! One node and its files, with blocking calls.
 
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, TcpStream};
@@ -13,7 +13,7 @@ use super::Settings;
 use crate::scratch::Scratch;
 use crate::{http, marked};
 
-/// Debian's own command insists on the user `rabbitmq`; what it wraps does not.
+/// Debian's wrapper script requires the user `rabbitmq`. The program that it wraps does not.
 const PROGRAMS: &str = "/usr/lib/rabbitmq/bin";
 const STARTS_MAX: usize = 5;
 const READY_DEADLINE: Duration = Duration::from_mins(2);
@@ -37,14 +37,14 @@ pub(super) struct Ports {
 }
 
 impl Node {
-    /// A new node on free ports, started, with an epmd of its own.
+    /// Creates a node on free ports with its own epmd, and starts it.
     pub(super) fn launch(settings: &Settings) -> Self {
         let node = Self::launch_as("relevo@localhost", None, settings);
         node.add_users();
         node
     }
 
-    /// A new node on free ports, started, without its users; with the epmd on this port, or else one of its own.
+    /// Creates a node on free ports and starts it, without adding users. Without an `epmd` port it gets its own.
     pub(super) fn launch_as(name: &'static str, epmd: Option<u16>, settings: &Settings) -> Self {
         for _ in 0..STARTS_MAX {
             let (scratch, process) = (Scratch::for_marked(), Mutex::new(None));
@@ -61,7 +61,7 @@ impl Node {
             if node.try_start() {
                 return node;
             }
-            // Somebody else may have been quicker to a port.
+            // Another process may have taken a port first.
             assert!(node.log().contains("eaddrinuse"), "RabbitMQ does not start:\n{}", node.log());
         }
         panic!("RabbitMQ finds no free ports");
@@ -79,12 +79,12 @@ impl Node {
         &self.settings
     }
 
-    /// Starts it again on its ports and its files.
+    /// Starts the node again with the same ports and files.
     pub(super) fn start(&self) {
         assert!(self.try_start(), "RabbitMQ does not start:\n{}", self.log());
     }
 
-    /// What it has logged, and what it said before it had a log.
+    /// The output from before the log file existed, and the log.
     pub(super) fn log(&self) -> String {
         let read = |name: &str| std::fs::read_to_string(self.directory().join(name)).unwrap_or_default();
         format!("{}{}", read("output"), read(&format!("log/{}.log", self.name)))
@@ -95,7 +95,7 @@ impl Node {
         let output = output.expect("the directory can be written");
         let mut command = self.command("rabbitmq-server");
         command.stdout(output.try_clone().expect("a file has another handle")).stderr(output);
-        // A group of its own: what interrupts the test must not end half a server.
+        // The server gets its own process group: an interrupt of the test must not end only some of its processes.
         let child = command.stdin(Stdio::null()).process_group(0).spawn().expect("`sh` runs");
         *self.process.lock().expect("no holder panics") = Some(child);
         let deadline = Instant::now() + READY_DEADLINE;
@@ -135,9 +135,9 @@ impl Node {
         }
     }
 
-    /// A new virtual host, in which `guest` may do everything.
+    /// Creates a virtual host in which `guest` has all permissions.
     pub(super) fn add_vhost(&self, name: &str) {
-        // One call, since each starts an Erlang.
+        // A single call, because each call starts an Erlang runtime.
         let all = "<<\".*\">>";
         self.ctl(&[
             "eval",
@@ -149,7 +149,7 @@ impl Node {
         ]);
     }
 
-    /// Runs `rabbitmqctl` to its end: its output.
+    /// Runs `rabbitmqctl` to its end and returns its output.
     pub(super) fn ctl(&self, arguments: &[&str]) -> String {
         let output = self.command("rabbitmqctl").args(arguments).stdin(Stdio::null()).output().expect("`sh` runs");
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
@@ -163,13 +163,13 @@ impl Node {
         text(&output.stdout)
     }
 
-    /// Ends every process of it at once, as a crash of the machine would.
+    /// Kills all processes of the node, like a crash of the machine.
     pub(super) fn kill9(&self) {
         marked::kill9(self.directory());
-        self.bury();
+        self.wait_for_child();
     }
 
-    /// Ends it in good order.
+    /// Shuts the node down cleanly.
     pub(super) fn stop(&self) {
         let emulators = || {
             let mut pids = marked::processes(self.directory());
@@ -178,7 +178,7 @@ impl Node {
         };
         marked::send("TERM", &emulators());
         marked::wait_until_gone("the stopped server", || emulators().is_empty());
-        // Its epmd goes too.
+        // Also ends its epmd.
         self.kill9();
     }
 
@@ -190,8 +190,8 @@ impl Node {
         marked::signal(self.directory(), "CONT");
     }
 
-    /// No zombie must stay.
-    fn bury(&self) {
+    /// Collects the child, so that no zombie remains.
+    fn wait_for_child(&self) {
         let child = self.process.lock().expect("no holder panics").take();
         if let Some(mut child) = child {
             child.wait().expect("the process is ours");
@@ -215,7 +215,7 @@ impl Node {
 
 impl Drop for Node {
     fn drop(&mut self) {
-        // The watchdog would do it a moment later, but could not collect our child.
+        // The watchdog would kill it a moment later, but cannot collect the zombie.
         marked::kill9(self.directory());
         if let Ok(Some(mut child)) = self.process.lock().map(|mut process| process.take()) {
             child.wait().ok();
@@ -223,7 +223,7 @@ impl Drop for Node {
     }
 }
 
-/// Whether a server answers the first words of AMQP.
+/// Whether a server answers an AMQP protocol header.
 fn greets(port: u16) -> bool {
     let Ok(mut stream) = TcpStream::connect((Ipv4Addr::LOCALHOST, port)) else { return false };
     let mut first = [0];

@@ -1,7 +1,7 @@
 use super::Vhost;
 use crate::unblocked::unblocked;
 
-/// A server that all tests share, with the management API. It must be left running; each test makes its own [`Vhost`].
+/// A server that all tests share, with the management API. Tests must not stop it; each test creates its own [`Vhost`].
 #[derive(Clone, Debug)]
 pub struct Server {
     amqp_url: String,
@@ -9,8 +9,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// The server that the environment names in `RELEVO_TEST_RABBITMQ_URL` and `RELEVO_TEST_RABBITMQ_MANAGEMENT_URL`.
-    /// Panics where there is none.
+    /// The server from `RELEVO_TEST_RABBITMQ_URL` and `RELEVO_TEST_RABBITMQ_MANAGEMENT_URL`. Panics if one is not set.
     pub fn shared() -> Self {
         let url = |variable| {
             std::env::var(variable).unwrap_or_else(|_| {
@@ -22,7 +21,7 @@ impl Server {
         Self { amqp_url: url("RELEVO_TEST_RABBITMQ_URL"), management_url: url("RELEVO_TEST_RABBITMQ_MANAGEMENT_URL") }
     }
 
-    /// The URL of the server, with no virtual host: `amqp://guest:guest@127.0.0.1:5672`.
+    /// The URL of the server, without a virtual host: `amqp://guest:guest@127.0.0.1:5672`.
     pub fn amqp_url(&self) -> &str {
         &self.amqp_url
     }
@@ -32,7 +31,7 @@ impl Server {
         &self.management_url
     }
 
-    /// A new virtual host, deleted with the value, all connections to it closed.
+    /// Creates a virtual host. It is deleted with the value, which closes all connections to it.
     pub async fn vhost(&self) -> Vhost {
         let vhost = Vhost::new(&self.amqp_url, Some(self.management_url.clone()), true);
         unblocked(move || {

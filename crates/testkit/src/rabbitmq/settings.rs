@@ -4,7 +4,7 @@ use super::node::Ports;
 use crate::certs::{Certs, Fault};
 use crate::tls::{ClientCertificate, Tls};
 
-/// What a private server has beyond RabbitMQ's own settings.
+/// Settings of a private server, in addition to RabbitMQ's defaults.
 #[derive(Clone, Debug, Default)]
 pub struct Settings {
     lines: Vec<String>,
@@ -14,45 +14,45 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// RabbitMQ's own: no plugins, the user `guest` with the password `guest`.
+    /// RabbitMQ's defaults: no plugins, the user `guest` with the password `guest`.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// One more line of `rabbitmq.conf`: `.config("vm_memory_high_watermark.relative = 0.1")`.
+    /// Adds a line to `rabbitmq.conf`: `.config("vm_memory_high_watermark.relative = 0.1")`.
     #[must_use]
     pub fn config(mut self, line: &str) -> Self {
         self.lines.push(line.to_owned());
         self
     }
 
-    /// With the management API, which makes the start slower.
+    /// Enables the management API, which makes the start slower.
     #[must_use]
     pub fn management(self) -> Self {
         self.plugin("rabbitmq_management")
     }
 
-    /// With a plugin: `.plugin("rabbitmq_auth_mechanism_ssl")`.
+    /// Enables a plugin: `.plugin("rabbitmq_auth_mechanism_ssl")`.
     #[must_use]
     pub fn plugin(mut self, name: &str) -> Self {
         self.plugins.push(name.to_owned());
         self
     }
 
-    /// With another user, an administrator who may do everything in the virtual host `/`.
+    /// Adds a user: an administrator with all permissions in the virtual host `/`.
     #[must_use]
     pub fn user(mut self, name: &str, password: &str) -> Self {
         self.users.push((name.to_owned(), password.to_owned()));
         self
     }
 
-    /// With TLS, on a port beside the plain one.
+    /// Enables TLS, on a second port beside the plain one.
     #[must_use]
     pub fn tls(self, certs: &Certs, client: ClientCertificate) -> Self {
         self.faulty_tls(certs, Fault::None, client)
     }
 
-    /// With TLS and a certificate that a careful client refuses.
+    /// Enables TLS with a defective certificate, which a strict client refuses.
     #[must_use]
     pub fn faulty_tls(mut self, certs: &Certs, fault: Fault, client: ClientCertificate) -> Self {
         self.tls = Some(Tls::new(certs, fault, client));
@@ -67,7 +67,7 @@ impl Settings {
         self.plugins.iter().any(|plugin| plugin == "rabbitmq_management")
     }
 
-    /// Writes the files that `node.sh` names.
+    /// Writes the files that `node.sh` uses.
     pub(super) fn write(&self, directory: &Path, ports: Ports) {
         let mut lines = vec![format!("listeners.tcp.1 = 127.0.0.1:{}", ports.amqp), "loopback_users = none".to_owned()];
         if self.has_management() {

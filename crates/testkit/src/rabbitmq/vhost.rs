@@ -1,6 +1,6 @@
 use crate::http;
 
-/// A virtual host of one test's own.
+/// A virtual host for a single test.
 #[derive(Debug)]
 pub struct Vhost {
     name: String,
@@ -10,13 +10,13 @@ pub struct Vhost {
 }
 
 impl Vhost {
-    /// Only a name, not yet made.
+    /// Chooses a name. The virtual host is not created yet.
     pub(super) fn new(server_url: &str, management_url: Option<String>, drops: bool) -> Self {
         let name = format!("relevo_test_{}", uuid::Uuid::new_v4().simple());
         Self { name, server_url: server_url.trim_end_matches('/').to_owned(), management_url, drops }
     }
 
-    /// Makes it through the management API.
+    /// Creates it through the management API.
     pub(super) fn create(&self) {
         let url = self.management_url();
         match http::request(url, "PUT", &format!("/api/vhosts/{}", self.name), "{}") {
@@ -27,7 +27,7 @@ impl Vhost {
         }
     }
 
-    /// Its name, unique on every server; it needs no escaping in a URL.
+    /// Its name, unique across all servers. It needs no escaping in a URL.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -37,7 +37,7 @@ impl Vhost {
         format!("{}/{}", self.server_url, self.name)
     }
 
-    /// The URL of the server's management API, without the virtual host. Panics where there is none.
+    /// The URL of the server's management API, without the virtual host. Panics if the server has no management API.
     pub fn management_url(&self) -> &str {
         self.management_url.as_deref().expect("the server was started with the management API")
     }
@@ -46,7 +46,7 @@ impl Vhost {
 impl Drop for Vhost {
     fn drop(&mut self) {
         if self.drops {
-            // One left behind harms nobody, and a panic in drop would hide the test's own.
+            // A leftover virtual host does no harm, and a panic in `drop` would hide the test's own.
             http::request(self.management_url(), "DELETE", &format!("/api/vhosts/{}", self.name), "").ok();
         }
     }

@@ -1,4 +1,4 @@
-//! One member of a consumer whose effect is a row of a ledger, as a process that can be killed.
+//! One member of a consumer whose effects are rows of a ledger, as a process that can be killed.
 
 use std::io::Write as _;
 use std::net::SocketAddr;
@@ -16,79 +16,81 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
-/// Database or broker may be away when it starts; for longer than this they are not there at all.
+/// Database or broker may be down when the process starts. After this time, the start fails.
 const OPENS_WITHIN: Duration = Duration::from_mins(1);
 
-/// Handles messages of one group at a broker, each in a transaction that writes a row, until it is asked to stop. Prints
+/// Handles the messages of one group at a broker, each in a transaction that writes a row, until it is stopped. Prints
 /// `ready` when it runs.
 #[derive(Debug, Parser)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a flag of the command line")]
 struct Arguments {
-    /// Where inbox and ledger are: `postgres://…` or `sqlite:PATH`.
+    /// The database of inbox and ledger: `postgres://…` or `sqlite:PATH`.
     #[arg(long)]
     store: String,
-    /// Where messages come from: `embedded:PATH`, `amqp://…#QUEUE[?exchange=NAME&retry_ms=200,1000]` or `nats://…#STREAM`.
+    /// The source of messages: `embedded:PATH`, `amqp://…#QUEUE[?exchange=NAME&retry_ms=200,1000]` or
+    /// `nats://…#STREAM`.
     #[arg(long)]
     broker: String,
-    /// The consumer, and the group at brokers that name groups.
+    /// The name of the consumer, and of the group at brokers that name groups.
     #[arg(long)]
     consumer: String,
-    /// This process.
+    /// The name of this process.
     #[arg(long)]
     member: String,
-    /// `key` or `none`.
+    /// The order of messages: `key` or `none`.
     #[arg(long, default_value = "key")]
     order: String,
-    /// How many lanes publishers hash keys into; none if it is not said.
+    /// Number of lanes that publishers hash keys into. Without it, there are no lanes.
     #[arg(long)]
     lanes: Option<u16>,
-    /// Handlers that run at once.
+    /// Number of handlers that run at the same time.
     #[arg(long, default_value_t = 4)]
     concurrency: usize,
-    /// Messages of one transaction at most.
+    /// Maximum number of messages in one transaction.
     #[arg(long, default_value_t = 1)]
     batch: usize,
-    /// Messages of a lane that are out at most.
+    /// Maximum number of unsettled messages of a lane.
     #[arg(long, default_value_t = 64)]
     prefetch: u16,
-    /// Aborts when a message comes to a point: `before`, `called`, `during`, `committed`, or one with the number of the
+    /// Aborts when a message reaches a point: `before`, `called`, `during`, `committed`, or one with the number of the
     /// change, `during@7`.
     #[arg(long)]
     die: Option<String>,
-    /// The same, but the message stays there: `at POINT` is printed, and it goes on after a line on the standard input.
+    /// Like `--die`, but the message waits at the point: the process prints `at POINT`, and continues after a line on
+    /// the standard input.
     #[arg(long, conflicts_with = "die")]
     stay: Option<String>,
-    /// How long it counts as alive after a beat.
+    /// How long the process counts as alive after a heartbeat.
     #[arg(long, default_value_t = 2_000)]
     beat_lasts_ms: u64,
-    /// No try of a handler takes longer.
+    /// Deadline of one attempt of a handler.
     #[arg(long, default_value_t = 2_000)]
     deadline_ms: u64,
-    /// PostgreSQL ends a transaction in which nothing happens for so long; twice the deadline if it is not said.
+    /// PostgreSQL ends a transaction that is idle for this long. The default is twice the deadline.
     #[arg(long)]
     stall_ms: Option<u64>,
-    /// Asks a far side for every message, and commits the answer.
+    /// Calls an external service for every message, and commits its response.
     #[arg(long)]
     call: bool,
-    /// Traces the path of every message.
+    /// Records the path of every message.
     #[arg(long)]
     trace: bool,
-    /// Is broken on purpose: acknowledges what it has not handled yet.
+    /// Breaks the process on purpose: it acknowledges messages before it has handled them.
     #[arg(long)]
     acknowledge_early: bool,
-    /// Durable retries wait at the broker, not in the retry table; only without order.
+    /// Durable retries wait at the broker, not in the retry table. Only without order.
     #[arg(long)]
     retry_at_broker: bool,
-    /// The first two tries of one message in so many fail.
+    /// For one message in N, the first two attempts fail.
     #[arg(long, default_value_t = 0)]
     retry_one_in: u32,
-    /// One message in so many is poison, until the ledger's table of cures names the consumer.
+    /// One message in N is poison, until the ledger's table of cures names the consumer.
     #[arg(long, default_value_t = 0)]
     poison_one_in: u32,
-    /// Answers probes and metrics at this address, and prints `admin ADDRESS` before `ready`.
+    /// Serves probes and metrics at this address, and prints `admin ADDRESS` before `ready`.
     #[arg(long)]
     admin: Option<SocketAddr>,
-    /// What the metrics call this service.
+    /// The name of this service in the metrics.
     #[arg(long, default_value = "ledger")]
     service: String,
 }
@@ -150,7 +152,7 @@ fn member(arguments: &Arguments) -> Result<Member> {
     Ok(made)
 }
 
-/// Tries until database and broker are there.
+/// Retries until database and broker are reachable.
 async fn open(member: Member) -> Result<Running> {
     let end = Instant::now() + OPENS_WITHIN;
     loop {

@@ -10,13 +10,13 @@ use crate::oracle::Arrival;
 
 const ORACLE: &str = "oracle";
 
-/// A file.
+/// The broker's file.
 pub(crate) struct Embedded(PathBuf);
 
 impl Embedded {
     pub(super) async fn start(directory: &Path) -> Result<Self> {
         let file = directory.join("broker.db");
-        // A group that has acknowledged nothing keeps everything.
+        // The broker keeps all messages for a group that has acknowledged none.
         EmbeddedBroker::open(Config::new(&file)).await?.declare(&Group::new(ORACLE, ["**"])).await?;
         Ok(Self(file))
     }

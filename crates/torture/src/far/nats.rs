@@ -1,4 +1,4 @@
-//! NATS JetStream, read with its client library alone: the oracle does not trust our own adapter.
+//! NATS JetStream, read only with its client library: the oracle does not trust our own adapter.
 
 use anyhow::{Context as _, Result};
 use async_nats::jetstream::{self, consumer, stream};
@@ -11,7 +11,7 @@ use crate::oracle::Arrival;
 
 const STREAM: &str = "torture";
 
-/// A server, and the proxy through which the relays reach it.
+/// A server, and the proxy between it and the relays.
 pub(crate) struct Nats {
     pub(super) server: Private,
     pub(super) proxy: CutProxy,
@@ -45,7 +45,7 @@ impl Nats {
         )
     }
 
-    /// Through the proxy.
+    /// The URL through the proxy.
     pub(super) fn url(&self) -> String {
         format!("nats://{}", self.proxy.addr())
     }

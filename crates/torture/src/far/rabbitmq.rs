@@ -1,4 +1,4 @@
-//! RabbitMQ, read with its client library alone: the oracle does not trust our own adapter.
+//! RabbitMQ, read only with its client library: the oracle does not trust our own adapter.
 
 use anyhow::{Context as _, Result, ensure};
 use futures_util::StreamExt as _;
@@ -18,7 +18,7 @@ const EXCHANGE: &str = "torture";
 const QUEUE: &str = "oracle";
 const PREFETCH: u16 = 1000;
 
-/// A server, and the proxy through which the relays reach it.
+/// A server, and the proxy between it and the relays.
 pub(crate) struct RabbitMq {
     pub(super) server: Private,
     pub(super) proxy: CutProxy,
@@ -50,7 +50,7 @@ impl RabbitMq {
         )
     }
 
-    /// Through the proxy.
+    /// The URL through the proxy.
     pub(super) fn url(&self) -> String {
         format!("amqp://guest:guest@{}/%2f", self.proxy.addr())
     }
@@ -86,7 +86,7 @@ impl RabbitMq {
     }
 }
 
-/// A group's queue at this server.
+/// The queue of a group at this server.
 pub(super) fn spec(url: &str, group: Group) -> String {
     format!("{url}#{}?exchange={EXCHANGE}", group.name)
 }

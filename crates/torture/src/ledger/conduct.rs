@@ -1,4 +1,4 @@
-//! What a member does at certain points beside its work: nothing, or end, or stay there until it may go on.
+//! What a member does when a message reaches certain points: nothing, abort, or wait.
 
 use std::io::{BufRead as _, Write as _};
 use std::str::FromStr;
@@ -8,24 +8,24 @@ use anyhow::{Context as _, Result, bail};
 use async_trait::async_trait;
 use relevo_inbox::{Handled, Incoming, Verdict};
 
-/// Where a message is on its way through a member.
+/// A stage of a message on its way through a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Point {
-    /// It was received, and no handler has seen it.
+    /// The message was received, and no handler has seen it.
     Before,
-    /// The far side has answered, and nothing is written. Only of members that call.
+    /// The external service has responded, and nothing is written. Only for members that make calls.
     Called,
-    /// Its row is written, and nothing is committed.
+    /// The row is written, and nothing is committed.
     During,
-    /// It is committed, and the broker does not know it yet.
+    /// The transaction is committed, and the broker does not know it yet.
     Committed,
 }
 
 impl Point {
-    /// Every point, in the order of a message's way.
+    /// All points, in the order in which a message reaches them.
     pub const ALL: [Self; 4] = [Self::Before, Self::Called, Self::During, Self::Committed];
 
-    /// The word for it.
+    /// The name of the point.
     pub const fn word(self) -> &'static str {
         match self {
             Self::Before => "before",
@@ -36,26 +36,26 @@ impl Point {
     }
 }
 
-/// A message that has come to a point.
+/// A message that has reached a point.
 #[derive(Clone, Copy, Debug)]
 pub struct Reached<'a> {
-    /// Which point.
+    /// The point.
     pub point: Point,
-    /// The number in its payload.
+    /// The number of the change in its payload.
     pub change: i64,
-    /// The message, where a handler has it.
+    /// The message, if a handler has it.
     pub incoming: Option<&'a Incoming>,
 }
 
-/// What a member does at each point.
+/// The behaviour of a member at each point.
 #[async_trait]
 pub trait Conduct: Send + Sync {
-    /// A message has come to a point; it goes on when this returns. An error or a verdict counts only where a handler can say
-    /// one: at [`Point::Called`] and [`Point::During`].
+    /// Called when a message reaches a point. The message continues when this returns. An error or a verdict counts
+    /// only inside a handler: at [`Point::Called`] and [`Point::During`].
     async fn at(&self, reached: Reached<'_>) -> Handled;
 }
 
-/// Does nothing.
+/// Does nothing at any point.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Steady;
 
@@ -66,16 +66,16 @@ impl Conduct for Steady {
     }
 }
 
-/// What becomes of the process.
+/// What happens to the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Deed {
-    /// It aborts: nothing is cleaned up.
+    /// The process aborts without cleanup.
     Die,
-    /// The message stays there until a line comes on the standard input; the rest of the process goes on.
+    /// The message waits until a line arrives on the standard input. The rest of the process continues.
     Stay,
 }
 
-/// Something that happens to a process once, when the first message, or the one of a certain change, comes to a point.
+/// An event that happens once in a process: when the first message, or that of a certain change, reaches a point.
 #[derive(Debug)]
 pub struct Fate {
     deed: Deed,
@@ -85,7 +85,7 @@ pub struct Fate {
 }
 
 impl Fate {
-    /// This happens there; `place` is a [point](Point), or one with the change: `during`, `during@7`.
+    /// `place` is a [point](Point), optionally with the number of a change: `during`, `during@7`.
     pub fn new(deed: Deed, place: &str) -> Result<Self> {
         let (word, change) = match place.split_once('@') {
             Some((word, change)) => (word, Some(i64::from_str(change).context("a change is a number")?)),
@@ -112,14 +112,14 @@ impl Conduct for Fate {
     }
 }
 
-/// Says where it is, and waits for a line.
+/// Prints the point, and waits for a line.
 async fn stay(point: Point) {
     let (sender, line) = tokio::sync::oneshot::channel();
-    // A thread of its own: one of the runtime's would keep the process from ending.
+    // A separate thread: a blocked thread of the runtime would keep the process from ending.
     std::thread::spawn(move || {
         let said = writeln!(std::io::stdout(), "at {}", point.word()).and_then(|()| std::io::stdout().flush());
         let heard = said.and_then(|()| std::io::stdin().lock().read_line(&mut String::new()));
-        // Without anybody at the other end nobody lets it go on.
+        // If the other end of the pipe is closed, the message never continues.
         if heard.is_ok_and(|bytes| bytes > 0) {
             sender.send(()).ok();
         } else {

@@ -1,4 +1,5 @@
-//! A broker's consumer that is broken on purpose: whatever it receives is acknowledged at once, and lost if its member dies.
+//! A broker consumer that is broken on purpose: it acknowledges messages when it receives them. They are lost if its
+//! member dies.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Where a ledger's messages come from: a group at one of the brokers.
+//! The source of a ledger's messages: a group at one of the brokers.
 
 mod embedded;
 mod nats;
@@ -11,30 +11,30 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 use relevo_core::{Broker, BrokerConsumer};
 
-/// At RabbitMQ everything is published to this exchange, unless the feed says another one.
+/// The RabbitMQ exchange for all messages, unless the feed names another one.
 pub const EXCHANGE: &str = "ledger";
 
-/// Which broker.
+/// The kind of broker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// The embedded one, in this file.
+    /// The embedded broker in this file.
     Embedded(PathBuf),
     /// RabbitMQ.
     RabbitMq {
-        /// The server and virtual host.
+        /// The server and the virtual host.
         url: String,
-        /// The queue, which is the group.
+        /// The queue, which is also the group.
         queue: String,
-        /// Where it is bound to, with every routing key.
+        /// The exchange that the queue is bound to, with all routing keys.
         exchange: String,
-        /// The rungs of its ladder.
+        /// The delays of its retry queues.
         retry: Vec<Duration>,
     },
     /// NATS JetStream.
     Nats {
         /// The server.
         url: String,
-        /// The stream, which stores every subject that begins with its name.
+        /// The stream, which stores all subjects that start with its name.
         stream: String,
     },
 }
@@ -42,23 +42,23 @@ pub enum Kind {
 /// A group at a broker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Feed {
-    /// Which broker, and where it is.
+    /// The kind of broker, and its location.
     pub kind: Kind,
-    /// The group, where the broker names it apart from queues.
+    /// The name of the group, if the broker names groups separately from queues.
     pub group: String,
-    /// How many lanes publishers hash keys into. The embedded broker has always some, by default four.
+    /// Number of lanes that publishers hash keys into. The embedded broker always has lanes, by default four.
     pub lanes: Option<u16>,
-    /// Whether the broker keeps the order of a key's messages that it delivers again.
+    /// Whether the broker keeps the order of a key when it redelivers messages.
     pub ordered: bool,
-    /// After so long without a sign of life a member's lanes are another's.
+    /// After this time without a sign of life, other members take over the lanes of a member.
     pub lease: Duration,
-    /// At most so many messages of a lane are out.
+    /// Maximum number of unsettled messages of a lane.
     pub prefetch: u16,
 }
 
 impl Feed {
-    /// Reads `embedded:PATH`, `amqp://…#QUEUE` or `nats://…#STREAM`. Behind a queue `?exchange=NAME` and `&retry_ms=200,1000`
-    /// may stand.
+    /// Parses `embedded:PATH`, `amqp://…#QUEUE` or `nats://…#STREAM`. A queue may be followed by `?exchange=NAME` and
+    /// `&retry_ms=200,1000`.
     pub fn new(spec: &str, group: &str, lanes: Option<u16>, ordered: bool) -> Result<Self> {
         Ok(Self {
             kind: spec.parse()?,
@@ -70,7 +70,7 @@ impl Feed {
         })
     }
 
-    /// Makes what is missing: stream or exchange, queues, group.
+    /// Creates missing objects: stream or exchange, queues, group.
     pub async fn declare(&self) -> Result<()> {
         match &self.kind {
             Kind::Embedded(path) => embedded::declare(self, path).await,
@@ -79,7 +79,7 @@ impl Feed {
         }
     }
 
-    /// Where messages are published to, for this group to get them.
+    /// The address to publish to so that this group receives the messages.
     pub fn address(&self) -> String {
         match &self.kind {
             Kind::Embedded(_) | Kind::RabbitMq { .. } => "orders".to_owned(),
@@ -87,7 +87,7 @@ impl Feed {
         }
     }
 
-    /// The adapter's own publisher.
+    /// A publisher of the adapter.
     pub async fn publisher(&self) -> Result<Arc<dyn Broker>> {
         Ok(match &self.kind {
             Kind::Embedded(path) => embedded::publisher(path).await?,
@@ -105,7 +105,8 @@ impl Feed {
         })
     }
 
-    /// How many messages the group has not settled. RabbitMQ tells of those that are out only once their consumer is gone.
+    /// The number of messages that the group has not settled. RabbitMQ does not count unacknowledged messages until
+    /// their consumer disconnects.
     pub async fn left(&self) -> Result<u64> {
         match &self.kind {
             Kind::Embedded(path) => embedded::left(self, path).await,

@@ -1,4 +1,4 @@
-//! The handler: one message, one row.
+//! The handler: one row per message.
 
 use std::ops::DerefMut;
 use std::sync::Arc;
@@ -21,12 +21,12 @@ struct Payload {
     change: i64,
 }
 
-/// The number in a payload, if it has one.
+/// The number of the change in a payload, if there is one.
 pub fn change_of(payload: &[u8]) -> Option<i64> {
     serde_json::from_slice(payload).ok().map(|payload: Payload| payload.change)
 }
 
-/// What a handler's transaction works on, where a ledger can be written.
+/// The connection of a handler's transaction, with the ledger's statements.
 #[async_trait]
 pub trait Page: Send {
     /// Writes a row.
@@ -38,7 +38,7 @@ pub trait Page: Send {
         incoming: &Incoming,
     ) -> Result<(), sqlx::Error>;
 
-    /// Whether nothing is poison to the consumer any more.
+    /// Whether the consumer is cured, so that no message is poison to it any more.
     async fn is_cured(&mut self, consumer: &str) -> Result<bool, sqlx::Error>;
 }
 
@@ -69,25 +69,25 @@ macro_rules! page {
 page!(PgConnection);
 page!(SqliteConnection);
 
-/// The handler of both forms: *inside* it writes a row; when it *calls*, it asks the far side first.
+/// The handler for both forms. An *inside* handler writes a row; a *calling* handler calls the external service first.
 #[derive(Clone)]
 pub struct Book {
-    /// Whose ledger.
+    /// The name of the consumer.
     pub consumer: String,
-    /// The process.
+    /// The name of the process.
     pub member: String,
-    /// Where the far side is.
+    /// The database that stands in for the external service.
     pub far_side: Store,
-    /// What is the matter with messages.
+    /// Which messages fail, and how.
     pub moods: Moods,
-    /// What else happens.
+    /// The behaviour at each point.
     pub conduct: Arc<dyn Conduct>,
 }
 
 impl Book {
     async fn write(&self, page: &mut (impl Page + ?Sized), incoming: &Incoming, tries_fail: bool) -> Handled {
         let Payload { change } = incoming.json()?;
-        // First of all, so that every failure has something to undo.
+        // First, so that every failure has something to roll back.
         page.write(&self.consumer, &self.member, change, incoming).await?;
         match self.moods.of(incoming.id()) {
             Mood::Poison if !page.is_cured(&self.consumer).await? => return Err(Trouble::poison("it is poison")),

@@ -21,28 +21,28 @@ use super::moods::Moods;
 use super::store::Store;
 use super::watched::Watched;
 
-/// Everything about one member.
+/// The configuration of one member.
 #[derive(Clone)]
 pub struct Member {
-    /// Where inbox and ledger are.
+    /// The database of inbox and ledger.
     pub store: Store,
-    /// Where messages come from.
+    /// The source of messages.
     pub feed: Feed,
-    /// How it works, and its names.
+    /// Settings and names of the consumer runtime.
     pub config: Config,
-    /// Whether it asks a far side for every message.
+    /// Whether it calls an external service for every message.
     pub calls: bool,
-    /// Whether it is broken: it acknowledges what it has not handled yet.
+    /// Whether it is broken on purpose: it acknowledges messages before it has handled them.
     pub acknowledges_early: bool,
-    /// PostgreSQL ends a handler's transaction in which nothing happens for so long.
+    /// PostgreSQL ends a handler's transaction that is idle for this long.
     pub stall_deadline: Duration,
-    /// What is the matter with messages.
+    /// Which messages fail, and how.
     pub moods: Moods,
-    /// What else happens.
+    /// The behaviour at each point.
     pub conduct: Arc<dyn Conduct>,
 }
 
-/// A member that runs in this process, until it is stopped or dropped.
+/// A member that runs in this process until it is stopped or dropped.
 pub struct Running {
     stats: Arc<Stats>,
     stop: CancellationToken,
@@ -50,8 +50,8 @@ pub struct Running {
 }
 
 impl Member {
-    /// A member of this name, with short times: it counts as alive for `beat_lasts` after each beat, and so does the broker
-    /// think.
+    /// A member with this name and short time limits. It counts as alive for `beat_lasts` after each heartbeat, also at
+    /// the broker.
     pub fn new(store: Store, mut feed: Feed, consumer: &str, name: &str, beat_lasts: Duration) -> Self {
         feed.lease = beat_lasts;
         let concurrency = 4;
@@ -76,7 +76,7 @@ impl Member {
         Self { store, feed, config, calls: false, acknowledges_early: false, stall_deadline, moods, conduct }
     }
 
-    /// Opens everything that it needs, and begins to take messages.
+    /// Opens its connections and starts to consume messages.
     pub async fn start(self) -> Result<Running> {
         let consumer = self.feed.consumer(&self.config.name).await.context("the broker's consumer")?;
         let consumer: Arc<dyn BrokerConsumer> =
@@ -122,7 +122,7 @@ impl Member {
     }
 }
 
-/// One try in memory, then durable ones, all of them soon.
+/// One retry in memory, then durable retries, all with short delays.
 fn retries() -> Retries {
     let durable = Policy {
         base: Duration::from_millis(100),
@@ -135,17 +135,17 @@ fn retries() -> Retries {
 }
 
 impl Running {
-    /// What it has done so far.
+    /// Its statistics so far.
     pub fn stats(&self) -> &Arc<Stats> {
         &self.stats
     }
 
-    /// Waits until it ends by itself, which is an error, or is stopped.
+    /// Waits until it is stopped. Returns an error if it ends by itself.
     pub async fn ended(&mut self) -> Result<()> {
         self.task.join_next().await.context("it ended before")??.context("the consumer ended by itself")
     }
 
-    /// Tells it to stop, and waits until it has.
+    /// Stops it, and waits until it has ended.
     pub async fn stop(mut self) -> Result<()> {
         self.stop.cancel();
         self.ended().await

@@ -1,17 +1,17 @@
-//! Messages that a ledger has trouble with: the same ones in every process.
+//! Messages that a ledger fails to handle: the same ones in every process.
 
 use relevo_core::MessageId;
 
 /// How many messages fail, and how.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Moods {
-    /// The first two counted tries of one message in so many fail; of none if it is 0.
+    /// For one message in N, the first two counted attempts fail. 0 disables it.
     pub retry_one_in: u32,
-    /// One message in so many is poison, until the consumer is [cured](super::Store::cure); none if it is 0.
+    /// One message in N is poison, until the consumer is [cured](super::Store::cure). 0 disables it.
     pub poison_one_in: u32,
 }
 
-/// What is the matter with one message.
+/// How one message behaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mood {
     Good,
@@ -19,12 +19,12 @@ pub(super) enum Mood {
     Poison,
 }
 
-/// So many tries of a message that fails do.
+/// Number of attempts that fail for a message that fails at first.
 pub(super) const FAILS: u32 = 2;
 
 impl Moods {
     pub(super) fn of(self, id: MessageId) -> Mood {
-        // Any bits will do that differ from message to message.
+        // Any bits that differ between messages are good enough.
         let hash = id
             .as_uuid()
             .as_bytes()

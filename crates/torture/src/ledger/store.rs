@@ -1,4 +1,4 @@
-//! The database of a ledger: the inbox, the rows, and what the far side was asked.
+//! The database of a ledger: the inbox, the rows, and the calls to the external service.
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -34,37 +34,37 @@ const CURE: &str = "INSERT INTO ledger_cure (consumer) VALUES ($1) ON CONFLICT D
 /// One effect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Row {
-    /// Rises from one effect of a key to the next, because each is written after the one before it was committed.
+    /// Increases from one effect of a key to the next, because each is written after the previous one was committed.
     pub place: i64,
-    /// Whose effect.
+    /// The consumer that caused the effect.
     pub consumer: String,
-    /// Of which message.
+    /// The id of the message.
     pub message_id: String,
-    /// Its key.
+    /// The key of the message.
     pub message_key: String,
-    /// The number in its payload.
+    /// The number of the change in its payload.
     pub change: i64,
     /// The process that wrote it.
     pub member: String,
 }
 
-/// One call to the far side.
+/// One call to the external service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Called {
-    /// For which message.
+    /// The id of the message.
     pub message_id: String,
-    /// Under which id.
+    /// The idempotency id of the call.
     pub idempotency_id: String,
-    /// By which process.
+    /// The process that made the call.
     pub member: String,
 }
 
-/// Where a ledger is.
+/// The location of a ledger.
 #[derive(Clone, Debug)]
 pub enum Store {
-    /// In a PostgreSQL database.
+    /// A PostgreSQL database.
     Postgres(Box<PgConnectOptions>),
-    /// In a file.
+    /// A SQLite file.
     Sqlite(PathBuf),
 }
 
@@ -100,7 +100,7 @@ impl Store {
         Ok(())
     }
 
-    /// The effects of a consumer, in the order of their places.
+    /// The effects of a consumer, ordered by their place.
     pub async fn rows(&self, consumer: &str) -> Result<Vec<Row>> {
         macro_rules! read {
             ($connection:expr) => {{
@@ -123,7 +123,7 @@ impl Store {
         })
     }
 
-    /// What the far side was asked by a consumer, in order.
+    /// The calls of a consumer to the external service, in order.
     pub async fn calls(&self, consumer: &str) -> Result<Vec<Called>> {
         macro_rules! read {
             ($connection:expr) => {{
@@ -139,7 +139,7 @@ impl Store {
         })
     }
 
-    /// Asks the far side: it has a table in the same database, written in no transaction of a handler's.
+    /// Calls the external service: a table in the same database, written outside the handler's transaction.
     pub(super) async fn call(&self, consumer: &str, call: &Called) -> Result<(), sqlx::Error> {
         let Called { message_id, idempotency_id, member } = call;
         macro_rules! write {
@@ -155,7 +155,7 @@ impl Store {
         Ok(())
     }
 
-    /// From now on no message is poison to this consumer: whatever it was told to stumble over.
+    /// From now on, no message is poison to this consumer.
     pub async fn cure(&self, consumer: &str) -> Result<()> {
         match self {
             Self::Postgres(_) => {
@@ -168,7 +168,7 @@ impl Store {
         Ok(())
     }
 
-    /// What people do with consumers.
+    /// The operator interface for consumers.
     pub async fn operator(&self) -> Result<Box<dyn Operate>> {
         Ok(match self {
             Self::Postgres(options) => {

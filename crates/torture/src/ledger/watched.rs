@@ -1,4 +1,4 @@
-//! A broker's consumer that lets a member's conduct know what comes and what is answered.
+//! A broker consumer that reports received and acknowledged messages to the member's conduct.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,7 +14,7 @@ use super::handler::change_of;
 pub(super) struct Watched {
     inner: Arc<dyn BrokerConsumer>,
     conduct: Arc<dyn Conduct>,
-    /// The changes of what is out.
+    /// The change numbers of unsettled messages.
     out: Mutex<BTreeMap<DeliveryTag, i64>>,
 }
 
@@ -24,11 +24,11 @@ impl Watched {
     }
 
     fn out(&self) -> MutexGuard<'_, BTreeMap<DeliveryTag, i64>> {
-        // Nothing panics while it is held.
+        // No code panics while it holds the lock.
         self.out.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// At these two points there is nobody to whom a verdict could be said.
+    /// At these two points, no handler can return a verdict.
     async fn at(&self, point: Point, change: i64) {
         self.conduct.at(Reached { point, change, incoming: None }).await.ok();
     }

@@ -1,4 +1,4 @@
-//! The judge of effects: it knows what the database committed and what a consumer made of it.
+//! The oracle for effects. It knows what the database committed and which effects a consumer wrote.
 
 use std::collections::BTreeMap;
 
@@ -7,69 +7,69 @@ use super::{Change, name};
 /// One row of a ledger.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Effect {
-    /// The message that led to it.
+    /// The id of the message that caused it.
     pub id: String,
-    /// Its key.
+    /// The key of the message.
     pub key: String,
-    /// The change that its payload names.
+    /// The number of the change in its payload.
     pub number: i64,
 }
 
-/// How far a lane said to have come, and how many of its messages up to there were known to the inbox at that moment.
+/// The mark of a lane, and how many of its messages up to the mark the inbox knew at that moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mark {
-    /// Which lane.
+    /// The lane.
     pub lane: String,
-    /// The number of the broker's up to which everything is settled.
+    /// The broker's sequence number up to which everything is settled.
     pub mark: i64,
-    /// Messages of the lane up to there that the inbox knew.
+    /// Number of messages of the lane up to the mark that the inbox knew.
     pub known: i64,
 }
 
-/// What one consumer left behind.
+/// The data of one consumer at the end.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Left {
-    /// Its ledger, in the order in which effects happened.
+    /// Its ledger, in the order of the effects.
     pub effects: Vec<Effect>,
-    /// Rows of its inbox by state.
+    /// Number of inbox rows by state.
     pub states: BTreeMap<String, i64>,
-    /// Messages in its retry table.
+    /// Number of messages in its retry table.
     pub waiting: i64,
-    /// Dead letters that wait for a person.
+    /// Number of dead letters that wait for an operator.
     pub dead: i64,
-    /// Dead letters that were redriven.
+    /// Number of redriven dead letters.
     pub redriven: i64,
-    /// Marks as they stood now and then, each with what the inbox knows up to there in the end.
+    /// Sampled marks, each with the number of messages that the inbox knows up to the mark at the end.
     pub marks: Vec<(Mark, i64)>,
 }
 
-/// What was found of one consumer. Everything but the counts should be empty.
+/// The result for one consumer. Everything except the counts should be empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Findings {
-    /// Which consumer.
+    /// The name of the consumer.
     pub consumer: String,
-    /// Effects that happened.
+    /// Number of effects.
     pub effects: usize,
-    /// Dead letters that were redriven on the way.
+    /// Number of dead letters that were redriven during the run.
     pub redriven: i64,
-    /// Marks that were looked at.
+    /// Number of sampled marks.
     pub marks: usize,
-    /// Committed, and without an effect.
+    /// Committed, but without an effect.
     pub lost: Vec<String>,
-    /// Effects that happened again.
+    /// Effects that happened more than once.
     pub twice: Vec<String>,
-    /// Effects of what never committed, or of another key or change than the message's.
+    /// Effects without a committed change, or with the wrong key or change.
     pub ghosts: Vec<String>,
-    /// Effects before that of an earlier change of their key, where order is kept.
+    /// Effects before the effect of an earlier change of their key, if the consumer keeps order.
     pub inverted: Vec<String>,
-    /// Marks beyond a message that the inbox heard of only later.
+    /// Marks beyond a message that the inbox recorded only later.
     pub ahead: Vec<String>,
-    /// What is not over: messages that wait, dead letters, rows of the inbox that say something else than the ledger.
+    /// Unfinished work: waiting messages, dead letters, inbox rows that contradict the ledger.
     pub unfinished: Vec<String>,
 }
 
 impl Findings {
-    /// What broke, by the name of the promise.
+    /// Violations, by the name of the guarantee.
     pub fn offences(&self) -> [(&'static str, &[String]); 6] {
         [
             ("lost", &self.lost),
@@ -81,13 +81,13 @@ impl Findings {
         ]
     }
 
-    /// Whether every promise held.
+    /// Whether all guarantees held.
     pub fn is_sound(&self) -> bool {
         self.offences().iter().all(|(_, offenders)| offenders.is_empty())
     }
 }
 
-/// Compares what was committed with what a consumer left behind.
+/// Compares the committed changes with the data of a consumer.
 pub fn judge_effects(consumer: &str, ordered: bool, committed: &[Change], left: &Left) -> Findings {
     let mut found = Findings {
         consumer: consumer.to_owned(),
@@ -124,7 +124,7 @@ pub fn judge_effects(consumer: &str, ordered: bool, committed: &[Change], left: 
     found
 }
 
-/// The inbox must say that everything is over, as the ledger does.
+/// The inbox must agree with the ledger that all messages are done.
 fn judge_inbox(committed: usize, left: &Left, found: &mut Findings) {
     let done = left.states.get("done").copied().unwrap_or_default();
     if usize::try_from(done) != Ok(committed) {
@@ -195,7 +195,7 @@ mod tests {
     fn an_acknowledgement_before_the_commit_loses_an_effect_and_is_found() {
         let found = judged(&left(&[("a", 1), ("b", 1)]));
         assert_eq!(found.lost, ["change 2 of a (id of a2)"]);
-        // And if the inbox knows nothing of it either, that is told too.
+        // If the inbox does not know the message either, the result reports that too.
         let states = BTreeMap::from([("done".to_owned(), 2)]);
         let found = judged(&Left { states, ..left(&[("a", 1), ("b", 1)]) });
         assert_eq!(found.unfinished, ["2 messages are done, 3 were committed"]);

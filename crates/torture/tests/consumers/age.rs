@@ -1,4 +1,4 @@
-//! Messages that come when the inbox has forgotten them.
+//! Messages that arrive after the inbox has forgotten them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use crate::stage::{Stage, start, until};
 
 const REMEMBERED: Duration = Duration::from_hours(1);
 
-/// Everything in the inbox was entered so much earlier.
+/// Makes all entries of the inbox older by `time`.
 async fn age(store: &Store, time: Duration) {
     match store {
         Store::Postgres(options) => {
@@ -35,7 +35,7 @@ async fn age(store: &Store, time: Duration) {
     }
 }
 
-/// How many messages the inbox knows.
+/// The number of messages that the inbox knows.
 async fn entries(store: &Store) -> i64 {
     match store {
         Store::Postgres(options) => {
@@ -51,7 +51,7 @@ async fn entries(store: &Store) -> i64 {
 
 pub(crate) async fn a_message_that_comes_after_it_was_forgotten_is_a_dead_letter(on: On) {
     let stage = Stage::set(on, Shape::Ordered).await;
-    // What comes late: the same messages, for the same consumer.
+    // The late deliveries: the same messages, for the same consumer.
     let late = stage.second_feed().await;
     let first = stage.start("first", Arc::new(Steady)).await;
     stage.send(8, 4).await;

@@ -1,4 +1,4 @@
-//! Members that ask a far side, and die between its answer and the commit.
+//! Members that call an external service, and die between its response and the commit.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::process::ExitStatusExt as _;
@@ -36,7 +36,7 @@ pub(crate) async fn a_call_whose_process_died_is_made_again_under_the_same_id(on
     let first = stage.sent()[0].id.to_string();
     let mut members: Vec<&str> =
         calls.iter().filter(|call| call.message_id == first).map(|call| call.member.as_str()).collect();
-    // On a busy machine a call passes its deadline, and is made again by the same process.
+    // On a busy machine a call may exceed its deadline. The same process then makes it again.
     members.dedup();
     assert_eq!(members, ["called@1", "during@1", "survivor"], "the far side was asked by each of them");
 }

@@ -1,4 +1,4 @@
-//! What members of these cases do beside their work.
+//! Behaviours of members in these cases.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -8,17 +8,17 @@ use relevo_inbox::{Handled, Verdict};
 use relevo_torture::ledger::{Conduct, Point, Reached};
 use tokio::sync::watch;
 
-/// A message at a point, for as long as one likes.
+/// A message at a point, as an owned value.
 #[derive(Clone, Debug)]
 pub(crate) struct Moment {
     pub(crate) point: Point,
     pub(crate) change: i64,
-    /// Where a handler has it.
+    /// Set if a handler has the message.
     pub(crate) attempt: u32,
     pub(crate) lane: String,
 }
 
-/// A member that does this at every point.
+/// A conduct that runs this function at every point.
 pub(crate) fn does<F, A>(act: F) -> Arc<dyn Conduct>
 where
     F: Fn(Moment) -> A + Send + Sync + 'static,
@@ -43,7 +43,7 @@ where
     }
 }
 
-/// Something that has not happened yet, and that everybody can wait for.
+/// An event that any number of tasks can wait for.
 #[derive(Clone, Debug)]
 pub(crate) struct Event(watch::Sender<bool>);
 
@@ -61,7 +61,7 @@ impl Event {
     }
 }
 
-/// What happened, in order.
+/// A log of what happened, in order.
 #[derive(Clone, Debug)]
 pub(crate) struct Log<T>(Arc<Mutex<Vec<T>>>);
 
@@ -83,7 +83,7 @@ impl<T: Clone> Log<T> {
     }
 }
 
-/// Sees to it that no lane is handled by two members at once.
+/// Checks that two members never handle the same lane at the same time.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Guard {
     handling: Arc<Mutex<BTreeMap<String, (&'static str, usize)>>>,
@@ -91,7 +91,7 @@ pub(crate) struct Guard {
 }
 
 impl Guard {
-    /// The handler of a member begins, and ends when the value is dropped.
+    /// Records that the handler of a member runs, until the value is dropped.
     pub(crate) fn enter(&self, member: &'static str, lane: &str) -> Inside {
         let mut handling = self.handling.lock().expect("no holder panics");
         let (owner, count) = handling.entry(lane.to_owned()).or_insert((member, 0));
@@ -108,7 +108,7 @@ impl Guard {
     }
 }
 
-/// A handler that runs.
+/// A running handler.
 pub(crate) struct Inside {
     guard: Guard,
     lane: String,
@@ -122,5 +122,5 @@ impl Drop for Inside {
     }
 }
 
-/// What every handler says that has no trouble.
+/// The result of a handler that succeeded.
 pub(crate) const DONE: Handled = Ok(Verdict::Done);

@@ -11,10 +11,10 @@ use crate::conduct::{DONE, does};
 use crate::on::{By, On, Shape};
 use crate::stage::{Stage, start};
 
-/// A copy that could not be published is only counted, and never comes.
+/// Deadline for the copy. A copy that could not be published is only counted, and never arrives.
 const SOON: Duration = Duration::from_secs(40);
 
-/// A file, an exchange with its queue, or a stream of their own.
+/// A separate file, exchange with queue, or stream.
 fn letters_spec(stage: &Stage) -> String {
     let spec = stage.backing.broker(stage.on, &stage.consumer);
     match stage.on.broker {

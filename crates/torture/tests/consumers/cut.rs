@@ -1,4 +1,4 @@
-//! Stores and brokers that are away for a while, or again and again.
+//! Stores and brokers that are unreachable for a while, or repeatedly.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -13,13 +13,13 @@ use crate::conduct::{DONE, Log, does};
 use crate::on::{self, Backing, By, On, Shape, file_of};
 use crate::stage::{Stage, start, until};
 
-/// How a member reaches something that can be taken away from it: a server behind a proxy, or a file that others can lock.
+/// The path to a store or broker that the test can interrupt: a server behind a proxy, or a file to lock.
 enum Way {
     Proxy(CutProxy),
     File(std::path::PathBuf),
 }
 
-/// What keeps it away.
+/// The interruption.
 enum Away<'a> {
     Blocked(&'a CutProxy),
     Locked(SqliteConnection),
@@ -48,7 +48,7 @@ impl Way {
         }
     }
 
-    /// Takes it away for a moment.
+    /// Interrupts it for a moment.
     async fn cut(&self) {
         match self {
             Self::Proxy(proxy) => proxy.cut().await,
@@ -72,7 +72,7 @@ impl Away<'_> {
     }
 }
 
-/// Whether the member has noticed that its database is away.
+/// Whether the member has noticed that its database is unreachable.
 fn has_noticed(running: &Running) -> bool {
     let stats = running.stats();
     stats.beats_failed() >= 2 || stats.database_away() > stats.beats_failed() || stats.busy() > 0
@@ -94,7 +94,7 @@ pub(crate) async fn while_the_store_is_away_nothing_is_acknowledged(on: On) {
     let member = Member { store: url.parse().expect("a URL"), conduct: noting, ..stage.member("one") };
     let running = start(member).await;
     stage.send(12, 6).await;
-    // What is delivered again is acknowledged again.
+    // A message that is delivered again is acknowledged again.
     let changes = || BTreeSet::from_iter(acknowledged.all());
     let first: BTreeSet<i64> = (1..=12).collect();
     until("the first are acknowledged", async || changes() == first).await;
@@ -140,7 +140,7 @@ pub(crate) async fn a_broker_cut_off_again_and_again_costs_nothing(on: On) {
 pub(crate) async fn a_broker_killed_and_restarted_costs_nothing(on: On) {
     let stage = Stage::with(Backing::private(on).await, on, Shape::Ordered).await;
     if on.broker == By::Embedded {
-        // It lives in the processes that use it: whoever kills the broker kills them.
+        // This broker lives in the processes that use it: killing a process kills the broker in it.
         let mut process = stage.process("killed", &[]).await;
         stage.send(60, 12).await;
         stage.until_rows(5).await;
@@ -154,8 +154,8 @@ pub(crate) async fn a_broker_killed_and_restarted_costs_nothing(on: On) {
     });
     let running = stage.start("one", slow).await;
     if let Some(server) = &stage.backing.rabbitmq {
-        // A quorum queue that is killed in its first moments may come back empty, which is the server's own loss. An orderly
-        // restart makes it old enough.
+        // A quorum queue that is killed shortly after its creation may come back empty, which is a loss of the server
+        // itself. A clean restart avoids it.
         server.stop().await;
         server.start_again().await;
     }

@@ -1,4 +1,4 @@
-//! A process that is stopped in the middle of its work, past its lease, and continued when another has its lanes.
+//! A process that is suspended during its work, past its lease, and resumed when another process has its lanes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::on::{Kept, On, Shape, file_of};
 use crate::process::Process;
 use crate::stage::{Stage, until};
 
-/// A process that is stopped with the first change at a point, and what it was sent.
+/// A process that is suspended while the first change is at a point.
 async fn frozen_at(stage: &Stage, point: &str) -> Process {
     let mut process = stage.process("frozen", &["--stay", &format!("{point}@1"), "--stall-ms", "700"]).await;
     stage.send(24, 12).await;
@@ -29,8 +29,8 @@ async fn frozen_at(stage: &Stage, point: &str) -> Process {
     process
 }
 
-/// Whether others can go on: a lock of a file that a frozen process holds nobody can take from it. A handler's own is not
-/// looked at.
+/// Whether others can continue: no process can take a file lock from a suspended process. The lock of a handler itself
+/// is not checked.
 async fn holds_no_lock(stage: &Stage, handling: bool) -> bool {
     let (store, broker) = (stage.backing.store_url(), stage.backing.broker(stage.on, &stage.consumer));
     let files = [file_of(&store).filter(|_| !handling), file_of(&broker)];
@@ -44,7 +44,7 @@ async fn holds_no_lock(stage: &Stage, handling: bool) -> bool {
     true
 }
 
-/// Continues it and lets it end in good order.
+/// Resumes the process, and stops it cleanly.
 async fn come_back(mut process: Process) {
     process.thaw();
     process.go_on().await;
@@ -67,8 +67,8 @@ pub(crate) async fn a_process_frozen_before_its_handler_handles_nothing_that_ano
     stage.finish([other], &[]).await;
 }
 
-/// The database ends a transaction in which nothing happens. SQLite has nobody who could: its one lock is the frozen
-/// process's, and everybody waits until it comes back.
+/// PostgreSQL ends an idle transaction. SQLite cannot: the suspended process holds its only lock, and all others wait
+/// until it resumes.
 pub(crate) async fn a_process_frozen_in_its_handler_commits_nothing_after_another_took_its_lane(on: On) {
     let stage = Stage::set(on, Shape::Ordered).await;
     let process = frozen_at(&stage, "during").await;
@@ -85,7 +85,7 @@ pub(crate) async fn a_process_frozen_in_its_handler_commits_nothing_after_anothe
     stage.finish([other], &[]).await;
 }
 
-/// What it committed it could not acknowledge; the other finds a repeat.
+/// The process could not acknowledge what it committed. The other member finds a duplicate.
 pub(crate) async fn a_process_frozen_before_its_acknowledgement_keeps_its_one_effect(on: On) {
     let stage = Stage::set(on, Shape::Ordered).await;
     let process = frozen_at(&stage, "committed").await;

@@ -20,14 +20,14 @@ pub(crate) async fn a_handler_that_never_returns_lets_its_lane_go_on_elsewhere(o
         member.config.deadline = Duration::from_millis(250);
         member.config.retries.memory.clear();
         member.config.retries.durable.ceiling = Duration::from_millis(100);
-        // However often the one that hangs has its turn.
+        // High enough, however often the hanging message is tried.
         member.config.retries.durable.attempts_max = 1_000;
         member
     };
     stage.send(16, 8).await;
     let one = start(hasty(Member { conduct: hangs, ..stage.member("hangs") })).await;
     until("a try passed its deadline", async || one.stats().deadlines() > 0).await;
-    // The first and the ninth are of one key.
+    // The first and the ninth message have the same key.
     stage.until_rows(14).await;
     let two = start(hasty(stage.member("returns"))).await;
     stage.until_all().await;

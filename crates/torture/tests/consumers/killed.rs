@@ -1,4 +1,4 @@
-//! Processes that end at every point of a message's way, by themselves and by `kill -9`.
+//! Processes that end at every point of a message's way, by `abort` and by SIGKILL.
 
 use std::os::unix::process::ExitStatusExt as _;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use tokio::time::sleep;
 use crate::on::{On, Shape};
 use crate::stage::{Stage, until};
 
-/// Two processes end at a point with messages in hand; says who goes on with what they left.
+/// Two processes end at a point while they hold messages. Returns the member that takes over.
 async fn both_end(on: On, point: &str) -> (Stage, Running) {
     let stage = Stage::set(on, Shape::Ordered).await;
     let (dies, stays) = (["--die", point, "--batch", "4"], ["--stay", point]);
@@ -43,7 +43,7 @@ pub(crate) async fn what_was_committed_and_not_acknowledged_is_a_repeat(on: On) 
     stage.finish([survivor], &[]).await;
 }
 
-/// Whatever they are doing just then.
+/// The processes are killed at arbitrary moments.
 pub(crate) async fn processes_killed_at_any_moment_cost_nothing(on: On) {
     let stage = Stage::set(on, Shape::Ordered).await;
     for round in 0..2_u64 {

@@ -1,4 +1,4 @@
-//! What a case runs on: a store and a broker, and what of them is the case's own.
+//! The store and the broker of a case, and their resources.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -11,14 +11,14 @@ use relevo_testkit::rabbitmq::{self, Vhost};
 use relevo_torture::ledger::{Feed, Store, prepare};
 use uuid::Uuid;
 
-/// Which store.
+/// The store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kept {
     Postgres,
     Sqlite,
 }
 
-/// Which broker.
+/// The broker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum By {
     Embedded,
@@ -26,7 +26,7 @@ pub(crate) enum By {
     Nats,
 }
 
-/// Which of each.
+/// The pair of store and broker.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct On {
     pub(crate) store: Kept,
@@ -41,10 +41,10 @@ pub(crate) enum Shape {
 }
 
 pub(crate) const LANES: u16 = 4;
-/// RabbitMQ's ladder, where it is climbed.
+/// The delay of RabbitMQ's retry queue.
 pub(crate) const RUNG: Duration = Duration::from_millis(100);
 
-/// A directory of the case's own.
+/// The case's own directory.
 pub(crate) struct Scratch(PathBuf);
 
 impl Scratch {
@@ -61,12 +61,12 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // What is left behind harms nobody, and a panic in drop would hide the case's own.
+        // A leftover directory does no harm, and a panic in `drop` would hide the test's own.
         std::fs::remove_dir_all(&self.0).ok();
     }
 }
 
-/// What must live as long as a case.
+/// Resources that must live as long as a case.
 pub(crate) struct Backing {
     pub(crate) scratch: Scratch,
     pub(crate) database: Option<Database>,
@@ -76,7 +76,7 @@ pub(crate) struct Backing {
 }
 
 impl Backing {
-    /// On servers that all cases share.
+    /// Uses the servers that all cases share.
     pub(crate) async fn shared(on: On) -> Self {
         let database = async {
             match on.store {
@@ -94,7 +94,7 @@ impl Backing {
         Self { scratch: Scratch::new(), database, vhost, rabbitmq: None, nats: None }
     }
 
-    /// The same with a broker that the case may kill.
+    /// Like `shared`, but with a private broker that the case may kill.
     pub(crate) async fn private(on: On) -> Self {
         let mut backing = Self::shared(On { broker: By::Embedded, ..on }).await;
         match on.broker {
@@ -120,7 +120,7 @@ impl Backing {
         }
     }
 
-    /// Where the broker is, for one group.
+    /// The location of the broker, for one group.
     pub(crate) fn broker(&self, on: On, group: &str) -> String {
         let rung = RUNG.as_millis();
         match on.broker {
@@ -133,7 +133,7 @@ impl Backing {
             By::Nats => {
                 let private = self.nats.as_ref().map(nats::Private::url);
                 let url = private.unwrap_or_else(|| nats::Server::shared(NatsVersion::V2_15).url().to_owned());
-                // Each case's streams must have names of their own, and so must the groups that read them.
+                // Streams need unique names per case, and so do the groups that read them.
                 format!("{url}#{}", self.stream())
             }
         }
@@ -145,16 +145,16 @@ impl Backing {
     }
 }
 
-/// The group's feed, made at the broker.
+/// Declares the group at the broker, and returns its feed.
 pub(crate) async fn feed(spec: &str, on: On, shape: Shape, group: &str) -> Feed {
-    // A queue that several share has no lanes; elsewhere lanes are what is shared.
+    // A shared RabbitMQ queue has no lanes. With other brokers, members share the lanes.
     let lanes = (shape == Shape::Ordered || on.broker != By::RabbitMq).then_some(LANES);
     let feed = Feed::new(spec, group, lanes, shape == Shape::Ordered).expect("a spec");
     feed.declare().await.expect("a broker that takes it");
     feed
 }
 
-/// The host and port in a URL.
+/// The host and port of a URL.
 pub(crate) fn authority(url: &str) -> SocketAddr {
     let rest = url.split("://").nth(1).expect("a URL");
     let authority = rest.split(['/', '#', '?']).next().expect("a host");
@@ -162,7 +162,7 @@ pub(crate) fn authority(url: &str) -> SocketAddr {
     host.parse().unwrap_or_else(|_| panic!("no address in `{url}`"))
 }
 
-/// A proxy before whatever a URL names, and the URL that leads through it.
+/// Starts a proxy in front of the server of a URL. Returns it with the URL through the proxy.
 pub(crate) async fn behind_proxy(url: &str) -> (CutProxy, String) {
     let server = authority(url);
     let proxy = CutProxy::start(server).await;
@@ -170,7 +170,7 @@ pub(crate) async fn behind_proxy(url: &str) -> (CutProxy, String) {
     (proxy, through)
 }
 
-/// The file that an embedded broker's spec, or a SQLite store's URL, names.
+/// The file in the spec of an embedded broker, or in the URL of a SQLite store.
 pub(crate) fn file_of(url: &str) -> Option<&Path> {
     url.strip_prefix("embedded:").or_else(|| url.strip_prefix("sqlite:")).map(Path::new)
 }

@@ -12,7 +12,7 @@ use crate::conduct::{DONE, does};
 use crate::on::{On, Shape};
 use crate::stage::{Stage, start, until};
 
-/// No text, no JSON.
+/// Neither text nor JSON.
 const BYTES: &[u8] = &[0, 0xff, b'{', 0xc3, 0x28, 10, 13, 0];
 
 pub(crate) async fn poison_in_the_middle_of_a_batch_is_a_dead_letter_and_the_others_are_applied_once(on: On) {
@@ -35,7 +35,7 @@ pub(crate) async fn poison_in_the_middle_of_a_batch_is_a_dead_letter_and_the_oth
     stage.judge(&[14]).await;
 }
 
-/// Everything of one change is poison until it is healed.
+/// Makes one change poison until it is healed.
 fn poisoned(change: i64, healed: &Arc<AtomicBool>) -> Arc<dyn Conduct> {
     let healed = Arc::clone(healed);
     does(move |moment| {
@@ -47,7 +47,7 @@ fn poisoned(change: i64, healed: &Arc<AtomicBool>) -> Arc<dyn Conduct> {
 pub(crate) async fn two_redrives_at_once_have_one_effect_and_the_key_keeps_its_order(on: On) {
     let stage = Stage::set(on, Shape::Ordered).await;
     let healed = Arc::new(AtomicBool::new(false));
-    // Changes 4, 7 and 10 are of the same key as the first, and wait behind it.
+    // Changes 4, 7 and 10 have the same key as the first, and wait behind it.
     stage.send(12, 3).await;
     let (one, two) = tokio::join!(stage.start("one", poisoned(1, &healed)), stage.start("two", poisoned(1, &healed)));
     stage.until_rows(8).await;

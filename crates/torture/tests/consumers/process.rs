@@ -1,4 +1,4 @@
-//! A member as a process, and what is done to it.
+//! A member as a process, and its faults.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -14,7 +14,7 @@ use crate::stage::until;
 
 const SOON: Duration = Duration::from_secs(40);
 
-/// Ends with the value.
+/// The process is killed when the value is dropped.
 pub(crate) struct Process {
     child: Child,
     said: Lines<BufReader<ChildStdout>>,
@@ -24,7 +24,7 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// Starts one, with a log of its own; returns when it runs.
+    /// Starts a process with its own log file. Returns when it runs.
     pub(crate) async fn start(arguments: &[&str], log: PathBuf) -> Self {
         let mut child = Command::new(env!("CARGO_BIN_EXE_ledger"))
             .args(arguments)
@@ -41,7 +41,7 @@ impl Process {
         process
     }
 
-    /// Waits until it says this.
+    /// Waits until it prints this line.
     pub(crate) async fn until_says(&mut self, line: &str) {
         let said = async {
             while let Some(said) = self.said.next_line().await.expect("its output") {
@@ -56,12 +56,12 @@ impl Process {
         assert!(in_time, "it did not say `{line}`, but:\n{}", self.told());
     }
 
-    /// The rest of a line that it said meanwhile.
+    /// The rest of an earlier line with this prefix.
     pub(crate) fn heard(&self, prefix: &str) -> &str {
         self.heard.iter().find_map(|line| line.strip_prefix(prefix)).expect("it said so")
     }
 
-    /// Lets a message go on that stays somewhere.
+    /// Lets a waiting message continue.
     pub(crate) async fn go_on(&mut self) {
         self.stdin.as_mut().expect("it is piped").write_all(b"\n").await.expect("it listens");
     }
@@ -71,33 +71,33 @@ impl Process {
         timeout(SOON, self.child.wait()).await.expect("it ends").expect("a child")
     }
 
-    /// Ends it without warning.
+    /// Kills the process with SIGKILL.
     pub(crate) async fn kill9(&mut self) {
         self.child.kill().await.expect("a child");
     }
 
-    /// Stops it in the middle of whatever it does; returns when it stands still.
+    /// Suspends the process, and returns when it no longer runs.
     pub(crate) async fn freeze(&self) {
         self.signal(Signal::STOP);
         let stat = format!("/proc/{}/stat", self.child.id().expect("it runs"));
-        // Its name, in brackets, stands before its state.
+        // The name, in parentheses, precedes the state.
         let stands = || std::fs::read_to_string(&stat).is_ok_and(|stat| stat.contains(") T "));
         until("it stands still", async || stands()).await;
     }
 
-    /// Lets it go on.
+    /// Resumes the process.
     pub(crate) fn thaw(&self) {
         self.signal(Signal::CONT);
     }
 
-    /// Asks it to stop, and waits until it has, in good order.
+    /// Stops the process with SIGTERM, and waits until it has ended cleanly.
     pub(crate) async fn leave(&mut self) {
         self.signal(Signal::TERM);
         let status = self.ended().await;
         assert!(status.success(), "it left with {status}, and told:\n{}", self.told());
     }
 
-    /// What it told of itself.
+    /// Its log.
     fn told(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap_or_default()
     }

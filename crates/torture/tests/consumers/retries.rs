@@ -1,4 +1,4 @@
-//! Durable retries, whose count survives the process.
+//! Durable retries. Their count survives the process.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,8 +16,8 @@ use crate::stage::{Stage, start, until};
 const ILL: i64 = 3;
 const ATTEMPTS: u32 = 4;
 
-/// One change fails whenever it is tried, and its attempts are noted. From the `hangs_at`-th on it does not even fail: it is
-/// in the middle of something when its process ends.
+/// Makes one change fail at every attempt, and records the attempts. From attempt `hangs_at` on it hangs instead, until
+/// its process ends.
 fn failing(attempts: &Log<u32>, hangs_at: u32) -> Arc<dyn Conduct> {
     let attempts = attempts.clone();
     does(move |moment| {
@@ -44,7 +44,8 @@ fn retried(mut member: Member, durable: Durable) -> Member {
     };
     member.config.retries = Retries { memory: Vec::new(), durable: policy };
     member.config.durable = durable;
-    // What a dead process had claimed waits for several of these. An attempt that ends before its row is written is not noted.
+    // Claims of a dead process last for several deadlines, so the deadline is short. It must not be shorter: an attempt
+    // that ends before its row is written is not recorded.
     member.config.deadline = Duration::from_secs(3);
     member.config.after_dead = AfterDead::Continue;
     member
@@ -65,9 +66,9 @@ pub(crate) async fn attempts_of_the_retry_table_survive_their_process(on: On) {
     stage.send(12, 4).await;
     let one = Member { conduct: failing(&attempts, 3), ..stage.member("one") };
     let one = start(retried(one, Durable::Table)).await;
-    // The third hangs, until its time is over and it has failed too.
+    // The third attempt hangs until its deadline, and then fails too.
     until("two tries failed", async || attempts.len() >= 2 && one.stats().failed() >= 2).await;
-    // Without a word, as a process that is killed.
+    // Dropped without a stop, like a killed process.
     drop(one);
     let two = Member { conduct: failing(&attempts, u32::MAX), ..stage.member("two") };
     let two = start(retried(two, Durable::Table)).await;
@@ -89,7 +90,7 @@ pub(crate) async fn attempts_of_the_broker_survive_their_process(on: On) {
     stage.finish([two], &[ILL]).await;
 }
 
-/// While what it needs is away, members come and go that have it, as in an outage of the mail server: it still has all its tries.
+/// The message still has all its attempts after an outage of an external service, however many members received it.
 pub(crate) async fn attempts_of_the_broker_are_no_deliveries(on: On) {
     let stage = Stage::set(on, Shape::Unordered).await;
     let attempts = Log::new();

@@ -1,4 +1,4 @@
-//! Messages and lanes that two members have at once.
+//! Messages and lanes that two members have at the same time.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::stage::{Stage, start, until};
 
 pub(crate) async fn the_same_message_on_two_workers_at_once_has_one_effect(on: On) {
     let stage = Stage::set(on, Shape::Unordered).await;
-    // Every message goes to both groups, and both are of one consumer.
+    // Both groups receive every message, and both belong to the same consumer.
     let second_feed = stage.second_feed().await;
     let (in_hand, met) = (Event::new(), Event::new());
     let slow = {
@@ -49,7 +49,7 @@ pub(crate) async fn the_same_message_on_two_workers_at_once_has_one_effect(on: O
     stage.until_all().await;
     let done = || one.stats().done() + two.stats().done();
     let ended = || done() + one.stats().duplicates() + two.stats().duplicates();
-    // What its lease did not last for is a duplicate once more.
+    // A message whose lease expired is delivered again, and counts as a duplicate once more.
     until("both have dealt with every message", async || done() >= 12 && ended() >= 24).await;
     assert_eq!(done(), 12);
     until("the second queue is empty", async || second_feed.left().await.is_ok_and(|left| left == 0)).await;
@@ -68,7 +68,7 @@ pub(crate) async fn a_lane_that_moves_during_handling_keeps_its_order(on: On) {
                     let _inside = guard.enter(member, &moment.lane);
                     in_hand.note(moment.change);
                     joined.wait().await;
-                    // Long enough for another to come in beside it.
+                    // Long enough for another member to start handling in parallel.
                     sleep(Duration::from_millis(3)).await;
                 }
                 DONE

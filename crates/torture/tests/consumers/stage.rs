@@ -1,4 +1,4 @@
-//! A store, a broker, a consumer's group, what was published, and what must have become of it in the end.
+//! The environment of a case: store, broker, group, the published messages, and the final checks.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -18,12 +18,12 @@ use uuid::Uuid;
 use crate::on::{self, Backing, On, Shape};
 use crate::process::Process;
 
-/// How long a member counts as alive: short, for cases wait until it ends.
+/// How long a member counts as alive. It is short, because cases wait until it expires.
 pub(crate) const BEAT_LASTS: Duration = Duration::from_millis(600);
-/// Nothing takes longer, on a busy machine either.
+/// Long enough for any step, even on a busy machine.
 const SOON: Duration = Duration::from_secs(40);
 
-/// Waits until something is so.
+/// Waits until a condition holds.
 pub(crate) async fn until(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
     let end = Instant::now() + SOON;
     while !is_so().await {
@@ -32,7 +32,7 @@ pub(crate) async fn until(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
     }
 }
 
-/// A message that was published.
+/// A published message.
 #[derive(Clone, Debug)]
 pub(crate) struct Sent {
     pub(crate) id: MessageId,
@@ -54,7 +54,7 @@ pub(crate) struct Stage {
 }
 
 impl Stage {
-    /// On shared servers.
+    /// Uses shared servers.
     pub(crate) async fn set(on: On, shape: Shape) -> Self {
         Self::with(Backing::shared(on).await, on, shape).await
     }
@@ -68,13 +68,13 @@ impl Stage {
         Self { on, shape, backing, store, feed, consumer, publisher, sent, next }
     }
 
-    /// A second group that gets every message too, for the same consumer.
+    /// Creates a second group that also receives every message, for the same consumer.
     pub(crate) async fn second_feed(&self) -> Feed {
         let group = format!("{}-two", self.consumer);
         on::feed(&self.backing.broker(self.on, &group), self.on, self.shape, &group).await
     }
 
-    /// A message of this key, with the next number as its change.
+    /// A message with this key, and the next number as its change.
     pub(crate) fn message(&self, key: &str) -> (Message, i64) {
         let change = self.next.fetch_add(1, Ordering::Relaxed) + 1;
         let message = Message {
@@ -90,7 +90,7 @@ impl Stage {
         (message, change)
     }
 
-    /// Publishes so many messages, of keys in turn; says the last change.
+    /// Publishes `messages` messages, cycling through the keys. Returns the last change.
     pub(crate) async fn send(&self, messages: usize, keys: usize) -> i64 {
         let mut batch = Vec::new();
         for number in 0..messages {
@@ -99,7 +99,7 @@ impl Stage {
         self.publish(batch).await
     }
 
-    /// Publishes messages; those of one key in their order.
+    /// Publishes messages in their order per key.
     pub(crate) async fn publish(&self, batch: Vec<(Message, i64)>) -> i64 {
         let last = batch.last().map_or(0, |(_, change)| *change);
         let mut publications = Vec::new();
@@ -119,7 +119,7 @@ impl Stage {
             self.publisher.publish(&publications, &reports.confirms(0)).await;
             let outcomes = reports.take();
             let confirmed = outcomes.iter().filter(|(_, _, outcome)| outcome.is_ok()).count();
-            // Sent again, a part of it could come behind what follows it.
+            // If only a part of the batch were sent again, it could arrive after the messages that follow it.
             assert!(confirmed == 0 || confirmed == publications.len(), "{outcomes:?}");
             confirmed > 0
         })
@@ -127,17 +127,17 @@ impl Stage {
         last
     }
 
-    /// A member in this process, not yet started.
+    /// A member in this process, not started yet.
     pub(crate) fn member(&self, name: &str) -> Member {
         Member::new(self.store.clone(), self.feed.clone(), &self.consumer, name, BEAT_LASTS)
     }
 
-    /// One that runs, with a conduct.
+    /// Starts a member with a conduct.
     pub(crate) async fn start(&self, name: &str, conduct: Arc<dyn Conduct>) -> Running {
         start(Member { conduct, ..self.member(name) }).await
     }
 
-    /// A member as a process of its own.
+    /// Starts a member as a separate process.
     pub(crate) async fn process(&self, name: &str, more: &[&str]) -> Process {
         let beat_lasts = BEAT_LASTS.as_millis().to_string();
         let broker = self.backing.broker(self.on, &self.consumer);
@@ -156,7 +156,7 @@ impl Stage {
         self.store.rows(&self.consumer).await.expect("a ledger")
     }
 
-    /// Waits until the ledger has so many rows.
+    /// Waits until the ledger has this many rows.
     pub(crate) async fn until_rows(&self, count: usize) {
         let mut seen = 0;
         let end = Instant::now() + SOON;
@@ -170,12 +170,12 @@ impl Stage {
         }
     }
 
-    /// Waits until every message that was published has a row.
+    /// Waits until every published message has a row.
     pub(crate) async fn until_all(&self) {
         self.until_rows(self.count()).await;
     }
 
-    /// How many messages were published.
+    /// The number of published messages.
     pub(crate) fn count(&self) -> usize {
         self.sent().len()
     }
@@ -188,14 +188,14 @@ impl Stage {
         self.store.operator().await.expect("a prepared store")
     }
 
-    /// Dead letters that wait for a person.
+    /// Dead letters that wait for an operator.
     pub(crate) async fn dead(&self) -> Vec<DeadLetter> {
         let filter =
             DeadFilter { consumer: Some(self.consumer.clone()), fate: Some(Fate::Pending), ..DeadFilter::default() };
         self.operator().await.dead(&filter, 1_000).await.expect("a prepared store")
     }
 
-    /// The end of a case: its last members stop once the broker has nothing left for them, and everything is judged.
+    /// Ends a case: waits until the broker is empty, stops the last members, and checks everything.
     pub(crate) async fn finish<const N: usize>(&self, members: [Running; N], dead: &[i64]) {
         self.until_empty().await;
         for member in members {
@@ -204,13 +204,13 @@ impl Stage {
         self.judge(dead).await;
     }
 
-    /// Waits until the broker has nothing left.
+    /// Waits until the broker has no messages left.
     pub(crate) async fn until_empty(&self) {
         until("the broker's queues are empty", async || self.feed.left().await.is_ok_and(|left| left == 0)).await;
     }
 
-    /// What must be so when every member is gone: each message that was published has one effect, but for those that are
-    /// dead letters; each key's are in order if order was asked for; nothing waits anywhere.
+    /// Checks the state after all members have ended. Each published message has one effect, except for dead letters.
+    /// If the consumer keeps order, the effects of each key are in order. Nothing waits anywhere.
     pub(crate) async fn judge(&self, dead: &[i64]) {
         self.until_empty().await;
         let shown = self.operator().await.consumer(&self.consumer, 10).await.expect("a store").expect("the consumer");
@@ -235,7 +235,7 @@ impl Stage {
     }
 }
 
-/// Each key's effects are in the order in which it was published.
+/// The effects of each key are in the order of publication.
 fn judge_order(rows: &[Row]) {
     let mut last: BTreeMap<&str, i64> = BTreeMap::new();
     for row in rows {
@@ -244,7 +244,6 @@ fn judge_order(rows: &[Row]) {
     }
 }
 
-/// Starts a member.
 pub(crate) async fn start(member: Member) -> Running {
     member.start().await.unwrap_or_else(|error| panic!("{error:#}"))
 }

@@ -1,4 +1,4 @@
-//! Members that end in good order.
+//! Members that stop cleanly.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use crate::conduct::{DONE, does};
 use crate::on::{On, Shape};
 use crate::stage::{Stage, start};
 
-/// So long others would wait for a member that ended without a word.
+/// How long others would wait for a member that ended without a stop.
 const BEAT_LASTS: Duration = Duration::from_secs(30);
 
 pub(crate) async fn what_a_stopped_member_had_goes_on_at_once(on: On) {

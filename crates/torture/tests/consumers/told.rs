@@ -1,4 +1,4 @@
-//! What a member's process answers to those who watch.
+//! Probes and metrics of a member's process.
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use relevo::core;
-use relevo::relay::{Config, Relay};
+use relevo::relay::{Config, Relay, RelayError};
 
 use super::outbox::Outbox;
 use super::topology::routes;
@@ -14,7 +14,7 @@ pub fn relay(
     outbox: Arc<dyn Outbox>,
     broker: Arc<dyn core::Broker>,
     config: &config::Outbox,
-) -> Relay<dyn Outbox, dyn core::Broker> {
+) -> Result<Relay<dyn Outbox, dyn core::Broker>, RelayError> {
     Relay::new(outbox, broker, settings(config))
 }
 

@@ -14,7 +14,7 @@ use tokio::time::{Instant, sleep, timeout};
 use super::lane::{Cell, Held, durable_ns, is_same_durable};
 use super::window::{Plan, Window};
 use super::{Shared, read};
-use crate::classify::Error;
+use crate::classify::{Error, api};
 use crate::lanes::{Found, Member, Record, Written};
 
 /// A new consumer waits at most so long for others to give up its share.
@@ -34,8 +34,7 @@ pub(super) enum Presence {
 /// The first look, and the tasks that go on with it.
 pub(super) async fn begin(shared: &Arc<Shared>) -> Result<(), Error> {
     let subscribed = shared.client.subscribe(shared.bucket.member_subjects()).await;
-    let members =
-        subscribed.map_err(|source| Error::Api { what: "listening to the other members", source: source.into() })?;
+    let members = subscribed.map_err(|error| api("listening to the other members", error))?;
     let share = shared.attend(true).await?;
     shared.spawn(beat(Arc::clone(shared), members));
     shared.spawn(keep(Arc::clone(shared)));
@@ -228,7 +227,7 @@ impl Shared {
     /// Takes a lane, unless somebody else is quicker.
     async fn take(self: &Arc<Self>, cell: &Cell, found: Option<Found>) -> Result<(), Error> {
         let info = self.stream.consumer_info(&cell.durable).await;
-        let info = info.map_err(|error| Error::Api { what: "looking at a lane's consumer", source: error.into() })?;
+        let info = info.map_err(|error| api("looking at a lane's consumer", error))?;
         let durable_ns = durable_ns(&info);
         let (revision, mut record) = found.map_or((0, Record::default()), |found| (found.revision, found.record));
         if !is_same_durable(record.durable_ns, durable_ns) {

@@ -5,7 +5,7 @@ use async_nats::jetstream::consumer::{self, Info};
 use async_nats::jetstream::context::{ConsumerInfoError, ConsumerInfoErrorKind, ContextBuilder, GetStreamErrorKind};
 use async_nats::jetstream::{Context, ErrorCode, stream};
 
-use crate::classify::{Error, Source};
+use crate::classify::{Error, api};
 use crate::config::Config;
 use crate::group::{BUCKET, Group};
 use crate::lanes::stream_name;
@@ -106,10 +106,6 @@ async fn has_stream(context: &Context, name: &str) -> Result<bool, Error> {
 
 pub(crate) fn is_no_stream(kind: &GetStreamErrorKind) -> bool {
     matches!(kind, GetStreamErrorKind::JetStream(error) if error.error_code() == ErrorCode::STREAM_NOT_FOUND)
-}
-
-fn api(what: &'static str, error: impl Into<Source>) -> Error {
-    Error::Api { what, source: error.into() }
 }
 
 fn compare(group: &Group, lane: u16, info: &Info) -> Result<(), Error> {

@@ -5,7 +5,7 @@ use relevo_core::Lane;
 
 use super::Shared;
 use super::lane::Cell;
-use crate::classify::Error;
+use crate::classify::{Error, api};
 
 impl Shared {
     /// What the server has not delivered of each lane, and what it delivered to this consumer and nobody has yet.
@@ -15,7 +15,7 @@ impl Shared {
 
     async fn lag_of(&self, cell: &Cell) -> Result<(Lane, u64), Error> {
         let info = self.stream.consumer_info(&cell.durable).await;
-        let info = info.map_err(|error| Error::Api { what: "looking at a lane's consumer", source: error.into() })?;
+        let info = info.map_err(|error| api("looking at a lane's consumer", error))?;
         let slot = cell.held.lock().await;
         let here = slot.as_ref().map_or(0, |held| held.window.waiting());
         Ok((cell.lane.clone(), info.num_pending + here as u64))

@@ -16,14 +16,14 @@ use async_nats::jetstream::message::StreamMessage;
 use bytes::Bytes;
 use futures_util::future::try_join_all;
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
-use relevo_core::Raw;
+use relevo_core::{Class, Raw};
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::count::{Count, Gap};
 use super::lane::{Cell, Held, durable_ns};
 use super::window::{Arrival, Content, Word};
 use super::{Shared, declare, lock};
-use crate::classify::Error;
+use crate::classify::{Error, Source, api};
 use crate::headers::decode_headers;
 use crate::lanes::{found, next_message};
 use crate::link;
@@ -51,7 +51,7 @@ enum End {
 
 impl From<Error> for End {
     fn from(error: Error) -> Self {
-        Self::Trouble(error)
+        if error.class() == Class::Blocked { Self::Fault(error) } else { Self::Trouble(error) }
     }
 }
 
@@ -59,7 +59,9 @@ impl From<Error> for End {
 pub(super) async fn read(shared: Arc<Shared>, number: u16, epoch: u64) {
     let cell = &shared.cells[usize::from(number)];
     let mut reader = Reader { shared: &shared, cell, epoch };
-    for attempt in 1.. {
+    let mut backoff = link::Backoff::default();
+    loop {
+        let began = Instant::now();
         match reader.session().await {
             Err(End::Gone) => return,
             Err(End::Fault(error)) => {
@@ -72,7 +74,7 @@ pub(super) async fn read(shared: Arc<Shared>, number: u16, epoch: u64) {
             // The library ended its stream: a new one is asked for.
             Ok(()) => {}
         }
-        sleep(link::pause(attempt)).await;
+        sleep(backoff.after(began.elapsed())).await;
     }
 }
 
@@ -86,7 +88,7 @@ impl Reader<'_> {
     async fn session(&mut self) -> Result<(), End> {
         self.read_again().await?;
         self.catch_up_with_server().await?;
-        let consumer: PullConsumer = self.shared.stream.get_consumer(&self.cell.durable).await.map_err(api)?;
+        let consumer: PullConsumer = self.shared.stream.get_consumer(&self.cell.durable).await.map_err(asking)?;
         let messages = consumer
             .stream()
             .max_messages_per_batch(self.shared.group.max_ack_pending.min(PULL_MAX))
@@ -94,7 +96,7 @@ impl Reader<'_> {
             .heartbeat(HEARTBEAT)
             .messages()
             .await
-            .map_err(|error| api(error.into()))?;
+            .map_err(asking)?;
         let mut chunks = messages.ready_chunks(CHUNK);
         let mut count = Count::default();
         let idle = (self.shared.group.ack_wait / 4).max(HEARTBEAT);
@@ -145,7 +147,7 @@ impl Reader<'_> {
             Err(error) if declare::is_missing(&error) => {
                 return Err(End::Fault(Error::NoGroup(self.shared.group.name.clone())));
             }
-            Err(error) => return Err(End::Trouble(api(error.into()))),
+            Err(error) => return Err(asking(error).into()),
         };
         let mut slot = self.cell.held.lock().await;
         if self.mine(&mut slot)?.is_of(durable_ns(&info)) {
@@ -192,11 +194,11 @@ impl Reader<'_> {
                 Err(error) if error.kind() == MessagesErrorKind::ConsumerDeleted => {
                     return Err(End::Fault(Error::NoGroup(self.shared.group.name.clone())));
                 }
-                Err(error) => return Err(End::Trouble(api(error.into()))),
+                Err(error) => return Err(asking(error).into()),
             };
             let (seq, gap) = match message.info() {
                 Ok(info) => (info.stream_sequence, count.arrived(info.consumer_sequence, info.delivered <= 1)),
-                Err(source) => return Err(End::Trouble(Error::Api { what: "reading a delivery", source })),
+                Err(error) => return Err(api("reading a delivery", error).into()),
             };
             if gap != Gap::None {
                 self.take(std::mem::take(&mut together)).await?;
@@ -249,6 +251,6 @@ impl Reader<'_> {
     }
 }
 
-fn api(source: async_nats::Error) -> Error {
-    Error::Api { what: "asking for messages", source }
+fn asking(error: impl Into<Source>) -> Error {
+    api("asking for messages", error)
 }

@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use async_nats::jetstream::consumer::{AckPolicy, pull};
 use async_nats::jetstream::stream;
-use relevo_broker_nats::{Config, Error, Group, NatsAdmin, Stream, Topology};
+use relevo_broker_nats::{Auth, Config, Error, Group, NatsAdmin, NatsBroker, NatsLog, Stream, Topology, declare};
 use relevo_core::Class;
 use relevo_core::administer::{Administer as _, Piece, State};
+use relevo_core::inbox::source::{Ask, Filter, ReplaySource as _, SourceError};
 use relevo_testkit::NatsVersion;
 
 use crate::stage::Stage;
@@ -174,4 +175,39 @@ async fn what_can_never_be_is_refused_before_the_server_is_asked() {
     assert!(matches!(NatsAdmin::new(config), Err(Error::Config(_))));
     let away = NatsAdmin::new(Config::new("nats://127.0.0.1:1")).expect("a configuration");
     assert_eq!(away.plan().await.expect_err("nobody there").class(), Class::Outage);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_administrator_refuses_what_the_publisher_refuses() {
+    let good = || Config::new("nats://127.0.0.1:1");
+    let refused = [
+        Config { in_flight_max: 0, ..good() },
+        Config { lanes: Some(0), ..good() },
+        Config { ack_deadline: Duration::ZERO, ..good() },
+        Config { stream: Some("a.b".to_owned()), ..good() },
+        Config { auth: Auth::NKey("no seed".to_owned()), ..good() },
+        Config { urls: Vec::new(), ..good() },
+    ];
+    for config in refused {
+        let published = NatsBroker::open(config.clone()).await.map(drop).expect_err("the publisher refuses it");
+        let administered = NatsAdmin::new(config).map(drop).expect_err("so does the administrator");
+        assert_eq!(published.to_string(), administered.to_string());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_refused_call_of_the_api_is_blocked() {
+    let stage = Stage::shared(NatsVersion::V2_15).await;
+    stage.stream(stream::Config { max_consumers: 1, ..stage.safe() }).await;
+    let group =
+        Group { lanes: Some(2), ..Group::new(format!("g{}", stage.name), &stage.name, [format!("{}.a", stage.name)]) };
+    let refused = declare(&stage.config(), &group).await.expect_err("the stream allows one consumer");
+    assert_eq!(refused.class(), Class::Blocked, "{refused}");
+    let log = NatsLog::open(&stage.config(), &group).await.expect("a stream");
+    let refused = log.read(&Filter::default(), Ask { after: 0, limit: 1, bytes: 1 }).await;
+    assert!(matches!(refused, Err(SourceError::Broken(_))), "{refused:?}");
+    // Another stream has these subjects already.
+    let streams = vec![Stream::new(format!("{}-twin", stage.name), [format!("{}.>", stage.name)])];
+    let refused = stage.admin(Topology { streams, groups: Vec::new() }).apply().await.expect_err("subjects overlap");
+    assert_eq!(refused.class(), Class::Blocked, "{}", refused.describe());
 }

@@ -1,4 +1,4 @@
-//! The messages of OTLP, as far as they are used: numbers and types are the specification's.
+//! The used part of the OTLP messages. Field numbers and types follow the specification.
 
 use prost::{Message, Oneof};
 

@@ -10,12 +10,13 @@ use std::time::Duration;
 
 use futures_util::TryStreamExt as _;
 use sqlx::postgres::{PgConnectOptions, PgConnection, PgRow};
-use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _, Either};
+use sqlx::{AssertSqlSafe, Connection as _, Either};
 use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
 use crate::classify::Error;
+use crate::link;
 
 /// How long a transaction that was dropped may take to be rolled back; its connection counts as used until then.
 const ROLLED_BACK_WITHIN: Duration = Duration::from_secs(30);
@@ -28,6 +29,7 @@ const COMMIT_STATEMENTS: u32 = 2;
 /// The connections of handlers.
 pub(super) struct Handling {
     options: PgConnectOptions,
+    deadline: Duration,
     /// As many as there may be connections.
     permits: Arc<Semaphore>,
     idle: Mutex<Vec<PgConnection>>,
@@ -35,9 +37,9 @@ pub(super) struct Handling {
 
 impl Handling {
     /// Connects when it is first used.
-    pub(super) fn new(options: PgConnectOptions, most: u32) -> Self {
+    pub(super) fn new(options: PgConnectOptions, most: u32, deadline: Duration) -> Self {
         let permits = Arc::new(Semaphore::new(most.max(1) as usize));
-        Self { options, permits, idle: Mutex::default() }
+        Self { options, deadline, permits, idle: Mutex::default() }
     }
 
     /// Opens a transaction and says the first thing in it. An error that the server answers leaves nothing open.
@@ -49,7 +51,7 @@ impl Handling {
             let was_idle = idle.is_some();
             let mut connection = match idle {
                 Some(connection) => connection,
-                None => connect(&self.options).await?,
+                None => connect(&self.options, self.deadline).await?,
             };
             match say(&mut connection, sql.clone()).await {
                 Ok(rows) => {
@@ -77,8 +79,8 @@ impl Handling {
 
 /// A connection on which sqlx counts a transaction as open, for as long as it lives: so a handler's own `begin` makes a
 /// savepoint, and BEGIN and COMMIT are said as text.
-async fn connect(options: &PgConnectOptions) -> Result<PgConnection, Error> {
-    let mut connection = options.connect().await?;
+async fn connect(options: &PgConnectOptions, deadline: Duration) -> Result<PgConnection, Error> {
+    let mut connection = link::connect(options, deadline).await?;
     std::mem::forget(connection.begin().await?);
     say(&mut connection, "ROLLBACK".to_owned()).await?;
     Ok(connection)

@@ -1,17 +1,17 @@
 //! The connections of an inbox: some for handlers' transactions, some for calls.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use sqlx::pool::PoolConnection;
-use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions, PgRow};
-use sqlx::{AssertSqlSafe, Postgres};
+use sqlx::AssertSqlSafe;
+use sqlx::postgres::{PgConnectOptions, PgConnection, PgRow};
+use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 use super::config::Config;
 use super::handling::{Handling, Transaction};
 use crate::classify::Error;
-use crate::link::Link;
+use crate::link::{self, Link};
 
 /// What stands before every call: later statements of a function must see what others committed meanwhile, whatever the
 /// database's default is.
@@ -20,7 +20,7 @@ const READ_COMMITTED: &str = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED;";
 /// The connections of one process to the inboxes of one schema.
 pub(super) struct Links {
     handling: Arc<Handling>,
-    calling: PgPool,
+    calling: Calling,
     /// Heartbeats wait for nothing else.
     beating: Link,
     deadline: Duration,
@@ -30,8 +30,8 @@ impl Links {
     /// Connects when it is first used.
     pub(super) fn new(config: &Config) -> Self {
         Self {
-            handling: Arc::new(Handling::new(config.connect.clone(), config.handlers_max)),
-            calling: pool(config, config.calls_max).connect_lazy_with(config.connect.clone()),
+            handling: Arc::new(Handling::new(config.connect.clone(), config.handlers_max, config.call_deadline)),
+            calling: Calling::new(config.connect.clone(), config.calls_max, config.call_deadline),
             beating: beating(config.connect.clone(), config.call_deadline),
             deadline: config.call_deadline,
         }
@@ -66,16 +66,7 @@ impl Links {
 
     /// One statement as a transaction of its own, in one round trip, whatever pooler is in between.
     pub(super) async fn call(&self, sql: String) -> Result<Vec<PgRow>, Error> {
-        let work = async {
-            let mut connection = Busy(Some(self.calling.acquire().await?));
-            let statement = AssertSqlSafe(format!("{READ_COMMITTED} {sql}"));
-            let result = sqlx::raw_sql(statement).fetch_all(&mut **connection.get()).await.map_err(Error::from);
-            if result.as_ref().err().is_none_or(Error::keeps_connection) {
-                connection.done();
-            }
-            result
-        };
-        self.within(work).await
+        self.within(self.calling.call(&format!("{READ_COMMITTED} {sql}"))).await
     }
 
     /// A heartbeat's statement, on a connection of its own.
@@ -93,31 +84,55 @@ pub(super) fn read_committed(sql: &str) -> String {
     format!("{READ_COMMITTED} {sql}")
 }
 
-fn pool(config: &Config, most: u32) -> PgPoolOptions {
-    PgPoolOptions::new().min_connections(0).max_connections(most.max(1)).acquire_timeout(config.call_deadline)
-}
-
 fn beating(options: PgConnectOptions, deadline: Duration) -> Link {
     Link::new(options, deadline)
 }
 
-/// A connection in the middle of a call: unless that ends well it is closed, not used again.
-struct Busy(Option<PoolConnection<Postgres>>);
-
-impl Busy {
-    fn get(&mut self) -> &mut PoolConnection<Postgres> {
-        self.0.as_mut().expect("it is taken out only when done or dropped")
-    }
-
-    fn done(mut self) {
-        self.0.take();
-    }
+/// The connections of calls. A pool of its own, because that of sqlx pings a connection when it is taken and again when it
+/// is returned: three round trips for one call.
+struct Calling {
+    options: PgConnectOptions,
+    deadline: Duration,
+    /// As many as there may be connections.
+    permits: Semaphore,
+    idle: Mutex<Vec<PgConnection>>,
 }
 
-impl Drop for Busy {
-    fn drop(&mut self) {
-        if let Some(mut connection) = self.0.take() {
-            connection.close_on_drop();
+impl Calling {
+    /// Connects when it is first used.
+    fn new(options: PgConnectOptions, most: u32, deadline: Duration) -> Self {
+        Self { options, deadline, permits: Semaphore::new(most.max(1) as usize), idle: Mutex::default() }
+    }
+
+    /// One statement. A connection is taken out while it is in use: after a call that is cancelled it is closed.
+    async fn call(&self, sql: &str) -> Result<Vec<PgRow>, Error> {
+        let _permit = self.permits.acquire().await.expect("it is never closed");
+        loop {
+            let idle = self.lock().pop();
+            let was_idle = idle.is_some();
+            let mut connection = match idle {
+                Some(connection) => connection,
+                None => link::connect(&self.options, self.deadline).await?,
+            };
+            let result = sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).fetch_all(&mut connection).await;
+            match result.map_err(Error::from) {
+                // The server ended the session while nobody used it: the statement was not run.
+                Err(error) if was_idle && error.is_session_end() => {}
+                Err(error) if !error.keeps_connection() => {
+                    // Whatever broke this one has mostly broken the others.
+                    self.lock().clear();
+                    return Err(error);
+                }
+                result => {
+                    self.lock().push(connection);
+                    return result;
+                }
+            }
         }
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<PgConnection>> {
+        // Nothing panics while it is held.
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -297,7 +297,7 @@ impl Running {
         config: RelayConfig,
         stop: CancellationToken,
     ) -> Self {
-        let relay = Relay::new(store, Arc::new(broker.clone()), config);
+        let relay = Relay::new(store, Arc::new(broker.clone()), config).expect("a valid configuration");
         let stats = relay.stats();
         let mut task = JoinSet::new();
         task.spawn(relay.run(stop.clone()));

@@ -86,6 +86,18 @@ async fn a_handler_that_hides_an_error_of_the_database_is_not_done() {
 }
 
 #[tokio::test]
+async fn a_session_of_a_handler_has_keepalives() {
+    let world = world().await;
+    let inbox = inbox(world.database.options()).await;
+    let (mut tx, _) = opened(&inbox, &[arrival(1)]).await;
+    for (name, expected) in [("tcp_keepalives_idle", "2"), ("tcp_keepalives_count", "3"), ("tcp_user_timeout", "5000")]
+    {
+        let show = sqlx::query_scalar::<_, String>(sqlx::AssertSqlSafe(format!("SHOW {name}")));
+        assert_eq!(show.fetch_one(&mut *tx).await.expect("a setting"), expected, "{name}");
+    }
+}
+
+#[tokio::test]
 async fn what_was_not_committed_begins_nothing() {
     let world = world().await;
     let (inbox, messages) = (inbox(world.database.options()).await, [arrival(1), arrival(2)]);

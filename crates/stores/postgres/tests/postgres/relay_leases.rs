@@ -117,6 +117,7 @@ async fn a_relay_that_slept_past_its_lease_settles_nothing() {
     let broker = MemoryBroker::new(Settings { latency: Duration::from_millis(300), ..Settings::default() });
     let mut ledger = world.emit_some(200, 20).await;
     let sleeper = Relay::new(world.store().await, Arc::new(broker.clone()), short_leases());
+    let sleeper = sleeper.expect("a valid configuration");
     let stats = sleeper.stats();
     let stop = CancellationToken::new();
     let mut sleeper = Box::pin(sleeper.run(stop.clone()));

@@ -217,7 +217,7 @@ impl Reader {
 
     /// Ends, so that another reader can go on.
     pub(crate) async fn leave(self) {
-        self.store.leave(self.leases[0].owner, &self.leases).await.expect("an answer");
+        self.store.leave(self.leases[0].owner).await.expect("an answer");
     }
 
     pub(crate) async fn page(&self, limit: usize, ceiling: Ceiling) -> Page {

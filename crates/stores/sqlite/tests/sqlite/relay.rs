@@ -42,7 +42,8 @@ impl Running {
         for _ in 0..count {
             let store = Arc::new(Store::open(Config::new(file, MAIN)).await.expect("a migrated file"));
             let config = RelayConfig { due_every: Duration::from_millis(20), ..RelayConfig::default() };
-            relays.spawn(Relay::new(store, Arc::clone(broker), config).run(stop.clone()));
+            let relay = Relay::new(store, Arc::clone(broker), config).expect("a valid configuration");
+            relays.spawn(relay.run(stop.clone()));
         }
         Self { stop, relays }
     }

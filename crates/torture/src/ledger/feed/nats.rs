@@ -25,7 +25,7 @@ impl Feed {
 
     fn nats_group(&self) -> Group {
         let stream = self.stream();
-        // With lanes the last word is the lane's, which the group adds itself.
+        // With lanes, the last subject token is the lane. The group adds it itself.
         let subject = format!("{stream}.{}", if self.lanes.is_some() { "*" } else { ">" });
         Group { lanes: self.lanes, ack_wait: Duration::from_secs(5), ..Group::new(&self.group, stream, [subject]) }
     }

@@ -25,7 +25,7 @@ impl Feed {
         let Kind::RabbitMq { url, exchange, .. } = &self.kind else {
             unreachable!("it is asked for where it is known")
         };
-        // The protocol counts heartbeats in seconds, and a silent side is gone after two.
+        // The protocol counts heartbeats in seconds, and drops a peer after two missed ones.
         let heartbeat = Duration::from_secs((self.lease / 2).as_secs().max(1));
         Config { exchange: exchange.clone(), lanes: self.lanes, heartbeat, ..Config::new(url) }
     }
