@@ -9,7 +9,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use anyhow::Context as _;
-use relevo_core::{Broker, Consumer, Message, MessageId, Publication};
+use relevo_core::{Broker, BrokerConsumer, Message, MessageId, Publication};
 use relevo_relay::Config;
 use sqlx::ConnectOptions as _;
 use sqlx::postgres::PgConnectOptions;
@@ -87,7 +87,7 @@ impl Kind {
     }
 
     /// A consumer of all messages, with our adapter.
-    pub(crate) async fn consumer(self) -> anyhow::Result<Arc<dyn Consumer>> {
+    pub(crate) async fn consumer(self) -> anyhow::Result<Arc<dyn BrokerConsumer>> {
         Ok(match self {
             Self::Nats | Self::NatsSynced => Arc::new(nats::consumer(&self.url()?).await?),
             Self::RabbitMq => Arc::new(rabbitmq::consumer(&self.url()?).await?),

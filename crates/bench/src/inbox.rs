@@ -8,7 +8,7 @@ mod through;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use relevo_core::Consumer;
+use relevo_core::BrokerConsumer;
 use relevo_inbox::{Config, Handlers, Order, Runtime};
 use relevo_store_postgres::inbox::{self, Inbox};
 use sqlx::postgres::PgConnectOptions;
@@ -119,7 +119,7 @@ async fn rate(bench: &Bench, order: Order, batch_max: usize) -> anyhow::Result<f
 /// A consumer that writes one row per message.
 async fn runtime(
     bench: &Bench,
-    consumer: Arc<dyn Consumer>,
+    consumer: Arc<dyn BrokerConsumer>,
     order: Order,
     batch_max: usize,
 ) -> anyhow::Result<Runtime<Inbox>> {

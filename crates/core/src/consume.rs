@@ -16,17 +16,12 @@ use crate::failure::Failure;
 use crate::message::Headers;
 use crate::wire::{self, Received, WireError};
 
-/// What a consumer promises beyond the contract; the conformance suite holds it to every promise.
+/// What the runtime must know of a consumer before it starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Consuming {
-    /// A message that is retried later holds back the later ones of its key. Without it they pass.
-    pub holds_key: bool,
-    /// [`Delivery::count`] is exact and survives restarts of everything. Without it, it only tells the first time
-    /// from a repeat.
-    pub counts: bool,
-    /// An answer that was settled survives a crash of the broker itself. Without it, a message that was answered shortly
-    /// before such a crash may come again; a crash of the consumer loses no answer either way.
-    pub keeps_answers: bool,
+pub struct ConsumerCapabilities {
+    /// At any time one consumer of the group receives a lane, and another one only takes over with everything that is not
+    /// acknowledged. Without it several consumers may receive messages of one key at the same time.
+    pub ordered_lanes: bool,
 }
 
 /// What a consumer can pause alone; the broker chooses the name.
@@ -39,7 +34,7 @@ impl Lane {
         Self(name.into())
     }
 
-    /// Its name, for people and for [`Consumer::pause`].
+    /// Its name, for people and for [`BrokerConsumer::pause`].
     pub fn name(&self) -> &str {
         &self.0
     }
@@ -59,9 +54,9 @@ impl fmt::Debug for Lane {
 
 /// Names one delivery to the consumer that made it. It means nothing to any other consumer, nor after a restart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Tag(u64);
+pub struct DeliveryTag(u64);
 
-impl Tag {
+impl DeliveryTag {
     /// A tag that an adapter made.
     pub const fn new(number: u64) -> Self {
         Self(number)
@@ -109,8 +104,8 @@ impl fmt::Debug for Raw {
 /// One message, handed to one consumer.
 #[derive(Clone, Debug)]
 pub struct Delivery {
-    /// What the answer names it by.
-    pub tag: Tag,
+    /// What an acknowledgement names it by.
+    pub tag: DeliveryTag,
     /// What arrived; [`Raw::decode`] reads the message.
     pub raw: Raw,
     /// Where it was published to.
@@ -119,62 +114,65 @@ pub struct Delivery {
     pub lane: Lane,
     /// Its number at the broker, where a repeat of the delivery has the same one: an offset, a stream sequence.
     pub place: Option<u64>,
-    /// How often it has been handed to a consumer of this group, this time included, whatever became of it there.
-    pub count: u32,
-    /// How often it has been answered with [`Answer::RetryLater`] in this group. Exact with every broker, and kept over
-    /// restarts of everything: a delivery that ended without an answer raises only the count, because nobody tried it for
-    /// certain.
+    /// It may have been delivered before, to any consumer of the group. `false` means that this is the first delivery.
+    pub redelivered: bool,
+    /// How often [`DelayedRetry::retry_later`] was confirmed for it in this group. Exact, and kept over restarts of
+    /// everything. A delivery that ended without an acknowledgement does not count.
     pub retries: u32,
 }
 
-/// What a consumer says to a delivery.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Answer {
-    /// Done: this group never gets it again.
-    Acknowledge,
-    /// It can never be handled: it goes to the group's dead letters at the broker, bytes and all, and its key goes on.
-    Reject {
-        /// Why, for people.
-        reason: String,
-    },
-    /// Again, not before this pause is over. Its retries rise. Where [`Consuming::holds_key`] is promised, the later
-    /// messages of its key wait behind it: those that are out are taken back, and their tags are lost.
-    RetryLater {
-        /// From now.
-        after: Duration,
-    },
+/// What became of one acknowledgement, or of one delayed retry.
+#[derive(Clone, Debug)]
+pub enum AckOutcome {
+    /// The broker has recorded it, and keeps it over any crash of the consumer. Some brokers may lose it when they crash
+    /// themselves; the message is then delivered again.
+    Acknowledged,
+    /// The delivery is not outstanding: its lane belongs to another consumer, or it was acknowledged before. Nothing was
+    /// changed. The message is delivered again, or another consumer has acknowledged it.
+    Stale,
+    /// The broker may or may not have recorded it. The same call may be repeated.
+    Failed(Failure),
+}
+
+impl AckOutcome {
+    /// The same failure for every delivery of a call.
+    pub fn failed(failure: impl Into<Failure>, deliveries: usize) -> Vec<Self> {
+        vec![Self::Failed(failure.into()); deliveries]
+    }
 }
 
 /// One consumer of one group, bound to it when it was made; any number may run, in any number of processes.
 ///
-/// Methods may be called at the same time from several tasks: usually one receives and many settle.
+/// Methods may be called at the same time from several tasks: usually one receives and many acknowledge.
 #[async_trait]
-pub trait Consumer: Send + Sync {
-    /// What this consumer promises.
-    fn capabilities(&self) -> Consuming;
+pub trait BrokerConsumer: Send + Sync {
+    /// What this consumer guarantees.
+    fn capabilities(&self) -> ConsumerCapabilities;
+
+    /// Delayed retries at the broker, where it has them.
+    fn delayed_retry(&self) -> Option<&dyn DelayedRetry> {
+        None
+    }
 
     /// The next deliveries, at most `limit`, at least one: it waits until there is one. Empty only when the consumer is
     /// closed.
     ///
     /// Messages of one key come in the order in which the broker took them; a repeat may come later. Of each lane at
-    /// most the consumer's *prefetch* are out, handed over and not settled; a lane that has so many gives no more,
+    /// most the consumer's *prefetch* are out, handed over and not acknowledged; a lane that has so many gives no more,
     /// others do. A message may come again at any time to any consumer of the group unless its acknowledgement was
-    /// confirmed by [`settle`](Self::settle).
+    /// confirmed by [`acknowledge`](Self::acknowledge).
     ///
     /// Cancelling loses nothing: what was not returned is delivered again, at the latest when the lane changes hands,
-    /// and its count may have risen.
+    /// and may be marked as redelivered.
     async fn receive(&self, limit: usize) -> Result<Vec<Delivery>, Failure>;
 
-    /// Answers deliveries. `Ok` means that the answers are kept over any crash of the consumer, except those whose tags
-    /// are returned: the lane has gone to another consumer, or the delivery was taken back or settled before. Of these
-    /// nothing was changed, and the messages come again or have been settled by somebody else.
+    /// Acknowledges deliveries: this group does not get them again. One outcome per tag, in the order given; the failure
+    /// of one says nothing about the others.
     ///
-    /// What `Ok` says of a crash of the broker itself, [`Consuming::keeps_answers`] tells. After an error, or when the call is
-    /// cancelled, each answer may or may not have been kept, whatever became of the others; the same call may be made
-    /// again.
-    async fn settle(&self, answers: &[(Tag, Answer)]) -> Result<Vec<Tag>, Failure>;
+    /// When the call is cancelled, each acknowledgement may or may not have been recorded.
+    async fn acknowledge(&self, tags: &[DeliveryTag]) -> Vec<AckOutcome>;
 
-    /// Hands out nothing more of one lane until it is resumed; what is out of it stays out and can be settled. The
+    /// Hands out nothing more of one lane until it is resumed; what is out of it stays out and can be acknowledged. The
     /// others flow. The pause is this consumer's own and ends when the lane leaves it; an unknown lane is ignored.
     async fn pause(&self, lane: &Lane) -> Result<(), Failure>;
 
@@ -187,15 +185,27 @@ pub trait Consumer: Send + Sync {
     /// Lanes that this consumer has are told, others where the broker knows: of a lane that several members tell, the
     /// highest number is the nearest. It may be behind what happens by as long as messages are on their way, and
     /// it may stop counting at 10 000 a lane. Nothing is changed, and nothing waits for it: neither who receives nor who
-    /// settles. A lane, or all of them, is left out where the broker does not tell, as here.
+    /// acknowledges. A lane, or all of them, is left out where the broker does not tell, as here.
     async fn lag(&self) -> Result<Vec<(Lane, u64)>, Failure> {
         Ok(Vec::new())
     }
 
     /// Ends orderly: what is out goes back at once, for other consumers of the group, and every waiting
-    /// [`receive`](Self::receive) returns empty. Whatever is settled afterwards is lost. After an error, and for a
+    /// [`receive`](Self::receive) returns empty. Whatever is acknowledged afterwards is stale. After an error, and for a
     /// consumer that is dropped without being closed, the same happens when the broker notices.
     async fn close(&self) -> Result<(), Failure>;
+}
+
+/// Delayed retries at the broker, for consumers that keep no retry table.
+///
+/// A message that waits does not hold back its key: later messages of the key pass it.
+#[async_trait]
+pub trait DelayedRetry: Send + Sync {
+    /// Delivers each message again after its delay, and counts it in [`Delivery::retries`]. One outcome per delivery, in
+    /// the order given: [`Acknowledged`](AckOutcome::Acknowledged) means that the message waits and its delivery is over.
+    ///
+    /// After a failure, or when the call is cancelled, the message may be delivered twice.
+    async fn retry_later(&self, retries: &[(DeliveryTag, Duration)]) -> Vec<AckOutcome>;
 }
 
 #[cfg(test)]

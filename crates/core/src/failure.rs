@@ -2,6 +2,7 @@
 
 use std::error::Error;
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// The six kinds of failure; each adapter decides in one file which of its errors is which.
@@ -64,16 +65,16 @@ impl Class {
 }
 
 /// A failed delivery: its class beside its source.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Failure {
     class: Class,
-    source: Box<dyn Error + Send + Sync>,
+    source: Arc<dyn Error + Send + Sync>,
 }
 
 impl Failure {
     /// A failure of this class, caused by `source`.
     pub fn new(class: Class, source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
-        Self { class, source: source.into() }
+        Self { class, source: Arc::from(source.into()) }
     }
 
     /// What kind it is.

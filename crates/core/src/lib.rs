@@ -29,7 +29,7 @@ pub mod wire;
 
 pub use administer::Administer;
 pub use broker::{Broker, Capabilities, Confirms, Publication};
-pub use consume::{Answer, Consumer, Consuming, Delivery, Lane, Raw, Tag};
+pub use consume::{AckOutcome, BrokerConsumer, ConsumerCapabilities, DelayedRetry, Delivery, DeliveryTag, Lane, Raw};
 pub use draft::{Draft, OnRepeat};
 pub use failure::{Class, Failure, Outcome, Scope};
 pub use headers::HeaderRules;

@@ -46,8 +46,8 @@ pub enum Durable {
     /// In the retry table. Works with every broker, and the key's later messages wait behind it.
     #[default]
     Table,
-    /// At the broker: RabbitMQ's ladder, a delayed negative acknowledgement of NATS. Only without order. The broker keeps how
-    /// often it waited, which tells the attempts; what it delivers again for other reasons is no attempt.
+    /// At the broker, where it has delayed retries: RabbitMQ's ladder. Only without order. The broker keeps how often it
+    /// waited, which tells the attempts; what it delivers again for other reasons is no attempt.
     Broker,
 }
 

@@ -33,7 +33,7 @@ impl Decoder {
 
     /// A delivery, with what names it and what it waits in should it fail.
     pub(crate) fn item(&self, config: &Config, delivery: Delivery) -> Item {
-        let Delivery { tag, raw, address, lane, place, count, .. } = delivery;
+        let Delivery { tag, raw, address, lane, place, redelivered, .. } = delivery;
         let incoming = self.read(config, &raw, &Origin { address: &address, lane: &lane, place });
         // One that cannot be read is known by its bytes: its headers may claim to be another.
         let id = incoming.as_ref().map_or_else(|_| made(&address, &lane, place, &raw), Incoming::id);
@@ -49,7 +49,7 @@ impl Decoder {
         let span = incoming.as_ref().ok().and_then(told);
         Item {
             tag,
-            count,
+            redelivered,
             arrival,
             incoming,
             attempts: 0,
@@ -134,7 +134,7 @@ pub(crate) fn content_type(headers: &Headers) -> ByteString {
 #[cfg(test)]
 mod tests {
     use bytes::Bytes;
-    use relevo_core::Tag;
+    use relevo_core::DeliveryTag;
 
     use super::*;
     use crate::config::Order;
@@ -142,12 +142,12 @@ mod tests {
     fn delivery(headers: &[(&str, &str)], payload: &'static [u8], place: Option<u64>) -> Delivery {
         let header = |(name, value): &(&str, &str)| ((*name).to_owned(), Bytes::from((*value).to_owned()));
         Delivery {
-            tag: Tag::new(1),
+            tag: DeliveryTag::new(1),
             raw: Raw { headers: headers.iter().map(header).collect(), payload: Bytes::from_static(payload) },
             address: "orders".into(),
             lane: Lane::new("0"),
             place,
-            count: 1,
+            redelivered: false,
             retries: 0,
         }
     }

@@ -3,20 +3,20 @@
 use std::time::Duration;
 
 use bytestring::ByteString;
+use relevo_core::DeliveryTag;
 use relevo_core::inbox::{Arrival, Claim, Setback};
 use relevo_core::store::StoreError;
 use relevo_core::trace::Open;
-use relevo_core::{Answer, Tag};
 
 use crate::incoming::Incoming;
 
 /// A delivery on its way through this process.
 #[derive(Debug)]
 pub(crate) struct Item {
-    /// What the broker's answer names it by.
-    pub(crate) tag: Tag,
-    /// How often it was delivered.
-    pub(crate) count: u32,
+    /// What an acknowledgement names it by.
+    pub(crate) tag: DeliveryTag,
+    /// It may have been delivered before.
+    pub(crate) redelivered: bool,
     pub(crate) arrival: Arrival,
     /// What its handler sees, or why there is nothing to see.
     pub(crate) incoming: Result<Incoming, String>,
@@ -70,8 +70,10 @@ impl Item {
 /// What became of an item at one worker.
 #[derive(Debug)]
 pub(crate) enum Ended {
-    /// The broker is to be told this.
-    Answer(Answer),
+    /// It is acknowledged.
+    Acknowledge,
+    /// The broker delivers it again after this delay.
+    RetryLater(Duration),
     /// It failed, and is tried again in memory after this pause.
     Again(Duration),
     /// What its handler needs is away; no attempt was counted. Not before this pause, should the breaker be closed.
@@ -84,8 +86,4 @@ pub(crate) enum Ended {
     Alone,
     /// The database did not do it.
     Store(StoreError),
-}
-
-impl Ended {
-    pub(crate) const DONE: Self = Self::Answer(Answer::Acknowledge);
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use relevo_core::inbox::Inbox;
-use relevo_core::{Consumer, Lane};
+use relevo_core::{BrokerConsumer, Lane};
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::debug;
@@ -16,7 +16,7 @@ use crate::work::Work;
 /// Asks until it is told to stop. Whatever goes wrong only means that nothing is known until the next time.
 pub(crate) async fn run<I: Inbox + 'static>(
     work: Arc<Work<I>>,
-    consumer: Arc<dyn Consumer>,
+    consumer: Arc<dyn BrokerConsumer>,
     every: Duration,
     stop: CancellationToken,
 ) -> Result<(), RuntimeError>
@@ -42,7 +42,7 @@ where
     }
 }
 
-async fn ask<I: Inbox + 'static>(work: &Work<I>, consumer: &dyn Consumer) -> Option<Vec<(Lane, u64)>>
+async fn ask<I: Inbox + 'static>(work: &Work<I>, consumer: &dyn BrokerConsumer) -> Option<Vec<(Lane, u64)>>
 where
     I::Transaction: 'static,
 {

@@ -234,7 +234,7 @@ mod tests {
     use std::time::Duration;
 
     use relevo_core::inbox::{Arrival, Entry};
-    use relevo_core::{MessageId, Raw, Tag};
+    use relevo_core::{DeliveryTag, MessageId, Raw};
 
     use super::*;
 
@@ -250,8 +250,8 @@ mod tests {
         };
         let incoming = Err("not read".to_owned());
         Item {
-            tag: Tag::new(number),
-            count: 1,
+            tag: DeliveryTag::new(number),
+            redelivered: false,
             arrival,
             incoming,
             attempts: 0,

@@ -9,7 +9,7 @@ use relevo_core::inbox::Arrival;
 use relevo_core::inbox::operate::{Fed, Operate, Portion, Replay, ReplayState};
 use relevo_core::inbox::source::{Ask, Filter, Logged, ReplaySource, SourceError};
 use relevo_core::store::StoreError;
-use relevo_core::{Delivery, Tag};
+use relevo_core::{Delivery, DeliveryTag};
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
@@ -108,7 +108,7 @@ impl FeedError {
 /// A message of a log as this consumer's inbox takes it: named, and with what it waits in.
 pub fn arrival(consumer: &Config, logged: Logged) -> Arrival {
     let Logged { raw, address, lane, place, .. } = logged;
-    let delivery = Delivery { tag: Tag::new(0), raw, address, lane, place, count: 1, retries: 0 };
+    let delivery = Delivery { tag: DeliveryTag::new(0), raw, address, lane, place, redelivered: false, retries: 0 };
     Decoder::new(consumer).item(consumer, delivery).arrival
 }
 

@@ -9,7 +9,7 @@ use bytestring::ByteString;
 use relevo_core::inbox::retries::is_expired;
 use relevo_core::inbox::{Held, Inbox};
 use relevo_core::store::StoreError;
-use relevo_core::{Consumer, Delivery, Failure, Lane};
+use relevo_core::{BrokerConsumer, Delivery, Failure, Lane};
 use tokio::sync::watch;
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::{Instant, sleep_until};
@@ -20,7 +20,7 @@ use uuid::Uuid;
 use crate::beat::{self, Pulse, SharedVitals};
 use crate::breaker::Gate;
 use crate::chores::{Chored, Doubt};
-use crate::config::Config;
+use crate::config::{Config, Durable};
 use crate::handler::Handlers;
 use crate::item::{Ended, Item};
 use crate::lanes::{LaneState, Lanes};
@@ -52,13 +52,17 @@ pub enum RuntimeError {
     Died(#[source] JoinError),
 }
 
+/// Order by key rests on one consumer per lane, also while several processes run.
+const UNORDERED_LANES: &str = "`order` is by key, and this queue is not `ordered`: two processes could handle messages of \
+     one key at the same time; give the queue `ordered = true` or `lanes`, or set `order` to none";
+
 /// A batch that shares a transaction has at least so many messages while there are as many, whatever other workers could take.
 const SHARE_MIN: usize = 16;
 
 /// A member of a consumer: takes messages from the broker and has them handled once.
 pub struct Runtime<I: Inbox> {
     pub(crate) work: Arc<Work<I>>,
-    pub(crate) consumer: Arc<dyn Consumer>,
+    pub(crate) consumer: Arc<dyn BrokerConsumer>,
     pub(crate) owner: Uuid,
     pub(crate) lanes: Lanes,
     /// Queues whose first message waits for its time.
@@ -107,7 +111,12 @@ where
     I::Transaction: 'static,
 {
     /// A member that has done nothing yet. The inbox is bound to the consumer that the configuration names.
-    pub fn new(inbox: Arc<I>, consumer: Arc<dyn Consumer>, handlers: Handlers<I::Transaction>, config: Config) -> Self {
+    pub fn new(
+        inbox: Arc<I>,
+        consumer: Arc<dyn BrokerConsumer>,
+        handlers: Handlers<I::Transaction>,
+        config: Config,
+    ) -> Self {
         let (high, low) = Uuid::new_v4().as_u64_pair();
         Self::with_seed(inbox, consumer, handlers, config, high ^ low.rotate_left(32))
     }
@@ -115,7 +124,7 @@ where
     /// A member whose jitter and ids come from a seed, so that a simulation can replay it.
     pub fn with_seed(
         inbox: Arc<I>,
-        consumer: Arc<dyn Consumer>,
+        consumer: Arc<dyn BrokerConsumer>,
         handlers: Handlers<I::Transaction>,
         config: Config,
         seed: u64,
@@ -143,7 +152,7 @@ where
             receiving: None,
             receive_at: now,
             receive_failures: 0,
-            settling: Settling::new(now),
+            settling: Settling::new(),
             chore: None,
             chore_at: now,
             chores_refused: 0,
@@ -163,7 +172,7 @@ where
     /// Takes messages until `stop` is cancelled, then finishes what runs within the grace period and gives the rest back to
     /// the broker at once.
     pub async fn run(mut self, stop: CancellationToken) -> Result<(), RuntimeError> {
-        self.work.config.check().map_err(RuntimeError::Config)?;
+        self.check().map_err(RuntimeError::Config)?;
         let life = Life::begin(self.stats());
         self.start_parts();
         let result = loop {
@@ -183,6 +192,21 @@ where
             life.was_told();
         }
         ended
+    }
+
+    /// Whether the configuration fits itself and the broker.
+    fn check(&self) -> Result<(), String> {
+        let config = &self.work.config;
+        config.check()?;
+        if config.durable == Durable::Broker && self.consumer.delayed_retry().is_none() {
+            return Err(
+                "`durable` is the broker, and this broker has no delayed retries: use the retry table".to_owned()
+            );
+        }
+        if config.order.is_by_key() && !self.consumer.capabilities().ordered_lanes {
+            return Err(UNORDERED_LANES.to_owned());
+        }
+        Ok(())
     }
 
     fn start_parts(&mut self) {
@@ -294,9 +318,9 @@ where
             let registered = self.work.handler(incoming);
             item.attempts = self.work.attempts_before(registered, retries);
             let inside = registered.is_none_or(crate::handler::Registered::is_inside);
-            item.shares = item.count == 1 && inside && !expired;
+            item.shares = !item.redelivered && inside && !expired;
             if let (Some(source), Some(seq)) = (&incoming.source, incoming.seq) {
-                match self.sequences.see(source, &incoming.message.key, seq, item.count) {
+                match self.sequences.see(source, &incoming.message.key, seq, item.redelivered) {
                     Seen::Onward => {}
                     Seen::Repeat => add(&self.work.stats.repeats, 1),
                     Seen::Inverted => item.inverted = true,
@@ -356,11 +380,13 @@ where
         for (mut item, ended) in items.into_iter().zip(ended).rev() {
             let queue = item.queue().clone();
             let until = match ended {
-                Ended::Answer(answer) => {
-                    if item.inverted {
-                        add(&self.work.stats.inversions, 1);
-                    }
-                    self.settling.push(item, answer, &self.work.config.traces);
+                Ended::Acknowledge => {
+                    self.handled(item, None);
+                    queues.entry(queue).or_default();
+                    continue;
+                }
+                Ended::RetryLater(delay) => {
+                    self.handled(item, Some(delay));
                     queues.entry(queue).or_default();
                     continue;
                 }
@@ -387,6 +413,13 @@ where
             }
         }
         Ok(())
+    }
+
+    fn handled(&mut self, item: Item, delay: Option<Duration>) {
+        if item.inverted {
+            add(&self.work.stats.inversions, 1);
+        }
+        self.settling.push(item, delay, &self.work.config.traces);
     }
 
     fn state(&mut self, lane: &Lane) -> &mut LaneState {

@@ -28,8 +28,8 @@ impl Sequences {
         Self { last: BTreeMap::new(), keys_max }
     }
 
-    /// A message of this source and key was delivered for the `count`-th time.
-    pub(crate) fn see(&mut self, source: &str, key: &ByteString, seq: i64, count: u32) -> Seen {
+    /// A message of this source and key was delivered, maybe not for the first time.
+    pub(crate) fn see(&mut self, source: &str, key: &ByteString, seq: i64, redelivered: bool) -> Seen {
         if self.last.len() >= self.keys_max {
             // Forgetting all at once is rare and cheap; what comes next of each key counts as onward.
             self.last.clear();
@@ -37,9 +37,9 @@ impl Sequences {
         let last = self.last.entry((source.to_owned(), key.clone())).or_insert(i64::MIN);
         if seq > *last {
             *last = seq;
-            return if count > 1 { Seen::Repeat } else { Seen::Onward };
+            return if redelivered { Seen::Repeat } else { Seen::Onward };
         }
-        if count > 1 || seq == *last { Seen::Repeat } else { Seen::Inverted }
+        if redelivered || seq == *last { Seen::Repeat } else { Seen::Inverted }
     }
 }
 
@@ -50,20 +50,20 @@ mod tests {
     #[test]
     fn only_a_first_delivery_below_the_last_one_is_an_inversion() {
         let mut sequences = Sequences::new(10);
-        let mut see = |key: &str, seq, count| sequences.see("/outbox", &key.into(), seq, count);
-        assert_eq!(see("a", 5, 1), Seen::Onward);
-        assert_eq!(see("a", 9, 1), Seen::Onward);
-        assert_eq!(see("a", 9, 1), Seen::Repeat);
-        assert_eq!(see("a", 7, 1), Seen::Inverted);
-        assert_eq!(see("a", 5, 2), Seen::Repeat);
-        assert_eq!(see("b", 1, 1), Seen::Onward);
+        let mut see = |key: &str, seq, redelivered| sequences.see("/outbox", &key.into(), seq, redelivered);
+        assert_eq!(see("a", 5, false), Seen::Onward);
+        assert_eq!(see("a", 9, false), Seen::Onward);
+        assert_eq!(see("a", 9, false), Seen::Repeat);
+        assert_eq!(see("a", 7, false), Seen::Inverted);
+        assert_eq!(see("a", 5, true), Seen::Repeat);
+        assert_eq!(see("b", 1, false), Seen::Onward);
     }
 
     #[test]
     fn what_is_remembered_is_bounded() {
         let mut sequences = Sequences::new(2);
         for key in ["a", "b", "c", "d"] {
-            sequences.see("/outbox", &key.into(), 1, 1);
+            sequences.see("/outbox", &key.into(), 1, false);
         }
         assert!(sequences.last.len() <= 2);
     }

@@ -1,11 +1,12 @@
-//! Answers to the broker, many in one call.
+//! Acknowledgements and delayed retries, many in one call to the broker.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
+use std::time::Duration;
 
 use relevo_core::inbox::Inbox;
 use relevo_core::trace::Open;
-use relevo_core::{Answer, Class, Consumer, Failure, Lane, Tag, Traces};
+use relevo_core::{AckOutcome, BrokerConsumer, Class, DeliveryTag, Failure, Lane, Traces};
 use tokio::time::{Instant, timeout};
 use tracing::warn;
 
@@ -14,64 +15,135 @@ use crate::item::Item;
 use crate::runtime::{Pending, Runtime, poll};
 use crate::stats::add;
 
-/// An answer, and whose message left with it.
+/// A delivery that this process is done with, and the broker does not know yet.
 #[derive(Debug)]
-struct Given {
-    tag: Tag,
-    answer: Answer,
+pub(crate) struct HandledDelivery {
+    tag: DeliveryTag,
+    /// The broker delivers it again after this time. `None`: it is acknowledged.
+    delay: Option<Duration>,
     lane: Lane,
     place: Option<u64>,
-    /// Tells that the answer is on its way.
+    /// How often the broker failed to record it.
+    failures: u32,
     span: Option<Open>,
 }
 
-/// Answers on their way to the broker, in the order in which they were found.
+/// Deliveries of a finished call, each with its outcome.
+pub(crate) type Settled = Vec<(HandledDelivery, AckOutcome)>;
+
+/// Deliveries on their way to the broker. Delayed retries have calls of their own: they may wait for a queue to take a
+/// message, and no acknowledgement waits with them.
 pub(crate) struct Settling {
-    waiting: VecDeque<Given>,
-    /// How many of the first ones the current call is about.
-    current: usize,
-    call: Option<Pending<Result<Vec<Tag>, Failure>>>,
-    /// Not before this time, after a failure.
-    at: Instant,
-    failures: u32,
+    acknowledgements: Calls,
+    retries: Calls,
+}
+
+/// One call at a time, and what the next one is about.
+#[derive(Default)]
+struct Calls {
+    waiting: VecDeque<HandledDelivery>,
+    /// Failed ones by the time of their next try. Each has its own: one that always fails holds nothing back.
+    failed: BTreeMap<(Instant, DeliveryTag), HandledDelivery>,
+    current: Vec<HandledDelivery>,
+    call: Option<Pending<Vec<AckOutcome>>>,
 }
 
 impl Settling {
-    pub(crate) const fn new(now: Instant) -> Self {
-        Self { waiting: VecDeque::new(), current: 0, call: None, at: now, failures: 0 }
+    pub(crate) fn new() -> Self {
+        Self { acknowledgements: Calls::default(), retries: Calls::default() }
     }
 
-    pub(crate) fn push(&mut self, item: Item, answer: Answer, traces: &Traces) {
-        let span = item.settling(traces, &answer);
+    /// Acknowledges the delivery, or has it delivered again after this delay.
+    pub(crate) fn push(&mut self, item: Item, delay: Option<Duration>, traces: &Traces) {
+        let span = item.settling(traces, delay.is_some());
         let Item { tag, arrival, .. } = item;
-        self.waiting.push_back(Given { tag, answer, lane: arrival.lane, place: arrival.place, span });
+        let delivery = HandledDelivery { tag, delay, lane: arrival.lane, place: arrival.place, failures: 0, span };
+        self.calls(delay).waiting.push_back(delivery);
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.waiting.is_empty()
+        self.acknowledgements.is_empty() && self.retries.is_empty()
     }
 
-    /// The answer to the current call; waits for ever without one.
-    pub(crate) async fn ended(&mut self) -> Result<Vec<Tag>, Failure> {
-        let settled = poll(&mut self.call).await;
-        self.call = None;
-        settled
+    /// The outcomes of the next call that finishes; waits for ever without one.
+    pub(crate) async fn ended(&mut self) -> Settled {
+        tokio::select! {
+            biased;
+            outcomes = poll(&mut self.acknowledgements.call) => self.acknowledgements.finish(outcomes),
+            outcomes = poll(&mut self.retries.call) => self.retries.finish(outcomes),
+        }
     }
 
-    /// When a failed call is made again.
+    /// When the next failed one is tried again.
     pub(crate) fn wakes_at(&self) -> Option<Instant> {
-        (self.call.is_none() && !self.waiting.is_empty()).then_some(self.at)
+        [&self.acknowledgements, &self.retries].into_iter().filter_map(Calls::wakes_at).min()
     }
 
-    fn start(&mut self, consumer: &Arc<dyn Consumer>, config: &Config) {
-        self.current = self.waiting.len().min(config.settle_max);
-        let answers: Vec<_> =
-            self.waiting.iter().take(self.current).map(|given| (given.tag, given.answer.clone())).collect();
-        let (consumer, deadline) = (Arc::clone(consumer), config.broker_deadline);
-        self.call = Some(Box::pin(async move {
-            let late = |_| Err(Failure::new(Class::Unknown, "the broker did not answer in time"));
-            timeout(deadline, consumer.settle(&answers)).await.unwrap_or_else(late)
-        }));
+    fn start(&mut self, consumer: &Arc<dyn BrokerConsumer>, config: &Config, now: Instant) {
+        let call_timeout = config.broker_deadline;
+        if self.acknowledgements.next(config.settle_max, now) {
+            let tags: Vec<DeliveryTag> = self.acknowledgements.current.iter().map(|delivery| delivery.tag).collect();
+            let consumer = Arc::clone(consumer);
+            self.acknowledgements.call = Some(Box::pin(async move {
+                timeout(call_timeout, consumer.acknowledge(&tags)).await.unwrap_or_else(|_| late(tags.len()))
+            }));
+        }
+        if self.retries.next(config.settle_max, now) {
+            let retries: Vec<(DeliveryTag, Duration)> = self
+                .retries
+                .current
+                .iter()
+                .map(|delivery| (delivery.tag, delivery.delay.unwrap_or_default()))
+                .collect();
+            let consumer = Arc::clone(consumer);
+            self.retries.call = Some(Box::pin(async move {
+                let broker = consumer.delayed_retry().expect("the runtime does not start without it");
+                timeout(call_timeout, broker.retry_later(&retries)).await.unwrap_or_else(|_| late(retries.len()))
+            }));
+        }
+    }
+
+    fn calls(&mut self, delay: Option<Duration>) -> &mut Calls {
+        if delay.is_some() { &mut self.retries } else { &mut self.acknowledgements }
+    }
+}
+
+fn late(deliveries: usize) -> Vec<AckOutcome> {
+    AckOutcome::failed(Failure::new(Class::Unknown, "the broker did not respond in time"), deliveries)
+}
+
+impl Calls {
+    fn is_empty(&self) -> bool {
+        self.waiting.is_empty() && self.failed.is_empty() && self.current.is_empty()
+    }
+
+    fn wakes_at(&self) -> Option<Instant> {
+        let next = self.failed.first_key_value().map(|((at, _), _)| *at);
+        next.filter(|_| self.call.is_none())
+    }
+
+    /// Chooses what the next call is about; whether there is anything.
+    fn next(&mut self, limit: usize, now: Instant) -> bool {
+        if self.call.is_some() {
+            return false;
+        }
+        let is_due = self.failed.first_key_value().is_some_and(|((at, _), _)| *at <= now);
+        // A part of a full call is left to those that failed, so that neither kind keeps out the other.
+        let new_max = if is_due { limit - limit / 4 } else { limit };
+        self.current.extend(self.waiting.drain(..self.waiting.len().min(new_max)));
+        while self.current.len() < limit
+            && let Some(entry) = self.failed.first_entry()
+            && entry.key().0 <= now
+        {
+            self.current.push(entry.remove());
+        }
+        !self.current.is_empty()
+    }
+
+    fn finish(&mut self, outcomes: Vec<AckOutcome>) -> Settled {
+        self.call = None;
+        assert_eq!(outcomes.len(), self.current.len(), "a broker has one outcome per delivery");
+        self.current.drain(..).zip(outcomes).collect()
     }
 }
 
@@ -80,43 +152,51 @@ where
     I::Transaction: 'static,
 {
     pub(crate) fn start_settling(&mut self, now: Instant) {
-        if self.settling.call.is_none() && !self.settling.is_empty() && now >= self.settling.at {
-            self.settling.start(&self.consumer, &self.work.config);
+        self.settling.start(&self.consumer, &self.work.config, now);
+    }
+
+    pub(crate) fn settled(&mut self, settled: Settled) {
+        let now = Instant::now();
+        let mut failures = Vec::new();
+        for (delivery, outcome) in settled {
+            match outcome {
+                AckOutcome::Acknowledged => self.leave(delivery, false, now),
+                AckOutcome::Stale => self.leave(delivery, true, now),
+                AckOutcome::Failed(failure) => {
+                    self.try_again(delivery, now);
+                    failures.push(failure);
+                }
+            }
+        }
+        if let Some(first) = failures.first() {
+            add(&self.work.stats.broker_away, 1);
+            warn!(failed = failures.len(), error = %first.describe(), "acknowledgements failed, will retry");
         }
     }
 
-    pub(crate) fn settled(&mut self, settled: Result<Vec<Tag>, Failure>) {
-        let now = Instant::now();
-        let lost: BTreeSet<Tag> = match settled {
-            Ok(lost) => lost.into_iter().collect(),
-            Err(failure) => {
-                // The same call may be made again, whatever became of it.
-                add(&self.work.stats.broker_away, 1);
-                let pause = self.work.config.outage(self.settling.failures);
-                warn!(error = %failure.describe(), ?pause, "answers were not taken, will be given again");
-                self.settling.failures += 1;
-                self.settling.at = now + pause;
-                return;
-            }
-        };
-        self.settling.failures = 0;
-        add(&self.work.stats.answers_lost, lost.len());
-        for given in self.settling.waiting.drain(..self.settling.current) {
-            if let Some(span) = given.span {
-                if lost.contains(&given.tag) {
-                    span.fail("lost", "the broker did not know the delivery any more".to_owned());
-                } else {
-                    span.end();
-                }
-            }
-            self.lanes.left(&given.lane, now);
-            let Some(state) = self.lanes.map.get_mut(&given.lane) else { continue };
-            // It comes again, maybe to another member, or was settled before; either way it is in the inbox.
-            state.gone |= lost.contains(&given.tag);
-            if let Some(place) = given.place {
-                state.marks.settled(place);
+    /// Waits with its own backoff. The same call may be repeated, whatever became of it.
+    fn try_again(&mut self, mut delivery: HandledDelivery, now: Instant) {
+        let at = now + self.work.config.outage(delivery.failures);
+        delivery.failures = delivery.failures.saturating_add(1);
+        self.settling.calls(delivery.delay).failed.insert((at, delivery.tag), delivery);
+    }
+
+    fn leave(&mut self, delivery: HandledDelivery, is_stale: bool, now: Instant) {
+        let HandledDelivery { lane, place, span, .. } = delivery;
+        add(&self.work.stats.answers_lost, usize::from(is_stale));
+        if let Some(span) = span {
+            if is_stale {
+                span.fail("stale", "the delivery was not outstanding".to_owned());
+            } else {
+                span.end();
             }
         }
-        self.settling.current = 0;
+        self.lanes.left(&lane, now);
+        let Some(state) = self.lanes.map.get_mut(&lane) else { return };
+        // A stale one is delivered again, maybe to another member, or was acknowledged before: the inbox has it either way.
+        state.gone |= is_stale;
+        if let Some(place) = place {
+            state.marks.settled(place);
+        }
     }
 }

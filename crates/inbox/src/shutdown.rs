@@ -81,7 +81,7 @@ where
                 item.decided = Some(Decided { setback, claim: item.claim() });
             }
             match timeout_at(end, self.work.keep(&mut item, held.as_ref())).await {
-                Ok(Ok(Ended::Answer(answer))) => self.settling.push(item, answer, &self.work.config.traces),
+                Ok(Ok(Ended::Acknowledge)) => self.settling.push(item, None, &self.work.config.traces),
                 Ok(Ok(_)) => {} // another has it, or its lane: what it does with it counts
                 // One that the database refuses says nothing of the others.
                 Ok(Err(error @ StoreError::Broken(_))) => forgotten(&error),

@@ -2,9 +2,9 @@
 
 use std::borrow::Cow;
 
+use relevo_core::Traces;
 use relevo_core::inbox::Inbox;
 use relevo_core::trace::{Open, Operation, TraceId};
-use relevo_core::{Answer, Traces};
 use tracing::field::display;
 use tracing::{Instrument as _, info_span};
 
@@ -106,15 +106,11 @@ where
 }
 
 impl Item {
-    /// Begins to tell that the broker is given an answer.
-    pub(crate) fn settling(&self, traces: &Traces, answer: &Answer) -> Option<Open> {
+    /// Begins the span of its acknowledgement or delayed retry.
+    pub(crate) fn settling(&self, traces: &Traces, is_retry: bool) -> Option<Open> {
         let incoming = self.incoming.as_ref().ok()?;
         let mut span = traces.begin(Operation::Settle, &incoming.message, &incoming.address)?;
-        span.verdict(match answer {
-            Answer::Acknowledge => "acknowledge",
-            Answer::Reject { .. } => "reject",
-            Answer::RetryLater { .. } => "retry",
-        });
+        span.verdict(if is_retry { "retry" } else { "acknowledge" });
         Some(span)
     }
 }

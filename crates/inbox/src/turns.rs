@@ -105,11 +105,11 @@ where
             (Ok(()), Taken::Handled(verdict)) => {
                 self.counted(*verdict);
                 self.breakers.passed(&item.arrival.lane);
-                Ended::DONE
+                Ended::Acknowledge
             }
             (Ok(()), Taken::Known(entered)) => {
                 self.not_new(item, *entered);
-                Ended::DONE
+                Ended::Acknowledge
             }
             (Err(error), taken) => {
                 item.shares = false;

@@ -3,11 +3,11 @@
 use std::slice;
 use std::time::Duration;
 
+use relevo_core::AfterDead;
 use relevo_core::inbox::retries::{Step, is_expired};
 use relevo_core::inbox::{Arrival, Begun, Claim, Claimed, Due, Enter, Entered, Entry, Held, Inbox, Kept, State, Stop};
 use relevo_core::store::StoreError;
 use relevo_core::trace::Open;
-use relevo_core::{AfterDead, Answer};
 use tokio::time::{Instant, sleep};
 use tracing::field::display;
 use tracing::{debug, warn};
@@ -118,7 +118,7 @@ where
         {
             return self.call_then_commit(item, held, registered, &**handler).await;
         }
-        let started = if item.count > 1 {
+        let started = if item.redelivered {
             item.noted = Some(Noted::Started);
             self.unended.handling(item.arrival.entry, None);
             self.ask(self.inbox.start(&item.arrival)).await?
@@ -152,11 +152,11 @@ where
             }
             Claimed::Repeat(state) => {
                 self.not_new(item, Entered::Repeat(state));
-                return Ok(Ended::DONE);
+                return Ok(Ended::Acknowledge);
             }
             Claimed::Behind => {
                 self.not_new(item, Entered::Behind);
-                return Ok(Ended::DONE);
+                return Ok(Ended::Acknowledge);
             }
             Claimed::Busy(rest) => return Ok(Ended::Busy(rest.max(self.config.busy_pause))),
             Claimed::Lost => return Ok(Ended::Lost),
@@ -183,7 +183,7 @@ where
                 match self.write_down(job, answered).await? {
                     Written::Done => {
                         self.breakers.passed(&item.arrival.lane);
-                        Ok(Ended::DONE)
+                        Ok(Ended::Acknowledge)
                     }
                     Written::Trouble(trouble) => self.troubled(item, held, trouble).await,
                     Written::Lost if held.is_some() => Ok(Ended::Lost),
@@ -283,7 +283,7 @@ where
         for (item, entered) in items.iter_mut().zip(entered) {
             self.not_new(item, entered);
         }
-        Ok(items.iter().map(|_| Ended::DONE).collect())
+        Ok(items.iter().map(|_| Ended::Acknowledge).collect())
     }
 
     /// Commits what was handled, or rolls it back; the trouble that it had, or that the database had with it.
@@ -350,7 +350,7 @@ where
                     Step::Later(after) if self.config.durable == Durable::Broker => {
                         add(&self.stats.retried_later, 1);
                         self.put_down(item).await?;
-                        Ok(Ended::Answer(Answer::RetryLater { after }))
+                        Ok(Ended::RetryLater(after))
                     }
                     Step::Later(after) => {
                         add(&self.stats.retried_later, 1);
@@ -381,7 +381,7 @@ where
         if entered == Entered::Behind {
             self.ask(self.inbox.commit(transaction)).await?;
             self.not_new(item, entered);
-            return Ok(Ended::DONE);
+            return Ok(Ended::Acknowledge);
         }
         self.ask(self.inbox.roll_back(transaction)).await?;
         self.bury(item, held, trouble, after_dead).await
@@ -411,12 +411,12 @@ where
         match kept {
             Kept::Kept => {
                 self.kept(&item.arrival, item.incoming.as_ref().ok(), &decided.setback).await;
-                Ok(Ended::DONE)
+                Ok(Ended::Acknowledge)
             }
             Kept::Repeat(state) if is_under_way(Entered::Repeat(state)) => Ok(Ended::Busy(self.config.busy_pause)),
             Kept::Repeat(state) => {
                 self.not_new(item, Entered::Repeat(state));
-                Ok(Ended::DONE)
+                Ok(Ended::Acknowledge)
             }
             Kept::Busy => Ok(Ended::Busy(self.config.busy_pause)),
             Kept::Lost => {

@@ -1,5 +1,7 @@
 //! The consumer runtime on the memory store, in virtual time, and once on the embedded broker.
 
+#[path = "inbox/acknowledgements.rs"]
+mod acknowledgements;
 #[path = "inbox/age.rs"]
 mod age;
 #[path = "inbox/away.rs"]

@@ -50,8 +50,6 @@ macro_rules! suite {
             poison::two_redrives_at_once_have_one_effect_and_the_key_keeps_its_order,
             hanging::a_handler_that_never_returns_lets_its_lane_go_on_elsewhere,
             retries::attempts_of_the_retry_table_survive_their_process,
-            retries::attempts_of_the_broker_survive_their_process,
-            retries::attempts_of_the_broker_are_no_deliveries,
             copies::a_dead_letter_is_copied_to_a_queue_of_the_broker,
             cut::while_the_store_is_away_nothing_is_acknowledged,
             cut::a_store_cut_off_again_and_again_costs_nothing,
@@ -86,6 +84,11 @@ mod postgres_embedded {
 
 mod postgres_rabbitmq {
     suite!(Postgres, RabbitMq);
+    // Other brokers have no delayed retries.
+    cases! { Postgres, RabbitMq;
+        retries::attempts_of_the_broker_survive_their_process,
+        retries::attempts_of_the_broker_are_no_deliveries,
+    }
 }
 
 mod postgres_nats {

@@ -21,7 +21,7 @@ pub(super) async fn open(url: &str) -> anyhow::Result<RabbitBroker> {
 }
 
 pub(super) async fn consumer(url: &str) -> anyhow::Result<RabbitConsumer> {
-    let group = Group { ordered: true, retry: Vec::new(), dead_letters: None, ..Group::new(NAME) };
+    let group = Group { ordered: true, retry: Vec::new(), ..Group::new(NAME) };
     Ok(relevo_broker_rabbitmq::consumer(&Config::new(url), &group, Membership::default()).await?)
 }
 

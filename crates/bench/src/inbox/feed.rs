@@ -8,7 +8,8 @@ use jiff::Timestamp;
 use relevo_core::message::Headers;
 use relevo_core::slot::shard_of;
 use relevo_core::{
-    Answer, Consumer, Consuming, Delivery, Failure, Lane, Message, MessageId, Publication, Raw, Tag, wire,
+    AckOutcome, BrokerConsumer, ConsumerCapabilities, Delivery, DeliveryTag, Failure, Lane, Message, MessageId,
+    Publication, Raw, wire,
 };
 use tokio::sync::Notify;
 use uuid::Uuid;
@@ -29,7 +30,7 @@ struct Lanes {
     waiting: VecDeque<Delivery>,
     /// The number of unsettled messages of each lane, and the lane of each unsettled message.
     out: BTreeMap<Lane, usize>,
-    of: BTreeMap<Tag, Lane>,
+    of: BTreeMap<DeliveryTag, Lane>,
 }
 
 impl Feed {
@@ -46,9 +47,9 @@ impl Feed {
 }
 
 #[async_trait]
-impl Consumer for Feed {
-    fn capabilities(&self) -> Consuming {
-        Consuming { holds_key: false, counts: true, keeps_answers: true }
+impl BrokerConsumer for Feed {
+    fn capabilities(&self) -> ConsumerCapabilities {
+        ConsumerCapabilities { ordered_lanes: true }
     }
 
     async fn receive(&self, limit: usize) -> Result<Vec<Delivery>, Failure> {
@@ -62,16 +63,16 @@ impl Consumer for Feed {
         }
     }
 
-    async fn settle(&self, answers: &[(Tag, Answer)]) -> Result<Vec<Tag>, Failure> {
+    async fn acknowledge(&self, tags: &[DeliveryTag]) -> Vec<AckOutcome> {
         let mut lanes = self.lock();
-        for (tag, _) in answers {
+        for tag in tags {
             if let Some(lane) = lanes.of.remove(tag) {
                 *lanes.out.entry(lane).or_default() -= 1;
             }
         }
         drop(lanes);
         self.settled.notify_one();
-        Ok(Vec::new())
+        vec![AckOutcome::Acknowledged; tags.len()]
     }
 
     async fn pause(&self, _lane: &Lane) -> Result<(), Failure> {
@@ -124,12 +125,12 @@ fn delivery(number: u32, lanes: u16) -> Delivery {
         epoch: 1,
     };
     Delivery {
-        tag: Tag::new(number.into()),
+        tag: DeliveryTag::new(number.into()),
         raw: Raw::new(wire::headers(&publication, "/bench"), publication.message.payload.clone()),
         address: "orders".into(),
         lane: Lane::new(format!("orders.{lane}")),
         place: Some(number.into()),
-        count: 1,
+        redelivered: false,
         retries: 0,
     }
 }

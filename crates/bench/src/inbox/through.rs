@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use relevo_core::{Answer, Consumer, Consuming, Delivery, Failure, Lane, MessageId, Tag};
+use relevo_core::{AckOutcome, BrokerConsumer, ConsumerCapabilities, Delivery, DeliveryTag, Failure, Lane, MessageId};
 use relevo_inbox::Order;
 use sqlx::postgres::PgConnectOptions;
 use tokio::task::JoinSet;
@@ -59,17 +59,17 @@ async fn round(kind: Kind, server: &PgConnectOptions) -> anyhow::Result<Vec<f64>
 
 /// Records when each message is acknowledged, which is after its effect was committed.
 struct Watched {
-    inner: Arc<dyn Consumer>,
-    out: Mutex<BTreeMap<Tag, MessageId>>,
+    inner: Arc<dyn BrokerConsumer>,
+    out: Mutex<BTreeMap<DeliveryTag, MessageId>>,
     receipts: Receipts,
 }
 
 impl Watched {
-    fn note(&self, answers: &[(Tag, Answer)]) {
+    fn note(&self, tags: &[DeliveryTag]) {
         let now = Instant::now();
         let mut out = self.out.lock().unwrap_or_else(PoisonError::into_inner);
         let mut receipts = self.receipts.lock().unwrap_or_else(PoisonError::into_inner);
-        for (tag, _) in answers {
+        for tag in tags {
             if let Some(id) = out.remove(tag) {
                 receipts.entry(id).or_insert(now);
             }
@@ -78,8 +78,8 @@ impl Watched {
 }
 
 #[async_trait]
-impl Consumer for Watched {
-    fn capabilities(&self) -> Consuming {
+impl BrokerConsumer for Watched {
+    fn capabilities(&self) -> ConsumerCapabilities {
         self.inner.capabilities()
     }
 
@@ -90,9 +90,9 @@ impl Consumer for Watched {
         Ok(deliveries)
     }
 
-    async fn settle(&self, answers: &[(Tag, Answer)]) -> Result<Vec<Tag>, Failure> {
-        self.note(answers);
-        self.inner.settle(answers).await
+    async fn acknowledge(&self, tags: &[DeliveryTag]) -> Vec<AckOutcome> {
+        self.note(tags);
+        self.inner.acknowledge(tags).await
     }
 
     async fn pause(&self, lane: &Lane) -> Result<(), Failure> {

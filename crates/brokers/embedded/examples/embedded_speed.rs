@@ -10,7 +10,7 @@ use bytes::Bytes;
 use relevo_broker_embedded::{Config, EmbeddedBroker, Group, Membership};
 use relevo_core::broker::Reports;
 use relevo_core::message::{Headers, Message, MessageId};
-use relevo_core::{Answer, Broker, Consumer, Publication, Tag};
+use relevo_core::{AckOutcome, Broker, BrokerConsumer, DeliveryTag, Publication};
 
 const BATCH: usize = 1_000;
 
@@ -63,13 +63,13 @@ async fn publish(broker: &EmbeddedBroker, numbers: std::ops::Range<usize>) {
     }
 }
 
-async fn consume(consumer: &impl Consumer, messages: usize) -> Outcome<()> {
+async fn consume(consumer: &impl BrokerConsumer, messages: usize) -> Outcome<()> {
     let mut left = messages;
     while left > 0 {
         let deliveries = consumer.receive(BATCH).await?;
-        let answers: Vec<(Tag, Answer)> =
-            deliveries.iter().map(|delivery| (delivery.tag, Answer::Acknowledge)).collect();
-        assert!(consumer.settle(&answers).await?.is_empty(), "nothing is lost");
+        let tags: Vec<DeliveryTag> = deliveries.iter().map(|delivery| delivery.tag).collect();
+        let outcomes = consumer.acknowledge(&tags).await;
+        assert!(outcomes.iter().all(|outcome| matches!(outcome, AckOutcome::Acknowledged)), "{outcomes:?}");
         left -= deliveries.len();
     }
     Ok(())

@@ -29,7 +29,6 @@ CREATE TABLE broker_group (
     name       TEXT    NOT NULL UNIQUE,
     patterns   TEXT    NOT NULL,
     lanes      INTEGER NOT NULL,
-    ordered    INTEGER NOT NULL,
     created_ms INTEGER NOT NULL
 ) STRICT;
 
@@ -52,40 +51,17 @@ CREATE TABLE broker_member (
     PRIMARY KEY (group_id, owner)
 ) STRICT, WITHOUT ROWID;
 
--- Messages up to a lane's cursor that are not settled. States: 0 ready, 1 handed out, 2 waits until `due_ms`, 3 behind
--- another message of its key. `key` is set once a message came back, or waits behind another. A row with `due_ms` is the
--- head of its key, and holds the others back even while it is handed out again.
-CREATE TABLE broker_pending (
-    seq      INTEGER NOT NULL,
-    group_id INTEGER NOT NULL REFERENCES broker_group (id) ON DELETE CASCADE,
-    lane     INTEGER NOT NULL,
-    state    INTEGER NOT NULL,
-    count    INTEGER NOT NULL,
-    due_ms   INTEGER,
-    key      TEXT,
-    -- How many retries a consumer requested. `count` is the number of deliveries.
-    retries  INTEGER NOT NULL DEFAULT 0,
+-- Messages up to a lane's cursor that are not acknowledged. `outstanding` is 1 while a consumer has the message, and 0 when
+-- it came back and waits for the next delivery.
+CREATE TABLE broker_unacknowledged (
+    seq         INTEGER NOT NULL,
+    group_id    INTEGER NOT NULL REFERENCES broker_group (id) ON DELETE CASCADE,
+    lane        INTEGER NOT NULL,
+    outstanding INTEGER NOT NULL,
     PRIMARY KEY (seq, group_id)
 ) STRICT, WITHOUT ROWID;
 
--- Nearly all rows are handed out, and in none of these indexes.
-CREATE INDEX broker_pending_ready ON broker_pending (group_id, lane, seq) WHERE state = 0;
-CREATE INDEX broker_pending_due ON broker_pending (group_id, due_ms) WHERE state = 2;
-CREATE INDEX broker_pending_head ON broker_pending (group_id, lane, key) WHERE due_ms IS NOT NULL;
-CREATE INDEX broker_pending_key ON broker_pending (group_id, lane, key, seq) WHERE key IS NOT NULL;
-
--- Messages that a group rejected. A message stays in the log as long as its row is here.
-CREATE TABLE broker_dead (
-    id         INTEGER PRIMARY KEY AUTOINCREMENT,
-    group_id   INTEGER NOT NULL REFERENCES broker_group (id) ON DELETE CASCADE,
-    seq        INTEGER NOT NULL,
-    lane       INTEGER NOT NULL,
-    count      INTEGER NOT NULL,
-    reason     TEXT    NOT NULL,
-    dead_at_ms INTEGER NOT NULL,
-    UNIQUE (seq, group_id)
-) STRICT;
-
-CREATE INDEX broker_dead_group ON broker_dead (group_id, id);
+-- Nearly all rows are outstanding, and not in this index.
+CREATE INDEX broker_unacknowledged_ready ON broker_unacknowledged (group_id, lane, seq) WHERE outstanding = 0;
 
 INSERT INTO broker_meta (one, version) VALUES (1, 1);

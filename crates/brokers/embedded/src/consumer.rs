@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use relevo_core::{Answer, Consumer, Consuming, Delivery, Failure, Lane, Tag};
+use relevo_core::{AckOutcome, BrokerConsumer, ConsumerCapabilities, Delivery, DeliveryTag, Failure, Lane};
 use tokio::sync::{Mutex, Notify, watch};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
@@ -34,7 +34,7 @@ impl Default for Membership {
 }
 
 /// A consumer of one group. It keeps its lanes by a task of its own, however long a message is worked on; dropping it
-/// without [`close`](Consumer::close) leaves them until the lease ends.
+/// without [`close`](BrokerConsumer::close) leaves them until the lease ends.
 #[derive(Debug)]
 pub struct EmbeddedConsumer {
     shared: Arc<Shared>,
@@ -141,7 +141,6 @@ impl Shared {
                 () = changed => {}
                 // The sender lives as long as this does.
                 _ = closed.changed() => {}
-                () = sleep(fetched.due.unwrap_or(Duration::MAX)) => {}
                 version = self.other_version(version) => version?,
             }
         }
@@ -169,17 +168,24 @@ impl Shared {
 }
 
 #[async_trait]
-impl Consumer for EmbeddedConsumer {
-    fn capabilities(&self) -> Consuming {
-        Consuming { holds_key: self.shared.group.ordered, counts: true, keeps_answers: true }
+impl BrokerConsumer for EmbeddedConsumer {
+    fn capabilities(&self) -> ConsumerCapabilities {
+        ConsumerCapabilities { ordered_lanes: true }
     }
 
     async fn receive(&self, limit: usize) -> Result<Vec<Delivery>, Failure> {
         Ok(self.shared.receive(limit).await?)
     }
 
-    async fn settle(&self, answers: &[(Tag, Answer)]) -> Result<Vec<Tag>, Failure> {
-        Ok(self.shared.settle(answers).await?)
+    async fn acknowledge(&self, tags: &[DeliveryTag]) -> Vec<AckOutcome> {
+        // One transaction records all of them, or none.
+        match self.shared.acknowledge(tags).await {
+            Ok(stale) => {
+                let outcome = |tag| if stale.contains(tag) { AckOutcome::Stale } else { AckOutcome::Acknowledged };
+                tags.iter().map(outcome).collect()
+            }
+            Err(error) => AckOutcome::failed(error, tags.len()),
+        }
     }
 
     async fn pause(&self, lane: &Lane) -> Result<(), Failure> {

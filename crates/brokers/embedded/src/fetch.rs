@@ -2,10 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 use bytes::Bytes;
-use bytestring::ByteString;
 use relevo_core::message::Headers;
 use relevo_core::{Delivery, Raw};
 use sqlx::Row as _;
@@ -13,7 +11,7 @@ use sqlx::sqlite::SqliteRow;
 
 use crate::classify::Error;
 use crate::consumer::Shared;
-use crate::lanes::{Held, Out, State, json, write_cursors};
+use crate::lanes::{Out, State, json, write_cursors};
 
 /// How many numbers of the log one statement looks at.
 const WINDOW: i64 = 4_096;
@@ -25,35 +23,15 @@ pub(crate) struct Fetched {
     pub(crate) deliveries: Vec<Delivery>,
     /// The log goes on; look again at once.
     pub(crate) more: bool,
-    /// If nothing was found: when the next retry is due.
-    pub(crate) due: Option<Duration>,
 }
 
 /// A message on its way out.
 struct Found {
     seq: i64,
     lane: u16,
-    key: ByteString,
-    past: Past,
+    redelivered: bool,
     address: Arc<str>,
     raw: Raw,
-}
-
-/// What a delivery says of those before it.
-struct Past {
-    /// This delivery is counted in it.
-    count: u32,
-    retries: u32,
-    /// It holds back the others of its key.
-    head: bool,
-}
-
-impl Past {
-    const NONE: Self = Self { count: 1, retries: 0, head: false };
-
-    fn of(row: &SqliteRow) -> Self {
-        Self { count: row.get::<u32, _>("count") + 1, retries: row.get("retries"), head: row.get("head") }
-    }
 }
 
 /// What a look found, before it is written down.
@@ -65,8 +43,6 @@ struct Look {
     /// Handed out before.
     again: Vec<Found>,
     fresh: Vec<Found>,
-    /// They must wait for one of their key: number, lane, key.
-    behind: Vec<(i64, u16, String)>,
 }
 
 impl Look {
@@ -97,25 +73,24 @@ impl Shared {
             .filter(|(_, room)| *room > 0)
             .collect();
         let cursors = state.lanes.iter().map(|(lane, held)| (*lane, held.cursor)).collect();
-        let mut look = Look { limit, rooms, cursors, again: Vec::new(), fresh: Vec::new(), behind: Vec::new() };
+        let mut look = Look { limit, rooms, cursors, again: Vec::new(), fresh: Vec::new() };
         if look.rooms.is_empty() {
-            return Ok(Fetched { deliveries: Vec::new(), more: false, due: None });
+            return Ok(Fetched { deliveries: Vec::new(), more: false });
         }
         self.look_again(&mut look).await?;
         let more = self.look_on(&mut look).await?;
-        if look.again.is_empty() && look.fresh.is_empty() && look.behind.is_empty() {
+        if look.again.is_empty() && look.fresh.is_empty() {
             // Only this consumer needs to know how far it looked; the next heartbeat writes it down.
             for (lane, held) in &mut state.lanes {
                 held.cursor = look.cursors[lane];
             }
-            let due = if more { None } else { self.next_due(state).await? };
-            return Ok(Fetched { deliveries: Vec::new(), more, due });
+            return Ok(Fetched { deliveries: Vec::new(), more });
         }
         let deliveries = self.hand_out(state, look).await?;
-        Ok(Fetched { more: true, deliveries, due: None })
+        Ok(Fetched { more: true, deliveries })
     }
 
-    /// What came back, and what was to be retried and is due.
+    /// Messages that were handed out before and came back.
     async fn look_again(&self, look: &mut Look) -> Result<(), Error> {
         let lanes: Vec<u16> = look.rooms.keys().copied().collect();
         let rows = sqlx::query(AGAIN)
@@ -127,7 +102,7 @@ impl Shared {
         for row in &rows {
             let lane: u16 = row.get("lane");
             if look.enter(lane) {
-                look.again.push(found(row, lane, Past::of(row))?);
+                look.again.push(found(row, lane, true)?);
             }
         }
         if rows.len() >= look.limit {
@@ -161,13 +136,11 @@ impl Shared {
         let left = look.left();
         let all = lanes.len() == usize::from(self.group.lanes);
         let rows = sqlx::query(ON)
-            .bind(self.group.id)
             .bind(low)
             .bind(end)
             .bind(i64::from(self.group.lanes))
             .bind((!all).then(|| json(lanes)))
             .bind(self.patterns.globs())
-            .bind(self.group.ordered)
             .bind(i64::try_from(left).unwrap_or(i64::MAX))
             .fetch_all(self.broker.link.readers())
             .await?;
@@ -177,10 +150,8 @@ impl Shared {
             if !look.rooms.contains_key(&lane) || !self.patterns.matches(row.get("address")) {
                 continue;
             }
-            if row.get("held") {
-                look.behind.push((seq, lane, row.get("key")));
-            } else if look.enter(lane) {
-                look.fresh.push(found(row, lane, Past::NONE)?);
+            if look.enter(lane) {
+                look.fresh.push(found(row, lane, false)?);
             } else {
                 look.cursors.insert(lane, seq - 1);
             }
@@ -211,17 +182,16 @@ impl Shared {
         // Whatever a cursor in the file has passed was dropped by a limit.
         let is_there = |lane: u16, seq: i64| standing.get(&lane).is_some_and(|(_, cursor)| seq > *cursor);
         let lost: Vec<u16> = state.lanes.keys().copied().filter(|lane| !is_mine(*lane)).collect();
-        let Look { mut again, mut fresh, mut behind, mut cursors, .. } = look;
+        let Look { mut again, mut fresh, mut cursors, .. } = look;
         again.retain(|found| is_mine(found.lane));
         fresh.retain(|found| is_mine(found.lane) && is_there(found.lane, found.seq));
-        behind.retain(|(seq, lane, _)| is_mine(*lane) && is_there(*lane, *seq));
         cursors.retain(|lane, _| is_mine(*lane));
 
         state.doubtful = true;
         if !again.is_empty() {
             let seqs: Vec<i64> = again.iter().map(|found| found.seq).collect();
             sqlx::query(
-                "UPDATE broker_pending SET state = 1, count = count + 1
+                "UPDATE broker_unacknowledged SET outstanding = 1
                  WHERE group_id = ?1 AND seq IN (SELECT value FROM json_each(?2))",
             )
             .bind(self.group.id)
@@ -232,23 +202,13 @@ impl Shared {
         // Number and lane in one: SQLite reads a flat list much faster than a list of pairs.
         let packed: Vec<i64> = fresh.iter().map(|found| found.seq << 8 | i64::from(found.lane)).collect();
         sqlx::query(
-            "INSERT INTO broker_pending (seq, group_id, lane, state, count)
-             SELECT value >> 8, ?1, value & 255, 1, 1 FROM json_each(?2)",
+            "INSERT INTO broker_unacknowledged (seq, group_id, lane, outstanding)
+             SELECT value >> 8, ?1, value & 255, 1 FROM json_each(?2)",
         )
         .bind(self.group.id)
         .bind(json(&packed))
         .execute(write.sql())
         .await?;
-        if !behind.is_empty() {
-            sqlx::query(
-                "INSERT INTO broker_pending (seq, group_id, lane, state, count, key)
-                 SELECT value ->> 0, ?1, value ->> 1, 3, 0, value ->> 2 FROM json_each(?2)",
-            )
-            .bind(self.group.id)
-            .bind(json(&behind))
-            .execute(write.sql())
-            .await?;
-        }
         write_cursors(&mut write, self.group.id, cursors.iter().map(|(lane, cursor)| (*lane, *cursor))).await?;
         write.commit().await?;
 
@@ -266,57 +226,33 @@ impl Shared {
     }
 
     fn deliver(&self, state: &mut State, found: Found) -> Delivery {
-        let Found { seq, lane, key, past, address, raw } = found;
-        let Past { count, retries, head } = past;
-        let tag = state.hand_out(Out { seq, lane, key, head });
+        let Found { seq, lane, redelivered, address, raw } = found;
+        let tag = state.hand_out(Out { seq, lane });
         let lane = self.lanes[usize::from(lane)].clone();
-        Delivery { tag, raw, address, lane, place: Some(seq.cast_unsigned()), count, retries }
-    }
-
-    /// How long until the next retry of these lanes.
-    async fn next_due(&self, state: &State) -> Result<Option<Duration>, Error> {
-        // A lane without room gives nothing, due or not, until something of it is settled.
-        let open = |held: &Held| !held.paused && !held.leaving && held.out < self.membership.prefetch;
-        let lanes: Vec<u16> = state.lanes.iter().filter(|(_, held)| open(held)).map(|(lane, _)| *lane).collect();
-        let ms: Option<i64> = sqlx::query_scalar(
-            "SELECT CAST(min(due_ms) - unixepoch('subsec') * 1000 AS INTEGER) FROM broker_pending
-             WHERE group_id = ?1 AND state = 2 AND lane IN (SELECT value FROM json_each(?2))",
-        )
-        .bind(self.group.id)
-        .bind(json(&lanes))
-        .fetch_one(self.broker.link.readers())
-        .await?;
-        Ok(ms.map(|ms| Duration::from_millis(ms.max(1).cast_unsigned())))
+        Delivery { tag, raw, address, lane, place: Some(seq.cast_unsigned()), redelivered, retries: 0 }
     }
 }
 
-fn found(row: &SqliteRow, lane: u16, past: Past) -> Result<Found, Error> {
+fn found(row: &SqliteRow, lane: u16, redelivered: bool) -> Result<Found, Error> {
     let seq = row.get("seq");
     let headers: Headers = serde_json::from_str(row.get("headers"))
         .map_err(|_| Error::Schema { what: format!("the headers of message {seq} cannot be read") })?;
     let payload = Bytes::from(row.get::<Vec<u8>, _>("payload"));
-    let key = ByteString::from(row.get::<String, _>("key"));
     let address = row.get::<&str, _>("address").into();
-    Ok(Found { seq, lane, key, past, address, raw: Raw::new(headers, payload) })
+    Ok(Found { seq, lane, redelivered, address, raw: Raw::new(headers, payload) })
 }
 
 const AGAIN: &str = "
-SELECT p.seq, p.lane, p.count, p.retries, p.due_ms IS NOT NULL AS head, m.address, m.key, m.headers, m.payload FROM (
-    SELECT seq, lane, count, retries, due_ms FROM broker_pending
-     WHERE group_id = ?1 AND state = 0 AND lane IN (SELECT value FROM json_each(?2))
-    UNION ALL
-    SELECT seq, lane, count, retries, due_ms FROM broker_pending
-     WHERE group_id = ?1 AND state = 2 AND due_ms <= unixepoch('subsec') * 1000
-       AND lane IN (SELECT value FROM json_each(?2))
-    ORDER BY seq LIMIT ?3) p
-JOIN broker_message m ON m.seq = p.seq ORDER BY p.seq";
+SELECT u.seq, u.lane, m.address, m.headers, m.payload FROM (
+    SELECT seq, lane FROM broker_unacknowledged
+     WHERE group_id = ?1 AND outstanding = 0 AND lane IN (SELECT value FROM json_each(?2))
+     ORDER BY seq LIMIT ?3) u
+JOIN broker_message m ON m.seq = u.seq ORDER BY u.seq";
 
 const ON: &str = "
-SELECT m.seq, m.slot % ?4 AS lane, m.address, m.key, m.headers, m.payload,
-       ?7 AND EXISTS (SELECT 1 FROM broker_pending h
-                       WHERE h.group_id = ?1 AND h.lane = m.slot % ?4 AND h.key = m.key AND h.due_ms IS NOT NULL) AS held
+SELECT m.seq, m.slot % ?3 AS lane, m.address, m.headers, m.payload
 FROM broker_message m
-WHERE m.seq > ?2 AND m.seq <= ?3
-  AND (?5 IS NULL OR m.slot % ?4 IN (SELECT value FROM json_each(?5)))
-  AND (?6 IS NULL OR EXISTS (SELECT 1 FROM json_each(?6) g WHERE m.address GLOB g.value))
-ORDER BY m.seq LIMIT ?8";
+WHERE m.seq > ?1 AND m.seq <= ?2
+  AND (?4 IS NULL OR m.slot % ?3 IN (SELECT value FROM json_each(?4)))
+  AND (?5 IS NULL OR EXISTS (SELECT 1 FROM json_each(?5) g WHERE m.address GLOB g.value))
+ORDER BY m.seq LIMIT ?6";

@@ -26,20 +26,17 @@ pub struct Group {
     pub patterns: Vec<String>,
     /// Into how many lanes its keys are hashed, and so how many consumers can work at once; at most 256, for ever.
     pub lanes: u16,
-    /// Whether a message that is retried later holds back its key.
-    pub ordered: bool,
     /// Where it begins if it is new.
     pub start: Start,
 }
 
 impl Group {
-    /// An ordered group of sixteen lanes that begins with the oldest message.
+    /// A group of sixteen lanes that begins with the oldest message.
     pub fn new<P: Into<String>>(name: impl Into<String>, patterns: impl IntoIterator<Item = P>) -> Self {
         Self {
             name: name.into(),
             patterns: patterns.into_iter().map(Into::into).collect(),
             lanes: 16,
-            ordered: true,
             start: Start::default(),
         }
     }
@@ -63,9 +60,6 @@ impl Group {
         if self.lanes != stored.lanes {
             parts.push(format!("lanes are {}, asked for {}", stored.lanes, self.lanes));
         }
-        if self.ordered != stored.ordered {
-            parts.push(format!("ordered is {}, asked for {}", stored.ordered, self.ordered));
-        }
         (!parts.is_empty()).then(|| parts.join("; "))
     }
 }
@@ -77,17 +71,16 @@ pub(crate) struct Stored {
     pub(crate) name: String,
     pub(crate) patterns: Vec<String>,
     pub(crate) lanes: u16,
-    pub(crate) ordered: bool,
 }
 
 impl Stored {
     pub(crate) async fn all(reader: impl sqlx::SqliteExecutor<'_>) -> Result<Vec<Self>, Error> {
-        let rows = sqlx::query("SELECT id, name, patterns, lanes, ordered FROM broker_group ORDER BY name");
+        let rows = sqlx::query("SELECT id, name, patterns, lanes FROM broker_group ORDER BY name");
         rows.fetch_all(reader).await?.iter().map(Self::read).collect()
     }
 
     pub(crate) async fn find(reader: impl sqlx::SqliteExecutor<'_>, name: &str) -> Result<Option<Self>, Error> {
-        let row = sqlx::query("SELECT id, name, patterns, lanes, ordered FROM broker_group WHERE name = ?1");
+        let row = sqlx::query("SELECT id, name, patterns, lanes FROM broker_group WHERE name = ?1");
         row.bind(name).fetch_optional(reader).await?.as_ref().map(Self::read).transpose()
     }
 
@@ -98,7 +91,6 @@ impl Stored {
             id: row.get(0),
             patterns: serde_json::from_str(row.get(2)).map_err(|_| malformed())?,
             lanes: u16::try_from(row.get::<i64, _>(3)).map_err(|_| malformed())?,
-            ordered: row.get(4),
             name,
         })
     }
@@ -121,13 +113,12 @@ impl EmbeddedBroker {
             };
         }
         let id: i64 = sqlx::query_scalar(
-            "INSERT INTO broker_group (name, patterns, lanes, ordered, created_ms)
-             VALUES (?1, ?2, ?3, ?4, CAST(unixepoch('subsec') * 1000 AS INTEGER)) RETURNING id",
+            "INSERT INTO broker_group (name, patterns, lanes, created_ms)
+             VALUES (?1, ?2, ?3, CAST(unixepoch('subsec') * 1000 AS INTEGER)) RETURNING id",
         )
         .bind(&group.name)
         .bind(serde_json::json!(group.patterns).to_string())
         .bind(group.lanes)
-        .bind(group.ordered)
         .fetch_one(write.sql())
         .await?;
         sqlx::query(
@@ -144,7 +135,7 @@ impl EmbeddedBroker {
         write.commit().await
     }
 
-    /// Removes a group with its progress and its dead letters; whether there was one. Its consumers lose everything.
+    /// Removes a group with its progress; whether there was one. Its consumers lose everything.
     pub async fn remove(&self, name: &str) -> Result<bool, Error> {
         let mut write = self.0.link.write().await?;
         let removed = sqlx::query("DELETE FROM broker_group WHERE name = ?1").bind(name).execute(write.sql()).await?;

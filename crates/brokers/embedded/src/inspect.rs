@@ -37,18 +37,14 @@ pub struct GroupStatus {
     pub patterns: Vec<String>,
     /// How many lanes it has.
     pub lanes: u16,
-    /// Whether a message that is retried holds back its key.
-    pub ordered: bool,
     /// Consumers that are alive.
     pub consumers: u64,
     /// Messages that were never handed out; above [`LAG_EXACT_MAX`] there are at least so many.
     pub lag: u64,
     /// Messages that are handed out and not settled.
     pub out: u64,
-    /// Messages that came back, wait to be retried, or wait behind such a one of their key.
+    /// Messages that were handed out and came back.
     pub waiting: u64,
-    /// Dead letters.
-    pub dead: u64,
 }
 
 impl EmbeddedBroker {
@@ -80,9 +76,8 @@ impl EmbeddedBroker {
     async fn status(&self, group: Stored) -> Result<GroupStatus, Error> {
         let row = sqlx::query(
             "SELECT (SELECT count(*) FROM broker_member WHERE group_id = ?1 AND lease_until_ms > unixepoch('subsec') * 1000),
-                    (SELECT count(*) FROM broker_pending WHERE group_id = ?1 AND state = 1),
-                    (SELECT count(*) FROM broker_pending WHERE group_id = ?1 AND state <> 1),
-                    (SELECT count(*) FROM broker_dead WHERE group_id = ?1)",
+                    (SELECT count(*) FROM broker_unacknowledged WHERE group_id = ?1 AND outstanding = 1),
+                    (SELECT count(*) FROM broker_unacknowledged WHERE group_id = ?1 AND outstanding = 0)",
         )
         .bind(group.id)
         .fetch_one(self.0.link.readers())
@@ -93,11 +88,9 @@ impl EmbeddedBroker {
             lag: self.lag(&group).await?,
             out: number(1),
             waiting: number(2),
-            dead: number(3),
             name: group.name,
             patterns: group.patterns,
             lanes: group.lanes,
-            ordered: group.ordered,
         })
     }
 

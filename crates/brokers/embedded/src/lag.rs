@@ -59,14 +59,7 @@ FROM piece CROSS JOIN broker_message m JOIN place p ON p.lane = m.slot % ?2 AND 
 WHERE m.seq > piece.low AND m.seq <= min(piece.high, piece.low + ?3)
 GROUP BY 1, 2";
 
-/// What came back, what is due again, and what waits behind another of its key.
+/// What was handed out and came back.
 const AGAIN: &str = "
-SELECT lane, count(*) FROM (
-    SELECT lane FROM (SELECT lane FROM broker_pending WHERE group_id = ?1 AND state = 0 LIMIT ?2)
-    UNION ALL
-    SELECT lane FROM (SELECT lane FROM broker_pending
-                       WHERE group_id = ?1 AND state = 2 AND due_ms <= unixepoch('subsec') * 1000 LIMIT ?2)
-    UNION ALL
-    SELECT lane FROM (SELECT lane FROM broker_pending
-                       WHERE group_id = ?1 AND state = 3 AND key IS NOT NULL LIMIT ?2))
+SELECT lane, count(*) FROM (SELECT lane FROM broker_unacknowledged WHERE group_id = ?1 AND outstanding = 0 LIMIT ?2)
 GROUP BY lane";

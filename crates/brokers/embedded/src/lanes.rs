@@ -3,8 +3,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Duration;
 
-use bytestring::ByteString;
-use relevo_core::Tag;
+use relevo_core::DeliveryTag;
 use sqlx::Row as _;
 
 use crate::classify::Error;
@@ -26,8 +25,8 @@ macro_rules! is_over {
 #[derive(Debug, Default)]
 pub(crate) struct State {
     pub(crate) lanes: BTreeMap<u16, Held>,
-    out: HashMap<Tag, Out>,
-    tags: HashMap<i64, Tag>,
+    out: HashMap<DeliveryTag, Out>,
+    tags: HashMap<i64, DeliveryTag>,
     next_tag: u64,
     /// A call was cut off while it wrote: the file may know more than this.
     pub(crate) doubtful: bool,
@@ -50,19 +49,16 @@ pub(crate) struct Held {
 pub(crate) struct Out {
     pub(crate) seq: i64,
     pub(crate) lane: u16,
-    pub(crate) key: ByteString,
-    /// It was retried, and others of its key may wait behind it.
-    pub(crate) head: bool,
 }
 
 impl State {
     /// Hands a message out under a new tag. An older tag of the same message is void from now on.
-    pub(crate) fn hand_out(&mut self, out: Out) -> Tag {
+    pub(crate) fn hand_out(&mut self, out: Out) -> DeliveryTag {
         if let Some(old) = self.tags.get(&out.seq).copied() {
             self.take_back(old);
         }
         self.next_tag += 1;
-        let tag = Tag::new(self.next_tag);
+        let tag = DeliveryTag::new(self.next_tag);
         if let Some(held) = self.lanes.get_mut(&out.lane) {
             held.out += 1;
         }
@@ -72,7 +68,7 @@ impl State {
     }
 
     /// Forgets a delivery: it was settled, or is no longer this consumer's.
-    pub(crate) fn take_back(&mut self, tag: Tag) {
+    pub(crate) fn take_back(&mut self, tag: DeliveryTag) {
         let Some(out) = self.out.remove(&tag) else { return };
         self.tags.remove(&out.seq);
         if let Some(held) = self.lanes.get_mut(&out.lane) {
@@ -80,18 +76,18 @@ impl State {
         }
     }
 
-    pub(crate) fn out(&self, tag: Tag) -> Option<&Out> {
+    pub(crate) fn out(&self, tag: DeliveryTag) -> Option<&Out> {
         self.out.get(&tag)
     }
 
-    pub(crate) fn outs(&self) -> impl Iterator<Item = (Tag, &Out)> {
+    pub(crate) fn outs(&self) -> impl Iterator<Item = (DeliveryTag, &Out)> {
         self.out.iter().map(|(tag, out)| (*tag, out))
     }
 
     /// Forgets a lane and what is out of it.
     pub(crate) fn lose(&mut self, lane: u16) {
         self.lanes.remove(&lane);
-        let tags: Vec<Tag> = self.outs().filter(|(_, out)| out.lane == lane).map(|(tag, _)| tag).collect();
+        let tags: Vec<DeliveryTag> = self.outs().filter(|(_, out)| out.lane == lane).map(|(tag, _)| tag).collect();
         for tag in tags {
             self.take_back(tag);
         }
@@ -184,15 +180,15 @@ impl Shared {
     }
 
     /// Finds out what a call that was cut off has done. What is out in the file and not here was never handed over; what
-    /// is out here and not in the file has been answered.
+    /// is out here and not in the file has been acknowledged.
     pub(crate) async fn resolve_doubt(&self, state: &mut State) -> Result<(), Error> {
         let mut write = self.broker.link.write_relaxed().await?;
         let rows = self.lane_rows(&mut write).await?;
         forget_lost(state, &rows);
         let lanes: Vec<u16> = state.lanes.keys().copied().collect();
         let out: Vec<i64> = sqlx::query_scalar(
-            "SELECT seq FROM broker_pending
-             WHERE group_id = ?1 AND state = 1 AND lane IN (SELECT value FROM json_each(?2))",
+            "SELECT seq FROM broker_unacknowledged
+             WHERE group_id = ?1 AND outstanding = 1 AND lane IN (SELECT value FROM json_each(?2))",
         )
         .bind(self.group.id)
         .bind(json(&lanes))
@@ -201,7 +197,7 @@ impl Shared {
         let out: HashSet<i64> = out.into_iter().collect();
         let unknown: Vec<i64> = out.iter().copied().filter(|seq| !state.tags.contains_key(seq)).collect();
         sqlx::query(
-            "UPDATE broker_pending AS p SET state = 0, key = (SELECT m.key FROM broker_message m WHERE m.seq = p.seq)
+            "UPDATE broker_unacknowledged SET outstanding = 0
              WHERE group_id = ?1 AND seq IN (SELECT value FROM json_each(?2))",
         )
         .bind(self.group.id)
@@ -209,9 +205,9 @@ impl Shared {
         .execute(write.sql())
         .await?;
         write.commit().await?;
-        let answered: Vec<Tag> =
+        let acknowledged: Vec<DeliveryTag> =
             state.outs().filter(|(_, known)| !out.contains(&known.seq)).map(|(tag, _)| tag).collect();
-        for tag in answered {
+        for tag in acknowledged {
             state.take_back(tag);
         }
         for row in rows {
@@ -325,8 +321,8 @@ impl Shared {
     /// What is out of these lanes is ready again; whoever had it has lost it.
     async fn put_back(&self, write: &mut Write, lanes: &[u16]) -> Result<(), Error> {
         sqlx::query(
-            "UPDATE broker_pending AS p SET state = 0, key = (SELECT m.key FROM broker_message m WHERE m.seq = p.seq)
-             WHERE group_id = ?1 AND state = 1 AND lane IN (SELECT value FROM json_each(?2))",
+            "UPDATE broker_unacknowledged SET outstanding = 0
+             WHERE group_id = ?1 AND outstanding = 1 AND lane IN (SELECT value FROM json_each(?2))",
         )
         .bind(self.group.id)
         .bind(json(lanes))

@@ -7,7 +7,7 @@
 //! ```no_run
 //! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
 //! use relevo_broker_embedded::{Config, EmbeddedBroker, Group, Membership};
-//! use relevo_core::{Answer, Consumer};
+//! use relevo_core::BrokerConsumer;
 //!
 //! let broker = EmbeddedBroker::open(Config::new("relevo.db")).await?;
 //! broker.declare(&Group::new("billing", ["orders.**"])).await?;
@@ -15,7 +15,7 @@
 //! for delivery in consumer.receive(100).await? {
 //!     let received = delivery.raw.decode()?;
 //!     println!("{} {}", received.message.key, received.message.id);
-//!     consumer.settle(&[(delivery.tag, Answer::Acknowledge)]).await?;
+//!     consumer.acknowledge(&[delivery.tag]).await;
 //! }
 //! consumer.close().await?;
 //! # Ok(())
@@ -26,7 +26,6 @@ mod broker;
 mod classify;
 mod config;
 mod consumer;
-mod dead;
 mod fetch;
 mod group;
 mod inspect;
@@ -39,14 +38,12 @@ mod retain;
 mod schema;
 mod settle;
 mod source;
-mod vitals;
 mod wake;
 
 pub use broker::EmbeddedBroker;
 pub use classify::Error;
 pub use config::Config;
 pub use consumer::{EmbeddedConsumer, Membership};
-pub use dead::{DeadLetter, Which};
 pub use group::{Group, Start};
 pub use inspect::{GroupStatus, Kept, LAG_EXACT_MAX};
 pub use retain::Swept;

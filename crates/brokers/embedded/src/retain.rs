@@ -68,7 +68,7 @@ impl EmbeddedBroker {
         // Twice as much as came in, so that a backlog of old messages shrinks.
         let chunks = 1 + 2 * since as u64 / CHUNK.cast_unsigned();
         match self.sweep_chunks(after, self.0.config.keep, chunks).await {
-            // What a person or a retry still needs may fill whole chunks: the next sweep goes on behind them.
+            // What is not acknowledged yet may fill whole chunks: the next sweep goes on behind them.
             Ok((_, next)) => self.0.sweeper.go_on_after(next),
             Err(error) => tracing::warn!(%error, "old messages could not be dropped, will try again"),
         }
@@ -163,7 +163,6 @@ const SWEEP: &str = concat!(
     is_old!("?3"),
     " AND seq <= ",
     passed!(),
-    " AND NOT EXISTS (SELECT 1 FROM broker_pending p WHERE p.seq = m.seq)
-      AND NOT EXISTS (SELECT 1 FROM broker_dead d WHERE d.seq = m.seq)
+    " AND NOT EXISTS (SELECT 1 FROM broker_unacknowledged u WHERE u.seq = m.seq)
       RETURNING octet_length(headers) + octet_length(payload)"
 );

@@ -11,7 +11,7 @@ use futures_util::StreamExt as _;
 use futures_util::future::join_all;
 use relevo_broker_nats::{Config, Group, Membership, NatsBroker, consumer, declare};
 use relevo_conformance::broker::harness::{publication, publish_all, with};
-use relevo_core::{Answer, Consumer as _, Publication};
+use relevo_core::{AckOutcome, BrokerConsumer as _, DeliveryTag, Publication};
 use relevo_testkit::NatsVersion;
 use relevo_testkit::nats::{Private, Settings};
 
@@ -99,9 +99,9 @@ async fn ours(config: &Config, group: &Group, count: usize, batch: usize) -> f64
     while done < count {
         let some = consumer.receive(BATCH).await.expect("deliveries");
         done += some.len();
-        let answers: Vec<_> = some.iter().map(|delivery| (delivery.tag, Answer::Acknowledge)).collect();
-        let settled = join_all(answers.chunks(batch).map(|answers| consumer.settle(answers))).await;
-        assert!(settled.into_iter().all(|lost| lost.expect("settled").is_empty()));
+        let tags: Vec<DeliveryTag> = some.iter().map(|delivery| delivery.tag).collect();
+        let outcomes = join_all(tags.chunks(batch).map(|tags| consumer.acknowledge(tags))).await.concat();
+        assert!(outcomes.iter().all(|outcome| matches!(outcome, AckOutcome::Acknowledged)), "{outcomes:?}");
     }
     let rate = rate(done, start);
     consumer.close().await.expect("closed");

@@ -31,7 +31,7 @@ impl NatsAdmin {
         let client = link::connect(&self.config).await?;
         let topology = &self.config.topology;
         let looked_at = |stream: &stream::Config| {
-            topology.groups.iter().any(|group| group.stream == stream.name || group.dead_stream() == stream.name)
+            topology.groups.iter().any(|group| group.stream == stream.name)
                 || topology.streams.iter().any(|wanted| wanted.name == stream.name)
                 || examine::reaches(&self.config, addresses, stream)
         };

@@ -150,15 +150,6 @@ pub enum Error {
     /// What a lane's consumers share cannot be read: somebody else wrote it, or a newer version did.
     #[error("the record of the lane `{0}` cannot be read")]
     Record(String),
-    /// What was rejected cannot be written as a dead letter; it stays until it can.
-    #[error("a dead letter of the group `{group}` cannot be written")]
-    Unburied {
-        /// The group.
-        group: String,
-        /// Why not.
-        #[source]
-        source: Box<Error>,
-    },
     /// A call of the JetStream API failed. It may have been carried out.
     #[error("{what} failed")]
     Api {
@@ -197,7 +188,6 @@ impl Error {
             | Self::NoGroup(_)
             | Self::Differs { .. }
             | Self::Record(_)
-            | Self::Unburied { .. }
             // It said no for a reason of its own: that says nothing against the message, and must not bury it.
             | Self::Refused { .. } => Class::Blocked,
             Self::HeaderName(_) | Self::TooLarge { .. } | Self::TooLargeForStream(_) | Self::HeadersTooLarge(_) => {

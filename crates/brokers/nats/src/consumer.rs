@@ -9,7 +9,7 @@ use std::time::Duration;
 use async_nats::Client;
 use async_nats::jetstream::stream;
 use async_trait::async_trait;
-use relevo_core::{Answer, Consumer, Consuming, Delivery, Failure, Lane, Tag};
+use relevo_core::{AckOutcome, BrokerConsumer, ConsumerCapabilities, Delivery, DeliveryTag, Failure, Lane};
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 
@@ -20,7 +20,6 @@ use crate::lanes::Bucket;
 use crate::link;
 
 mod attend;
-mod bury;
 mod count;
 mod declare;
 mod hand_out;
@@ -52,7 +51,7 @@ impl Default for Membership {
 }
 
 /// A consumer of one group. It keeps its lanes by tasks of its own, however long a message is worked on; dropping it
-/// without [`close`](Consumer::close) leaves them until the lease ends.
+/// without [`close`](BrokerConsumer::close) leaves them until the lease ends.
 pub struct NatsConsumer {
     shared: Arc<Shared>,
 }
@@ -120,7 +119,7 @@ async fn open(
     fault: &Fault,
     changed: Arc<Notify>,
 ) -> Result<NatsConsumer, Error> {
-    group.check_record(client.max_payload() - client.max_payload() / lane::REASONS_SHARE)?;
+    group.check_record(client.max_payload())?;
     let context = declare::context(&client, config);
     declare::check(&context, group).await?;
     let stream = context.get_stream_no_info(&group.stream).await;
@@ -182,11 +181,6 @@ impl Shared {
     }
 }
 
-/// Milliseconds since 1970, for pauses only: who has a lane is decided by the server.
-fn now_ms() -> i64 {
-    jiff::Timestamp::now().as_millisecond()
-}
-
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // Nothing panics while one is held.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -213,17 +207,17 @@ impl Drop for NatsConsumer {
 }
 
 #[async_trait]
-impl Consumer for NatsConsumer {
-    fn capabilities(&self) -> Consuming {
-        Consuming { holds_key: true, counts: true, keeps_answers: true }
+impl BrokerConsumer for NatsConsumer {
+    fn capabilities(&self) -> ConsumerCapabilities {
+        ConsumerCapabilities { ordered_lanes: true }
     }
 
     async fn receive(&self, limit: usize) -> Result<Vec<Delivery>, Failure> {
         Ok(self.shared.receive(limit).await?)
     }
 
-    async fn settle(&self, answers: &[(Tag, Answer)]) -> Result<Vec<Tag>, Failure> {
-        Ok(self.shared.settle(answers).await?)
+    async fn acknowledge(&self, tags: &[DeliveryTag]) -> Vec<AckOutcome> {
+        self.shared.acknowledge(tags).await
     }
 
     async fn pause(&self, lane: &Lane) -> Result<(), Failure> {
@@ -247,7 +241,7 @@ impl Consumer for NatsConsumer {
         let left = tokio::time::timeout(deadline, self.shared.leave()).await;
         // Whatever could not be given back is left to its lease, so nobody may renew it or keep its messages.
         lock(&self.shared.tasks).abort_all();
-        // Nor are answers written any more that still wait: who gave them is told.
+        // Nor are acknowledgements written any more that still wait: their callers learn it.
         for cell in &self.shared.cells {
             lock(&cell.calls).clear();
         }

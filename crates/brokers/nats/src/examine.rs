@@ -29,7 +29,7 @@ pub(crate) fn examine(config: &Config, expectations: &Expectations, seen: &Snaps
         names.insert(stream.name.clone());
     }
     for group in &config.topology.groups {
-        names.extend([group.stream.clone(), group.dead_stream()]);
+        names.insert(group.stream.clone());
     }
     if !config.topology.groups.is_empty()
         && let Some(bucket) = seen.streams.get(&lanes::stream_name())

@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use async_nats::jetstream::consumer::{AckPolicy, DeliverPolicy, ReplayPolicy, pull};
-use async_nats::jetstream::stream;
 use relevo_core::slot::SLOTS;
 
 use crate::classify::Error;
@@ -12,8 +11,8 @@ use crate::classify::Error;
 pub(crate) const BUCKET: &str = "relevo-lanes";
 /// A lane's record lists what is out of it; so many fit into a message of a server with the usual `max_payload`.
 const ACK_PENDING_MAX: usize = 10_000;
-/// The most that one of them takes in the record, without its reason.
-const OPEN_BYTES_MAX: usize = 95;
+/// The most that one of them takes in the record: a number of 20 digits and a comma.
+const OPEN_BYTES_MAX: usize = 21;
 /// The most that the rest of a record takes, with its headers.
 const RECORD_BYTES_MAX: usize = 1_000;
 /// Longer than any name that the server takes as part of a file's name.
@@ -32,11 +31,11 @@ pub struct Group {
     pub lanes: Option<u16>,
     /// How long the server waits for a sign of life before it delivers a message again.
     pub ack_wait: Duration,
-    /// At most so many messages of a lane are on their way: out, waiting for a retry, or held back behind one that does.
+    /// At most so many messages of a lane are on their way.
     /// More than a consumer's prefetch, at most 10 000.
     pub max_ack_pending: usize,
     /// After so many deliveries the server itself gives a message up. Relevo's consumers need no such limit and do not
-    /// depend on it: whoever handles a message decides when it is rejected.
+    /// depend on it: the inbox keeps what cannot be handled.
     pub max_deliver: Option<u32>,
 }
 
@@ -56,16 +55,6 @@ impl Group {
             max_ack_pending: 1_000,
             max_deliver: None,
         }
-    }
-
-    /// The stream of what it rejected.
-    pub fn dead_stream(&self) -> String {
-        format!("{}-dead", self.name)
-    }
-
-    /// The subject of what it rejected.
-    pub fn dead_subject(&self) -> String {
-        format!("relevo.dead.{}", self.name)
     }
 
     /// Whether it can be at all.
@@ -142,19 +131,6 @@ impl Group {
             replay_policy: ReplayPolicy::Instant,
             max_ack_pending: i64::try_from(self.max_ack_pending).unwrap_or(i64::MAX),
             ..pull::Config::default()
-        }
-    }
-
-    /// The stream of dead letters as it is to be: it drops nothing, and knows a letter that is written twice.
-    pub(crate) fn dead_stream_config(&self, replicas: usize) -> stream::Config {
-        stream::Config {
-            name: self.dead_stream(),
-            subjects: vec![self.dead_subject()],
-            storage: stream::StorageType::File,
-            num_replicas: replicas,
-            discard: stream::DiscardPolicy::New,
-            duplicate_window: Duration::from_mins(10),
-            ..stream::Config::default()
         }
     }
 }

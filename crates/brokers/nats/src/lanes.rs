@@ -29,49 +29,10 @@ pub(crate) struct Record {
     pub(crate) lease_ms: u64,
     /// When the durable consumer was made: what is said here is about that one only.
     pub(crate) durable_ns: i64,
-    /// The last message that was handed out. Whatever is before it and not open is done.
+    /// The last message that was handed out. Whatever is before it and not open is acknowledged.
     pub(crate) high: u64,
-    /// What is not done.
-    pub(crate) open: Vec<Open>,
-}
-
-/// A message that is not done.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(from = "Noted")]
-pub(crate) struct Open {
-    /// Its sequence in the stream.
-    #[serde(rename = "s")]
-    pub(crate) seq: u64,
-    /// How often it was handed out.
-    #[serde(rename = "n")]
-    pub(crate) count: u32,
-    /// How often somebody asked for a retry.
-    #[serde(rename = "r", skip_serializing_if = "is_zero")]
-    pub(crate) retries: u32,
-    /// It is to be retried, not before this time (ms since 1970), and its key waits for it.
-    #[serde(rename = "due", skip_serializing_if = "Option::is_none")]
-    pub(crate) due_ms: Option<i64>,
-    /// It was rejected, and its dead letter may not be written yet.
-    #[serde(rename = "dead", skip_serializing_if = "Option::is_none")]
-    pub(crate) reason: Option<String>,
-}
-
-/// A message that is not done, as a program of any age noted it. Older ones did not count retries.
-#[derive(Deserialize)]
-struct Noted {
-    s: u64,
-    n: u32,
-    r: Option<u32>,
-    due: Option<i64>,
-    dead: Option<String>,
-}
-
-impl From<Noted> for Open {
-    fn from(Noted { s, n, r, due, dead }: Noted) -> Self {
-        // What waits was asked for once at least. It may be out again, so that its last time is not yet one.
-        let uncounted = due.map_or(0, |_| n.saturating_sub(1).max(1));
-        Self { seq: s, count: n, retries: r.unwrap_or(uncounted), due_ms: due, reason: dead }
-    }
+    /// Messages that were handed out and are not acknowledged, by their sequence in the stream.
+    pub(crate) open: Vec<u64>,
 }
 
 /// A sign of life of a consumer.
@@ -252,11 +213,6 @@ fn ms(message: &StreamMessage) -> i64 {
     i64::try_from(message.time.unix_timestamp_nanos() / 1_000_000).unwrap_or(i64::MAX)
 }
 
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde gives references")]
-fn is_zero(number: &u32) -> bool {
-    *number == 0
-}
-
 fn json(value: &impl Serialize) -> Bytes {
     serde_json::to_vec(value).expect("a record has no map with keys other than text").into()
 }
@@ -267,29 +223,16 @@ mod tests {
 
     #[test]
     fn a_record_is_short_and_comes_back_as_it_was() {
-        let open = |seq, retries, due_ms| Open { seq, count: 2, retries, due_ms, reason: None };
         let record = Record {
             owner: Some("a".to_owned()),
             epoch: 3,
             lease_ms: 10_000,
             durable_ns: 5,
             high: 12,
-            open: vec![open(10, 0, None), open(12, 1, Some(7))],
+            open: vec![10, 12],
         };
         let text = json(&record);
-        assert_eq!(
-            text,
-            r#"{"owner":"a","epoch":3,"lease_ms":10000,"durable_ns":5,"high":12,"open":[{"s":10,"n":2},{"s":12,"n":2,"r":1,"due":7}]}"#
-        );
+        assert_eq!(text, r#"{"owner":"a","epoch":3,"lease_ms":10000,"durable_ns":5,"high":12,"open":[10,12]}"#);
         assert_eq!(serde_json::from_slice::<Record>(&text).expect("a record"), record);
-    }
-
-    #[test]
-    fn what_waits_in_a_record_from_before_retries_were_counted_keeps_its_attempts() {
-        let text = r#"{"owner":"a","epoch":3,"lease_ms":10000,"durable_ns":5,"high":13,"open":[{"s":10,"n":1},{"s":11,"n":1,"due":7},{"s":12,"n":4,"due":7},{"s":13,"n":2,"due":7,"dead":"bad"}]}"#;
-        let record: Record = serde_json::from_str(text).expect("a record");
-        let read: Vec<_> = record.open.iter().map(|open| (open.seq, open.count, open.retries)).collect();
-        assert_eq!(read, [(10, 1, 0), (11, 1, 1), (12, 4, 3), (13, 2, 1)]);
-        assert_eq!(record.open[3].reason.as_deref(), Some("bad"));
     }
 }

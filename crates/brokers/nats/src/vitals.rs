@@ -12,11 +12,10 @@ use futures_util::future::join_all;
 use relevo_core::failure::Failure;
 use relevo_core::sample::{BrokerVitals, Nodes, SampleBroker};
 use tokio::sync::OnceCell;
-use tokio::time::{Instant, timeout};
+use tokio::time::timeout;
 
 use crate::classify::Error;
 use crate::config::Config;
-use crate::group::Group;
 use crate::link;
 use crate::snapshot::context;
 
@@ -27,18 +26,12 @@ const SILENT_AFTER: Duration = Duration::from_secs(10);
 /// waits for all of them, and not much longer than this.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(2);
 
-/// For so long a stream of dead letters is told as it was while nobody answers for it, so that a moment without a leader ends
-/// no alert. After that it is not told: an old number looks like a good one.
-const KEPT: Duration = Duration::from_mins(2);
-
 /// Asks over a connection of its own, which it keeps.
 pub struct NatsSampler {
     config: Config,
     client: OnceCell<async_nats::Client>,
     /// How many nodes have a copy of each stream, as it last said.
     known: Mutex<BTreeMap<String, u64>>,
-    /// How many messages each stream of dead letters had, and when it said so.
-    counted: Mutex<BTreeMap<String, (u64, Instant)>>,
 }
 
 /// Nobody answers for a stream.
@@ -51,7 +44,7 @@ impl NatsSampler {
     /// Nothing is asked of the server yet.
     pub fn new(config: Config) -> Result<Self, Error> {
         link::servers(&config)?;
-        Ok(Self { config, client: OnceCell::new(), known: Mutex::default(), counted: Mutex::default() })
+        Ok(Self { config, client: OnceCell::new(), known: Mutex::default() })
     }
 
     async fn sampled(&self) -> Result<BrokerVitals, Error> {
@@ -59,32 +52,16 @@ impl NatsSampler {
         let client = self.client.get_or_try_init(|| link::connect(&self.config)).await?;
         let topology = &self.config.topology;
         let groups = topology.groups.iter();
-        let dead: BTreeSet<String> = groups.clone().map(Group::dead_stream).collect();
         if client.connection_state() != State::Connected {
             let nodes = lock(&self.known).values().map(|&known| Nodes { running: 0, known }).min_by_key(spare);
-            let dead = dead.iter().filter_map(|name| self.dead_of(name, &Err(Silent)));
-            return Ok(BrokerVitals { nodes, dead: dead.collect() });
+            return Ok(BrokerVitals { nodes, dead: Vec::new() });
         }
         let context = context(client, &self.config);
         let mut streams: BTreeSet<String> = groups.map(|group| group.stream.clone()).collect();
         streams.extend(topology.streams.iter().map(|stream| stream.name.clone()));
-        let all: Vec<&String> = streams.union(&dead).collect();
-        let answers = join_all(all.iter().map(|name| told(&context, name))).await;
-        let answers: BTreeMap<&String, Answer> = all.into_iter().zip(answers).collect();
-        let nodes = streams.iter().filter_map(|name| self.nodes_of(name, answers.get(name)?)).min_by_key(spare);
-        let dead = dead.iter().filter_map(|name| self.dead_of(name, answers.get(name)?));
-        Ok(BrokerVitals { nodes, dead: dead.collect() })
-    }
-
-    /// How many messages a stream of dead letters has, or had not long ago.
-    fn dead_of(&self, name: &str, answer: &Answer) -> Option<(String, u64)> {
-        let (mut all, now) = (lock(&self.counted), Instant::now());
-        match answer {
-            Ok(Some(info)) => all.insert(name.to_owned(), (info.state.messages, now)),
-            Ok(None) => all.remove(name),
-            Err(Silent) => None,
-        };
-        Some((name.to_owned(), kept(all.get(name), now)?))
+        let answers = join_all(streams.iter().map(|name| told(&context, name))).await;
+        let nodes = streams.iter().zip(&answers).filter_map(|(name, answer)| self.nodes_of(name, answer));
+        Ok(BrokerVitals { nodes: nodes.min_by_key(spare), dead: Vec::new() })
     }
 
     /// The nodes of a stream. One that several nodes have answers as long as most of them run: of one that is silent, the
@@ -109,11 +86,6 @@ impl NatsSampler {
 fn lock<T>(map: &Mutex<T>) -> MutexGuard<'_, T> {
     // Nothing panics while it is held, and the map is whole after each change.
     map.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// What a stream said, if that is not too long ago.
-fn kept(counted: Option<&(u64, Instant)>, now: Instant) -> Option<u64> {
-    counted.filter(|(_, at)| now.duration_since(*at) < KEPT).map(|(messages, _)| *messages)
 }
 
 async fn told(context: &Context, name: &str) -> Answer {
@@ -159,14 +131,6 @@ impl SampleBroker for NatsSampler {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn what_a_stream_said_is_told_for_a_while_and_then_no_more() {
-        let now = Instant::now();
-        assert_eq!(kept(Some(&(3, now)), now + KEPT - ANSWER_DEADLINE), Some(3));
-        assert_eq!(kept(Some(&(3, now)), now + KEPT), None, "no number is better than an old one");
-        assert_eq!(kept(None, now), None);
-    }
 
     #[test]
     fn a_copy_that_is_silent_or_was_never_heard_does_not_run() {

@@ -2,8 +2,6 @@
 
 #[path = "nats/batches.rs"]
 mod batches;
-#[path = "nats/burials.rs"]
-mod burials;
 #[path = "nats/classes.rs"]
 mod classes;
 #[path = "nats/conformance.rs"]
@@ -28,6 +26,8 @@ mod lanes;
 mod publish;
 #[path = "nats/replay.rs"]
 mod replay;
+#[path = "nats/rights.rs"]
+mod rights;
 #[path = "nats/settings.rs"]
 mod settings;
 #[path = "nats/settling.rs"]

@@ -12,7 +12,7 @@ use lapin::options::{
 use lapin::types::{AMQPValue, FieldTable};
 use lapin::{BasicProperties, Channel, Connection, ConnectionProperties};
 use relevo_broker_rabbitmq::{Config, Group, Membership, consumer};
-use relevo_core::{Answer, Consumer as _};
+use relevo_core::{AckOutcome, BrokerConsumer as _, DeliveryTag};
 
 const MESSAGES: usize = 100_000;
 const BYTES: usize = 300;
@@ -85,8 +85,9 @@ async fn ours(url: &str) {
     let mut settled = 0;
     while settled < MESSAGES {
         let some = consumer.receive(256).await.expect("deliveries");
-        let answers: Vec<_> = some.iter().map(|one| (one.tag, Answer::Acknowledge)).collect();
-        assert!(consumer.settle(&answers).await.expect("settled").is_empty());
+        let tags: Vec<DeliveryTag> = some.iter().map(|one| one.tag).collect();
+        let outcomes = consumer.acknowledge(&tags).await;
+        assert!(outcomes.iter().all(|outcome| matches!(outcome, AckOutcome::Acknowledged)), "{outcomes:?}");
         settled += some.len();
     }
     consumer.close().await.expect("closed");

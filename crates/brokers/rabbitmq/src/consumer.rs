@@ -18,7 +18,9 @@ use async_trait::async_trait;
 use futures_util::FutureExt as _;
 use futures_util::future::join_all;
 use lapin::Connection;
-use relevo_core::{Answer, Consumer, Consuming, Delivery, Failure, Lane, Tag};
+use relevo_core::{
+    AckOutcome, BrokerConsumer, ConsumerCapabilities, DelayedRetry, Delivery, DeliveryTag, Failure, Lane,
+};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
@@ -64,7 +66,7 @@ pub struct RabbitConsumer {
 /// out when it has it, or after three seconds.
 ///
 /// A broker that is away is no error: the consumer connects when it is there. What can never work, such as a wrong
-/// password or a missing queue, [`receive`](Consumer::receive) tells, each time that it is found so.
+/// password or a missing queue, [`receive`](BrokerConsumer::receive) tells, each time that it is found so.
 pub async fn consumer(config: &Config, group: &Group, membership: Membership) -> Result<RabbitConsumer, Error> {
     config.check()?;
     group.check()?;
@@ -161,19 +163,22 @@ impl RabbitConsumer {
 }
 
 #[async_trait]
-impl Consumer for RabbitConsumer {
-    fn capabilities(&self) -> Consuming {
-        // The ladder lets later messages of a key pass. And a broker that was killed right after it had shown to know an
-        // acknowledgement was seen to deliver again: nothing tells when it is on its disk.
-        Consuming { holds_key: false, counts: self.shared.group.quorum, keeps_answers: false }
+impl BrokerConsumer for RabbitConsumer {
+    fn capabilities(&self) -> ConsumerCapabilities {
+        ConsumerCapabilities { ordered_lanes: self.shared.group.is_ordered() }
+    }
+
+    fn delayed_retry(&self) -> Option<&dyn DelayedRetry> {
+        Some(self)
     }
 
     async fn receive(&self, limit: usize) -> Result<Vec<Delivery>, Failure> {
         Ok(self.shared.receive(limit).await?)
     }
 
-    async fn settle(&self, answers: &[(Tag, Answer)]) -> Result<Vec<Tag>, Failure> {
-        Ok(self.shared.settle(answers).await?)
+    async fn acknowledge(&self, tags: &[DeliveryTag]) -> Vec<AckOutcome> {
+        let deliveries: Vec<_> = tags.iter().map(|tag| (*tag, None)).collect();
+        self.shared.settle(&deliveries).await
     }
 
     async fn pause(&self, lane: &Lane) -> Result<(), Failure> {
@@ -201,6 +206,14 @@ impl Consumer for RabbitConsumer {
         }
         tasks.shutdown().await;
         Ok(())
+    }
+}
+
+#[async_trait]
+impl DelayedRetry for RabbitConsumer {
+    async fn retry_later(&self, retries: &[(DeliveryTag, Duration)]) -> Vec<AckOutcome> {
+        let deliveries: Vec<_> = retries.iter().map(|(tag, delay)| (*tag, Some(*delay))).collect();
+        self.shared.settle(&deliveries).await
     }
 }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::classify::Error;
 use crate::config::NAME_BYTES_MAX;
-use crate::topology::{DEFAULT_RUNGS, Queue, QueueKind, dead_queue, lane_queue, retry_queue};
+use crate::topology::{DEFAULT_RUNGS, Queue, lane_queue, retry_queue};
 
 /// A group of consumers that share the messages of a queue, or of the lanes of one.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -17,24 +17,12 @@ pub struct Group {
     pub ordered: bool,
     /// How long the rungs of the retry ladder are; without any, nothing can be retried later.
     pub retry: Vec<Duration>,
-    /// The queue for what is rejected: `name.dead`, unless another name is chosen; `None` for none.
-    pub dead_letters: Option<String>,
-    /// The queues are quorum queues, which count deliveries.
-    pub quorum: bool,
 }
 
 impl Group {
-    /// A group of a quorum queue without lanes, with the default ladder and dead letters.
+    /// A group of an ordered queue without lanes, with the default ladder.
     pub fn new(name: impl Into<String>) -> Self {
-        let name = name.into();
-        Self {
-            dead_letters: Some(dead_queue(&name)),
-            name,
-            lanes: None,
-            ordered: false,
-            retry: DEFAULT_RUNGS.to_vec(),
-            quorum: true,
-        }
+        Self { name: name.into(), lanes: None, ordered: true, retry: DEFAULT_RUNGS.to_vec() }
     }
 
     /// Whether a consumer can be made of it; the first thing that is wrong.
@@ -42,7 +30,6 @@ impl Group {
         let wrong = |what: &str| Err(Error::Config(format!("the group `{}` {what}", self.name)));
         match self {
             Self { name, .. } if name.is_empty() => wrong("has no name"),
-            Self { dead_letters: Some(dead), .. } if dead.is_empty() => wrong("has dead letters without a name"),
             Self { lanes: Some(lanes), .. } if !(1..=LANES_MAX).contains(lanes) => wrong("needs 1 to 256 lanes"),
             Self { retry, .. } if retry.iter().any(|rung| rung.as_millis() == 0) => wrong("has a rung of no time"),
             _ if self.longest_name() > NAME_BYTES_MAX => wrong("has a name that is too long"),
@@ -57,11 +44,7 @@ impl Group {
             Some(lanes) => lane_queue(&self.name, lanes),
         };
         let rungs = self.retry.iter().map(|rung| retry_queue(&queue, *rung).len());
-        rungs
-            .chain(self.dead_letters.as_ref().map(String::len))
-            .chain([queue.len(), members_key(&self.name).len()])
-            .max()
-            .unwrap_or_default()
+        rungs.chain([queue.len(), members_key(&self.name).len()]).max().unwrap_or_default()
     }
 
     /// The queues that are consumed, lane by lane.
@@ -72,10 +55,9 @@ impl Group {
         }
     }
 
-    /// Where its rejected messages go.
-    pub(crate) fn dead_queue(&self) -> Result<String, Error> {
-        let none = || Error::Missing(format!("the queue `{}` has no dead letters to reject to", self.name));
-        self.dead_letters.clone().ok_or_else(none)
+    /// One consumer at a time receives a lane, or the queue if it has none.
+    pub(crate) const fn is_ordered(&self) -> bool {
+        self.ordered || self.lanes.is_some()
     }
 }
 
@@ -90,14 +72,7 @@ const LANES_MAX: u16 = 256;
 impl Queue {
     /// What its consumers must know.
     pub fn group(&self) -> Group {
-        Group {
-            name: self.name.clone(),
-            lanes: self.lanes,
-            ordered: self.is_ordered(),
-            retry: self.retry.clone(),
-            dead_letters: self.dead_letters.clone(),
-            quorum: self.kind == QueueKind::Quorum,
-        }
+        Group { name: self.name.clone(), lanes: self.lanes, ordered: self.is_ordered(), retry: self.retry.clone() }
     }
 }
 
@@ -116,6 +91,14 @@ mod tests {
     }
 
     #[test]
+    fn a_queue_is_ordered_unless_it_is_told_otherwise() {
+        assert!(Group::new("billing").is_ordered());
+        let unordered = Queue { ordered: false, ..Queue::new("billing") };
+        assert!(!unordered.group().is_ordered());
+        assert!(Queue { lanes: Some(2), ..unordered }.group().is_ordered(), "lanes always are");
+    }
+
+    #[test]
     fn what_cannot_be_consumed_is_refused_at_once() {
         for group in [
             Group::new(""),
@@ -124,17 +107,9 @@ mod tests {
             Group { retry: vec![Duration::ZERO], ..Group::new("a") },
             Group::new("a".repeat(250)),
             Group { retry: vec![], lanes: Some(2), ..Group::new("a".repeat(249)) },
-            Group { retry: vec![], dead_letters: None, ..Group::new("a".repeat(256)) },
-            Group { dead_letters: Some("a".repeat(256)), ..Group::new("a") },
-            Group { dead_letters: Some(String::new()), ..Group::new("a") },
+            Group { retry: vec![], ..Group::new("a".repeat(256)) },
         ] {
             assert!(group.check().is_err(), "{group:?}");
         }
-    }
-
-    #[test]
-    fn without_dead_letters_nothing_can_be_rejected() {
-        let group = Group { dead_letters: None, ..Group::new("a") };
-        assert_eq!(group.dead_queue().map_err(|error| error.class()), Err(relevo_core::Class::Blocked));
     }
 }

@@ -12,14 +12,10 @@ use lapin::types::{AMQPValue, FieldTable, ShortString};
 
 /// Header: how often the message went onto the ladder because somebody asked for a retry.
 pub(crate) const RETRIES: &str = "relevo-retries";
-/// Header: how often the message had been handed out when it was moved last.
-pub(crate) const COUNT: &str = "relevo-count";
 /// Header: how many milliseconds of its pause are left after the rung that it is on.
 pub(crate) const PAUSE_LEFT: &str = "relevo-pause-left-ms";
 /// Header: where the message was published to; on its way back the broker knows only the ladder.
 pub(crate) const ADDRESS: &str = "relevo-address";
-/// Header of a dead letter: why it was rejected.
-pub(crate) const REASON: &str = "relevo-reason";
 
 /// What the broker adds to a message by itself. It counts for one queue only, and with it in place the broker may take the
 /// way back for a cycle, and drop the message.
@@ -37,52 +33,20 @@ pub(crate) fn step(rungs: &[Duration], pause: Duration) -> Option<(Duration, Dur
     Some((rung, pause.saturating_sub(rung)))
 }
 
-/// What is known of a message's past.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Past {
-    /// How often it was handed out.
-    pub(crate) count: u32,
-    /// How often somebody asked for a retry.
-    pub(crate) retries: u32,
-}
-
 /// A message as it goes onto the ladder: the same with what has to be remembered.
-pub(crate) fn climbing(original: &BasicProperties, past: Past, left: Duration, address: &str) -> BasicProperties {
+pub(crate) fn climbing(original: &BasicProperties, retries: u32, left: Duration, address: &str) -> BasicProperties {
     let left = i64::try_from(left.as_millis()).unwrap_or(i64::MAX);
     let notes = [
-        (COUNT, AMQPValue::LongLongInt(past.count.into())),
-        (RETRIES, AMQPValue::LongLongInt(past.retries.into())),
+        (RETRIES, AMQPValue::LongLongInt(retries.into())),
         (PAUSE_LEFT, AMQPValue::LongLongInt(left)),
         (ADDRESS, AMQPValue::LongString(address.into())),
     ];
-    noted(original, &BROKERS_OWN, notes)
+    noted(original, notes)
 }
 
-/// A message as it goes to the dead letters: the same with the reason, and where it had been published to. Whoever sends it to
-/// its queue again wants it tried anew: its retries count from zero.
-pub(crate) fn buried(original: &BasicProperties, count: u32, reason: &str, address: &str) -> BasicProperties {
-    let notes = [
-        (COUNT, AMQPValue::LongLongInt(count.into())),
-        (REASON, AMQPValue::LongString(shortened(reason).into())),
-        (ADDRESS, AMQPValue::LongString(address.into())),
-    ];
-    noted(original, &[PAUSE_LEFT, RETRIES], notes)
-}
-
-/// All headers must fit into one frame together.
-const REASON_BYTES_MAX: usize = 1_000;
-
-fn shortened(reason: &str) -> &str {
-    &reason[..reason.floor_char_boundary(REASON_BYTES_MAX)]
-}
-
-fn noted<const N: usize>(
-    original: &BasicProperties,
-    without: &[&str],
-    notes: [(&'static str, AMQPValue); N],
-) -> BasicProperties {
+fn noted<const N: usize>(original: &BasicProperties, notes: [(&'static str, AMQPValue); N]) -> BasicProperties {
     let kept = original.headers().as_ref().map(FieldTable::inner).into_iter().flatten();
-    let kept = kept.filter(|(name, _)| !without.contains(&name.as_str()));
+    let kept = kept.filter(|(name, _)| !BROKERS_OWN.contains(&name.as_str()));
     let mut headers: BTreeMap<ShortString, AMQPValue> =
         kept.map(|(name, value)| (name.clone(), value.clone())).collect();
     for (acting, name) in ACTING_HEADERS {
@@ -180,23 +144,14 @@ mod tests {
 
     #[test]
     fn what_climbs_keeps_its_own_headers_and_loses_the_brokers() {
-        let properties = climbing(&sent(), Past { count: 3, retries: 1 }, MIN, "shop/orders");
+        let properties = climbing(&sent(), 1, MIN, "shop/orders");
         let headers = headers(&properties);
-        assert_eq!(headers.keys().copied().collect::<Vec<_>>(), [ADDRESS, COUNT, PAUSE_LEFT, RETRIES, "x-own"]);
+        assert_eq!(headers.keys().copied().collect::<Vec<_>>(), [ADDRESS, PAUSE_LEFT, RETRIES, "x-own"]);
         assert_eq!(headers["x-own"], &AMQPValue::LongInt(-7));
-        for (name, number) in [(COUNT, 3), (RETRIES, 1), (PAUSE_LEFT, 60_000)] {
+        for (name, number) in [(RETRIES, 1), (PAUSE_LEFT, 60_000)] {
             assert_eq!(headers[name], &AMQPValue::LongLongInt(number), "{name}");
         }
         assert_eq!(properties.message_id().as_ref().map(ShortString::as_str), Some("m-1"));
-    }
-
-    #[test]
-    fn a_dead_letter_says_why_and_keeps_its_history() {
-        let properties = buried(&sent(), 3, &"ñ".repeat(900), "shop/orders");
-        let headers = headers(&properties);
-        assert!(headers.contains_key("x-death"));
-        let AMQPValue::LongString(reason) = headers[REASON] else { panic!("no text") };
-        assert_eq!(reason.as_bytes().len(), REASON_BYTES_MAX);
     }
 
     #[test]
@@ -210,15 +165,14 @@ mod tests {
             .with_expiration("500".into())
             .with_user_id("somebody".into())
             .with_headers(acting);
-        for copy in [climbing(&sent, Past { count: 1, retries: 1 }, MIN, "a"), buried(&sent, 1, "no", "a")] {
-            assert_eq!((copy.expiration(), copy.user_id()), (&None, &None));
-            assert_eq!((copy.priority(), copy.timestamp()), (&Some(3), &Some(7)));
-            assert_eq!(copy.correlation_id().as_ref().map(ShortString::as_str), Some("c"));
-            let headers = headers(&copy);
-            assert!(!headers.contains_key("CC"));
-            for (name, value) in [("expiration", "500"), ("user-id", "somebody"), ("relevo-cc", "elsewhere")] {
-                assert_eq!(headers[name], &AMQPValue::LongString(value.into()));
-            }
+        let copy = climbing(&sent, 1, MIN, "a");
+        assert_eq!((copy.expiration(), copy.user_id()), (&None, &None));
+        assert_eq!((copy.priority(), copy.timestamp()), (&Some(3), &Some(7)));
+        assert_eq!(copy.correlation_id().as_ref().map(ShortString::as_str), Some("c"));
+        let headers = headers(&copy);
+        assert!(!headers.contains_key("CC"));
+        for (name, value) in [("expiration", "500"), ("user-id", "somebody"), ("relevo-cc", "elsewhere")] {
+            assert_eq!(headers[name], &AMQPValue::LongString(value.into()));
         }
     }
 }

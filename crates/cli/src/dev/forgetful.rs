@@ -1,42 +1,97 @@
-//! A consumer that forgets to answer now and then, as a worker that dies after its commit: what it had comes again.
+//! A consumer that does not acknowledge a message now and then, as a worker that dies after its commit: the message is
+//! delivered again.
 
-use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
 use relevo_core::Failure;
-use relevo_core::consume::{Answer, Consumer, Consuming, Delivery, Lane, Tag};
-
+use relevo_core::consume::{AckOutcome, BrokerConsumer, ConsumerCapabilities, Delivery, DeliveryTag, Lane};
 use relevo_core::random::SplitMix64;
+use tokio::sync::Notify;
 
-/// One answer in so many is forgotten.
+/// One acknowledgement in so many is forgotten.
 const FORGETS: u32 = 100;
 
 /// Passes on to the consumer inside all but what it forgets.
 pub(crate) struct Forgetful<C> {
-    pub(crate) inner: C,
-    pub(crate) random: Mutex<SplitMix64>,
+    inner: C,
+    state: Mutex<State>,
+    forgot: Notify,
+}
+
+struct State {
+    random: SplitMix64,
+    outstanding: BTreeMap<DeliveryTag, Delivery>,
+    /// Forgotten ones, to be handed out again. The broker inside still counts them as outstanding.
+    again: VecDeque<Delivery>,
+}
+
+impl<C> Forgetful<C> {
+    pub(crate) fn new(inner: C, random: SplitMix64) -> Self {
+        let state = State { random, outstanding: BTreeMap::new(), again: VecDeque::new() };
+        Self { inner, state: Mutex::new(state), forgot: Notify::new() }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Nothing panics while it is held.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn take_again(&self, limit: usize) -> Vec<Delivery> {
+        let again = &mut self.state().again;
+        again.drain(..again.len().min(limit)).collect()
+    }
+
+    /// Whether the acknowledgement of this delivery is forgotten.
+    fn forgets(&self, tag: DeliveryTag) -> bool {
+        let mut state = self.state();
+        if !state.random.one_in(FORGETS) {
+            state.outstanding.remove(&tag);
+            return false;
+        }
+        let Some(delivery) = state.outstanding.get(&tag) else { return false };
+        let repeat = Delivery { redelivered: true, ..delivery.clone() };
+        state.again.push_back(repeat);
+        true
+    }
 }
 
 #[async_trait]
-impl<C: Consumer> Consumer for Forgetful<C> {
-    fn capabilities(&self) -> Consuming {
+impl<C: BrokerConsumer> BrokerConsumer for Forgetful<C> {
+    fn capabilities(&self) -> ConsumerCapabilities {
         self.inner.capabilities()
     }
 
     async fn receive(&self, limit: usize) -> Result<Vec<Delivery>, Failure> {
-        self.inner.receive(limit).await
-    }
-
-    async fn settle(&self, answers: &[(Tag, Answer)]) -> Result<Vec<Tag>, Failure> {
-        let mut answers = answers.to_vec();
-        for (_, answer) in answers.iter_mut().filter(|(_, answer)| *answer == Answer::Acknowledge) {
-            // Nothing panics while it is held.
-            if self.random.lock().unwrap_or_else(PoisonError::into_inner).one_in(FORGETS) {
-                *answer = Answer::RetryLater { after: Duration::ZERO };
+        loop {
+            let forgot = self.forgot.notified();
+            let again = self.take_again(limit);
+            if !again.is_empty() {
+                return Ok(again);
+            }
+            tokio::select! {
+                () = forgot => {}
+                received = self.inner.receive(limit) => {
+                    let deliveries = received?;
+                    let copies = deliveries.iter().map(|delivery| (delivery.tag, delivery.clone()));
+                    self.state().outstanding.extend(copies);
+                    return Ok(deliveries);
+                }
             }
         }
-        self.inner.settle(&answers).await
+    }
+
+    async fn acknowledge(&self, tags: &[DeliveryTag]) -> Vec<AckOutcome> {
+        let forgotten: Vec<bool> = tags.iter().map(|tag| self.forgets(*tag)).collect();
+        let rest: Vec<DeliveryTag> =
+            tags.iter().zip(&forgotten).filter(|(_, forgotten)| !**forgotten).map(|(tag, _)| *tag).collect();
+        let mut outcomes = self.inner.acknowledge(&rest).await.into_iter();
+        self.forgot.notify_one();
+        let outcome = |forgotten: bool| {
+            if forgotten { AckOutcome::Acknowledged } else { outcomes.next().expect("one outcome per delivery") }
+        };
+        forgotten.into_iter().map(outcome).collect()
     }
 
     async fn pause(&self, lane: &Lane) -> Result<(), Failure> {

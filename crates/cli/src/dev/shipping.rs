@@ -1,12 +1,12 @@
 //! The sample consumer: it ships what orders tell it, each message once, whatever is delivered again.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
 use async_trait::async_trait;
 use relevo_core::AfterDead;
-use relevo_core::consume::Consumer;
+use relevo_core::consume::BrokerConsumer;
 use relevo_inbox::{Config, Handled, Handlers, Incoming, Order, Runtime, TypedInside, Verdict, typed};
 use relevo_store_sqlite::inbox::Inbox;
 use serde::Deserialize;
@@ -60,7 +60,7 @@ pub(crate) async fn shipments(connection: &mut SqliteConnection) -> Result<BTree
 }
 
 /// The consumer's one process.
-pub(crate) fn runtime(inbox: Inbox, consumer: impl Consumer + 'static, flow: &Arc<Flow>) -> Runtime<Inbox> {
+pub(crate) fn runtime(inbox: Inbox, consumer: impl BrokerConsumer + 'static, flow: &Arc<Flow>) -> Runtime<Inbox> {
     let config = Config {
         name: format!("dev:{}", std::process::id()),
         // A file has one writer: messages share a transaction instead.
@@ -74,7 +74,7 @@ pub(crate) fn runtime(inbox: Inbox, consumer: impl Consumer + 'static, flow: &Ar
         ..Config::new(GROUP)
     };
     let handlers = Handlers::new().inside("*", typed(Ship(Arc::clone(flow))));
-    let consumer = Forgetful { inner: consumer, random: Mutex::new(SplitMix64::new(11)) };
+    let consumer = Forgetful::new(consumer, SplitMix64::new(11));
     Runtime::new(Arc::new(inbox), Arc::new(consumer), handlers, config)
 }
 

@@ -9,7 +9,6 @@ use relevo_broker_embedded::{self as embedded, EmbeddedBroker};
 use relevo_broker_nats::{self as nats, NatsBroker};
 use relevo_broker_rabbitmq::{self as rabbitmq, RabbitBroker};
 use relevo_core::Broker;
-use relevo_core::sample::SampleBroker;
 use tokio::sync::OnceCell;
 
 use crate::config;
@@ -85,13 +84,6 @@ impl Brokers {
                 Arc::new(shared(&self.streams, config, open).await.map_err(wrong)?)
             }
         })
-    }
-
-    /// An embedded broker that a relay has opened.
-    pub(crate) fn embedded(&self, broker: &config::Broker) -> Option<Arc<dyn SampleBroker>> {
-        let config::Broker::Embedded { path, .. } = broker else { return None };
-        let opened = self.files.get(&config::one_spelling(path))?.opened.get()?;
-        Some(Arc::new(opened.clone()))
     }
 
     /// Gives the connections back.

@@ -66,7 +66,7 @@ impl Daemon {
         let (mut components, mut relays) = (JoinSet::new(), Vec::new());
         let brokers = Arc::new(Brokers::of(config.outboxes.iter().flat_map(|outbox| &outbox.destinations)));
         let pace = Pace { every: config.admin.backlog_every, stop: stop.clone() };
-        let mut samplers = Samplers::new(pace, Arc::clone(&brokers));
+        let mut samplers = Samplers::new(pace);
         for outbox in &config.outboxes {
             let shared = Arc::new(outbox.clone());
             let surroundings = samplers.outbox(&shared);

@@ -16,7 +16,7 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
-use super::brokers::{self, Brokers};
+use super::brokers;
 use super::seen::{Phase, Seen};
 use super::store::{self, AnyStore};
 use crate::config::{Broker, Outbox};
@@ -71,14 +71,13 @@ impl Pace {
 /// Everything that is sampled, for those who scrape.
 pub(crate) struct Samplers {
     pace: Pace,
-    brokers: Arc<Brokers>,
     far: Vec<(Broker, Arc<Slot<BrokerVitals>>)>,
     waiting: Vec<Pin<Box<dyn Future<Output = ()> + Send>>>,
 }
 
 impl Samplers {
-    pub(crate) fn new(pace: Pace, brokers: Arc<Brokers>) -> Self {
-        Self { pace, brokers, far: Vec::new(), waiting: Vec::new() }
+    pub(crate) fn new(pace: Pace) -> Self {
+        Self { pace, far: Vec::new(), waiting: Vec::new() }
     }
 
     /// What the destinations of an outbox share.
@@ -98,7 +97,7 @@ impl Samplers {
         }
         let slot = Arc::default();
         self.far.push((broker.clone(), Arc::clone(&slot)));
-        let sampler = OfBroker::new(broker, &self.brokers);
+        let sampler = OfBroker::new(broker);
         self.waiting.push(Box::pin(self.pace.clone().repeat(Arc::clone(&slot), sampler)));
         slot
     }
@@ -223,20 +222,19 @@ fn told(error: StoreError) -> String {
 /// A broker.
 struct OfBroker {
     broker: Broker,
-    brokers: Arc<Brokers>,
-    /// The embedded one is asked as soon as a relay has opened it.
+    /// The embedded one has nothing to sample.
     sampler: Option<Arc<dyn SampleBroker>>,
 }
 
 impl OfBroker {
-    fn new(broker: &Broker, brokers: &Arc<Brokers>) -> Self {
+    fn new(broker: &Broker) -> Self {
         let sampler: Option<Arc<dyn SampleBroker>> = match broker {
             Broker::Embedded { .. } => None,
             // A configuration that cannot be used ends the relay, which says why.
             Broker::Rabbitmq(config) => RabbitAdmin::new(config.as_ref().clone()).ok().map(|it| Arc::new(it) as _),
             Broker::Nats(config) => NatsSampler::new(config.as_ref().clone()).ok().map(|it| Arc::new(it) as _),
         };
-        Self { broker: broker.clone(), brokers: Arc::clone(brokers), sampler }
+        Self { broker: broker.clone(), sampler }
     }
 }
 
@@ -249,8 +247,7 @@ impl Sampler for OfBroker {
     }
 
     async fn ask(&mut self) -> Result<Option<BrokerVitals>, String> {
-        let sampler = self.sampler.clone().or_else(|| self.brokers.embedded(&self.broker));
-        let Some(sampler) = sampler else { return Ok(None) };
+        let Some(sampler) = &self.sampler else { return Ok(None) };
         sampler.vitals().await.map(Some).map_err(|failure| failure.describe())
     }
 }

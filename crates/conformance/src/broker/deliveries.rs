@@ -7,10 +7,12 @@ use std::task::Poll;
 
 use bytes::Bytes;
 use relevo_core::message::Headers;
-use relevo_core::{Answer, Consumer, Lane, Publication};
+use relevo_core::{BrokerConsumer as _, Lane, Publication};
 use tokio::sync::watch;
 
-use super::harness::{ADDRESS, ConsumerHarness, QUIET, nothing, number, publication, publish_all, receive, soon};
+use super::harness::{
+    ADDRESS, ConsumerHarness, QUIET, acknowledge, nothing, number, publication, publish_all, receive, soon,
+};
 
 /// Nobody has to ask twice.
 pub async fn a_waiting_consumer_is_woken(harness: &mut impl ConsumerHarness) {
@@ -33,7 +35,7 @@ pub async fn a_delivery_says_where_it_came_from(harness: &mut impl ConsumerHarne
     publish_all(&harness.broker().await, &[publication(1, "a"), publication(2, "a")]).await;
     let consumer = harness.consumer("billing", 10).await;
     let held = receive(&consumer, 2).await;
-    assert!(held.iter().all(|delivery| &*delivery.address == ADDRESS && delivery.count == 1));
+    assert!(held.iter().all(|delivery| &*delivery.address == ADDRESS && !delivery.redelivered));
     assert_eq!(held[0].lane, held[1].lane, "one key, one lane");
     assert_ne!(held[0].tag, held[1].tag);
     let places: Vec<Option<u64>> = held.iter().map(|delivery| delivery.place).collect();
@@ -59,8 +61,7 @@ pub async fn undecodable_bytes_arrive_with_their_bytes(harness: &mut impl Consum
         let found = first.raw.headers.iter().find(|(found, _)| found == name).map(|(_, value)| value);
         assert_eq!(found.map(|value| &**value), Some(value.as_bytes()), "{name}");
     }
-    let answers: Vec<_> = held.iter().map(|delivery| (delivery.tag, Answer::Acknowledge)).collect();
-    assert_eq!(soon(consumer.settle(&answers)).await.expect("settled"), []);
+    acknowledge(&consumer, &held).await;
 }
 
 /// The caller decides how much it can take.
@@ -88,7 +89,7 @@ pub async fn the_prefetch_bounds_a_lane(harness: &mut impl ConsumerHarness) {
     assert_eq!(held.iter().map(number).collect::<Vec<_>>(), [1, 2, 3]);
     nothing(&consumer).await;
     others_flow(harness, &consumer, &held[0].lane).await;
-    soon(consumer.settle(&[(held[1].tag, Answer::Acknowledge)])).await.expect("settled");
+    acknowledge(&consumer, &held[1..2]).await;
     assert_eq!(number(&receive(&consumer, 1).await[0]), 4);
 }
 
@@ -103,7 +104,7 @@ pub async fn a_paused_lane_leaves_the_others_flowing(harness: &mut impl Consumer
     publish_all(&broker, &[publication(2, "a")]).await;
     others_flow(harness, &consumer, &held[0].lane).await;
     // What is out can be settled all the same.
-    assert_eq!(soon(consumer.settle(&[(held[0].tag, Answer::Acknowledge)])).await.expect("settled"), []);
+    acknowledge(&consumer, &held[..1]).await;
     nothing(&consumer).await;
     soon(consumer.resume(&held[0].lane)).await.expect("resumed");
     let mut seen = Vec::new();
@@ -156,9 +157,8 @@ pub async fn two_receivers_of_one_consumer_share(harness: &mut impl ConsumerHarn
                 some = consumer.receive(100) => some.expect("deliveries"),
                 _ = ended.wait_for(|ended| *ended) => return,
             };
-            let answers: Vec<_> = some.iter().map(|delivery| (delivery.tag, Answer::Acknowledge)).collect();
             seen.lock().expect("no holder panics").extend(some.iter().map(number));
-            assert_eq!(consumer.settle(&answers).await.expect("settled"), []);
+            acknowledge(&consumer, &some).await;
         }
         whole.send_replace(true);
     };

@@ -2,15 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use relevo_core::{Answer, Consumer, Delivery, Publication, Tag};
+use relevo_core::{BrokerConsumer as _, Delivery, Publication};
 
-use super::harness::{ADDRESS, ConsumerHarness, key, nothing, number, publication, publish_all, receive, soon, to};
-
-/// Acknowledges deliveries; none may be lost.
-async fn acknowledge(consumer: &impl Consumer, deliveries: &[Delivery]) {
-    let answers: Vec<(Tag, Answer)> = deliveries.iter().map(|delivery| (delivery.tag, Answer::Acknowledge)).collect();
-    assert_eq!(soon(consumer.settle(&answers)).await.expect("settled"), []);
-}
+use super::harness::{
+    ADDRESS, ConsumerHarness, acknowledge, key, nothing, number, publication, publish_all, receive, soon, stale, tags,
+    to,
+};
 
 fn many(count: u32, keys: u32) -> Vec<Publication> {
     (1..=count).map(|number| publication(number, &format!("k-{}", number % keys))).collect()
@@ -140,19 +137,19 @@ pub async fn a_key_comes_in_order_whoever_takes_it(harness: &mut impl ConsumerHa
 }
 
 /// Death costs nothing but time.
-pub async fn what_a_dead_consumer_held_comes_again_with_a_higher_count(harness: &mut impl ConsumerHarness) {
+pub async fn what_a_dead_consumer_held_comes_again_as_a_repeat(harness: &mut impl ConsumerHarness) {
     harness.group("billing", ADDRESS).await;
     publish_all(&harness.broker().await, &many(20, 5)).await;
     let first = harness.consumer("billing", 100).await;
     let held = receive(&first, 20).await;
-    assert!(held.iter().all(|delivery| delivery.count == 1));
+    assert!(held.iter().all(|delivery| !delivery.redelivered));
     acknowledge(&first, &held[..8]).await;
     let expected = sorted(&held[8..]);
     harness.kill(first).await;
     let second = harness.consumer("billing", 100).await;
     let again = receive(&second, 12).await;
     assert_eq!(sorted(&again), expected);
-    assert!(again.iter().all(|delivery| delivery.count == 2), "the counts did not rise");
+    assert!(again.iter().all(|delivery| delivery.redelivered), "a repeat looks like a first delivery");
 }
 
 /// Its answers change nothing, and it is told.
@@ -164,8 +161,7 @@ pub async fn a_consumer_that_lost_its_lanes_settles_nothing(harness: &mut impl C
     harness.freeze(&old).await;
     let new = harness.consumer("billing", 100).await;
     let again = receive(&new, 10).await;
-    let answers: Vec<(Tag, Answer)> = held.iter().map(|delivery| (delivery.tag, Answer::Acknowledge)).collect();
-    let lost = soon(old.settle(&answers)).await.expect("an answer");
+    let lost = stale(&old, &tags(&held)).await.expect("outcomes");
     assert_eq!(lost, held.iter().map(|delivery| delivery.tag).collect::<Vec<_>>());
     harness.kill(old).await;
     harness.kill(new).await;
@@ -197,8 +193,7 @@ pub async fn a_closed_consumer_receives_nothing(harness: &mut impl ConsumerHarne
     let (received, closed) = tokio::join!(soon(consumer.receive(10)), consumer.close());
     closed.expect("closed");
     assert!(received.expect("an answer").is_empty());
-    let late = soon(consumer.settle(&[(held[0].tag, Answer::Acknowledge)])).await;
-    assert_eq!(late.expect("an answer"), [held[0].tag]);
+    assert_eq!(stale(&consumer, &tags(&held)).await.expect("outcomes"), [held[0].tag]);
     soon(consumer.close()).await.expect("closing twice does no harm");
     let second = harness.consumer("billing", 100).await;
     assert_eq!(sorted(&receive(&second, 1).await), [1]);

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use relevo_core::broker::Reports;
 use relevo_core::message::{Headers, Message, MessageId};
 use relevo_core::wire::Received;
-use relevo_core::{Broker, Class, Consumer, Delivery, Publication, Raw};
+use relevo_core::{AckOutcome, Broker, BrokerConsumer, Class, Delivery, DeliveryTag, Failure, Publication, Raw};
 
 /// The address that most cases publish to.
 pub const ADDRESS: &str = "orders";
@@ -52,7 +52,7 @@ pub struct Promises {
 #[async_trait]
 pub trait ConsumerHarness: BrokerHarness {
     /// What is consumed with.
-    type Consumer: Consumer;
+    type Consumer: BrokerConsumer;
 
     /// Makes a group, of at least four lanes where the broker has none of its own, that gets everything published from
     /// now on to this address.
@@ -71,17 +71,11 @@ pub trait ConsumerHarness: BrokerHarness {
     /// Publishes anything at all, which need not be a message of ours.
     async fn publish_raw(&self, address: &str, headers: &Headers, payload: Bytes);
 
-    /// Lets time pass for retries: by waiting, by moving a clock, or by making every stored time of that kind earlier.
-    async fn let_pass(&self, time: Duration);
-
-    /// A pause of a retry that does not pass by itself while a case looks whether anything comes; [`Self::let_pass`] of a
-    /// broker whose clock is its own waits for it.
-    fn later(&self) -> Duration {
-        Duration::from_mins(10)
+    /// An acknowledgement that was confirmed survives a crash of the broker itself. Otherwise the message may be delivered
+    /// again.
+    fn acks_survive_crash(&self) -> bool {
+        true
     }
-
-    /// What a group rejected, oldest first.
-    async fn dead(&self, group: &str) -> Vec<Raw>;
 }
 
 /// An ordinary message of this key to [`ADDRESS`]; equal numbers make equal messages.
@@ -164,7 +158,7 @@ pub fn key(delivery: &Delivery) -> String {
 }
 
 /// Receives until there are `wanted` deliveries, and not one more.
-pub async fn receive(consumer: &impl Consumer, wanted: usize) -> Vec<Delivery> {
+pub async fn receive(consumer: &impl BrokerConsumer, wanted: usize) -> Vec<Delivery> {
     let mut all = Vec::new();
     while all.len() < wanted {
         let some = soon(consumer.receive(wanted - all.len())).await.expect("deliveries");
@@ -176,9 +170,41 @@ pub async fn receive(consumer: &impl Consumer, wanted: usize) -> Vec<Delivery> {
 }
 
 /// Nothing is there to be received.
-pub async fn nothing(consumer: &impl Consumer) {
+pub async fn nothing(consumer: &impl BrokerConsumer) {
     let received = tokio::time::timeout(QUIET, consumer.receive(100)).await;
     if let Ok(received) = received {
         panic!("received {:?}", received.map(|deliveries| deliveries.iter().map(number).collect::<Vec<_>>()));
     }
+}
+
+/// Acknowledges deliveries that must all be outstanding.
+pub async fn acknowledge(consumer: &impl BrokerConsumer, deliveries: &[Delivery]) {
+    assert_eq!(stale(consumer, &tags(deliveries)).await.expect("acknowledged"), []);
+}
+
+/// Acknowledges; the tags that were stale, or the first failure.
+pub async fn stale(consumer: &impl BrokerConsumer, tags: &[DeliveryTag]) -> Result<Vec<DeliveryTag>, Failure> {
+    stale_of(tags.iter().copied(), soon(consumer.acknowledge(tags)).await)
+}
+
+/// The tags whose outcome is stale, or the first failure.
+pub fn stale_of(
+    tags: impl ExactSizeIterator<Item = DeliveryTag>,
+    outcomes: Vec<AckOutcome>,
+) -> Result<Vec<DeliveryTag>, Failure> {
+    assert_eq!(tags.len(), outcomes.len(), "one outcome per delivery");
+    let mut stale = Vec::new();
+    for (tag, outcome) in tags.zip(outcomes) {
+        match outcome {
+            AckOutcome::Acknowledged => {}
+            AckOutcome::Stale => stale.push(tag),
+            AckOutcome::Failed(failure) => return Err(failure),
+        }
+    }
+    Ok(stale)
+}
+
+/// The tags of these deliveries.
+pub fn tags(deliveries: &[Delivery]) -> Vec<DeliveryTag> {
+    deliveries.iter().map(|delivery| delivery.tag).collect()
 }

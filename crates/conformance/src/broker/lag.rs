@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use relevo_core::{Answer, Consumer, Delivery, Lane, Tag};
+use relevo_core::{BrokerConsumer, Delivery, Lane};
 use tokio::time::{Instant, sleep};
 
-use super::harness::{ADDRESS, ConsumerHarness, SOON, publication, publish_all, receive, soon, to};
+use super::harness::{ADDRESS, ConsumerHarness, SOON, acknowledge, publication, publish_all, receive, soon, to};
 
 /// Every lane is told of, with nothing in it.
 pub async fn nothing_waits_in_a_new_group(harness: &mut impl ConsumerHarness) {
@@ -58,33 +58,17 @@ pub async fn what_is_out_does_not_wait(harness: &mut impl ConsumerHarness) {
     waits(&next, rest.len() as u64).await;
 }
 
-/// Nobody is late with it.
-pub async fn what_waits_for_its_pause_does_not_wait_for_a_consumer(harness: &mut impl ConsumerHarness) {
-    harness.group("billing", ADDRESS).await;
-    publish_all(&harness.broker().await, &[publication(1, "a")]).await;
-    let consumer = harness.consumer("billing", 100).await;
-    let held = receive(&consumer, 1).await;
-    let later = Answer::RetryLater { after: harness.later() };
-    assert_eq!(soon(consumer.settle(&[(held[0].tag, later)])).await.expect("settled"), []);
-    waits(&consumer, 0).await;
-}
-
-async fn acknowledge(consumer: &impl Consumer, deliveries: &[Delivery]) {
-    let answers: Vec<(Tag, Answer)> = deliveries.iter().map(|delivery| (delivery.tag, Answer::Acknowledge)).collect();
-    assert_eq!(soon(consumer.settle(&answers)).await.expect("settled"), []);
-}
-
 /// Waits until so many are told, over all lanes: what is on its way is seen when it has come.
-async fn waits(consumer: &impl Consumer, wanted: u64) -> BTreeMap<Lane, u64> {
+async fn waits(consumer: &impl BrokerConsumer, wanted: u64) -> BTreeMap<Lane, u64> {
     until(consumer, |lag| lag.values().sum::<u64>() == wanted).await
 }
 
 /// Waits until exactly this is told of lanes with something in them; everything that is told.
-async fn told(consumer: &impl Consumer, wanted: &BTreeMap<Lane, u64>) -> BTreeMap<Lane, u64> {
+async fn told(consumer: &impl BrokerConsumer, wanted: &BTreeMap<Lane, u64>) -> BTreeMap<Lane, u64> {
     until(consumer, |lag| lag.iter().filter(|(_, waiting)| **waiting > 0).eq(wanted)).await
 }
 
-async fn until(consumer: &impl Consumer, is_right: impl Fn(&BTreeMap<Lane, u64>) -> bool) -> BTreeMap<Lane, u64> {
+async fn until(consumer: &impl BrokerConsumer, is_right: impl Fn(&BTreeMap<Lane, u64>) -> bool) -> BTreeMap<Lane, u64> {
     let end = Instant::now() + SOON;
     loop {
         let told = soon(consumer.lag()).await.expect("it is told");

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use relevo_core::inbox::source::{Ask, Filter, Logged, ReplaySource};
-use relevo_core::{Consumer, Delivery, Draft, Message, MessageId, Publication};
+use relevo_core::{BrokerConsumer, Delivery, Draft, Message, MessageId, Publication};
 
 /// A log of its own for one case, empty at first.
 ///
@@ -39,7 +39,7 @@ pub fn publications(drafts: Vec<Draft>, first: u64) -> Vec<Publication> {
 }
 
 /// So many deliveries of a consumer, in the order of the log.
-pub async fn receive(consumer: &impl Consumer, count: usize) -> Vec<Delivery> {
+pub async fn receive(consumer: &impl BrokerConsumer, count: usize) -> Vec<Delivery> {
     let mut received = Vec::new();
     while received.len() < count {
         let next = crate::broker::harness::soon(consumer.receive(count)).await;

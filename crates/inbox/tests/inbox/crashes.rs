@@ -6,7 +6,7 @@ use std::time::Duration;
 use relevo_core::inbox::retries::Retries;
 use relevo_core::inbox::{Arrival, Entry, Inbox as _, Keeping, Setback, Stop};
 use relevo_core::message::Headers;
-use relevo_core::{Consumer as _, Lane, Raw};
+use relevo_core::{BrokerConsumer as _, Lane, Raw};
 use relevo_inbox::{Config, Handlers, Options, Order};
 use relevo_store_memory::Inbox;
 use tokio::time::Instant;

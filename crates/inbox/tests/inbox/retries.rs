@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use relevo_core::inbox::retries::Retries;
 use relevo_core::message::Headers;
-use relevo_core::{Answer, Consumer as _, Policy};
+use relevo_core::{BrokerConsumer as _, Policy};
 use relevo_inbox::{Config, Durable, Handlers, Options, Order, RuntimeError};
 
 use crate::stage::{Do, Stage, acknowledged, call, fails, inside, ordered, text, told, unordered, until};
@@ -153,9 +153,8 @@ async fn without_order_the_broker_can_keep_what_waits_and_counts_the_tries() {
     let config = Config { durable: Durable::Broker, retries: exact(6), ..unordered() };
     let process = stage.start(config, inside(&handler));
     acknowledged(&stage, 1).await;
-    let pauses: Vec<Answer> = stage.wire.settled().into_iter().map(|(_, answer)| answer).collect();
-    let later = |secs| Answer::RetryLater { after: Duration::from_secs(secs) };
-    assert_eq!(pauses, [later(15), later(45), Answer::Acknowledge]);
+    let delays: Vec<Option<Duration>> = stage.wire.settled().into_iter().map(|(_, delay)| delay).collect();
+    assert_eq!(delays, [Some(Duration::from_secs(15)), Some(Duration::from_secs(45)), None]);
     let dead = &stage.dead().await[0];
     assert_eq!((dead.attempts, dead.class.as_str(), dead.arrival.place), (6, "transient", Some(place)));
     assert_eq!((handler.tried().len(), process.stats.crashed()), (6, 0), "tries that end are no crashes");
@@ -166,9 +165,9 @@ async fn what_the_broker_took_back_untried_has_all_its_tries() {
     let stage = Stage::new();
     stage.send("0", "k", "1");
     // Fetched ahead, as behind a breaker, by processes that ended before its turn.
-    for count in 1..=5 {
+    for time in 1..=5 {
         let held = stage.wire.hand(1).receive(10).await.expect("a message");
-        assert_eq!((held.len(), held[0].count), (1, count));
+        assert_eq!((held.len(), held[0].redelivered), (1, time > 1));
         stage.wire.redeliver();
     }
     let handler = fails(100);
@@ -193,10 +192,31 @@ async fn tries_at_the_broker_are_counted_by_the_handlers_own_policy() {
 
 #[tokio::test(start_paused = true)]
 async fn a_configuration_that_breaks_a_promise_is_refused() {
+    let refusal = async |change: fn(&Stage), config: Config| {
+        let stage = Stage::new();
+        change(&stage);
+        let mut process = stage.start(config, inside(&fails(0)));
+        match process.ended().await {
+            Err(RuntimeError::Config(why)) => why,
+            other => panic!("it was not refused: {other:?}"),
+        }
+    };
+    let by_broker = |order| Config { durable: Durable::Broker, ..order };
+    let why = refusal(|_| {}, by_broker(ordered())).await;
+    assert!(why.contains("`durable`"), "{why}");
+    let why = refusal(|stage| stage.wire.without_retries(), by_broker(unordered())).await;
+    assert!(why.contains("`durable`") && why.contains("delayed retries"), "{why}");
+    let why = refusal(|stage| stage.wire.without_order(), ordered()).await;
+    assert!(why.contains("`order`") && why.contains("`ordered"), "{why}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_order_any_queue_will_do() {
     let stage = Stage::new();
-    let by_broker = Config { durable: Durable::Broker, ..ordered() };
-    let mut process = stage.start(by_broker, inside(&fails(0)));
-    assert!(matches!(process.ended().await, Err(RuntimeError::Config(_))));
+    stage.wire.without_order();
+    stage.send("0", "k", "1");
+    let _process = stage.start(unordered(), inside(&fails(0)));
+    acknowledged(&stage, 1).await;
 }
 
 #[tokio::test(start_paused = true)]

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use relevo_core::inbox::Entry;
-use relevo_core::{Consumer as _, Policy};
+use relevo_core::{BrokerConsumer as _, Policy};
 use relevo_inbox::{Config, RuntimeError};
 
 use crate::stage::{Do, Stage, acknowledged, call, fails, inside, ordered, text, told, unordered, until};

@@ -6,7 +6,9 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use relevo_core::{Answer, Class, Consumer, Consuming, Delivery, Failure, Lane, Raw, Tag};
+use relevo_core::{
+    AckOutcome, BrokerConsumer, Class, ConsumerCapabilities, DelayedRetry, Delivery, DeliveryTag, Failure, Lane, Raw,
+};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
@@ -23,15 +25,24 @@ struct Shared {
 #[derive(Default)]
 struct State {
     lanes: BTreeMap<Lane, VecDeque<Kept>>,
-    out: BTreeMap<Tag, (u64, Kept)>,
+    out: BTreeMap<DeliveryTag, (u64, Kept)>,
     /// Each consumer's own.
     paused: BTreeSet<(u64, Lane)>,
     /// Which consumer has which lane; all are the first one's unless they were moved.
     owners: BTreeMap<Lane, u64>,
     closed: BTreeSet<u64>,
     next: u64,
-    settled: Vec<(u64, Answer)>,
+    /// Places of deliveries that are over, each with the delay of its retry, if it has one.
+    settled: Vec<(u64, Option<Duration>)>,
     failing: bool,
+    /// Nothing is recorded for the messages at these places.
+    refused: BTreeSet<u64>,
+    /// Every consumer receives every lane.
+    unordered: bool,
+    /// The broker has no delayed retries.
+    without_retries: bool,
+    /// How often one of these was refused.
+    refusals: u64,
     /// The answer to the next pause is lost.
     deaf: bool,
     received: u64,
@@ -42,7 +53,7 @@ struct Kept {
     lane: Lane,
     raw: Raw,
     place: u64,
-    count: u32,
+    redelivered: bool,
     retries: u32,
     due: Instant,
 }
@@ -66,7 +77,7 @@ impl Wire {
         state.next += 1;
         let place = state.next;
         let lane = Lane::new(lane);
-        let kept = Kept { lane: lane.clone(), raw, place, count: 0, retries: 0, due: Instant::now() };
+        let kept = Kept { lane: lane.clone(), raw, place, redelivered: false, retries: 0, due: Instant::now() };
         state.lanes.entry(lane).or_default().push_back(kept);
         drop(state);
         self.0.changed.notify_waiters();
@@ -98,24 +109,45 @@ impl Wire {
         self.0.changed.notify_waiters();
     }
 
+    /// A broker that gives a lane to several consumers at once.
+    pub(crate) fn without_order(&self) {
+        self.lock().unordered = true;
+    }
+
+    /// A broker without delayed retries.
+    pub(crate) fn without_retries(&self) {
+        self.lock().without_retries = true;
+    }
+
+    /// From now on nothing is recorded for the message at this place.
+    pub(crate) fn refuse(&self, place: u64) {
+        self.lock().refused.insert(place);
+    }
+
+    /// From now on the message at this place is like any other again.
+    pub(crate) fn accept(&self, place: u64) {
+        self.lock().refused.remove(&place);
+    }
+
+    /// How often nothing was recorded because of [`refuse`](Self::refuse).
+    pub(crate) fn refusals(&self) -> u64 {
+        self.lock().refusals
+    }
+
     /// The next pause happens, and its answer is lost.
     pub(crate) fn lose_pause(&self) {
         self.lock().deaf = true;
     }
 
-    /// Answers that were taken, by place, in order.
-    pub(crate) fn settled(&self) -> Vec<(u64, Answer)> {
+    /// Deliveries that are over, by place, in order: acknowledged, or to be delivered again after a delay.
+    pub(crate) fn settled(&self) -> Vec<(u64, Option<Duration>)> {
         self.lock().settled.clone()
     }
 
     /// Places that were acknowledged, in order of their number.
     pub(crate) fn acknowledged(&self) -> Vec<u64> {
-        let mut places: Vec<u64> = self
-            .settled()
-            .into_iter()
-            .filter(|(_, answer)| *answer == Answer::Acknowledge)
-            .map(|(place, _)| place)
-            .collect();
+        let mut places: Vec<u64> =
+            self.settled().into_iter().filter(|(_, delay)| delay.is_none()).map(|(place, _)| place).collect();
         places.sort_unstable();
         places
     }
@@ -145,6 +177,30 @@ impl Hand {
         Self { prefetch, ..self }
     }
 
+    fn settle(&self, tag: DeliveryTag, delay: Option<Duration>) -> AckOutcome {
+        let mut state = self.wire.lock();
+        let outage = || AckOutcome::Failed(Failure::new(Class::Outage, "the broker was told to fail"));
+        let place = match state.out.get(&tag) {
+            _ if state.failing => return outage(),
+            Some((number, kept)) if *number == self.number => kept.place,
+            _ => return AckOutcome::Stale,
+        };
+        if state.refused.contains(&place) {
+            state.refusals += 1;
+            return outage();
+        }
+        let (_, mut kept) = state.out.remove(&tag).expect("it was just there");
+        state.settled.push((place, delay));
+        if let Some(delay) = delay {
+            kept.due = Instant::now() + delay;
+            kept.retries += 1;
+            state.lanes.entry(kept.lane.clone()).or_default().push_back(kept);
+        }
+        drop(state);
+        self.wire.0.changed.notify_waiters();
+        AckOutcome::Acknowledged
+    }
+
     fn take(&self, limit: usize) -> Result<Option<Vec<Delivery>>, Failure> {
         let mut state = self.wire.lock();
         if state.closed.contains(&self.number) {
@@ -167,18 +223,18 @@ impl Hand {
                 let queue = state.lanes.get_mut(&lane).expect("it is there");
                 let Some(index) = queue.iter().position(|kept| kept.due <= now) else { break };
                 let mut kept = queue.remove(index).expect("it was found");
-                kept.count += 1;
                 state.next += 1;
-                let tag = Tag::new(state.next);
+                let tag = DeliveryTag::new(state.next);
                 deliveries.push(Delivery {
                     tag,
                     raw: kept.raw.clone(),
                     address: "orders".into(),
                     lane: lane.clone(),
                     place: Some(kept.place),
-                    count: kept.count,
+                    redelivered: kept.redelivered,
                     retries: kept.retries,
                 });
+                kept.redelivered = true;
                 state.out.insert(tag, (self.number, kept));
                 state.received += 1;
                 room -= 1;
@@ -189,9 +245,20 @@ impl Hand {
 }
 
 #[async_trait]
-impl Consumer for Hand {
-    fn capabilities(&self) -> Consuming {
-        Consuming { holds_key: false, counts: true, keeps_answers: true }
+impl DelayedRetry for Hand {
+    async fn retry_later(&self, retries: &[(DeliveryTag, Duration)]) -> Vec<AckOutcome> {
+        retries.iter().map(|(tag, delay)| self.settle(*tag, Some(*delay))).collect()
+    }
+}
+
+#[async_trait]
+impl BrokerConsumer for Hand {
+    fn capabilities(&self) -> ConsumerCapabilities {
+        ConsumerCapabilities { ordered_lanes: !self.wire.lock().unordered }
+    }
+
+    fn delayed_retry(&self) -> Option<&dyn DelayedRetry> {
+        if self.wire.lock().without_retries { None } else { Some(self) }
     }
 
     async fn receive(&self, limit: usize) -> Result<Vec<Delivery>, Failure> {
@@ -207,31 +274,8 @@ impl Consumer for Hand {
         }
     }
 
-    async fn settle(&self, answers: &[(Tag, Answer)]) -> Result<Vec<Tag>, Failure> {
-        let mut state = self.wire.lock();
-        if state.failing {
-            return Err(Failure::new(Class::Outage, "the broker was told to fail"));
-        }
-        let mut lost = Vec::new();
-        for (tag, answer) in answers {
-            match state.out.get(tag) {
-                Some((number, _)) if *number == self.number => {}
-                _ => {
-                    lost.push(*tag);
-                    continue;
-                }
-            }
-            let (_, mut kept) = state.out.remove(tag).expect("it was just there");
-            state.settled.push((kept.place, answer.clone()));
-            if let Answer::RetryLater { after } = answer {
-                kept.due = Instant::now() + *after;
-                kept.retries += 1;
-                state.lanes.entry(kept.lane.clone()).or_default().push_back(kept);
-            }
-        }
-        drop(state);
-        self.wire.0.changed.notify_waiters();
-        Ok(lost)
+    async fn acknowledge(&self, tags: &[DeliveryTag]) -> Vec<AckOutcome> {
+        tags.iter().map(|tag| self.settle(*tag, None)).collect()
     }
 
     async fn pause(&self, lane: &Lane) -> Result<(), Failure> {

@@ -14,7 +14,7 @@ use relevo_core::broker::Reports;
 use relevo_core::inbox::Keeping;
 use relevo_core::message::Headers;
 use relevo_core::retry::Policy;
-use relevo_core::{Administer as _, Broker, Consumer, Message, MessageId, Publication};
+use relevo_core::{Administer as _, Broker, BrokerConsumer, Message, MessageId, Publication};
 use relevo_inbox::{Config, Handled, Handlers, Incoming, Inside, Order, Runtime, RuntimeError, Trouble, Verdict};
 use relevo_observe::consumer::Service;
 use relevo_store_postgres::inbox::{Config as InboxConfig, Inbox, Transaction};
@@ -155,7 +155,7 @@ impl Stage {
         count.fetch_one(&mut self.database.connect().await).await.expect("a table")
     }
 
-    async fn consumer(&self) -> Arc<dyn Consumer> {
+    async fn consumer(&self) -> Arc<dyn BrokerConsumer> {
         match &self.place {
             Place::Embedded(broker, _) => {
                 Arc::new(broker.consumer("billing", Membership::default()).await.expect("a group"))

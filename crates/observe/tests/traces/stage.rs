@@ -11,7 +11,7 @@ use relevo_broker_rabbitmq as rabbitmq;
 use relevo_core::inbox::Keeping;
 use relevo_core::inbox::retries::Retries;
 use relevo_core::trace::About;
-use relevo_core::{Administer as _, Broker, Consumer, Draft, MessageId, Traces};
+use relevo_core::{Administer as _, Broker, BrokerConsumer, Draft, MessageId, Traces};
 use relevo_inbox::{Config as ConsumerConfig, Handled, Handlers, Incoming, Inside, Runtime, Trouble, Verdict};
 use relevo_observe::traces::{Config, Exporter, Ratio};
 use relevo_relay::{Config as RelayConfig, Relay};
@@ -208,7 +208,7 @@ async fn consumer(
     running: &mut JoinSet<()>,
     database: &Database,
     name: &str,
-    consumer: Arc<dyn Consumer>,
+    consumer: Arc<dyn BrokerConsumer>,
     handlers: Handlers<Transaction>,
     traces: Traces,
 ) {

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use relevo_core::inbox::Entry;
 use relevo_core::store::StoreError;
-use relevo_core::{Answer, Delivery, Lane, Raw, Tag};
+use relevo_core::{AckOutcome, Delivery, DeliveryTag, Lane, Raw};
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 
@@ -206,7 +206,7 @@ impl Group {
                 let Some(mut kept) = state.lanes[number].waiting.remove(&place) else { continue };
                 kept.count += 1;
                 state.next += 1;
-                let tag = Tag::new(state.next);
+                let tag = DeliveryTag::new(state.next);
                 let case = self.case(&kept);
                 self.history.record(Event::Delivered { case, to: connection, count: kept.count });
                 deliveries.push(Delivery {
@@ -215,7 +215,7 @@ impl Group {
                     address: ADDRESS.into(),
                     lane: Self::lane(number),
                     place: Some(place),
-                    count: kept.count,
+                    redelivered: kept.count > 1,
                     retries: kept.retries,
                 });
                 state.out.insert(tag, Out { to: connection, lane: number, kept });
@@ -224,43 +224,39 @@ impl Group {
         deliveries
     }
 
-    /// Takes answers; says which came too late.
-    pub fn settle(&self, connection: u64, answers: &[(Tag, Answer)]) -> Vec<Tag> {
+    /// Acknowledges deliveries, or puts them off for a delay.
+    pub fn settle(&self, connection: u64, deliveries: &[(DeliveryTag, Option<Duration>)]) -> Vec<AckOutcome> {
         self.change(|state, _| {
-            let mut lost = Vec::new();
-            for (tag, answer) in answers {
-                match state.out.remove(tag) {
-                    Some(out) if out.to == connection => self.answered(state, out, answer),
-                    Some(out) => {
-                        state.out.insert(*tag, out);
-                        lost.push(*tag);
-                    }
-                    None => lost.push(*tag),
+            let settle = |(tag, delay): &(DeliveryTag, Option<Duration>)| match state.out.remove(tag) {
+                Some(out) if out.to == connection => {
+                    self.settle_one(state, out, *delay);
+                    AckOutcome::Acknowledged
                 }
-            }
-            lost
+                Some(out) => {
+                    state.out.insert(*tag, out);
+                    AckOutcome::Stale
+                }
+                None => AckOutcome::Stale,
+            };
+            deliveries.iter().map(settle).collect()
         })
     }
 
-    fn answered(&self, state: &mut State, out: Out, answer: &Answer) {
+    fn settle_one(&self, state: &mut State, out: Out, delay: Option<Duration>) {
         let Out { lane, mut kept, .. } = out;
         let case = self.case(&kept);
-        match answer {
-            Answer::Acknowledge => {
-                self.history.record(Event::Acknowledged(case));
-                state.lanes[lane].waiting.remove(&kept.place);
-                state.settled.insert(kept.place);
-                state.acknowledged.push((lane, kept));
+        if let Some(delay) = delay {
+            self.history.record(Event::PutOff(case));
+            kept.due = Instant::now() + delay;
+            kept.retries += 1;
+            if !state.settled.contains(&kept.place) {
+                state.lanes[lane].waiting.insert(kept.place, kept);
             }
-            Answer::RetryLater { after } => {
-                self.history.record(Event::PutOff(case));
-                kept.due = Instant::now() + *after;
-                kept.retries += 1;
-                if !state.settled.contains(&kept.place) {
-                    state.lanes[lane].waiting.insert(kept.place, kept);
-                }
-            }
-            Answer::Reject { reason } => self.history.record(Event::Broken(format!("a member rejects: {reason}"))),
+        } else {
+            self.history.record(Event::Acknowledged(case));
+            state.lanes[lane].waiting.remove(&kept.place);
+            state.settled.insert(kept.place);
+            state.acknowledged.push((lane, kept));
         }
     }
 
@@ -294,7 +290,8 @@ impl Group {
         &self.scenario.consumers[self.number]
     }
 
-    fn is_shared(&self) -> bool {
+    /// Every member receives every lane.
+    pub fn is_shared(&self) -> bool {
         self.plan().shared
     }
 

@@ -2,10 +2,13 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use relevo_core::store::StoreError;
-use relevo_core::{Answer, Class, Consumer, Consuming, Delivery, Failure, Lane, Tag};
+use relevo_core::{
+    AckOutcome, BrokerConsumer, Class, ConsumerCapabilities, DelayedRetry, Delivery, DeliveryTag, Failure, Lane,
+};
 
 use crate::inbox::broker::Group;
 use crate::inbox::event::Event;
@@ -40,9 +43,13 @@ impl Connection {
 }
 
 #[async_trait]
-impl Consumer for Connection {
-    fn capabilities(&self) -> Consuming {
-        Consuming { holds_key: false, counts: true, keeps_answers: false }
+impl BrokerConsumer for Connection {
+    fn capabilities(&self) -> ConsumerCapabilities {
+        ConsumerCapabilities { ordered_lanes: !self.group.is_shared() }
+    }
+
+    fn delayed_retry(&self) -> Option<&dyn DelayedRetry> {
+        Some(self)
     }
 
     async fn receive(&self, limit: usize) -> Result<Vec<Delivery>, Failure> {
@@ -51,9 +58,8 @@ impl Consumer for Connection {
         Ok(self.call(group.receive(number, limit)).await?.take())
     }
 
-    async fn settle(&self, answers: &[(Tag, Answer)]) -> Result<Vec<Tag>, Failure> {
-        let (group, number, answers) = (Arc::clone(&self.group), self.number, answers.to_vec());
-        self.call(async move { Ok(group.settle(number, &answers)) }).await
+    async fn acknowledge(&self, tags: &[DeliveryTag]) -> Vec<AckOutcome> {
+        self.settle(tags.iter().map(|tag| (*tag, None)).collect()).await
     }
 
     async fn pause(&self, lane: &Lane) -> Result<(), Failure> {
@@ -74,7 +80,20 @@ impl Consumer for Connection {
     }
 }
 
+#[async_trait]
+impl DelayedRetry for Connection {
+    async fn retry_later(&self, retries: &[(DeliveryTag, Duration)]) -> Vec<AckOutcome> {
+        self.settle(retries.iter().map(|(tag, delay)| (*tag, Some(*delay))).collect()).await
+    }
+}
+
 impl Connection {
+    async fn settle(&self, deliveries: Vec<(DeliveryTag, Option<Duration>)>) -> Vec<AckOutcome> {
+        let (group, number, count) = (Arc::clone(&self.group), self.number, deliveries.len());
+        let settled = self.call(async move { Ok(group.settle(number, &deliveries)) }).await;
+        settled.unwrap_or_else(|failure| AckOutcome::failed(failure, count))
+    }
+
     async fn tell(&self, lane: &Lane, pause: bool) -> Result<(), Failure> {
         let (group, number, lane) = (Arc::clone(&self.group), self.number, lane.clone());
         let told = self.told.fetch_add(1, Ordering::Relaxed) + 1;

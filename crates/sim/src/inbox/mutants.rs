@@ -11,7 +11,9 @@ use relevo_core::inbox::{
     Waiting,
 };
 use relevo_core::store::StoreError;
-use relevo_core::{Answer, Consumer, Consuming, Delivery, Failure, Lane, Tag};
+use relevo_core::{
+    AckOutcome, BrokerConsumer, ConsumerCapabilities, DelayedRetry, Delivery, DeliveryTag, Failure, Lane,
+};
 use relevo_store_memory::{Inbox as Memory, Transaction};
 use uuid::Uuid;
 
@@ -345,7 +347,7 @@ pub struct Port<C> {
     mutant: Option<Mutant>,
 }
 
-impl<C: Consumer> Port<C> {
+impl<C: BrokerConsumer> Port<C> {
     /// Leaves the connection as it is, or makes it wrong.
     pub const fn new(inner: C, mutant: Option<Mutant>) -> Self {
         Self { inner, mutant }
@@ -353,28 +355,32 @@ impl<C: Consumer> Port<C> {
 }
 
 #[async_trait]
-impl<C: Consumer> Consumer for Port<C> {
-    fn capabilities(&self) -> Consuming {
+impl<C: BrokerConsumer> BrokerConsumer for Port<C> {
+    fn capabilities(&self) -> ConsumerCapabilities {
         self.inner.capabilities()
+    }
+
+    fn delayed_retry(&self) -> Option<&dyn DelayedRetry> {
+        self.inner.delayed_retry()
     }
 
     async fn receive(&self, limit: usize) -> Result<Vec<Delivery>, Failure> {
         let mut deliveries = self.inner.receive(limit).await?;
         if self.mutant == Some(Mutant::CountDeliveries) {
             for delivery in &mut deliveries {
-                delivery.retries = delivery.count - 1;
+                delivery.retries += u32::from(delivery.redelivered);
             }
         }
         if self.mutant == Some(Mutant::AcknowledgeFirst) {
-            let answers: Vec<_> = deliveries.iter().map(|delivery| (delivery.tag, Answer::Acknowledge)).collect();
-            // If it fails, they come again.
-            drop(self.inner.settle(&answers).await);
+            let tags: Vec<DeliveryTag> = deliveries.iter().map(|delivery| delivery.tag).collect();
+            // Those that fail are delivered again.
+            drop(self.inner.acknowledge(&tags).await);
         }
         Ok(deliveries)
     }
 
-    async fn settle(&self, answers: &[(Tag, Answer)]) -> Result<Vec<Tag>, Failure> {
-        self.inner.settle(answers).await
+    async fn acknowledge(&self, tags: &[DeliveryTag]) -> Vec<AckOutcome> {
+        self.inner.acknowledge(tags).await
     }
 
     async fn pause(&self, lane: &Lane) -> Result<(), Failure> {

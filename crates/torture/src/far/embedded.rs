@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Result, ensure};
 use relevo_broker_embedded::{Config, EmbeddedBroker, Group, Membership};
-use relevo_core::{Answer, Consumer as _};
+use relevo_core::{AckOutcome, BrokerConsumer as _};
 
 use crate::oracle::Arrival;
 
@@ -36,14 +36,15 @@ impl Embedded {
         let mut arrivals = Vec::new();
         while left(&broker).await? > 0 {
             let deliveries = consumer.receive(1000).await?;
-            let mut answers = Vec::with_capacity(deliveries.len());
+            let mut tags = Vec::with_capacity(deliveries.len());
             for delivery in deliveries {
                 let message = delivery.raw.decode()?.message;
                 arrivals.push(super::arrival(Some(message.key.to_string()), &message.payload)?);
-                answers.push((delivery.tag, Answer::Acknowledge));
+                tags.push(delivery.tag);
             }
-            let gone = consumer.settle(&answers).await?;
-            ensure!(gone.is_empty(), "somebody else took deliveries from the oracle");
+            let outcomes = consumer.acknowledge(&tags).await;
+            let all = outcomes.iter().all(|outcome| matches!(outcome, AckOutcome::Acknowledged));
+            ensure!(all, "deliveries of the oracle were not acknowledged: {outcomes:?}");
         }
         consumer.close().await?;
         Ok(arrivals)

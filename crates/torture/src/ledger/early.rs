@@ -4,25 +4,32 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use relevo_core::{Answer, Consumer, Consuming, Delivery, Failure, Lane, Tag};
+use relevo_core::{
+    AckOutcome, BrokerConsumer, ConsumerCapabilities, DelayedRetry, Delivery, DeliveryTag, Failure, Lane,
+};
 
-pub(super) struct Early(pub(super) Arc<dyn Consumer>);
+pub(super) struct Early(pub(super) Arc<dyn BrokerConsumer>);
 
 #[async_trait]
-impl Consumer for Early {
-    fn capabilities(&self) -> Consuming {
+impl BrokerConsumer for Early {
+    fn capabilities(&self) -> ConsumerCapabilities {
         self.0.capabilities()
+    }
+
+    fn delayed_retry(&self) -> Option<&dyn DelayedRetry> {
+        self.0.delayed_retry()
     }
 
     async fn receive(&self, limit: usize) -> Result<Vec<Delivery>, Failure> {
         let deliveries = self.0.receive(limit).await?;
-        let answers: Vec<_> = deliveries.iter().map(|delivery| (delivery.tag, Answer::Acknowledge)).collect();
-        self.0.settle(&answers).await?;
+        let tags: Vec<DeliveryTag> = deliveries.iter().map(|delivery| delivery.tag).collect();
+        // Those that fail are delivered again.
+        drop(self.0.acknowledge(&tags).await);
         Ok(deliveries)
     }
 
-    async fn settle(&self, _answers: &[(Tag, Answer)]) -> Result<Vec<Tag>, Failure> {
-        Ok(Vec::new())
+    async fn acknowledge(&self, tags: &[DeliveryTag]) -> Vec<AckOutcome> {
+        vec![AckOutcome::Acknowledged; tags.len()]
     }
 
     async fn pause(&self, lane: &Lane) -> Result<(), Failure> {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use relevo_core::{Broker, Consumer};
+use relevo_core::{Broker, BrokerConsumer};
 
 /// The RabbitMQ exchange for all messages, unless the feed names another one.
 pub const EXCHANGE: &str = "ledger";
@@ -97,7 +97,7 @@ impl Feed {
     }
 
     /// A member of the group.
-    pub async fn consumer(&self, name: &str) -> Result<Arc<dyn Consumer>> {
+    pub async fn consumer(&self, name: &str) -> Result<Arc<dyn BrokerConsumer>> {
         Ok(match &self.kind {
             Kind::Embedded(path) => embedded::consumer(self, path, name).await?,
             Kind::RabbitMq { .. } => rabbitmq::consumer(self, name).await?,

@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result};
 use relevo_core::inbox::Inbox;
 use relevo_core::inbox::retries::Retries;
 use relevo_core::retry::{Backoff, Policy};
-use relevo_core::{Consumer, store::StoreError};
+use relevo_core::{BrokerConsumer, store::StoreError};
 use relevo_inbox::{Config, Handlers, Order, Runtime, RuntimeError, Stats};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -79,8 +79,9 @@ impl Member {
     /// Opens its connections and starts to consume messages.
     pub async fn start(self) -> Result<Running> {
         let consumer = self.feed.consumer(&self.config.name).await.context("the broker's consumer")?;
-        let consumer: Arc<dyn Consumer> = if self.acknowledges_early { Arc::new(Early(consumer)) } else { consumer };
-        let consumer: Arc<dyn Consumer> = Arc::new(Watched::new(consumer, Arc::clone(&self.conduct)));
+        let consumer: Arc<dyn BrokerConsumer> =
+            if self.acknowledges_early { Arc::new(Early(consumer)) } else { consumer };
+        let consumer: Arc<dyn BrokerConsumer> = Arc::new(Watched::new(consumer, Arc::clone(&self.conduct)));
         let (name, keeping) = (self.config.consumer.clone(), self.config.keeping);
         match self.store.clone() {
             Store::Postgres(options) => {
@@ -100,7 +101,7 @@ impl Member {
         }
     }
 
-    fn run<I>(self, inbox: Result<I, StoreError>, consumer: Arc<dyn Consumer>) -> Result<Running, StoreError>
+    fn run<I>(self, inbox: Result<I, StoreError>, consumer: Arc<dyn BrokerConsumer>) -> Result<Running, StoreError>
     where
         I: Inbox + 'static,
         I::Transaction: DerefMut<Target: Page> + 'static,

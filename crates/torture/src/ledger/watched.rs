@@ -4,24 +4,26 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
-use relevo_core::{Answer, Consumer, Consuming, Delivery, Failure, Lane, Tag};
+use relevo_core::{
+    AckOutcome, BrokerConsumer, ConsumerCapabilities, DelayedRetry, Delivery, DeliveryTag, Failure, Lane,
+};
 
 use super::conduct::{Conduct, Point, Reached};
 use super::handler::change_of;
 
 pub(super) struct Watched {
-    inner: Arc<dyn Consumer>,
+    inner: Arc<dyn BrokerConsumer>,
     conduct: Arc<dyn Conduct>,
     /// The change numbers of unsettled messages.
-    out: Mutex<BTreeMap<Tag, i64>>,
+    out: Mutex<BTreeMap<DeliveryTag, i64>>,
 }
 
 impl Watched {
-    pub(super) fn new(inner: Arc<dyn Consumer>, conduct: Arc<dyn Conduct>) -> Self {
+    pub(super) fn new(inner: Arc<dyn BrokerConsumer>, conduct: Arc<dyn Conduct>) -> Self {
         Self { inner, conduct, out: Mutex::default() }
     }
 
-    fn out(&self) -> MutexGuard<'_, BTreeMap<Tag, i64>> {
+    fn out(&self) -> MutexGuard<'_, BTreeMap<DeliveryTag, i64>> {
         // No code panics while it holds the lock.
         self.out.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -33,9 +35,13 @@ impl Watched {
 }
 
 #[async_trait]
-impl Consumer for Watched {
-    fn capabilities(&self) -> Consuming {
+impl BrokerConsumer for Watched {
+    fn capabilities(&self) -> ConsumerCapabilities {
         self.inner.capabilities()
+    }
+
+    fn delayed_retry(&self) -> Option<&dyn DelayedRetry> {
+        self.inner.delayed_retry()
     }
 
     async fn receive(&self, limit: usize) -> Result<Vec<Delivery>, Failure> {
@@ -48,21 +54,22 @@ impl Consumer for Watched {
         Ok(deliveries)
     }
 
-    async fn settle(&self, answers: &[(Tag, Answer)]) -> Result<Vec<Tag>, Failure> {
-        for (tag, answer) in answers {
+    async fn acknowledge(&self, tags: &[DeliveryTag]) -> Vec<AckOutcome> {
+        for tag in tags {
             let change = self.out().get(tag).copied();
-            if let (Some(change), Answer::Acknowledge) = (change, answer) {
+            if let Some(change) = change {
                 self.at(Point::Committed, change).await;
             }
         }
-        let settled = self.inner.settle(answers).await;
-        if settled.is_ok() {
-            let mut out = self.out();
-            for (tag, _) in answers {
+        let outcomes = self.inner.acknowledge(tags).await;
+        let mut out = self.out();
+        for (tag, outcome) in tags.iter().zip(&outcomes) {
+            if !matches!(outcome, AckOutcome::Failed(_)) {
                 out.remove(tag);
             }
         }
-        settled
+        drop(out);
+        outcomes
     }
 
     async fn pause(&self, lane: &Lane) -> Result<(), Failure> {

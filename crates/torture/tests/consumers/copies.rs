@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use relevo_core::Answer;
+use relevo_core::AckOutcome;
 use relevo_inbox::{DeadLetterTo, Trouble};
 use relevo_torture::ledger::{Feed, Member, Point};
 use tokio::time::timeout;
@@ -52,7 +52,8 @@ pub(crate) async fn a_dead_letter_is_copied_to_a_queue_of_the_broker(on: On) {
     assert_eq!((header("x-own"), &*copy.key), (Some("its own"), original.key.as_str()));
     let dead = stage.dead().await;
     assert_eq!(copy.payload, dead[0].arrival.raw.payload);
-    reader.settle(&[(copies[0].tag, Answer::Acknowledge)]).await.expect("it is settled");
+    let outcomes = reader.acknowledge(&[copies[0].tag]).await;
+    assert!(matches!(outcomes[..], [AckOutcome::Acknowledged]), "{outcomes:?}");
     reader.close().await.expect("it closes");
     stage.finish([running], &[2]).await;
 }

@@ -43,8 +43,8 @@ pub fn topology(ladder: &[Duration]) -> rabbitmq::Topology {
     rabbitmq::Topology {
         exchanges: vec![rabbitmq::Exchange::new(EXCHANGE)],
         queues: vec![
-            rabbitmq::Queue { retry: ladder.to_vec(), ..queue(NOTIFICATIONS) },
-            rabbitmq::Queue { ordered: true, retry: Vec::new(), ..queue(METRICS) },
+            rabbitmq::Queue { ordered: false, retry: ladder.to_vec(), ..queue(NOTIFICATIONS) },
+            rabbitmq::Queue { retry: Vec::new(), ..queue(METRICS) },
         ],
         bindings: bound(NOTIFICATIONS).chain(bound(METRICS)).collect(),
         policies: Vec::new(),
@@ -55,7 +55,7 @@ pub fn topology(ladder: &[Duration]) -> rabbitmq::Topology {
 pub(super) fn groups() -> [embedded::Group; 2] {
     [NOTIFICATIONS, METRICS].map(|queue| {
         let addresses = wanted(queue).iter().map(|topic| format!("{EXCHANGE}/{topic}"));
-        embedded::Group { ordered: queue == METRICS, ..embedded::Group::new(queue, addresses) }
+        embedded::Group::new(queue, addresses)
     })
 }
 

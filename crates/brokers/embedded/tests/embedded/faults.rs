@@ -6,8 +6,8 @@ use std::process::Command;
 use std::time::Duration;
 
 use relevo_broker_embedded::{Config, EmbeddedBroker, Group, Membership};
-use relevo_conformance::broker::harness::{ADDRESS, numbers, publication, publish, publish_all, receive, with};
-use relevo_core::{Answer, Class, Consumer as _, Publication};
+use relevo_conformance::broker::harness::{ADDRESS, numbers, publication, publish, publish_all, receive, stale, with};
+use relevo_core::{BrokerConsumer as _, Class, Publication};
 use sqlx::{ConnectOptions as _, Connection as _, SqliteConnection};
 
 use crate::directory::Directory;
@@ -156,10 +156,10 @@ async fn consumers_wait_out_a_locked_file() {
     let lock = other.begin_with("BEGIN EXCLUSIVE").await.expect("the lock");
     let failure = consumer.receive(1).await.expect_err("locked");
     assert_eq!(failure.class(), Class::Outage);
-    let answer = [(held[0].tag, Answer::Acknowledge)];
-    assert_eq!(consumer.settle(&answer).await.expect_err("locked").class(), Class::Outage);
+    let tag = [held[0].tag];
+    assert_eq!(stale(&consumer, &tag).await.expect_err("locked").class(), Class::Outage);
     lock.rollback().await.expect("unlocked");
-    assert_eq!(consumer.settle(&answer).await.expect("settled"), []);
+    assert_eq!(stale(&consumer, &tag).await.expect("settled"), []);
     assert_eq!(receive(&consumer, 1).await.len(), 1);
 }
 

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use relevo_broker_embedded::{Config, EmbeddedBroker, Group, GroupStatus, LAG_EXACT_MAX, Membership, Start, Which};
-use relevo_conformance::broker::harness::{number, publication, publish_all, receive, soon, to};
-use relevo_core::{Answer, Class, Consumer as _, Publication};
+use relevo_broker_embedded::{Config, EmbeddedBroker, Group, GroupStatus, LAG_EXACT_MAX, Membership, Start};
+use relevo_conformance::broker::harness::{number, publication, publish_all, receive, soon, stale, tags, to};
+use relevo_core::{BrokerConsumer as _, Class, Publication};
 
 use crate::directory::Directory;
 
@@ -67,7 +67,7 @@ async fn patterns_choose_addresses_segment_by_segment() {
 }
 
 #[tokio::test]
-async fn a_status_counts_what_lags_is_out_waits_and_is_dead() {
+async fn a_status_counts_what_lags_is_out_and_came_back() {
     let directory = Directory::new();
     let broker = open(&directory).await;
     broker.declare(&Group::new("g", ["orders"])).await.expect("a group");
@@ -77,14 +77,13 @@ async fn a_status_counts_what_lags_is_out_waits_and_is_dead() {
     assert_eq!(status(&broker, "g").await.lag, 10);
     let consumer = broker.consumer("g", Membership { prefetch: 6, ..Membership::default() }).await.expect("one");
     let held = receive(&consumer, 6).await;
-    let later = Answer::RetryLater { after: Duration::from_mins(1) };
-    let reject = Answer::Reject { reason: "no".to_owned() };
-    // The last one that is out waits; nothing is out behind it.
-    let answers = [(held[0].tag, Answer::Acknowledge), (held[1].tag, reject), (held[5].tag, later)];
-    assert_eq!(consumer.settle(&answers).await.expect("settled"), []);
+    assert_eq!(stale(&consumer, &[held[0].tag]).await.expect("acknowledged"), []);
     let found = status(&broker, "g").await;
-    assert_eq!((found.lag, found.out, found.waiting, found.dead, found.consumers), (4, 3, 1, 1, 1));
-    assert_eq!((found.lanes, found.ordered, found.patterns), (16, true, vec!["orders".to_owned()]));
+    assert_eq!((found.lag, found.out, found.waiting, found.consumers), (4, 5, 0, 1));
+    assert_eq!((found.lanes, found.patterns), (16, vec!["orders".to_owned()]));
+    consumer.close().await.expect("closed");
+    let found = status(&broker, "g").await;
+    assert_eq!((found.lag, found.out, found.waiting, found.consumers), (4, 0, 5, 0));
 }
 
 #[tokio::test]
@@ -102,31 +101,6 @@ async fn a_lag_is_exact_up_to_a_bound() {
 }
 
 #[tokio::test]
-async fn dead_letters_are_listed_requeued_and_deleted() {
-    let directory = Directory::new();
-    let broker = open(&directory).await;
-    broker.declare(&Group::new("g", ["**"])).await.expect("a group");
-    let batch: Vec<Publication> = (1..=3).map(|number| publication(number, "k")).collect();
-    publish_all(&broker, &batch).await;
-    let consumer = broker.consumer("g", Membership::default()).await.expect("a consumer");
-    let held = receive(&consumer, 3).await;
-    let reject = |index: usize| (held[index].tag, Answer::Reject { reason: format!("reason {index}") });
-    assert_eq!(consumer.settle(&[reject(0), reject(1), reject(2)]).await.expect("settled"), []);
-    let dead = broker.dead("g", 10).await.expect("dead letters");
-    assert_eq!(dead.iter().map(|letter| &*letter.reason).collect::<Vec<_>>(), ["reason 0", "reason 1", "reason 2"]);
-    assert!(dead.iter().all(|letter| letter.count == 1 && letter.message.key == "k"));
-
-    assert_eq!(broker.delete_dead("g", &Which::Ids(vec![dead[0].id])).await.expect("deleted"), 1);
-    assert_eq!(broker.requeue("g", &Which::Ids(vec![dead[2].id])).await.expect("requeued"), 1);
-    assert_eq!(broker.requeue("g", &Which::Ids(vec![dead[2].id])).await.expect("requeued"), 0, "a double click");
-    let again = receive(&consumer, 1).await;
-    assert_eq!((number(&again[0]), again[0].count), (3, 2));
-    assert_eq!(broker.requeue("g", &Which::All).await.expect("requeued"), 1);
-    assert_eq!(number(&receive(&consumer, 1).await[0]), 2);
-    assert_eq!(broker.dead("g", 10).await.expect("dead letters"), []);
-}
-
-#[tokio::test]
 async fn a_removed_group_takes_everything_with_it() {
     let directory = Directory::new();
     let broker = open(&directory).await;
@@ -136,7 +110,7 @@ async fn a_removed_group_takes_everything_with_it() {
     let held = receive(&consumer, 1).await;
     assert!(broker.remove("g").await.expect("removed"));
     assert!(!broker.remove("g").await.expect("nothing to remove"));
-    let lost = consumer.settle(&[(held[0].tag, Answer::Acknowledge)]).await.expect("an answer");
+    let lost = stale(&consumer, &[held[0].tag]).await.expect("an answer");
     assert_eq!(lost, [held[0].tag]);
     assert_eq!(broker.groups().await.expect("groups"), []);
 }
@@ -169,7 +143,7 @@ async fn a_consumer_keeps_its_lanes_while_it_works() {
     let other = broker.consumer("g", membership).await.expect("a consumer");
     // Several leases pass while nobody calls the first one; the other gets what is free and nothing else.
     assert!(tokio::time::timeout(2 * lease + lease / 5, other.receive(1)).await.is_err());
-    assert_eq!(consumer.settle(&[(held[0].tag, Answer::Acknowledge)]).await.expect("settled"), []);
+    assert_eq!(stale(&consumer, &[held[0].tag]).await.expect("settled"), []);
 }
 
 #[tokio::test]
@@ -183,20 +157,19 @@ async fn a_new_file_may_be_opened_by_many_at_once() {
 }
 
 #[tokio::test]
-async fn a_retry_whose_answer_was_cut_off_holds_its_key_all_the_same() {
+async fn an_acknowledgement_that_was_cut_off_is_recorded_or_not() {
     let directory = Directory::new();
     let broker = open(&directory).await;
     broker.declare(&Group::new("g", ["**"])).await.expect("a group");
     let consumer = broker.consumer("g", Membership::default()).await.expect("a consumer");
     let mut expected = 0;
-    // Cut off at every moment there is; whatever the file knows by then, every message comes, in order, to its end.
+    // Cut off at every moment there is: the file knows it, or the delivery is still outstanding.
     for polls in 0..16 {
         let batch: Vec<Publication> = (expected..expected + 3).map(|number| publication(number, "k")).collect();
         publish_all(&broker, &batch).await;
-        let held = receive(&consumer, 3).await;
-        let answers = [(held[0].tag, Answer::RetryLater { after: Duration::ZERO })];
+        let held = tags(&receive(&consumer, 3).await);
         {
-            let mut call = std::pin::pin!(consumer.settle(&answers));
+            let mut call = std::pin::pin!(consumer.acknowledge(&held[..1]));
             let mut polled = 0;
             soon(std::future::poll_fn(|context| {
                 polled += 1;
@@ -204,20 +177,10 @@ async fn a_retry_whose_answer_was_cut_off_holds_its_key_all_the_same() {
             }))
             .await;
         }
-        // Then it changes its mind; each answer is kept or lost, and what is lost comes again.
-        let mut open: Vec<_> = held.into_iter().collect();
-        let mut done = Vec::new();
-        while done.len() < 3 {
-            let answers: Vec<_> = open.iter().map(|delivery| (delivery.tag, Answer::Acknowledge)).collect();
-            let lost = soon(consumer.settle(&answers)).await.expect("settled");
-            done.extend(open.iter().filter(|delivery| !lost.contains(&delivery.tag)).map(number));
-            let status = status(&broker, "g").await;
-            if status.lag + status.out + status.waiting == 0 {
-                break;
-            }
-            open = soon(consumer.receive(3)).await.expect("deliveries");
-        }
-        assert!(done.is_sorted(), "{done:?}");
+        let stale = stale(&consumer, &held).await.expect("acknowledged");
+        assert!(stale.is_empty() || stale == held[..1], "{stale:?}");
+        let status = status(&broker, "g").await;
+        assert_eq!((status.lag, status.out, status.waiting), (0, 0, 0));
         expected += 3;
     }
 }

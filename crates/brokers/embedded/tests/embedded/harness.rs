@@ -18,17 +18,11 @@ const LEASE: Duration = Duration::from_mins(5);
 
 pub(crate) struct Embedded {
     directory: Directory,
-    ordered: bool,
 }
 
 #[expect(clippy::unused_async, reason = "the suite awaits it: other brokers start servers")]
-pub(crate) async fn ordered() -> Embedded {
-    Embedded { directory: Directory::new(), ordered: true }
-}
-
-#[expect(clippy::unused_async, reason = "the suite awaits it: other brokers start servers")]
-pub(crate) async fn unordered() -> Embedded {
-    Embedded { directory: Directory::new(), ordered: false }
+pub(crate) async fn start() -> Embedded {
+    Embedded { directory: Directory::new() }
 }
 
 impl Embedded {
@@ -83,7 +77,7 @@ impl ConsumerHarness for Embedded {
     type Consumer = EmbeddedConsumer;
 
     async fn group(&self, name: &str, address: &str) {
-        let group = Group { lanes: 8, ordered: self.ordered, start: Start::Now, ..Group::new(name, [address]) };
+        let group = Group { lanes: 8, start: Start::Now, ..Group::new(name, [address]) };
         self.open().await.declare(&group).await.expect("a group");
     }
 
@@ -104,15 +98,5 @@ impl ConsumerHarness for Embedded {
 
     async fn publish_raw(&self, address: &str, headers: &Headers, payload: Bytes) {
         self.open().await.publish_raw(address, "", headers, payload).await.expect("published");
-    }
-
-    async fn let_pass(&self, time: Duration) {
-        let ms = i64::try_from(time.as_millis()).expect("a short time");
-        self.sql("UPDATE broker_pending SET due_ms = due_ms - ?1", ms).await;
-    }
-
-    async fn dead(&self, group: &str) -> Vec<Raw> {
-        let dead = self.open().await.dead(group, usize::MAX).await.expect("the file can be read");
-        dead.into_iter().map(|letter| letter.message.raw).collect()
     }
 }

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use relevo_broker_embedded::{Config, EmbeddedBroker, Group, LAG_EXACT_MAX, Membership};
-use relevo_conformance::broker::harness::{ADDRESS, key, publication, publish_all, receive, soon};
-use relevo_core::{Answer, Consumer as _, Lane, Publication};
+use relevo_conformance::broker::harness::{ADDRESS, acknowledge, key, publication, publish_all, receive, soon};
+use relevo_core::{BrokerConsumer as _, Lane, Publication};
 
 use crate::directory::Directory;
 
@@ -18,8 +18,7 @@ async fn a_lane_that_stands_far_behind_is_told_up_to_the_limit_and_the_others_ex
     let first: Vec<Publication> = (1..=40).map(|number| publication(number, &format!("k-{number}"))).collect();
     publish_all(&broker, &first).await;
     let held = receive(&consumer, 40).await;
-    let answers: Vec<_> = held.iter().map(|delivery| (delivery.tag, Answer::Acknowledge)).collect();
-    assert_eq!(soon(consumer.settle(&answers)).await.expect("settled"), []);
+    acknowledge(&consumer, &held).await;
     let keys: BTreeMap<Lane, String> = held.iter().map(|delivery| (delivery.lane.clone(), key(delivery))).collect();
     let lanes: Vec<&Lane> = keys.keys().collect();
     assert_eq!(lanes.len(), 4, "forty keys are in all lanes");

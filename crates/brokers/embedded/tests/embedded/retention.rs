@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use relevo_broker_embedded::{Config, EmbeddedBroker, Group, Membership, Start, Which};
-use relevo_conformance::broker::harness::{ADDRESS, numbers, publication, publish, publish_all, receive};
-use relevo_core::{Answer, Class, Consumer as _, Delivery, Publication, Tag};
+use relevo_broker_embedded::{Config, EmbeddedBroker, Group, Membership, Start};
+use relevo_conformance::broker::harness::{ADDRESS, numbers, publication, publish, publish_all, receive, stale};
+use relevo_core::{BrokerConsumer as _, Class, Delivery, DeliveryTag, Publication};
 
 use crate::directory::Directory;
 
@@ -21,8 +21,8 @@ fn batch(range: std::ops::Range<u32>) -> Vec<Publication> {
     range.map(|number| publication(number, &format!("k-{}", number % 5))).collect()
 }
 
-fn acknowledged<'a>(deliveries: impl IntoIterator<Item = &'a Delivery>) -> Vec<(Tag, Answer)> {
-    deliveries.into_iter().map(|delivery| (delivery.tag, Answer::Acknowledge)).collect()
+fn tags<'a>(deliveries: impl IntoIterator<Item = &'a Delivery>) -> Vec<DeliveryTag> {
+    deliveries.into_iter().map(|delivery| delivery.tag).collect()
 }
 
 async fn kept(broker: &EmbeddedBroker) -> Vec<i64> {
@@ -40,17 +40,17 @@ async fn what_every_group_acknowledged_goes_and_the_rest_stays() {
     publish_all(&broker, &batch(0..10)).await;
     let one = broker.consumer("one", Membership::default()).await.expect("a consumer");
     let held = receive(&one, 10).await;
-    one.settle(&acknowledged(&held)).await.expect("settled");
+    stale(&one, &tags(&held)).await.expect("acknowledged");
     assert_eq!(broker.sweep().await.expect("swept").messages, 0, "the other group has seen nothing");
     let other = broker.consumer("other", Membership::default()).await.expect("a consumer");
     let held = receive(&other, 10).await;
     // Every second one, so that what stays has gaps.
     let mut held: Vec<Delivery> = held;
     held.sort_by_key(|delivery| delivery.place);
-    other.settle(&acknowledged(held.iter().step_by(2))).await.expect("settled");
+    stale(&other, &tags(held.iter().step_by(2))).await.expect("acknowledged");
     assert_eq!(broker.sweep().await.expect("swept").messages, 5);
     assert_eq!(kept(&broker).await, [1, 3, 5, 7, 9]);
-    other.settle(&acknowledged(held.iter().skip(1).step_by(2))).await.expect("settled");
+    stale(&other, &tags(held.iter().skip(1).step_by(2))).await.expect("acknowledged");
     broker.sweep().await.expect("swept");
     assert_eq!(kept(&broker).await, Vec::<i64>::new());
     // A group that begins now is not confused by an empty log.
@@ -105,7 +105,7 @@ async fn a_full_broker_asks_to_wait_until_consumers_made_room() {
     assert_eq!(kept(&broker).await, (0..10).collect::<Vec<_>>());
     let consumer = broker.consumer("g", Membership::default()).await.expect("a consumer");
     let held = receive(&consumer, 10).await;
-    consumer.settle(&acknowledged(&held[..2])).await.expect("settled");
+    stale(&consumer, &tags(&held[..2])).await.expect("acknowledged");
     publish_all(&broker, &batch(10..12)).await;
     assert_eq!(kept(&broker).await.len(), 10);
     // One group's lag is what holds it; removing the group is a person's decision, and ends it.
@@ -137,28 +137,7 @@ async fn what_came_before_the_first_group_waits_for_it() {
     broker.declare(&Group { start: Start::Oldest, ..Group::new("g", ["**"]) }).await.expect("a group");
     let consumer = broker.consumer("g", Membership::default()).await.expect("a consumer");
     let held = receive(&consumer, 5).await;
-    consumer.settle(&acknowledged(&held)).await.expect("settled");
+    stale(&consumer, &tags(&held)).await.expect("acknowledged");
     consumer.close().await.expect("closed");
     assert_eq!(broker.sweep().await.expect("swept").messages, 5);
-}
-
-#[tokio::test]
-async fn a_dead_letter_keeps_its_message() {
-    let directory = Directory::new();
-    let broker = open(config(&directory)).await;
-    broker.declare(&Group::new("g", ["**"])).await.expect("a group");
-    publish_all(&broker, &batch(0..5)).await;
-    let consumer = broker.consumer("g", Membership::default()).await.expect("a consumer");
-    let mut held = receive(&consumer, 5).await;
-    held.sort_by_key(|delivery| delivery.place);
-    let mut answers = acknowledged(&held);
-    answers[2].1 = Answer::Reject { reason: "no".to_owned() };
-    consumer.settle(&answers).await.expect("settled");
-    broker.sweep().await.expect("swept");
-    assert_eq!(kept(&broker).await, [2]);
-    let dead = broker.dead("g", 10).await.expect("dead letters");
-    assert_eq!(numbers([dead[0].raw()]), [2]);
-    broker.delete_dead("g", &Which::All).await.expect("deleted");
-    broker.sweep().await.expect("swept");
-    assert_eq!(kept(&broker).await, Vec::<i64>::new());
 }

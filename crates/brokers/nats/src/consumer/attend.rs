@@ -11,7 +11,7 @@ use futures_util::StreamExt as _;
 use futures_util::future::join_all;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::lane::{Cell, Held, Letters, durable_ns, is_same_durable};
+use super::lane::{Cell, Held, durable_ns, is_same_durable};
 use super::window::{Plan, Window};
 use super::{Shared, read};
 use crate::classify::{Error, api};
@@ -122,7 +122,6 @@ impl Shared {
         let now_ms = self.sign(call, self.lease_ms()).await?;
         let share = self.share(now_ms).await?;
         renewed.into_iter().collect::<Result<(), Error>>()?;
-        join_all(self.cells.iter().map(|cell| self.bury(cell))).await;
         let released = self.give_up(share).await?;
         // One that is closed meanwhile must not take anything any more.
         if !self.is_closed() {
@@ -250,7 +249,6 @@ impl Shared {
             doubtful: false,
             leaving: false,
             paused: false,
-            letters: Letters::Flow,
             reader,
         });
         Ok(())

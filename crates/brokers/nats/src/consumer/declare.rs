@@ -11,7 +11,7 @@ use crate::group::{BUCKET, Group};
 use crate::lanes::stream_name;
 use crate::link;
 
-/// Makes what a group needs: a durable consumer a lane, the stream of its dead letters, the bucket of lanes. What exists
+/// Makes what a group needs: a durable consumer a lane, and the bucket of lanes. What exists
 /// is left as it is; a consumer that differs is an error that says how.
 ///
 /// The answer of the server is read: an old one says yes to settings that it does not know, and leaves them out.
@@ -25,10 +25,6 @@ pub async fn declare(config: &Config, group: &Group) -> Result<(), Error> {
         Err(error) => return Err(api("looking for the stream", error)),
     };
     let replicas = source.cached_info().config.num_replicas;
-    let dead = group.dead_stream_config(replicas);
-    if !has_stream(&context, &dead.name).await? {
-        context.create_stream(dead).await.map_err(|error| api("making the stream of dead letters", error))?;
-    }
     if !has_stream(&context, &stream_name()).await? {
         let bucket = bucket(replicas);
         context.create_stream(bucket).await.map_err(|error| api("making the bucket of lanes", error))?;
@@ -78,7 +74,7 @@ pub(crate) fn context(client: &Client, config: &Config) -> Context {
 /// Whether everything is there as it was asked for.
 pub(super) async fn check(context: &Context, group: &Group) -> Result<(), Error> {
     let missing = || Error::NoGroup(group.name.clone());
-    for name in [group.stream.clone(), group.dead_stream(), stream_name()] {
+    for name in [group.stream.clone(), stream_name()] {
         if !has_stream(context, &name).await? {
             return Err(missing());
         }

@@ -2,15 +2,14 @@
 
 use std::pin::pin;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 use futures_util::future::join_all;
-use relevo_core::{Delivery, Tag};
+use relevo_core::{Delivery, DeliveryTag};
 use tokio::sync::MutexGuard;
 
 use super::lane::{Cell, Held};
 use super::window::Plan;
-use super::{Shared, lock, now_ms};
+use super::{Shared, lock};
 use crate::classify::Error;
 
 /// What one look gave.
@@ -19,8 +18,6 @@ struct Look {
     deliveries: Vec<Delivery>,
     /// A lane was not as it was believed to be: look again at once.
     again: bool,
-    /// When the next retry is due, if nothing was found.
-    due_ms: Option<i64>,
 }
 
 /// A lane with something to hand out.
@@ -55,12 +52,10 @@ impl Shared {
             if look.again {
                 continue;
             }
-            let pause = look.due_ms.map(|due| u64::try_from(due - now_ms()).unwrap_or_default().max(1));
             tokio::select! {
                 () = changed => {}
                 // The sender lives as long as this does.
                 _ = closed.changed() => {}
-                () = tokio::time::sleep(pause.map_or(Duration::MAX, Duration::from_millis)) => {}
             }
         }
     }
@@ -71,7 +66,7 @@ impl Shared {
         // Two that look at once would wait for each other's lanes.
         let _one = self.looking.lock().await;
         let mut look = Look::default();
-        let mut chosen = self.choose(limit, &mut look).await?;
+        let mut chosen = self.choose(limit).await?;
         let writes = chosen.iter_mut().map(|Chosen { cell, slot, plan }| async {
             match slot.as_mut() {
                 Some(held) => self.write(cell, held, plan).await,
@@ -94,10 +89,10 @@ impl Shared {
         }
     }
 
-    async fn choose<'a>(&'a self, limit: usize, look: &mut Look) -> Result<Vec<Chosen<'a>>, Error> {
+    async fn choose(&self, limit: usize) -> Result<Vec<Chosen<'_>>, Error> {
         let first = self.turn.fetch_add(1, Ordering::Relaxed) % self.cells.len();
         let mut left = limit;
-        let mut chosen: Vec<Chosen<'a>> = Vec::new();
+        let mut chosen: Vec<Chosen<'_>> = Vec::new();
         for cell in self.cells[first..].iter().chain(&self.cells[..first]) {
             // Whoever has lanes in hand already waits for no other, which may be busy with a call to the server.
             let mut slot = match cell.held.try_lock() {
@@ -108,10 +103,7 @@ impl Shared {
             self.resolve(cell, &mut slot).await?;
             let Some(held) = slot.as_ref().filter(|held| !held.paused && !held.leaving) else { continue };
             let room = self.membership.prefetch.saturating_sub(held.window.out());
-            let (plan, due_ms) = held.window.ready(room.min(left), now_ms());
-            if room > 0 {
-                look.due_ms = [look.due_ms, due_ms].into_iter().flatten().min();
-            }
+            let plan = held.window.ready(room.min(left));
             if !plan.is_empty() {
                 left -= plan.handed.len();
                 chosen.push(Chosen { cell, slot, plan });
@@ -127,18 +119,18 @@ impl Shared {
         let handed = plan.handed.clone();
         held.window.carry_out(plan);
         for seq in handed {
-            // The lane in the low bits, so that an answer finds it.
+            // The lane in the low bits, so that an acknowledgement finds it.
             let number = self.tags.fetch_add(1, Ordering::Relaxed);
-            let tag = Tag::new(number << 16 | u64::from(cell.number));
-            if let Some((content, count, retries)) = held.window.hand_out(seq, tag) {
+            let tag = DeliveryTag::new(number << 16 | u64::from(cell.number));
+            if let Some((content, redelivered)) = held.window.hand_out(seq, tag) {
                 deliveries.push(Delivery {
                     tag,
                     raw: content.raw.clone(),
                     address: content.address.clone(),
                     lane: cell.lane.clone(),
                     place: Some(seq),
-                    count,
-                    retries,
+                    redelivered,
+                    retries: 0,
                 });
             }
         }

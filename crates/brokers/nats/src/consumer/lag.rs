@@ -3,8 +3,8 @@
 use futures_util::future::try_join_all;
 use relevo_core::Lane;
 
+use super::Shared;
 use super::lane::Cell;
-use super::{Shared, now_ms};
 use crate::classify::{Error, api};
 
 impl Shared {
@@ -17,7 +17,7 @@ impl Shared {
         let info = self.stream.consumer_info(&cell.durable).await;
         let info = info.map_err(|error| api("looking at a lane's consumer", error))?;
         let slot = cell.held.lock().await;
-        let here = slot.as_ref().map_or(0, |held| held.window.waiting(now_ms()));
+        let here = slot.as_ref().map_or(0, |held| held.window.waiting());
         Ok((cell.lane.clone(), info.num_pending + here as u64))
     }
 }

@@ -4,21 +4,18 @@ use async_nats::Subject;
 use async_nats::jetstream::AckKind;
 use async_nats::jetstream::consumer::Info;
 use relevo_core::Lane;
-use std::time::Duration;
 use tokio::sync::Mutex;
 use tokio::task::AbortHandle;
 
+use super::Shared;
 use super::settle::Call;
-use super::window::{Kind, Plan, Window, Word};
-use super::{Shared, now_ms};
+use super::window::{Plan, Window, Word};
 use crate::classify::Error;
 use crate::group::Group;
 use crate::lanes::{Record, Written};
 
 /// How often a write is tried again that our own earlier one, given up as lost, came before.
 const GHOSTS_MAX: usize = 3;
-/// Reasons take at most this part of the largest message.
-pub(crate) const REASONS_SHARE: usize = 16;
 /// A 2.9 remembers the time at which a consumer was made less than a millisecond differently after its restart.
 const SAME_NS: u64 = 100_000_000;
 
@@ -30,10 +27,8 @@ pub(super) struct Cell {
     pub(super) filters: Vec<String>,
     /// Held while the record and this must agree.
     pub(super) held: Mutex<Option<Held>>,
-    /// What the next write of answers takes along.
+    /// What the next write of acknowledgements takes along.
     pub(super) calls: std::sync::Mutex<Vec<Call>>,
-    /// One writes dead letters at a time, all that there are.
-    pub(super) burying: Mutex<()>,
 }
 
 impl Cell {
@@ -45,18 +40,8 @@ impl Cell {
             filters: group.filters(number),
             held: Mutex::default(),
             calls: std::sync::Mutex::default(),
-            burying: Mutex::default(),
         }
     }
-}
-
-/// Whether dead letters can be written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Letters {
-    /// As far as is known.
-    Flow,
-    /// The last time one could not.
-    Stuck,
 }
 
 /// A lane that this consumer has, as far as it knows.
@@ -70,7 +55,6 @@ pub(super) struct Held {
     /// It goes to another consumer as soon as nothing is out.
     pub(super) leaving: bool,
     pub(super) paused: bool,
-    pub(super) letters: Letters,
     pub(super) reader: AbortHandle,
 }
 
@@ -96,18 +80,13 @@ impl Held {
         is_same_durable(self.durable_ns, durable_ns)
     }
 
-    fn record(&self, owner: Option<&str>, lease_ms: u64, plan: &Plan, reason_bytes: usize) -> Record {
-        let (high, open) = self.window.record(plan, reason_bytes);
+    fn record(&self, owner: Option<&str>, lease_ms: u64, plan: &Plan) -> Record {
+        let (high, open) = self.window.record(plan);
         Record { owner: owner.map(str::to_owned), epoch: self.epoch, lease_ms, durable_ns: self.durable_ns, high, open }
     }
 }
 
 impl Shared {
-    /// The room for reasons in a lane's record.
-    fn reason_bytes(&self) -> usize {
-        self.client.max_payload() / REASONS_SHARE
-    }
-
     /// Makes sure that what is believed of a lane is so; a lane that went to somebody else is gone afterwards.
     pub(super) async fn resolve(&self, cell: &Cell, slot: &mut Option<Held>) -> Result<(), Error> {
         let Some(held) = slot.as_mut().filter(|held| held.doubtful) else { return Ok(()) };
@@ -138,7 +117,7 @@ impl Shared {
     ///
     /// Cancelling leaves the lane in doubt, which the next call resolves.
     pub(super) async fn write(&self, cell: &Cell, held: &mut Held, plan: &Plan) -> Result<bool, Error> {
-        let record = held.record(Some(&self.id), self.lease_ms(), plan, self.reason_bytes());
+        let record = held.record(Some(&self.id), self.lease_ms(), plan);
         held.doubtful = true;
         match self.bucket.write(cell.number, &record, held.revision).await? {
             Written::Kept(revision) => {
@@ -173,7 +152,7 @@ impl Shared {
         for _ in 0..GHOSTS_MAX {
             self.resolve(cell, slot).await?;
             let Some(held) = slot else { return Ok(()) };
-            let record = held.record(None, self.lease_ms(), &Plan::default(), self.reason_bytes());
+            let record = held.record(None, self.lease_ms(), &Plan::default());
             held.doubtful = true;
             if let Written::Kept(_) = self.bucket.write(cell.number, &record, held.revision).await? {
                 *slot = None;
@@ -183,22 +162,13 @@ impl Shared {
         Err(Error::Unconfirmed(self.deadline))
     }
 
-    /// Tells the server what became of deliveries. The record is what counts: if a word gets lost the server brings the
-    /// message again after `ack_wait`, and is told again.
+    /// Acknowledges at the server. The record is what counts: if an acknowledgement gets lost the server brings the message
+    /// again after `ack_wait`, and is told again.
     pub(super) async fn say(&self, cell: &Cell, words: Vec<Word>) {
-        let now_ms = now_ms();
         let all = async {
-            for Word { seq, reply, kind } in words {
-                let kind = match kind {
-                    Kind::Done => AckKind::Ack,
-                    Kind::Dead => AckKind::Term,
-                    Kind::Later { due_ms } => {
-                        let pause = u64::try_from(due_ms - now_ms).unwrap_or_default().max(1);
-                        AckKind::Nak(Some(Duration::from_millis(pause)))
-                    }
-                };
+            for Word { seq, reply } in words {
                 let reply = reply.unwrap_or_else(|| self.reply(cell, seq));
-                if self.client.publish(reply, kind.into()).await.is_err() {
+                if self.client.publish(reply, AckKind::Ack.into()).await.is_err() {
                     return;
                 }
             }

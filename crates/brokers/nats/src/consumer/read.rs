@@ -21,7 +21,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use super::count::{Count, Gap};
 use super::lane::{Cell, Held, durable_ns};
-use super::window::{Arrival, Content, Kind, Word};
+use super::window::{Arrival, Content, Word};
 use super::{Shared, declare, lock};
 use crate::classify::{Error, Source, api};
 use crate::headers::decode_headers;
@@ -222,7 +222,7 @@ impl Reader<'_> {
         for (seq, message) in messages {
             let content = self.content(message.subject, message.headers.as_ref(), message.payload);
             if held.window.take(seq, content, message.reply.clone()) == Arrival::Done {
-                done.push(Word { seq, reply: message.reply, kind: Kind::Done });
+                done.push(Word { seq, reply: message.reply });
             }
         }
         drop(slot);
@@ -242,13 +242,12 @@ impl Reader<'_> {
 
     fn content(&self, subject: Subject, headers: Option<&HeaderMap>, payload: Bytes) -> Content {
         let headers = headers.map(decode_headers).unwrap_or_default();
-        let key = headers.get("ce-partitionkey").map(|key| key.as_str().into());
         let address = match self.shared.group.lanes {
             Some(_) => subject.rsplit_once('.').map_or(subject.as_str(), |(address, _)| address),
             None => subject.as_str(),
         };
         let address = address.into();
-        Content { raw: Raw::new(headers, payload), address, subject, key }
+        Content { raw: Raw::new(headers, payload), address }
     }
 }
 

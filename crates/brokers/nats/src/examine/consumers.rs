@@ -27,7 +27,7 @@ pub(super) fn examine(info: &consumer::Info, report: &mut Report) {
             "{name} gets a message at most {} times; then the server gives it up and puts it nowhere",
             info.config.max_deliver
         );
-        let fix = "remove `max_deliver`: Relevo's consumers reject to the stream of dead letters".to_owned();
+        let fix = "remove `max_deliver`: the inbox keeps what cannot be handled as a dead letter".to_owned();
         report.told(Severity::Warning, "delivery-limit-drops", what, fix);
     } else {
         report.good("delivery-limit-drops", name);

@@ -24,12 +24,6 @@ impl Topology {
             pieces.push(bucket_piece(seen));
         }
         for group in &self.groups {
-            let dead = group.dead_stream_config(1);
-            let state = match seen.streams.get(&dead.name) {
-                None => foreign(&dead.name, &dead.subjects, seen),
-                Some(found) => of(subjects(&dead.subjects, &found.config.subjects).into_iter().collect()),
-            };
-            pieces.push(Piece { name: format!("stream `{}`", dead.name), state });
             let is_known = self.streams.iter().any(|stream| stream.name == group.stream);
             pieces.extend((0..group.lane_count()).map(|lane| consumer_piece(group, lane, seen, is_known)));
         }

@@ -28,7 +28,6 @@ pub(crate) struct Lanes {
     /// One before each consumer.
     proxies: Mutex<Vec<Arc<CutProxy>>>,
     thawing: Mutex<JoinSet<()>>,
-    later: Duration,
 }
 
 pub(crate) async fn newest() -> Lanes {
@@ -43,10 +42,7 @@ pub(crate) async fn start(version: NatsVersion) -> Lanes {
     let server = Private::start(version, Settings::new()).await;
     let subjects = ["orders.*", "other.*", "orders-not.*"].map(str::to_owned).to_vec();
     make_stream(&server, stream::Config { name: STREAM.to_owned(), subjects, ..stream::Config::default() }).await;
-    // The thread of a test has its name; one case has its server crash while the pause lasts.
-    let crashes = std::thread::current().name().is_some_and(|name| name.contains("a_pause_survives"));
-    let later = Duration::from_secs(if crashes { 10 } else { 6 });
-    Lanes { server, proxies: Mutex::default(), thawing: Mutex::default(), later }
+    Lanes { server, proxies: Mutex::default(), thawing: Mutex::default() }
 }
 
 impl Lanes {
@@ -169,18 +165,5 @@ impl ConsumerHarness for Lanes {
         let jetstream = self.jetstream().await;
         let sent = jetstream.publish_with_headers(format!("{address}.0"), map, payload).await;
         sent.expect("sent").await.expect("published");
-    }
-
-    /// The server's clock cannot be moved.
-    async fn let_pass(&self, time: Duration) {
-        tokio::time::sleep(time).await;
-    }
-
-    fn later(&self) -> Duration {
-        self.later
-    }
-
-    async fn dead(&self, group: &str) -> Vec<Raw> {
-        stored(&self.server, &format!("{group}-dead")).await.into_iter().map(|(_, raw)| raw).collect()
     }
 }

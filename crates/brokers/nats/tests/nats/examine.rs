@@ -138,7 +138,6 @@ async fn an_old_server_and_what_it_ignores_are_told() {
     let findings = stage.examine_with(Config { topology: topology.clone(), ..stage.config() }, &[]).await;
     findings.has(Danger, "settings-ignored", &group.name);
     findings.has(Note, "settings-ignored", name);
-    findings.has(Warning, "stream-missing", &group.dead_stream());
     // Fixed in that version, and therefore known without asking.
     findings.has(Warning, "sync-interval", name);
     let version: Vec<_> = findings.0.iter().filter(|finding| finding.subject == "server-version").collect();
@@ -152,7 +151,7 @@ async fn an_old_server_and_what_it_ignores_are_told() {
     stage.admin(topology.clone()).apply().await.expect("made");
     let findings = stage.examine_with(Config { topology, ..stage.config() }, &[]).await;
     findings.good("settings-ignored", &group.name);
-    findings.good("stream-storage", &group.dead_stream());
+    findings.good("stream-storage", name);
     assert!(findings.0.iter().all(|finding| finding.severity <= Note), "{findings:#?}");
 }
 

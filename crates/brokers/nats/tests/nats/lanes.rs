@@ -7,9 +7,10 @@ use async_nats::jetstream::stream;
 use futures_util::future::join_all;
 use relevo_broker_nats::{Config, Group, Membership, NatsBroker, NatsConsumer, consumer, declare};
 use relevo_conformance::broker::harness::{
-    BrokerHarness as _, ConsumerHarness as _, key, nothing, number, publication, publish_all, receive, soon,
+    BrokerHarness as _, ConsumerHarness as _, key, nothing, number, publication, publish_all, receive, soon, stale,
+    tags,
 };
-use relevo_core::{Answer, Class, Consumer as _, Delivery, Publication, Tag};
+use relevo_core::{BrokerConsumer as _, Class, Delivery, DeliveryTag, Publication};
 use relevo_testkit::NatsVersion;
 use relevo_testkit::proxy::CutProxy;
 use tokio::time::Instant;
@@ -25,11 +26,10 @@ fn brief(lease: Duration) -> Membership {
     Membership { lease, prefetch: 20, ..Membership::default() }
 }
 
-async fn acknowledge(consumer: &NatsConsumer, deliveries: &[Delivery]) -> Vec<Tag> {
-    let answers: Vec<_> = deliveries.iter().map(|delivery| (delivery.tag, Answer::Acknowledge)).collect();
+async fn acknowledge(consumer: &NatsConsumer, deliveries: &[Delivery]) -> Vec<DeliveryTag> {
     // The server may be away: the same call may be made again, and what was kept the first time is told as lost.
     loop {
-        if let Ok(lost) = soon(consumer.settle(&answers)).await {
+        if let Ok(lost) = stale(consumer, &tags(deliveries)).await {
             return lost;
         }
     }
@@ -52,7 +52,7 @@ impl History {
         }
     }
 
-    fn settle(&mut self, deliveries: &[Delivery], lost: &[Tag]) {
+    fn settle(&mut self, deliveries: &[Delivery], lost: &[DeliveryTag]) {
         for delivery in deliveries.iter().filter(|delivery| !lost.contains(&delivery.tag)) {
             *self.settled.entry(number(delivery)).or_default() += 1;
         }
@@ -201,8 +201,8 @@ async fn a_connection_cut_in_mid_settlement_settles_or_does_not() {
         while history.settled.len() < 300 {
             let Ok(some) = soon(one.receive(20)).await else { continue };
             history.note(&some);
-            let answers: Vec<_> = some.iter().map(|delivery| (delivery.tag, Answer::Acknowledge)).collect();
-            let (settled, ()) = tokio::join!(soon(one.settle(&answers)), proxy.cut());
+            let tags: Vec<_> = some.iter().map(|delivery| delivery.tag).collect();
+            let (settled, ()) = tokio::join!(stale(&one, &tags), proxy.cut());
             match settled {
                 Ok(lost) => history.settle(&some, &lost),
                 // Each was kept or not; if not it can still be said, or comes again.
@@ -257,8 +257,6 @@ async fn what_is_worked_on_for_long_is_not_brought_again() {
         publish_all(&lanes.broker().await, &batch(0..4, 1)).await;
         let one = consumer(&lanes.config(), &group, brief(Duration::from_mins(1))).await.expect("a consumer");
         let held = receive(&one, 4).await;
-        let after = 2 * ACK_WAIT;
-        assert_eq!(one.settle(&[(held[1].tag, Answer::RetryLater { after })]).await.expect("settled").len(), 0);
         tokio::time::sleep(ACK_WAIT + Duration::from_secs(2)).await;
         nothing(&one).await;
         let stream = lanes.jetstream().await.get_stream(STREAM).await.expect("the stream");
@@ -266,9 +264,7 @@ async fn what_is_worked_on_for_long_is_not_brought_again() {
             let info = stream.consumer_info(format!("billing-{lane}")).await.expect("a consumer");
             assert_eq!(info.num_redelivered, 0, "lane {lane}");
         }
-        acknowledge(&one, &held[..1]).await;
-        let again = receive(&one, 1).await;
-        assert_eq!((number(&again[0]), again[0].count), (1, 2));
+        assert_eq!(acknowledge(&one, &held).await, []);
     }))
     .await;
 }
@@ -340,7 +336,7 @@ async fn a_group_that_is_made_again_begins_where_it_is_told() {
 }
 
 #[tokio::test]
-async fn a_work_queue_is_empty_when_everything_is_answered() {
+async fn a_work_queue_is_empty_when_everything_is_acknowledged() {
     for version in NatsVersion::ALL {
         let lanes = start(version).await;
         let config = stream::Config {
@@ -359,17 +355,12 @@ async fn a_work_queue_is_empty_when_everything_is_answered() {
         let one = consumer(&config, &group, Membership::default()).await.expect("a consumer");
         let held = receive(&one, 10).await;
         assert!(held.iter().all(|delivery| &*delivery.address == "work"));
-        let reject = Answer::Reject { reason: "two\r\nlines".to_owned() };
-        assert_eq!(one.settle(&[(held[0].tag, reject)]).await.expect("settled"), []);
-        acknowledge(&one, &held[1..]).await;
+        acknowledge(&one, &held).await;
         let mut stream = lanes.jetstream().await.get_stream("work").await.expect("the stream");
         let deadline = Instant::now() + Duration::from_secs(10);
         while stream.info().await.expect("info").state.messages > 0 {
             assert!(Instant::now() < deadline, "the server was not told");
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
-        let dead = lanes.dead("workers").await;
-        let reason = dead[0].headers.iter().find(|(name, _)| name == "relevo-reason").map(|(_, value)| &**value);
-        assert_eq!(reason, Some(&b"two\r\nlines"[..]));
     }
 }

@@ -1,4 +1,4 @@
-//! Answers that are given at once, callers that give up, and closing when nobody answers.
+//! Acknowledgements that are given at once, callers that give up, and closing when nobody answers.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -8,9 +8,9 @@ use futures_util::FutureExt as _;
 use futures_util::future::join_all;
 use relevo_broker_nats::{Config, Group, Membership, NatsBroker, NatsConsumer, consumer, declare};
 use relevo_conformance::broker::harness::{
-    BrokerHarness as _, ConsumerHarness as _, nothing, number, publication, publish_all, receive, soon,
+    BrokerHarness as _, ConsumerHarness as _, nothing, number, publication, publish_all, receive, soon, stale, tags,
 };
-use relevo_core::{Answer, Class, Consumer as _, Delivery, Publication, Tag};
+use relevo_core::{BrokerConsumer as _, Class, DeliveryTag, Publication};
 use relevo_testkit::NatsVersion;
 use relevo_testkit::proxy::{CutProxy, Direction};
 use tokio::time::Instant;
@@ -19,10 +19,6 @@ use crate::consumer_harness::{Lanes, STREAM, group, start};
 
 fn batch(numbers: std::ops::Range<u32>) -> Vec<Publication> {
     numbers.map(|number| publication(number, &format!("k-{number}"))).collect()
-}
-
-fn acknowledged(deliveries: &[Delivery]) -> Vec<(Tag, Answer)> {
-    deliveries.iter().map(|delivery| (delivery.tag, Answer::Acknowledge)).collect()
 }
 
 /// Signs of life so rare that none is given during a test.
@@ -46,13 +42,13 @@ async fn writes(jetstream: &jetstream::Context) -> u64 {
     bucket.cached_info().state.last_sequence
 }
 
-async fn settle_singly(consumer: &NatsConsumer, answers: &[(Tag, Answer)]) {
-    let settled = soon(join_all(answers.chunks(1).map(|answer| consumer.settle(answer)))).await;
-    assert!(settled.into_iter().all(|lost| lost.expect("settled").is_empty()));
+async fn acknowledge_singly(consumer: &NatsConsumer, tags: &[DeliveryTag]) {
+    let stale = join_all(tags.chunks(1).map(|tag| stale(consumer, tag))).await;
+    assert!(stale.into_iter().all(|stale| stale.expect("acknowledged").is_empty()));
 }
 
 #[tokio::test]
-async fn answers_of_a_lane_that_are_given_at_once_share_a_write() {
+async fn acknowledgements_of_a_lane_that_are_given_at_once_share_a_write() {
     for version in NatsVersion::ALL {
         let lanes = start(version).await;
         let (config, group) = one_lane(&lanes, 200).await;
@@ -60,34 +56,24 @@ async fn answers_of_a_lane_that_are_given_at_once_share_a_write() {
         let held = receive(&one, 200).await;
         let jetstream = lanes.jetstream().await;
         let before = writes(&jetstream).await;
-        settle_singly(&one, &acknowledged(&held[..100])).await;
+        acknowledge_singly(&one, &tags(&held)).await;
         let acknowledging = writes(&jetstream).await - before;
-        assert!(acknowledging <= 2, "{acknowledging} writes for 100 calls at once");
-
-        let reject = Answer::Reject { reason: "no".to_owned() };
-        let rejects: Vec<_> = held[100..].iter().map(|delivery| (delivery.tag, reject.clone())).collect();
-        let before = writes(&jetstream).await;
-        settle_singly(&one, &rejects).await;
-        let rejecting = writes(&jetstream).await - before;
-        // One more each when the letters are written.
-        assert!(rejecting <= 4, "{rejecting} writes for 100 calls at once");
-        assert_eq!(lanes.dead("billing").await.len(), 100);
-
+        assert!(acknowledging <= 2, "{acknowledging} writes for 200 calls at once");
         soon(one.close()).await.expect("closed");
         nothing(&consumer(&config, &group, quiet()).await.expect("a consumer")).await;
     }
 }
 
 #[tokio::test]
-async fn of_two_that_answer_the_same_delivery_at_once_one_is_told_that_it_was_settled() {
+async fn of_two_that_acknowledge_the_same_delivery_at_once_one_is_stale() {
     let lanes = start(NatsVersion::V2_15).await;
     let (config, group) = one_lane(&lanes, 2).await;
     let one = consumer(&config, &group, quiet()).await.expect("a consumer");
-    let answers = acknowledged(&receive(&one, 2).await);
-    let (first, second) = tokio::join!(one.settle(&answers[..1]), one.settle(&answers));
+    let held = tags(&receive(&one, 2).await);
+    let (first, second) = tokio::join!(stale(&one, &held[..1]), stale(&one, &held));
     let mut lost = [first.expect("settled"), second.expect("settled")].concat();
     lost.sort_unstable();
-    assert_eq!(lost, [answers[0].0]);
+    assert_eq!(lost, [held[0]]);
 }
 
 #[tokio::test]
@@ -98,13 +84,13 @@ async fn a_caller_that_gives_up_in_the_middle_of_a_write_takes_nobody_with_it() 
         let proxy = CutProxy::start(([127, 0, 0, 1], lanes.server.port()).into()).await;
         let away = Config { urls: vec![format!("nats://{}", proxy.addr())], ..config.clone() };
         let one = consumer(&away, &group, quiet()).await.expect("a consumer");
-        let answers = acknowledged(&receive(&one, 4).await);
+        let held = tags(&receive(&one, 4).await);
         let jetstream = lanes.jetstream().await;
         let before = writes(&jetstream).await;
         proxy.stall(Direction::ToClient);
-        let mut first = Box::pin(one.settle(&answers[..1]));
-        let mut second = Box::pin(one.settle(&answers[1..2]));
-        let mut third = Box::pin(one.settle(&answers[2..3]));
+        let mut first = Box::pin(stale(&one, &held[..1]));
+        let mut second = Box::pin(stale(&one, &held[1..2]));
+        let mut third = Box::pin(stale(&one, &held[2..3]));
         // The server has kept the first, and nobody here knows it.
         tokio::select! {
             _ = &mut first => panic!("the server's answer is held"),
@@ -141,20 +127,19 @@ async fn closing_ends_within_its_deadline_though_the_server_stands_still() {
         let wanted = group("billing", "orders");
         let one = consumer(&config, &wanted, quiet()).await.expect("a consumer");
         let held = receive(&one, 10).await;
-        let (answers, answered) = (acknowledged(&held), held.iter().map(number).collect::<BTreeSet<_>>());
+        let (held_tags, answered) = (tags(&held), held.iter().map(number).collect::<BTreeSet<_>>());
         lanes.server.pause().await;
         let closing = async {
             let began = Instant::now();
             (one.close().await, began.elapsed())
         };
         // The others are first, and have all that closing needs.
-        let (settled, received, (closed, took)) = tokio::join!(one.settle(&answers), one.receive(5), closing);
+        let (settled, received, (closed, took)) = tokio::join!(stale(&one, &held_tags), one.receive(5), closing);
         assert!(took < DEADLINE + DEADLINE / 2, "it took {took:?}");
         assert_eq!(closed.expect_err("nobody was told").class(), Class::Unknown);
         assert_eq!(settled.expect_err("nobody knows").class(), Class::Unknown);
         assert!(received.expect("the end").is_empty());
-        let tags: Vec<Tag> = answers.iter().map(|(tag, _)| *tag).collect();
-        assert_eq!(soon(one.settle(&answers)).await.expect("nothing is done any more"), tags);
+        assert_eq!(stale(&one, &held_tags).await.expect("nothing is done any more"), held_tags);
         lanes.server.resume().await;
         // What could not be given back then can be now; nobody waits for the lease of five minutes.
         soon(async { while one.close().await.is_err() {} }).await;

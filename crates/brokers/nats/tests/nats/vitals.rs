@@ -24,20 +24,14 @@ async fn made(url: &str, topology: Topology) -> NatsSampler {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn dead_letters_are_counted_and_a_server_alone_is_one_node() {
+async fn a_server_alone_is_one_node() {
     for version in NatsVersion::ALL {
         let server = Server::shared(version);
         let name = unique("s");
         let sampler = made(server.url(), topology(&name, 1)).await;
         let vitals = sampler.vitals().await.expect("an answer");
-        let dead = format!("{name}-billing-dead");
         assert!(vitals.nodes.is_none_or(|nodes| nodes == Nodes { running: 1, known: 1 }), "{vitals:?}");
-        assert_eq!(vitals.dead, [(dead.clone(), 0)]);
-        let client = async_nats::connect(server.url()).await.expect("a connection");
-        let context = async_nats::jetstream::new(client);
-        let letter = context.publish(format!("relevo.dead.{name}-billing"), "gone".into()).await.expect("sent");
-        letter.await.expect("stored");
-        assert_eq!(sampler.vitals().await.expect("an answer").dead, [(dead, 1)]);
+        assert_eq!(vitals.dead, []);
     }
 }
 
@@ -49,19 +43,18 @@ async fn a_server_that_falls_silent_costs_one_wait_for_all_streams_together() {
     let name = unique("s");
     let mut topology = topology(&name, 1);
     // One after the other, their streams would take more than a quarter of a minute.
-    let more = (1..8).map(|number| Group::new(format!("{name}-{number}"), &name, [format!("{name}.orders")]));
-    topology.groups.extend(more);
+    topology
+        .streams
+        .extend((1..8).map(|number| Stream::new(format!("{name}-{number}"), [format!("{name}-{number}.>")])));
     let sampler = made(&format!("nats://{}", proxy.addr()), topology).await;
-    let before = sampler.vitals().await.expect("an answer").dead;
-    assert_eq!(before.len(), 8);
+    sampler.vitals().await.expect("an answer");
     proxy.freeze();
     let begun = Instant::now();
-    let vitals = sampler.vitals().await.expect("silence is no failure");
+    sampler.vitals().await.expect("silence is no failure");
     let took = begun.elapsed();
     assert!(took < Duration::from_secs(10), "{took:?}");
-    assert_eq!(vitals.dead, before, "what was known a moment ago is told");
     proxy.thaw();
-    assert_eq!(sampler.vitals().await.expect("an answer").dead.len(), 8);
+    sampler.vitals().await.expect("an answer");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -10,9 +10,9 @@ use lapin::types::{AMQPValue, FieldTable, ShortString};
 use relevo_core::Raw;
 use serde_json::Value;
 
-use crate::ladder::{ADDRESS, COUNT, PAUSE_LEFT, Past, RETRIES};
+use crate::ladder::{ADDRESS, PAUSE_LEFT, RETRIES};
 
-/// A message that arrived, as it has to be kept until it is answered.
+/// A message that arrived, as it has to be kept until it is acknowledged.
 pub(crate) struct Arrived {
     /// The broker's number of the delivery on its channel.
     pub(crate) number: u64,
@@ -20,8 +20,10 @@ pub(crate) struct Arrived {
     pub(crate) payload: Bytes,
     /// Where it was published to, without the lane's word.
     pub(crate) address: Arc<str>,
-    /// This delivery is counted in it.
-    pub(crate) past: Past,
+    /// It may have been delivered before.
+    pub(crate) redelivered: bool,
+    /// How often somebody asked for a retry.
+    pub(crate) retries: u32,
     /// What is left of a pause; not zero if it must climb again.
     pub(crate) pause_left: Duration,
 }
@@ -33,12 +35,7 @@ impl Arrived {
         let headers = delivery.properties.headers().as_ref().map(FieldTable::inner);
         let value = |name: &str| headers.and_then(|headers| headers.get(name));
         let number = |name: &str| value(name).and_then(whole).unwrap_or_default();
-        // A quorum queue counts how often it took the message back; any queue says whether it did.
-        let returned = number("x-delivery-count").max(delivery.redelivered.into());
-        // Only an answer sends it up the ladder. What a queue took back may have been fetched ahead and seen by nobody.
-        let retries = number(RETRIES);
-        let count = number(COUNT).max(retries).saturating_add(returned).saturating_add(1);
-        let most = |number: u64| number.try_into().unwrap_or(u32::MAX);
+        let retries = number(RETRIES).try_into().unwrap_or(u32::MAX);
         let pause_left = Duration::from_millis(number(PAUSE_LEFT));
         let noted = match value(ADDRESS) {
             Some(AMQPValue::LongString(address)) => std::str::from_utf8(address.as_bytes()).ok().map(Arc::from),
@@ -48,7 +45,8 @@ impl Arrived {
         Self {
             number: delivery.delivery_tag,
             address: noted.unwrap_or_else(published),
-            past: Past { count: most(count), retries: most(retries) },
+            redelivered: delivery.redelivered || retries > 0 || number("x-delivery-count") > 0,
+            retries,
             pause_left,
             payload: delivery.data.into(),
             properties: delivery.properties,

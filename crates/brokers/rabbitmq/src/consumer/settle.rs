@@ -1,7 +1,7 @@
-//! Answers, on their way to the broker.
+//! Acknowledgements and delayed retries.
 //!
-//! What moves elsewhere is published there first and confirmed; then the original is acknowledged. A crash in between
-//! leaves two of it, with the same id, and never none.
+//! A message that is retried later is published to a retry queue first and confirmed; then the original is acknowledged. A
+//! crash in between leaves two of it, with the same id, and never none.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -11,7 +11,7 @@ use futures_util::future::join_all;
 use lapin::Channel;
 use lapin::options::{BasicAckOptions, QueueDeclareOptions};
 use lapin::types::FieldTable;
-use relevo_core::{Answer, Tag};
+use relevo_core::{AckOutcome, DeliveryTag};
 use tokio::time::timeout;
 
 use super::arrived::Arrived;
@@ -19,92 +19,88 @@ use super::shared::Shared;
 use super::side::Copy;
 use super::state::Phase;
 use crate::classify::Error;
-use crate::ladder::{self, Past};
+use crate::ladder;
 use crate::topology::retry_queue;
 
 impl Shared {
-    /// Answers deliveries; the tags that were lost.
-    pub(crate) async fn settle(&self, answers: &[(Tag, Answer)]) -> Result<Vec<Tag>, Error> {
-        let (claims, lost) = self.claim(answers);
+    /// Acknowledges each delivery, or moves it to a retry queue for a delay.
+    pub(crate) async fn settle(&self, deliveries: &[(DeliveryTag, Option<Duration>)]) -> Vec<AckOutcome> {
+        let claims = self.claim(deliveries);
         let settled = join_all(claims.into_iter().map(|(lane, claim)| self.settle_lane(lane, claim))).await;
-        settled.into_iter().collect::<Result<Vec<()>, Error>>()?;
-        Ok(lost)
+        let mut results: BTreeMap<u64, Result<(), Error>> = settled.into_iter().flatten().collect();
+        let outcome = |(tag, _): &(DeliveryTag, _)| match results.remove(&tag.number()) {
+            Some(Ok(())) => AckOutcome::Acknowledged,
+            Some(Err(error)) => AckOutcome::Failed(error.into()),
+            None => AckOutcome::Stale,
+        };
+        deliveries.iter().map(outcome).collect()
     }
 
-    /// Reserves what is to be answered for this call.
-    fn claim<'a>(&'a self, answers: &[(Tag, Answer)]) -> (BTreeMap<usize, Claim<'a>>, Vec<Tag>) {
-        let mut claims: BTreeMap<usize, Claim<'a>> = BTreeMap::new();
-        let mut lost = Vec::new();
+    /// Reserves for this call what is outstanding.
+    fn claim(&self, deliveries: &[(DeliveryTag, Option<Duration>)]) -> BTreeMap<usize, Claim<'_>> {
+        let mut claims = BTreeMap::new();
         let mut state = self.state();
-        for (tag, answer) in answers {
-            let Some((lane, held)) = state.find(*tag) else {
-                lost.push(*tag);
-                continue;
-            };
+        for (tag, delay) in deliveries {
+            let Some((lane, held)) = state.find(*tag) else { continue };
             let claim = claims.entry(lane).or_insert_with(|| Claim::new(self, lane));
             claim.tags.insert(tag.number());
             if held.phase == Phase::Out {
                 held.phase = Phase::Settling;
-                claim.moves.extend(move_of(answer).map(|moved| (tag.number(), moved)));
+                claim.retries.extend(delay.map(|after| (tag.number(), Retry { after, counted: true })));
             }
         }
         drop(state);
-        (claims, lost)
+        claims
     }
 
-    /// Answers what can be answered; what cannot stays out, and does not hold back its neighbours.
-    async fn settle_lane(&self, lane: usize, claim: Claim<'_>) -> Result<(), Error> {
-        let (stay, moved) = self.move_copies(lane, &claim).await;
-        let tags: BTreeSet<u64> = claim.tags.difference(&stay).copied().collect();
-        if tags.is_empty() {
-            return moved;
-        }
-        let channel = self.tell(lane, &tags)?;
+    /// Acknowledges what can be acknowledged. What cannot stays outstanding, and does not hold back the others.
+    async fn settle_lane(&self, lane: usize, claim: Claim<'_>) -> Vec<(u64, Result<(), Error>)> {
+        let mut failed = self.publish_copies(lane, &claim).await;
+        let tags: BTreeSet<u64> = claim.tags.iter().copied().filter(|tag| !failed.contains_key(tag)).collect();
+        let acknowledged = if tags.is_empty() { Ok(()) } else { self.acknowledge_lane(lane, &tags).await };
+        let result = |tag: &u64| (*tag, failed.remove(tag).map_or_else(|| acknowledged.clone(), Err));
+        claim.tags.iter().map(result).collect()
+    }
+
+    async fn acknowledge_lane(&self, lane: usize, tags: &BTreeSet<u64>) -> Result<(), Error> {
+        let channel = self.tell(lane, tags)?;
         self.round_trip(lane, &channel).await?;
         let mut state = self.state();
-        for tag in &tags {
+        for tag in tags {
             state.lanes[lane].held.remove(tag);
         }
         drop(state);
         self.wakers[lane].notify_one();
-        moved
+        Ok(())
     }
 
-    /// Publishes what has to be elsewhere before the originals may go: which of them must stay, and why the first must.
-    async fn move_copies(&self, lane: usize, claim: &Claim<'_>) -> (BTreeSet<u64>, Result<(), Error>) {
+    /// Publishes what must be in a retry queue before the original may be acknowledged; which copies failed, and why.
+    async fn publish_copies(&self, lane: usize, claim: &Claim<'_>) -> BTreeMap<u64, Error> {
         let (mut tags, mut copies) = (Vec::new(), Vec::new());
-        let (mut stay, mut moved) = (BTreeSet::new(), Ok(()));
-        let mut stays = |tag: u64, error: Error| {
-            stay.insert(tag);
-            let first = std::mem::replace(&mut moved, Ok(()));
-            moved = first.and(Err(error));
-        };
+        let mut failed = BTreeMap::new();
         for (tag, result) in self.copies(lane, claim) {
             match result {
                 Ok(copy) => {
                     tags.push(tag);
                     copies.push(copy);
                 }
-                Err(error) => stays(tag, error),
+                Err(error) => drop(failed.insert(tag, error)),
             }
         }
         if !copies.is_empty() {
-            for (tag, verdict) in tags.into_iter().zip(self.side.publish(copies).await) {
-                if let Err(error) = verdict {
-                    stays(tag, error);
-                }
-            }
+            let published = tags.into_iter().zip(self.side.publish(copies).await);
+            failed.extend(published.filter_map(|(tag, result)| Some((tag, result.err()?))));
         }
-        (stay, moved)
+        failed
     }
 
     fn copies(&self, lane: usize, claim: &Claim<'_>) -> Vec<(u64, Result<Copy, Error>)> {
         let state = self.state();
-        let copy = |(tag, moved): &(u64, Move)| {
+        let copy = |(tag, retry): &(u64, Retry)| {
             let held = state.lanes[lane].held.get(tag).ok_or(Error::Unsettled);
-            (*tag, held.and_then(|held| self.copy(lane, &held.arrived, moved)))
+            (*tag, held.and_then(|held| self.copy(lane, &held.arrived, *retry)))
         };
-        claim.moves.iter().map(copy).collect()
+        claim.retries.iter().map(copy).collect()
     }
 
     /// Queues the acknowledgements; the channel that they are on.
@@ -125,23 +121,14 @@ impl Shared {
         Ok(channel)
     }
 
-    fn copy(&self, lane: usize, arrived: &Arrived, moved: &Move) -> Result<Copy, Error> {
-        let Arrived { properties, address, past: Past { count, retries }, .. } = arrived;
-        let (queue, properties) = match moved {
-            Move::Later { after, counted } => {
-                let Some((rung, left)) = ladder::step(&self.group.retry, *after) else {
-                    return Err(Error::Missing(format!("the queue `{}` has no retry ladder", self.group.name)));
-                };
-                let past = if *counted {
-                    Past { count: *count, retries: retries.saturating_add(1) }
-                } else {
-                    Past { count: count.saturating_sub(1), retries: *retries }
-                };
-                (retry_queue(&self.queues[lane], rung), ladder::climbing(properties, past, left, address))
-            }
-            Move::Dead { reason } => (self.group.dead_queue()?, ladder::buried(properties, *count, reason, address)),
+    fn copy(&self, lane: usize, arrived: &Arrived, retry: Retry) -> Result<Copy, Error> {
+        let Arrived { properties, address, retries, .. } = arrived;
+        let Some((rung, left)) = ladder::step(&self.group.retry, retry.after) else {
+            return Err(Error::Missing(format!("the queue `{}` has no retry ladder", self.group.name)));
         };
-        Ok(Copy { queue, properties, payload: arrived.payload.clone() })
+        let retries = retries.saturating_add(retry.counted.into());
+        let properties = ladder::climbing(properties, retries, left, address);
+        Ok(Copy { queue: retry_queue(&self.queues[lane], rung), properties, payload: arrived.payload.clone() })
     }
 
     /// Sends a message up the ladder again whose pause is not over; it was not handed out, and that does not count.
@@ -149,17 +136,17 @@ impl Shared {
         let mut claim = Claim::new(self, lane);
         {
             let mut state = self.state();
-            let Some((_, held)) = state.find(Tag::new(tag)) else { return Ok(()) };
+            let Some((_, held)) = state.find(DeliveryTag::new(tag)) else { return Ok(()) };
             claim.tags.insert(tag);
             if held.phase == Phase::Out {
                 held.phase = Phase::Settling;
-                claim.moves.push((tag, Move::Later { after: held.arrived.pause_left, counted: false }));
+                claim.retries.push((tag, Retry { after: held.arrived.pause_left, counted: false }));
             }
         }
-        self.settle_lane(lane, claim).await
+        self.settle_lane(lane, claim).await.into_iter().try_for_each(|(_, settled)| settled)
     }
 
-    /// An acknowledgement has no answer. What is asked after it on the same channel is answered after it was seen: here by
+    /// RabbitMQ does not confirm an acknowledgement. What is asked after it on the same channel is answered after it was seen: here by
     /// the queue itself. From then on neither this process nor its connection matters to it. The broker's own crash does:
     /// the queue may have it in memory only.
     async fn round_trip(&self, lane: usize, channel: &Channel) -> Result<(), Error> {
@@ -172,32 +159,26 @@ impl Shared {
     }
 }
 
-/// Where a message goes that is not simply done.
-enum Move {
-    Later { after: Duration, counted: bool },
-    Dead { reason: String },
+/// A message that goes to a retry queue.
+#[derive(Clone, Copy)]
+struct Retry {
+    after: Duration,
+    /// Somebody asked for it; otherwise it goes on with a delay that is longer than one queue's.
+    counted: bool,
 }
 
-fn move_of(answer: &Answer) -> Option<Move> {
-    match answer {
-        Answer::Acknowledge => None,
-        Answer::Reject { reason } => Some(Move::Dead { reason: reason.clone() }),
-        Answer::RetryLater { after } => Some(Move::Later { after: *after, counted: true }),
-    }
-}
-
-/// The deliveries of one lane that one call answers. Those of which the broker was not told are out again when it ends,
+/// The deliveries of one lane that one call is about. Those of which the broker was not told are out again when it ends,
 /// however it ends.
 struct Claim<'a> {
     shared: &'a Shared,
     lane: usize,
     tags: BTreeSet<u64>,
-    moves: Vec<(u64, Move)>,
+    retries: Vec<(u64, Retry)>,
 }
 
 impl<'a> Claim<'a> {
     fn new(shared: &'a Shared, lane: usize) -> Self {
-        Self { shared, lane, tags: BTreeSet::new(), moves: Vec::new() }
+        Self { shared, lane, tags: BTreeSet::new(), retries: Vec::new() }
     }
 }
 

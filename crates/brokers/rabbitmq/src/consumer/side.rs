@@ -1,4 +1,4 @@
-//! Where retries and dead letters are published: a connection of its own.
+//! Where retries are published: a connection of its own.
 //!
 //! A server that is short of memory or disk stops reading from every connection that publishes. The acknowledgements go
 //! over another one, and so a full server can still be emptied.
@@ -22,7 +22,7 @@ use crate::link;
 /// Calls that wait for the one task that publishes; more wait to get in.
 const JOBS_MAX: usize = 64;
 
-/// A message on its way to a queue of the ladder or the dead letters.
+/// A message on its way to a queue of the ladder.
 pub(crate) struct Copy {
     pub(crate) queue: String,
     pub(crate) properties: BasicProperties,
@@ -130,7 +130,7 @@ impl Desk {
         }
         let connection = self.connection.as_ref().expect("it was made above");
         if connection.status().blocked() {
-            return Err(Error::Alarm("retries and dead letters wait until it has memory and disk again".to_owned()));
+            return Err(Error::Alarm("retries wait until it has memory and disk again".to_owned()));
         }
         if let Some(channel) = self.channel.take().filter(|channel| channel.status().connected()) {
             return Ok(channel);

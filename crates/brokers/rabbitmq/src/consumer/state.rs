@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use lapin::Channel;
-use relevo_core::{Delivery, Lane, Tag};
+use relevo_core::{Delivery, DeliveryTag, Lane};
 
 use super::arrived::Arrived;
 use crate::classify::Error;
@@ -30,7 +30,7 @@ pub(crate) struct State {
 /// One lane.
 #[derive(Default)]
 pub(crate) struct LaneState {
-    /// What its deliveries came through and their answers go through; never a later one, whose numbers begin anew.
+    /// What its deliveries came through and their acknowledgements go through; never a later one, whose numbers begin anew.
     pub(crate) channel: Option<Channel>,
     pub(crate) paused: bool,
     /// It is on its way to another consumer: nothing more is handed out.
@@ -41,7 +41,7 @@ pub(crate) struct LaneState {
     pub(crate) held: BTreeMap<u64, Held>,
 }
 
-/// A delivery until its answer is kept.
+/// A delivery until its acknowledgement is recorded.
 pub(crate) struct Held {
     pub(crate) arrived: Arrived,
     pub(crate) phase: Phase,
@@ -54,7 +54,7 @@ pub(crate) enum Phase {
     Waiting,
     /// With the caller.
     Out,
-    /// A call is busy with its answer.
+    /// A call acknowledges it.
     Settling,
     /// The broker was told, and has not shown that it knows.
     Told,
@@ -96,13 +96,13 @@ impl State {
                 let held = lane.held.get_mut(&tag).expect("what waits is held");
                 held.phase = Phase::Out;
                 deliveries.push(Delivery {
-                    tag: Tag::new(tag),
+                    tag: DeliveryTag::new(tag),
                     raw: held.arrived.raw(),
                     address: held.arrived.address.clone(),
                     lane: names[index].clone(),
                     place: None,
-                    count: held.arrived.past.count,
-                    retries: held.arrived.past.retries,
+                    redelivered: held.arrived.redelivered,
+                    retries: held.arrived.retries,
                 });
             }
         }
@@ -111,7 +111,7 @@ impl State {
     }
 
     /// A delivery that is out, or whose answer was sent before, and its lane.
-    pub(crate) fn find(&mut self, tag: Tag) -> Option<(usize, &mut Held)> {
+    pub(crate) fn find(&mut self, tag: DeliveryTag) -> Option<(usize, &mut Held)> {
         let lane = usize::try_from(tag.number() % LANES).ok()?;
         let held = self.lanes.get_mut(lane)?.held.get_mut(&tag.number())?;
         matches!(held.phase, Phase::Out | Phase::Told).then_some((lane, held))
@@ -169,7 +169,6 @@ mod tests {
     use bytes::Bytes;
 
     use super::*;
-    use crate::ladder::Past;
 
     fn arrived(number: u64) -> Arrived {
         Arrived {
@@ -177,7 +176,8 @@ mod tests {
             properties: lapin::BasicProperties::default(),
             payload: Bytes::new(),
             address: "a".into(),
-            past: Past { count: 1, retries: 0 },
+            redelivered: false,
+            retries: 0,
             pause_left: Duration::ZERO,
         }
     }
@@ -189,7 +189,7 @@ mod tests {
         let names = ["0", "1", "2"].map(Lane::new);
         assert_eq!(state.hand_out(1_000, &names).len() as u64, count);
         for index in settling {
-            state.find(Tag::new(tags[*index])).expect("it is out").1.phase = Phase::Settling;
+            state.find(DeliveryTag::new(tags[*index])).expect("it is out").1.phase = Phase::Settling;
         }
         (state, tags)
     }
@@ -220,14 +220,14 @@ mod tests {
         let all = BTreeSet::from([tags[0], tags[1]]);
         assert_eq!(state.lanes[2].tell(&all), [(2, true)]);
         assert_eq!(state.lanes[2].tell(&all), []);
-        assert!(state.find(Tag::new(tags[0])).is_some(), "the call may be made again");
+        assert!(state.find(DeliveryTag::new(tags[0])).is_some(), "the call may be made again");
     }
 
     #[test]
     fn a_lane_that_is_gone_takes_its_tags_along() {
         let (mut state, tags) = lane(1, &[]);
         state.forget(2);
-        assert!(state.find(Tag::new(tags[0])).is_none());
+        assert!(state.find(DeliveryTag::new(tags[0])).is_none());
         assert!(!tags.contains(&state.keep(2, arrived(1))), "numbers of the broker begin anew, tags do not");
     }
 

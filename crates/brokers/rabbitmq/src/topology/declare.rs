@@ -187,6 +187,7 @@ mod tests {
             "x-dead-letter-routing-key": "billing.dead",
             "x-dead-letter-strategy": "at-least-once",
             "x-overflow": "reject-publish",
+            "x-single-active-consumer": true,
         });
         assert_eq!(json!(work.arguments), expected);
         let expected = json!({
@@ -248,6 +249,7 @@ mod tests {
             "x-dead-letter-routing-key": "billing.dead",
             "x-max-length": 10,
             "x-overflow": "reject-publish",
+            "x-single-active-consumer": true,
         });
         assert_eq!(json!(queue.declared()[1].arguments), expected);
     }
@@ -268,6 +270,7 @@ mod tests {
             "x-overflow": "reject-publish",
             "x-delivery-limit": 5,
             "x-quorum-initial-group-size": 3,
+            "x-single-active-consumer": true,
         });
         assert_eq!(json!(queue.declared()[0].arguments), expected);
     }

@@ -15,7 +15,8 @@ pub struct Queue {
     /// So many queues `name.0`, `name.1`, … in place of one, each with a single active consumer and bound with the lane's
     /// number as the last word of the routing key.
     pub lanes: Option<u16>,
-    /// One consumer at a time is active; lanes are ordered always.
+    /// One consumer at a time is active, and the others wait to take over. Without it all consumers receive at once, and
+    /// only consumers without order start. Lanes are ordered always.
     pub ordered: bool,
     /// How long messages wait before they are tried again: one queue a rung. Empty: no ladder.
     pub retry: Vec<Duration>,
@@ -52,7 +53,7 @@ impl QueueKind {
 }
 
 impl Queue {
-    /// A quorum queue with the default ladder and dead letters, without lanes.
+    /// An ordered quorum queue with the default ladder and dead letters, without lanes.
     pub fn new(name: impl Into<String>) -> Self {
         let name = name.into();
         Self {
@@ -60,7 +61,7 @@ impl Queue {
             name,
             kind: QueueKind::Quorum,
             lanes: None,
-            ordered: false,
+            ordered: true,
             retry: DEFAULT_RUNGS.to_vec(),
             max_length: None,
             max_bytes: None,

@@ -1,4 +1,4 @@
-//! A group on a RabbitMQ server as the suite of consuming sees it: four lanes, a ladder, dead letters.
+//! A group on a RabbitMQ server as the suite of consuming sees it: four lanes and a ladder.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,11 +12,13 @@ use lapin::options::{
 use lapin::types::{AMQPValue, FieldTable};
 use lapin::{BasicProperties, ExchangeKind};
 use relevo_broker_rabbitmq::{
-    Config, Group, Membership, Queue, RabbitBroker, RabbitConsumer, consumer, dead_queue, lane_key, lane_queue,
+    Config, Group, Membership, Queue, RabbitBroker, RabbitConsumer, consumer, lane_key, lane_queue,
 };
-use relevo_conformance::broker::harness::{BrokerHarness, ConsumerHarness, Promises};
+use relevo_conformance::broker::harness::{BrokerHarness, ConsumerHarness, Promises, soon, stale_of};
 use relevo_core::message::Headers;
-use relevo_core::{Answer, Consumer, Consuming, Delivery, Failure, Lane, Raw, Tag};
+use relevo_core::{
+    AckOutcome, BrokerConsumer, ConsumerCapabilities, DelayedRetry, Delivery, DeliveryTag, Failure, Lane, Raw,
+};
 use relevo_testkit::proxy::CutProxy;
 use relevo_testkit::rabbitmq::{Private, Server, Vhost};
 
@@ -27,9 +29,8 @@ pub(crate) const LANES: u16 = 4;
 /// What no group wants.
 const REST: &str = "rest";
 
-/// These cases kill their server, or would if it kept answers, and so have one of their own, which takes seconds to start.
-const CRASHING: [&str; 2] =
-    ["what_was_not_acknowledged_comes_again_after_a_crash", "a_pause_survives_the_death_of_its_consumer"];
+/// This case kills its server, and so has one of its own, which takes seconds to start.
+const CRASHING: &str = "what_was_not_acknowledged_comes_again_after_a_crash";
 
 /// A virtual host of one test's own.
 pub(crate) struct Groups {
@@ -41,7 +42,7 @@ pub(crate) struct Groups {
 
 pub(crate) async fn start() -> Groups {
     // The thread of a test has its name.
-    let crashes = std::thread::current().name().is_some_and(|name| CRASHING.iter().any(|case| name.contains(case)));
+    let crashes = std::thread::current().name().is_some_and(|name| name.contains(CRASHING));
     if crashes { Groups::private(Private::start().await).await } else { Groups::shared().await }
 }
 
@@ -220,17 +221,21 @@ pub(crate) struct Member {
 }
 
 #[async_trait]
-impl Consumer for Member {
-    fn capabilities(&self) -> Consuming {
+impl BrokerConsumer for Member {
+    fn capabilities(&self) -> ConsumerCapabilities {
         self.consumer.capabilities()
+    }
+
+    fn delayed_retry(&self) -> Option<&dyn DelayedRetry> {
+        self.consumer.delayed_retry()
     }
 
     async fn receive(&self, limit: usize) -> Result<Vec<Delivery>, Failure> {
         self.consumer.receive(limit).await
     }
 
-    async fn settle(&self, answers: &[(Tag, Answer)]) -> Result<Vec<Tag>, Failure> {
-        self.consumer.settle(answers).await
+    async fn acknowledge(&self, tags: &[DeliveryTag]) -> Vec<AckOutcome> {
+        self.consumer.acknowledge(tags).await
     }
 
     async fn pause(&self, lane: &Lane) -> Result<(), Failure> {
@@ -306,16 +311,20 @@ impl ConsumerHarness for Groups {
         self.side().await.publish(EXCHANGE, &lane_key(address, 0), properties, &payload).await;
     }
 
-    /// The broker's clock is its own.
-    async fn let_pass(&self, time: Duration) {
-        tokio::time::sleep(time).await;
+    /// RabbitMQ does not report when an acknowledgement is on its disk. A broker that was killed right after it had shown to
+    /// know one was seen to deliver again.
+    fn acks_survive_crash(&self) -> bool {
+        false
     }
+}
 
-    fn later(&self) -> Duration {
-        *self.rungs.last().expect("there are rungs")
-    }
-
-    async fn dead(&self, group: &str) -> Vec<Raw> {
-        self.side().await.kept(&dead_queue(group)).await
-    }
+/// Asks for retries; the tags that were stale, or the first failure.
+pub(crate) async fn retry(
+    consumer: &impl BrokerConsumer,
+    tags: &[DeliveryTag],
+    after: Duration,
+) -> Result<Vec<DeliveryTag>, Failure> {
+    let retries: Vec<(DeliveryTag, Duration)> = tags.iter().map(|tag| (*tag, after)).collect();
+    let broker = consumer.delayed_retry().expect("RabbitMQ has delayed retries");
+    stale_of(tags.iter().copied(), soon(broker.retry_later(&retries)).await)
 }

@@ -7,9 +7,9 @@ use lapin::BasicProperties;
 use lapin::options::QueueDeleteOptions;
 use relevo_broker_rabbitmq::{Config, Group, Membership, Queue, consumer, lane_queue};
 use relevo_conformance::broker::harness::{
-    ADDRESS, BrokerHarness as _, key, nothing, number, publication, publish_all, receive, soon,
+    ADDRESS, BrokerHarness as _, key, nothing, number, publication, publish_all, receive, soon, stale, tags,
 };
-use relevo_core::{Answer, Class, Consumer, Delivery, Publication, Tag};
+use relevo_core::{BrokerConsumer, Class, Delivery, DeliveryTag, Publication};
 
 use crate::consumer_harness::{EXCHANGE, Groups, LANES, Patience};
 
@@ -19,9 +19,8 @@ mod suite {
 
 const QUEUE: &str = "billing";
 
-async fn acknowledge(consumer: &impl Consumer, deliveries: &[Delivery]) -> Vec<Tag> {
-    let answers: Vec<_> = deliveries.iter().map(|one| (one.tag, Answer::Acknowledge)).collect();
-    soon(consumer.settle(&answers)).await.expect("settled")
+async fn acknowledge(consumer: &impl BrokerConsumer, deliveries: &[Delivery]) -> Vec<DeliveryTag> {
+    stale(consumer, &tags(deliveries)).await.expect("acknowledged")
 }
 
 /// A group of lanes, bound to [`ADDRESS`].
@@ -216,13 +215,13 @@ async fn a_connection_cut_while_answers_are_on_their_way_loses_nothing() {
         let some = soon(member.receive(10)).await.expect("deliveries");
         let again: Vec<i64> = some.iter().map(number).filter(|number| kept.contains(number)).collect();
         assert!(again.is_empty(), "kept, and delivered again: {again:?}");
-        let answers: Vec<_> = some.iter().map(|one| (one.tag, Answer::Acknowledge)).collect();
+        let tags: Vec<_> = some.iter().map(|one| one.tag).collect();
         let cut = async {
             if round % 3 == 0 {
                 member.proxy.cut().await;
             }
         };
-        let (settled, ()) = tokio::join!(soon(member.settle(&answers)), cut);
+        let (settled, ()) = tokio::join!(stale(&member, &tags), cut);
         match settled {
             Ok(lost) => kept.extend(some.iter().filter(|one| !lost.contains(&one.tag)).map(number)),
             Err(failure) => {
@@ -230,10 +229,10 @@ async fn a_connection_cut_while_answers_are_on_their_way_loses_nothing() {
                 doubtful.extend(some.iter().map(number));
                 // The channel is another soon: old tags are lost, whatever the new one has under the same numbers.
                 let mut patience = Patience::new("the cut is noticed");
-                while soon(member.settle(&answers)).await.is_err() {
+                while stale(&member, &tags).await.is_err() {
                     patience.pause().await;
                 }
-                assert_eq!(soon(member.settle(&answers)).await.expect("an answer").len(), answers.len());
+                assert_eq!(stale(&member, &tags).await.expect("an answer").len(), tags.len());
             }
         }
     }

@@ -3,22 +3,21 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use relevo_broker_rabbitmq::{Config, Group, Membership, Queue, dead_queue};
+use relevo_broker_rabbitmq::{Config, Group, Membership, Queue};
 use relevo_conformance::broker::harness::{
-    ADDRESS, BrokerHarness as _, nothing, number, numbers, publication, publish_all, receive, soon,
+    ADDRESS, BrokerHarness as _, nothing, number, publication, publish_all, receive, soon, stale, tags,
 };
 use relevo_core::slot::slot_of;
-use relevo_core::{Answer, Class, Consumer as _, Delivery, Lane, Publication};
+use relevo_core::{BrokerConsumer as _, Class, Delivery, Lane, Publication};
 use tokio::time::timeout;
 
-use crate::consumer_harness::{Groups, LANES, Member, Patience};
+use crate::consumer_harness::{Groups, LANES, Member, Patience, retry};
 
 const QUEUE: &str = "billing";
 const CONNECT: Duration = Duration::from_secs(1);
 const CONFIRM: Duration = Duration::from_millis(500);
 /// What a busy machine may take on top of a bound.
 const SLACK: Duration = Duration::from_secs(2);
-const LATER: Answer = Answer::RetryLater { after: Duration::ZERO };
 
 /// Four lanes with so many messages, each of a key of its own.
 async fn lanes(messages: u32) -> (Groups, Group) {
@@ -41,29 +40,30 @@ async fn patient(groups: &Groups, group: &Group) -> Member {
 }
 
 #[tokio::test]
-async fn answers_to_a_server_that_says_nothing_fail_in_time_and_may_be_given_again() {
-    let (groups, group) = lanes(3).await;
+async fn calls_to_a_server_that_says_nothing_fail_in_time_and_may_be_repeated() {
+    let (groups, group) = lanes(2).await;
     let member = patient(&groups, &group).await;
-    let held = receive(&member, 3).await;
-    let ways = [Answer::Acknowledge, LATER, Answer::Reject { reason: "no".to_owned() }];
-    let answers: Vec<_> = held.iter().map(|one| one.tag).zip(ways).collect();
+    let held = tags(&receive(&member, 2).await);
     member.proxy.freeze();
-    for answer in &answers {
-        let began = Instant::now();
-        let failure = soon(member.settle(std::slice::from_ref(answer))).await.expect_err("silence");
-        assert!(matches!(failure.class(), Class::Unknown | Class::Outage), "{failure}");
-        // The copies first, then the queue.
-        assert!(began.elapsed() < CONNECT + CONFIRM + CONFIRM + SLACK, "{:?} took {:?}", answer.1, began.elapsed());
-    }
+    let began = Instant::now();
+    let failure = stale(&member, &held[..1]).await.expect_err("silence");
+    assert!(matches!(failure.class(), Class::Unknown | Class::Outage), "{failure}");
+    assert!(began.elapsed() < CONFIRM + SLACK, "{:?}", began.elapsed());
+    let began = Instant::now();
+    let failure = retry(&member, &held[1..], Duration::ZERO).await.expect_err("silence");
+    assert!(matches!(failure.class(), Class::Unknown | Class::Outage), "{failure}");
+    // The copies first, then the queue.
+    assert!(began.elapsed() < CONNECT + CONFIRM + CONFIRM + SLACK, "{:?}", began.elapsed());
     member.proxy.thaw();
     let mut patience = Patience::new("the server is heard again");
-    while soon(member.settle(&answers)).await.is_err() {
+    while stale(&member, &held[..1]).await.is_err() {
+        patience.pause().await;
+    }
+    while retry(&member, &held[1..], Duration::ZERO).await.is_err() {
         patience.pause().await;
     }
     let again = receive(&member, 1).await.remove(0);
-    assert_eq!((number(&again), again.count), (number(&held[1]), 2));
-    let dead = groups.side().await.kept(&dead_queue(QUEUE)).await;
-    assert!(!dead.is_empty() && numbers(&dead).iter().all(|it| *it == number(&held[2])), "{dead:?}");
+    assert!(again.redelivered && again.retries == 1, "{again:?}");
 }
 
 #[tokio::test]
@@ -72,25 +72,23 @@ async fn a_retry_that_was_given_up_before_its_turn_is_never_copied() {
     let member = groups.member(&group, Membership::default()).await;
     let held = receive(&member, 2).await;
     // So that the connection for copies stands.
-    assert_eq!(soon(member.settle(&[(held[0].tag, LATER)])).await.expect("settled"), []);
+    assert_eq!(retry(&member, &[held[0].tag], Duration::ZERO).await.expect("it waits"), []);
     let first = receive(&member, 1).await.remove(0);
     member.proxy.freeze();
-    let retries = [(first.tag, LATER)];
-    let before = soon(member.settle(&retries));
+    let before = retry(&member, std::slice::from_ref(&first.tag), Duration::ZERO);
     let given_up = async {
         // Behind the first, which waits for the server.
-        let call = [(held[1].tag, LATER)];
-        assert!(timeout(Duration::from_millis(300), member.settle(&call)).await.is_err(), "nobody answered it");
+        let call = retry(&member, std::slice::from_ref(&held[1].tag), Duration::ZERO);
+        assert!(timeout(Duration::from_millis(300), call).await.is_err(), "the server is silent");
         member.proxy.thaw();
     };
     let (before, ()) = tokio::join!(before, given_up);
     assert_eq!(before.expect("settled"), []);
     // A rung is first in, first out: a copy of the second would come right behind.
     let back = receive(&member, 1).await.remove(0);
-    assert_eq!((number(&back), back.count), (number(&first), 3));
+    assert_eq!((number(&back), back.retries), (number(&first), 2));
     nothing(&member).await;
-    let rest = [(back.tag, Answer::Acknowledge), (held[1].tag, Answer::Acknowledge)];
-    assert_eq!(soon(member.settle(&rest)).await.expect("both are still out"), []);
+    assert_eq!(stale(&member, &[back.tag, held[1].tag]).await.expect("both are still out"), []);
     nothing(&member).await;
 }
 
@@ -125,7 +123,7 @@ async fn a_paused_lane_stays_paused_when_its_connection_is_made_anew() {
     }
     nothing(&member).await;
     soon(member.resume(&held.lane)).await.expect("resumed");
-    assert_eq!(receive(&member, 1).await[0].count, 2);
+    assert!(receive(&member, 1).await[0].redelivered);
 }
 
 #[tokio::test]
@@ -140,10 +138,10 @@ async fn a_lane_on_its_way_to_another_waits_for_what_is_out_and_no_longer_than_i
     assert_eq!(lanes_of(&held).len(), 4, "every lane is busy");
     let some = soon(second.receive(100)).await.expect("deliveries");
     assert!(began.elapsed() >= hand_over, "taken away after {:?}", began.elapsed());
-    assert!(some.iter().all(|one| one.count == 2), "they had been out elsewhere");
+    assert!(some.iter().all(|one| one.redelivered), "they had been out elsewhere");
     // Where they were, nothing of two lanes can be settled any more, and everything of the others.
-    let answers: Vec<_> = held.iter().map(|one| (one.tag, Answer::Acknowledge)).collect();
-    let lost = soon(first.settle(&answers)).await.expect("an answer");
+    let tags: Vec<_> = held.iter().map(|one| one.tag).collect();
+    let lost = stale(&first, &tags).await.expect("an answer");
     let (gone, kept): (Vec<Delivery>, Vec<Delivery>) = held.into_iter().partition(|one| lost.contains(&one.tag));
     assert_eq!((lanes_of(&gone).len(), lanes_of(&kept).len()), (2, 2));
     assert!(lanes_of(&some).is_subset(&lanes_of(&gone)), "what was settled is out elsewhere");

@@ -5,14 +5,14 @@ use std::time::Duration;
 
 use relevo_broker_rabbitmq::{Config, Group, Membership, consumer};
 use relevo_conformance::broker::harness::{
-    ADDRESS, BrokerHarness as _, number, publication, publish_all, receive, soon,
+    ADDRESS, BrokerHarness as _, number, publication, publish_all, receive, soon, stale, tags,
 };
-use relevo_core::{Answer, Class, Consumer as _, Publication};
+use relevo_core::{BrokerConsumer as _, Class, Publication};
 use relevo_testkit::rabbitmq::{Private, Settings};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use crate::consumer_harness::{Groups, Patience};
+use crate::consumer_harness::{Groups, Patience, retry};
 
 const QUEUE: &str = "billing";
 
@@ -46,9 +46,9 @@ async fn work(
             some = consumer.receive(40) => some.expect("deliveries"),
             _ = killed.wait_for(|killed| *killed) => break,
         };
-        worked.first.extend(some.iter().filter(|one| one.count == 1).map(number));
-        let answers: Vec<_> = some.iter().map(|one| (one.tag, Answer::Acknowledge)).collect();
-        let Ok(lost) = consumer.settle(&answers).await else {
+        worked.first.extend(some.iter().filter(|one| !one.redelivered).map(number));
+        let tags: Vec<_> = some.iter().map(|one| one.tag).collect();
+        let Ok(lost) = stale(&consumer, &tags).await else {
             worked.doubtful.extend(some.iter().map(number));
             break;
         };
@@ -65,10 +65,10 @@ async fn finish(config: Config, group: Group, mut missing: BTreeSet<i64>) -> Wor
     let mut worked = Worked::default();
     while !missing.is_empty() {
         let some = soon(consumer.receive(40)).await.expect("deliveries");
-        worked.first.extend(some.iter().filter(|one| one.count == 1).map(number));
-        let answers: Vec<_> = some.iter().map(|one| (one.tag, Answer::Acknowledge)).collect();
+        worked.first.extend(some.iter().filter(|one| !one.redelivered).map(number));
+        let tags: Vec<_> = some.iter().map(|one| one.tag).collect();
         // What a connection took with it comes again.
-        let Ok(lost) = soon(consumer.settle(&answers)).await else { continue };
+        let Ok(lost) = stale(&consumer, &tags).await else { continue };
         worked.kept.extend(some.iter().filter(|one| !lost.contains(&one.tag)).map(number));
         missing.retain(|number| !worked.kept.contains(number));
     }
@@ -145,9 +145,9 @@ async fn a_consumer_goes_on_after_its_server_was_killed_or_slept() {
     let again = receive(&consumer, 20).await;
     let expected: BTreeSet<i64> = (0..20).collect();
     assert_eq!(again.iter().map(number).collect::<BTreeSet<_>>(), expected);
-    assert!(again.iter().all(|one| one.count == 2));
-    let answers: Vec<_> = held.iter().map(|one| (one.tag, Answer::Acknowledge)).collect();
-    assert_eq!(soon(consumer.settle(&answers)).await.expect("an answer").len(), 20);
+    assert!(again.iter().all(|one| one.redelivered));
+    let tags: Vec<_> = held.iter().map(|one| one.tag).collect();
+    assert_eq!(stale(&consumer, &tags).await.expect("an answer").len(), 20);
 
     server(&groups).pause().await;
     let mut patience = Patience::new("the silence is noticed");
@@ -157,8 +157,8 @@ async fn a_consumer_goes_on_after_its_server_was_killed_or_slept() {
     server(&groups).resume().await;
     let third = receive(&consumer, 20).await;
     assert_eq!(third.iter().map(number).collect::<BTreeSet<_>>(), expected);
-    let answers: Vec<_> = third.iter().map(|one| (one.tag, Answer::Acknowledge)).collect();
-    assert_eq!(soon(consumer.settle(&answers)).await.expect("settled"), []);
+    let tags: Vec<_> = third.iter().map(|one| one.tag).collect();
+    assert_eq!(stale(&consumer, &tags).await.expect("settled"), []);
 }
 
 #[tokio::test]
@@ -169,18 +169,17 @@ async fn a_server_short_of_memory_can_be_emptied_and_retries_wait() {
     let consumer = consumer(&config, &group, Membership::default()).await.expect("a consumer");
     let held = receive(&consumer, 20).await;
     server(&groups).memory_alarm(true).await;
-    let acknowledged: Vec<_> = held[..10].iter().map(|one| (one.tag, Answer::Acknowledge)).collect();
-    assert_eq!(soon(consumer.settle(&acknowledged)).await.expect("settled"), []);
-    let retry: Vec<_> = held[10..].iter().map(|one| (one.tag, Answer::RetryLater { after: Duration::ZERO })).collect();
-    let failure = soon(consumer.settle(&retry)).await.expect_err("the server takes nothing");
+    assert_eq!(stale(&consumer, &tags(&held[..10])).await.expect("acknowledged"), []);
+    let rest = tags(&held[10..]);
+    let failure = retry(&consumer, &rest, Duration::ZERO).await.expect_err("the server takes nothing");
     assert_eq!(failure.class(), Class::Unknown);
-    let failure = soon(consumer.settle(&retry)).await.expect_err("the server takes nothing");
+    let failure = retry(&consumer, &rest, Duration::ZERO).await.expect_err("the server takes nothing");
     assert_eq!(failure.class(), Class::Outage);
     server(&groups).memory_alarm(false).await;
     // They are still out: the same call again.
     let mut patience = Patience::new("the alarm ends");
     loop {
-        match soon(consumer.settle(&retry)).await {
+        match retry(&consumer, &rest, Duration::ZERO).await {
             Ok(lost) => break assert_eq!(lost, []),
             Err(_) => patience.pause().await,
         }
@@ -190,7 +189,7 @@ async fn a_server_short_of_memory_can_be_emptied_and_retries_wait() {
     let expected: BTreeSet<i64> = held[10..].iter().map(number).collect();
     while seen != expected {
         let some = soon(consumer.receive(20)).await.expect("deliveries");
-        assert!(some.iter().all(|one| one.count == 2));
+        assert!(some.iter().all(|one| one.redelivered));
         seen.extend(some.iter().map(number));
     }
 }
@@ -209,8 +208,8 @@ async fn a_delivery_that_is_out_for_too_long_comes_again_and_calls_nobody() {
     let first = receive(&consumer, 1).await.remove(0);
     // Nothing but the message is told.
     let again = receive(&consumer, 1).await.remove(0);
-    assert_eq!((number(&again), again.count), (number(&first), 2));
-    let lost = soon(consumer.settle(&[(first.tag, Answer::Acknowledge)])).await.expect("an answer");
+    assert_eq!((number(&again), again.redelivered), (number(&first), true));
+    let lost = stale(&consumer, &[first.tag]).await.expect("an answer");
     assert_eq!(lost, [first.tag]);
-    assert_eq!(soon(consumer.settle(&[(again.tag, Answer::Acknowledge)])).await.expect("settled"), []);
+    assert_eq!(stale(&consumer, &[again.tag]).await.expect("settled"), []);
 }

@@ -1,27 +1,27 @@
-//! The retry ladder and the dead letters, on a real server.
+//! The retry ladder, on a real server.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use lapin::BasicProperties;
-use lapin::options::{QueueDeleteOptions, QueuePurgeOptions};
+use lapin::options::QueueDeleteOptions;
 use lapin::types::{AMQPValue, FieldArray, FieldTable};
-use relevo_broker_rabbitmq::{Death, Membership, Queue, consumer, dead_queue, retry_queue};
+use relevo_broker_rabbitmq::{Death, Membership, Queue, consumer, retry_queue};
 use relevo_conformance::broker::harness::{
-    ADDRESS, BrokerHarness as _, nothing, number, publication, publish_all, receive, soon,
+    ADDRESS, BrokerHarness as _, nothing, number, publication, publish_all, receive, soon, stale, tags,
 };
-use relevo_core::{Answer, Class, Consumer as _, Delivery};
+use relevo_core::{AckOutcome, BrokerConsumer, Class, Delivery};
 
-use crate::consumer_harness::{EXCHANGE, Groups};
+use crate::consumer_harness::{EXCHANGE, Groups, retry};
 
 const QUEUE: &str = "billing";
 
-async fn settle(consumer: &impl relevo_core::Consumer, delivery: &Delivery, answer: Answer) {
-    assert_eq!(soon(consumer.settle(&[(delivery.tag, answer)])).await.expect("settled"), []);
+async fn acknowledge(consumer: &impl BrokerConsumer, delivery: &Delivery) {
+    assert_eq!(stale(consumer, &[delivery.tag]).await.expect("acknowledged"), []);
 }
 
-fn later(after: Duration) -> Answer {
-    Answer::RetryLater { after }
+async fn retry_one(consumer: &impl BrokerConsumer, delivery: &Delivery, after: Duration) {
+    assert_eq!(retry(consumer, &[delivery.tag], after).await.expect("it waits"), []);
 }
 
 /// A queue without lanes whose rungs are 200 ms and 1 s.
@@ -31,19 +31,6 @@ async fn plain() -> (Groups, Queue) {
     let queue = Queue { lanes: None, ordered: true, retry: rungs, ..groups.queue(QUEUE) };
     groups.declare(&queue, ADDRESS).await;
     (groups, queue)
-}
-
-#[tokio::test]
-async fn what_is_on_the_ladder_from_before_the_two_were_told_apart_goes_on() {
-    let (groups, queue) = plain().await;
-    let headers = table([("relevo-retries", AMQPValue::LongLongInt(2))]);
-    publish_plain(&groups, BasicProperties::default().with_headers(headers), b"x").await;
-    let consumer = consumer(&groups.config(), &queue.group(), Membership::default()).await.expect("a consumer");
-    let held = receive(&consumer, 1).await.remove(0);
-    assert_eq!((held.count, held.retries), (3, 2));
-    settle(&consumer, &held, later(Duration::ZERO)).await;
-    let again = receive(&consumer, 1).await.remove(0);
-    assert_eq!((again.count, again.retries), (4, 3));
 }
 
 /// Without a lane's word.
@@ -66,12 +53,12 @@ async fn a_pause_longer_than_every_rung_takes_several() {
     let consumer = consumer(&groups.config(), &queue.group(), Membership::default()).await.expect("a consumer");
     let first = receive(&consumer, 1).await.remove(0);
     let began = Instant::now();
-    settle(&consumer, &first, later(Duration::from_millis(2_300))).await;
+    retry_one(&consumer, &first, Duration::from_millis(2_300)).await;
     let second = receive(&consumer, 1).await.remove(0);
     // Two of a second and two of 200 ms; climbing on is no delivery.
     assert!(began.elapsed() >= Duration::from_millis(2_300), "{:?}", began.elapsed());
-    assert_eq!((second.count, second.retries, &*second.raw.payload), (2, 1, &b"x"[..]));
-    settle(&consumer, &second, Answer::Acknowledge).await;
+    assert_eq!((second.redelivered, second.retries, &*second.raw.payload), (true, 1, &b"x"[..]));
+    acknowledge(&consumer, &second).await;
     nothing(&consumer).await;
 }
 
@@ -90,7 +77,7 @@ async fn what_returns_is_the_same_message_at_the_same_address() {
     publish_plain(&groups, properties, &[0, 0xff]).await;
     let consumer = consumer(&groups.config(), &queue.group(), Membership::default()).await.expect("a consumer");
     let first = receive(&consumer, 1).await.remove(0);
-    settle(&consumer, &first, later(Duration::ZERO)).await;
+    retry_one(&consumer, &first, Duration::ZERO).await;
     let second = receive(&consumer, 1).await.remove(0);
     assert_eq!((&second.address, &second.raw.payload), (&first.address, &first.raw.payload));
     assert_eq!(&*second.address, ADDRESS);
@@ -107,18 +94,44 @@ async fn what_returns_is_the_same_message_at_the_same_address() {
 }
 
 #[tokio::test]
-async fn deliveries_before_and_after_a_retry_are_counted_together() {
+async fn only_a_confirmed_retry_counts_as_one() {
     let (groups, queue) = plain().await;
     publish_plain(&groups, BasicProperties::default(), b"x").await;
-    for expected in 1..=6 {
+    for time in 0..6 {
         let consumer = consumer(&groups.config(), &queue.group(), Membership::default()).await.expect("a consumer");
         let held = receive(&consumer, 1).await.remove(0);
-        assert_eq!(held.count, expected);
-        if expected % 3 == 0 {
-            settle(&consumer, &held, later(Duration::ZERO)).await;
+        assert_eq!((held.redelivered, held.retries), (time > 0, time / 3));
+        if time % 3 == 2 {
+            retry_one(&consumer, &held, Duration::ZERO).await;
         }
         soon(consumer.close()).await.expect("closed");
     }
+}
+
+/// The later messages of its key pass it, and it does not count as waiting for a consumer.
+#[tokio::test]
+async fn a_retried_message_comes_after_its_delay_and_holds_back_nothing() {
+    let groups = Groups::shared().await;
+    let queue = groups.queue(QUEUE);
+    groups.declare(&queue, ADDRESS).await;
+    let broker = groups.broker().await;
+    publish_all(&broker, &[publication(1, "a"), publication(2, "a")]).await;
+    let first = groups.member(&queue.group(), Membership::default()).await;
+    let held = receive(&first, 2).await;
+    let delay = *queue.retry.last().expect("there are rungs");
+    retry_one(&first, &held[0], delay).await;
+    acknowledge(&first, &held[1]).await;
+    let lag = soon(first.lag()).await.expect("a number per lane");
+    assert!(lag.iter().all(|(_, waiting)| *waiting == 0), "{lag:?}");
+    // The delay survives the death of its consumer.
+    groups.cut_off(&first).await;
+    let second = groups.member(&queue.group(), Membership::default()).await;
+    publish_all(&broker, &[publication(3, "a")]).await;
+    assert_eq!(number(&receive(&second, 1).await[0]), 3);
+    nothing(&second).await;
+    tokio::time::sleep(delay).await;
+    let again = receive(&second, 1).await.remove(0);
+    assert_eq!((number(&again), again.retries), (1, 1));
 }
 
 /// What an operator's shovel may bring back: a history that names this very queue.
@@ -140,8 +153,8 @@ async fn a_message_that_once_expired_out_of_its_own_queue_is_not_dropped_as_a_cy
     let consumer = consumer(&groups.config(), &queue.group(), Membership::default()).await.expect("a consumer");
     let first = receive(&consumer, 1).await.remove(0);
     assert_eq!(Death::read(&first.raw).len(), 1);
-    settle(&consumer, &first, later(Duration::ZERO)).await;
-    assert_eq!(receive(&consumer, 1).await[0].count, 2);
+    retry_one(&consumer, &first, Duration::ZERO).await;
+    assert_eq!(receive(&consumer, 1).await[0].retries, 1);
 }
 
 /// Why the history is taken off: this is the broker alone.
@@ -167,42 +180,38 @@ async fn a_missing_rung_keeps_the_message_out_until_it_is_mended() {
     side.channel.queue_delete(rung.as_str().into(), QueueDeleteOptions::default()).await.expect("deleted");
     let consumer = consumer(&groups.config(), &queue.group(), Membership::default()).await.expect("a consumer");
     let held = receive(&consumer, 1).await.remove(0);
-    let failure = soon(consumer.settle(&[(held.tag, later(Duration::ZERO))])).await.expect_err("no rung");
+    let failure = retry(&consumer, &[held.tag], Duration::ZERO).await.expect_err("no rung");
     assert_eq!(failure.class(), Class::Blocked);
     assert!(failure.describe().contains(&rung), "{}", failure.describe());
     groups.declare(&queue, ADDRESS).await;
     // The same call again.
-    settle(&consumer, &held, later(Duration::ZERO)).await;
-    assert_eq!(receive(&consumer, 1).await[0].count, 2);
+    retry_one(&consumer, &held, Duration::ZERO).await;
+    assert_eq!(receive(&consumer, 1).await[0].retries, 1);
 }
 
 #[tokio::test]
-async fn an_answer_that_cannot_be_given_holds_no_other_back() {
+async fn a_retry_that_fails_holds_back_no_other() {
     let (groups, queue) = plain().await;
-    for payload in [b"1", b"2", b"3"] {
+    for payload in [b"1", b"2"] {
         publish_plain(&groups, BasicProperties::default(), payload).await;
     }
     let rung = retry_queue(QUEUE, queue.retry[0]);
     let side = groups.side().await;
     side.channel.queue_delete(rung.as_str().into(), QueueDeleteOptions::default()).await.expect("deleted");
     let consumer = consumer(&groups.config(), &queue.group(), Membership::default()).await.expect("a consumer");
-    let held = receive(&consumer, 3).await;
-    let answers = [
-        (held[0].tag, later(Duration::ZERO)),
-        (held[1].tag, Answer::Reject { reason: "no".to_owned() }),
-        (held[2].tag, Answer::Acknowledge),
-    ];
-    for _ in 0..3 {
-        let failure = soon(consumer.settle(&answers)).await.expect_err("no rung");
-        assert_eq!(failure.class(), Class::Blocked);
-        assert!(failure.describe().contains(&rung), "{}", failure.describe());
-    }
-    assert_eq!(side.ready(&dead_queue(QUEUE)).await, 1, "what could be done was done once");
+    let held = receive(&consumer, 2).await;
+    let broker = consumer.delayed_retry().expect("RabbitMQ has delayed retries");
+    // The second goes to a queue that is there.
+    let retries = [(held[0].tag, Duration::ZERO), (held[1].tag, queue.retry[1])];
+    let outcomes = soon(broker.retry_later(&retries)).await;
+    let [AckOutcome::Failed(failure), AckOutcome::Acknowledged] = &outcomes[..] else { panic!("{outcomes:?}") };
+    assert_eq!(failure.class(), Class::Blocked);
+    assert!(failure.describe().contains(&rung), "{}", failure.describe());
+    assert_eq!(receive(&consumer, 1).await[0].retries, 1);
     groups.declare(&queue, ADDRESS).await;
-    let gone = soon(consumer.settle(&answers)).await.expect("settled");
-    assert_eq!(gone, [held[1].tag, held[2].tag], "they were settled before");
-    assert_eq!(receive(&consumer, 1).await[0].count, 2);
-    nothing(&consumer).await;
+    let outcomes = soon(broker.retry_later(&retries)).await;
+    assert!(matches!(outcomes[..], [AckOutcome::Acknowledged, AckOutcome::Stale]), "{outcomes:?}");
+    assert_eq!(receive(&consumer, 1).await[0].retries, 1);
 }
 
 #[tokio::test]
@@ -224,41 +233,9 @@ async fn without_a_ladder_nothing_is_retried_and_nothing_is_lost() {
     publish_plain(&groups, BasicProperties::default(), b"x").await;
     let consumer = consumer(&groups.config(), &queue.group(), Membership::default()).await.expect("a consumer");
     let held = receive(&consumer, 1).await.remove(0);
-    for answer in [later(Duration::ZERO), Answer::Reject { reason: "no".to_owned() }] {
-        let failure = soon(consumer.settle(&[(held.tag, answer)])).await.expect_err("nowhere to go");
-        assert_eq!(failure.class(), Class::Blocked);
-    }
-    settle(&consumer, &held, Answer::Acknowledge).await;
-}
-
-#[tokio::test]
-async fn dead_letters_go_to_the_queue_that_was_chosen() {
-    let groups = Groups::shared().await;
-    let queue = Queue { dead_letters: Some("graves".to_owned()), ..groups.queue(QUEUE) };
-    groups.declare(&queue, ADDRESS).await;
-    publish_all(&groups.broker().await, &[publication(1, "a")]).await;
-    let consumer = consumer(&groups.config(), &queue.group(), Membership::default()).await.expect("a consumer");
-    let held = receive(&consumer, 1).await.remove(0);
-    settle(&consumer, &held, Answer::Reject { reason: "no".to_owned() }).await;
-    assert_eq!(groups.side().await.ready("graves").await, 1);
-}
-
-#[tokio::test]
-async fn a_dead_letter_says_why_and_from_where() {
-    let groups = Groups::shared().await;
-    let queue = groups.queue(QUEUE);
-    groups.declare(&queue, ADDRESS).await;
-    publish_all(&groups.broker().await, &[publication(1, "a")]).await;
-    let consumer = consumer(&groups.config(), &queue.group(), Membership::default()).await.expect("a consumer");
-    let held = receive(&consumer, 1).await.remove(0);
-    settle(&consumer, &held, Answer::Reject { reason: "the amount is negative".to_owned() }).await;
-    let side = groups.side().await;
-    let dead = side.kept(&dead_queue(QUEUE)).await.remove(0);
-    let header = |name: &str| dead.headers.iter().find(|(header, _)| header == name).map(|(_, value)| value.clone());
-    assert_eq!(header("relevo-reason").as_deref(), Some(&b"the amount is negative"[..]));
-    assert_eq!(header("relevo-address").as_deref(), Some(ADDRESS.as_bytes()));
-    assert_eq!(dead.decode().expect("a message of ours").seq, Some(1));
-    side.channel.queue_purge(dead_queue(QUEUE).into(), QueuePurgeOptions::default()).await.expect("purged");
+    let failure = retry(&consumer, &[held.tag], Duration::ZERO).await.expect_err("nowhere to go");
+    assert_eq!(failure.class(), Class::Blocked);
+    acknowledge(&consumer, &held).await;
 }
 
 /// What the publisher asked of its own message is not asked again of the copies.
@@ -278,22 +255,16 @@ async fn a_message_that_would_expire_or_spread_does_neither_when_it_moves() {
     let consumer = consumer(&groups.config(), &queue.group(), Membership::default()).await.expect("a consumer");
     publish_plain(&groups, BasicProperties::default(), b"first").await;
     let subscribed = receive(&consumer, 1).await.remove(0);
-    settle(&consumer, &subscribed, Answer::Acknowledge).await;
-    publish_plain(&groups, properties.clone(), b"rejected").await;
-    let rejected = receive(&consumer, 1).await.remove(0);
-    settle(&consumer, &rejected, Answer::Reject { reason: "no".to_owned() }).await;
+    acknowledge(&consumer, &subscribed).await;
     publish_plain(&groups, properties, b"retried").await;
     let first = receive(&consumer, 1).await.remove(0);
-    settle(&consumer, &first, later(Duration::ZERO)).await;
+    retry_one(&consumer, &first, Duration::ZERO).await;
     let second = receive(&consumer, 1).await.remove(0);
     let header = |name: &str| second.raw.headers.iter().find(|(header, _)| header == name).map(|(_, value)| value);
     assert_eq!(header("expiration").map(|value| &**value), Some(EXPIRES.as_millis().to_string().as_bytes()));
     assert_eq!(header("user-id").map(|value| &**value), Some(&b"guest"[..]));
     // The copies went through the default exchange, where `elsewhere` names that queue.
     assert_eq!(side.ready("elsewhere").await, 0);
-    // Longer than the time after which it would have gone.
-    tokio::time::sleep(EXPIRES + Duration::from_secs(1)).await;
-    assert_eq!(side.kept(&dead_queue(QUEUE)).await.len(), 1);
 }
 
 #[tokio::test]
@@ -311,11 +282,10 @@ async fn a_consumer_that_dies_between_copy_and_acknowledgement_leaves_two_and_ne
         let some = soon(member.receive(100)).await.expect("deliveries");
         seen.extend(some.iter().map(number));
         climbed |= some.iter().any(retried);
-        let answers: Vec<_> = some.iter().map(|one| (one.tag, later(Duration::ZERO))).collect();
         // Given up at another moment each time, the connections cut with it: twice as late until copies were made, and then
         // at any moment up to that.
         let given = if climbed { enough * (round % 5) / 4 } else { enough };
-        tokio::time::timeout(given, member.settle(&answers)).await.ok();
+        tokio::time::timeout(given, retry(&member, &tags(&some), Duration::ZERO)).await.ok();
         groups.cut_off(&member).await;
         enough = if climbed { enough } else { enough * 2 };
     }
@@ -324,7 +294,7 @@ async fn a_consumer_that_dies_between_copy_and_acknowledgement_leaves_two_and_ne
         let some = soon(last.receive(100)).await.expect("deliveries");
         climbed |= some.iter().any(retried);
         for delivery in &some {
-            settle(&last, delivery, Answer::Acknowledge).await;
+            acknowledge(&last, delivery).await;
         }
         acknowledged.extend(some.iter().map(number));
     }

@@ -11,7 +11,7 @@ use relevo_broker_rabbitmq::{
 };
 use relevo_conformance::broker::harness::soon;
 use relevo_core::administer::{Administer as _, Piece, State};
-use relevo_core::{Class, Consumer as _, Failure};
+use relevo_core::{BrokerConsumer as _, Class, Failure};
 use serde_json::json;
 
 use crate::stage::Stage;

@@ -163,7 +163,12 @@ pub(crate) const QUEUE: &[Key] = &[
         "So many queues `name.0`, `name.1`, … in place of one, each with a single active consumer, for publishers with the \
          same `lanes`.",
     ),
-    Key::new("ordered", Kind::Boolean, "false", "One consumer at a time is active; lanes always are."),
+    Key::new(
+        "ordered",
+        Kind::Boolean,
+        "true",
+        "One consumer at a time is active, as order by key needs; lanes always are.",
+    ),
     Key::new(
         "retry_ms",
         Kind::Integers { min: 1, max: 4_294_967_295 },

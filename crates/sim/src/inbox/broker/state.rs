@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use relevo_core::inbox::Entry;
-use relevo_core::{Raw, Tag};
+use relevo_core::{DeliveryTag, Raw};
 use tokio::time::Instant;
 
 use crate::history::Name;
@@ -15,7 +15,7 @@ const FORGOTTEN_MAX: usize = 5;
 pub(super) struct State {
     pub(super) lanes: Vec<LaneState>,
     pub(super) connections: BTreeMap<u64, Connected>,
-    pub(super) out: BTreeMap<Tag, Out>,
+    pub(super) out: BTreeMap<DeliveryTag, Out>,
     /// What was acknowledged, the last one last, for a crash to forget.
     pub(super) acknowledged: Vec<(usize, Kept)>,
     /// The places of those.
@@ -88,7 +88,7 @@ impl State {
     }
 
     pub(super) fn return_where(&mut self, returns: impl Fn(&Out) -> bool) {
-        let tags: Vec<Tag> = self.out.iter().filter(|(_, out)| returns(out)).map(|(tag, _)| *tag).collect();
+        let tags: Vec<DeliveryTag> = self.out.iter().filter(|(_, out)| returns(out)).map(|(tag, _)| *tag).collect();
         for tag in tags {
             let Some(Out { lane, kept, .. }) = self.out.remove(&tag) else { continue };
             if !self.settled.contains(&kept.place) {

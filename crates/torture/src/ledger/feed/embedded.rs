@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
 use relevo_broker_embedded::{Config, EmbeddedBroker, Group, Membership};
-use relevo_core::{Broker, Consumer};
+use relevo_core::{Broker, BrokerConsumer};
 
 use super::Feed;
 
@@ -16,8 +16,8 @@ async fn open(path: &Path) -> Result<EmbeddedBroker> {
 }
 
 pub(super) async fn declare(feed: &Feed, path: &Path) -> Result<()> {
-    let (lanes, ordered) = (feed.lanes.unwrap_or(LANES), feed.ordered);
-    let group = Group { lanes, ordered, ..Group::new(feed.group.as_str(), ["**"]) };
+    let lanes = feed.lanes.unwrap_or(LANES);
+    let group = Group { lanes, ..Group::new(feed.group.as_str(), ["**"]) };
     Ok(open(path).await?.declare(&group).await?)
 }
 
@@ -25,7 +25,7 @@ pub(super) async fn publisher(path: &Path) -> Result<Arc<dyn Broker>> {
     Ok(Arc::new(open(path).await?))
 }
 
-pub(super) async fn consumer(feed: &Feed, path: &Path, name: &str) -> Result<Arc<dyn Consumer>> {
+pub(super) async fn consumer(feed: &Feed, path: &Path, name: &str) -> Result<Arc<dyn BrokerConsumer>> {
     let membership = Membership { name: name.to_owned(), prefetch: feed.prefetch.into(), lease: feed.lease };
     Ok(Arc::new(open(path).await?.consumer(&feed.group, membership).await?))
 }

@@ -8,7 +8,7 @@ use async_nats::jetstream;
 use futures_util::TryStreamExt as _;
 use relevo_broker_nats::{Config, Group, Membership, NatsAdmin, NatsBroker, Stream, Topology, consumer as member};
 use relevo_core::administer::State;
-use relevo_core::{Administer as _, Broker, Consumer};
+use relevo_core::{Administer as _, Broker, BrokerConsumer};
 
 use super::{Feed, Kind};
 
@@ -45,7 +45,7 @@ pub(super) async fn publisher(feed: &Feed) -> Result<Arc<dyn Broker>> {
     Ok(Arc::new(NatsBroker::open(feed.nats()).await?))
 }
 
-pub(super) async fn consumer(feed: &Feed, name: &str) -> Result<Arc<dyn Consumer>> {
+pub(super) async fn consumer(feed: &Feed, name: &str) -> Result<Arc<dyn BrokerConsumer>> {
     let membership = Membership { name: name.to_owned(), prefetch: feed.prefetch.into(), lease: feed.lease };
     Ok(Arc::new(member(&feed.nats(), &feed.nats_group(), membership).await?))
 }

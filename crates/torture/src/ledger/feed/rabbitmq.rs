@@ -11,7 +11,7 @@ use relevo_broker_rabbitmq::{
     Binding, Config, Exchange, Membership, Queue, RabbitAdmin, RabbitBroker, Topology, consumer as member, dead_queue,
 };
 use relevo_core::administer::State;
-use relevo_core::{Administer as _, Broker, Consumer};
+use relevo_core::{Administer as _, Broker, BrokerConsumer};
 
 use super::{Feed, Kind};
 
@@ -50,7 +50,7 @@ pub(super) async fn publisher(feed: &Feed) -> Result<Arc<dyn Broker>> {
     Ok(Arc::new(RabbitBroker::open(feed.rabbitmq()).await?))
 }
 
-pub(super) async fn consumer(feed: &Feed, name: &str) -> Result<Arc<dyn Consumer>> {
+pub(super) async fn consumer(feed: &Feed, name: &str) -> Result<Arc<dyn BrokerConsumer>> {
     let membership = Membership { name: name.to_owned(), prefetch: feed.prefetch, hand_over: feed.lease };
     Ok(Arc::new(member(&feed.rabbitmq(), &feed.queue().group(), membership).await?))
 }

@@ -40,7 +40,7 @@ struct Lane {
 impl Lane {
     fn take(&mut self, seq: u64) -> Arrival {
         let raw = Raw { headers: Vec::new(), payload: Bytes::new() };
-        let content = Content { raw, address: "a".into(), subject: "a".into(), key: None };
+        let content = Content { raw, address: "a".into() };
         let arrival = self.window.take(seq, content, None);
         if arrival == Arrival::New {
             self.taken.insert(seq);

@@ -1,0 +1,75 @@
+//! What becomes of deliveries.
+
+use relevo_core::AckOutcome::{Acknowledged, Stale};
+use relevo_core::{BrokerConsumer as _, Delivery, DeliveryTag, Publication};
+
+use super::harness::{ADDRESS, ConsumerHarness, acknowledge, nothing, number, publication, publish_all, receive, soon};
+
+fn of_key(key: &str, numbers: impl Iterator<Item = u32>) -> Vec<Publication> {
+    numbers.map(|number| publication(number, key)).collect()
+}
+
+fn in_order(deliveries: &[Delivery]) -> Vec<i64> {
+    deliveries.iter().map(number).collect()
+}
+
+/// Neither to the next consumer nor, where that is promised, after a crash of the broker.
+pub async fn what_was_acknowledged_never_comes_again(harness: &mut impl ConsumerHarness) {
+    harness.group("billing", ADDRESS).await;
+    publish_all(&harness.broker().await, &of_key("a", 1..=10)).await;
+    let consumer = harness.consumer("billing", 100).await;
+    acknowledge(&consumer, &receive(&consumer, 10).await).await;
+    harness.kill(consumer).await;
+    let mut consumer = harness.consumer("billing", 100).await;
+    nothing(&consumer).await;
+    if harness.acks_survive_crash() {
+        harness.kill(consumer).await;
+        harness.crash().await;
+        consumer = harness.consumer("billing", 100).await;
+        nothing(&consumer).await;
+    }
+    publish_all(&harness.broker().await, &of_key("a", 11..=11)).await;
+    assert_eq!(in_order(&receive(&consumer, 1).await), [11]);
+}
+
+/// Marked as a repeat from the second time on.
+pub async fn what_was_not_acknowledged_comes_again_after_a_crash(harness: &mut impl ConsumerHarness) {
+    harness.group("billing", ADDRESS).await;
+    publish_all(&harness.broker().await, &of_key("a", 1..=3)).await;
+    for round in 1..=3 {
+        let consumer = harness.consumer("billing", 100).await;
+        let held = receive(&consumer, 3).await;
+        assert_eq!(in_order(&held), [1, 2, 3]);
+        assert!(held.iter().all(|delivery| delivery.redelivered == (round > 1)), "{held:?}");
+        harness.kill(consumer).await;
+        harness.crash().await;
+    }
+}
+
+/// Each stands for itself.
+pub async fn acknowledgements_need_no_order(harness: &mut impl ConsumerHarness) {
+    harness.group("billing", ADDRESS).await;
+    publish_all(&harness.broker().await, &of_key("a", 1..=6)).await;
+    let consumer = harness.consumer("billing", 100).await;
+    let held = receive(&consumer, 6).await;
+    for index in [4, 1, 2] {
+        acknowledge(&consumer, &held[index..=index]).await;
+    }
+    harness.kill(consumer).await;
+    let consumer = harness.consumer("billing", 100).await;
+    assert_eq!(in_order(&receive(&consumer, 3).await), [1, 4, 6]);
+}
+
+/// In the order of the call: one that is not outstanding holds back no other.
+pub async fn each_acknowledgement_has_its_own_outcome(harness: &mut impl ConsumerHarness) {
+    harness.group("billing", ADDRESS).await;
+    publish_all(&harness.broker().await, &of_key("a", 1..=3)).await;
+    let consumer = harness.consumer("billing", 100).await;
+    let held = receive(&consumer, 3).await;
+    acknowledge(&consumer, &held[..1]).await;
+    let tags: Vec<DeliveryTag> = held.iter().map(|delivery| delivery.tag).collect();
+    let outcomes = soon(consumer.acknowledge(&[tags[2], tags[0], tags[1]])).await;
+    assert!(matches!(outcomes[..], [Acknowledged, Stale, Acknowledged]), "{outcomes:?}");
+    nothing(&consumer).await;
+    assert!(soon(consumer.acknowledge(&[])).await.is_empty());
+}
