@@ -22,6 +22,9 @@ use crate::pages::Covered;
 use crate::relay::{Held, Pending, Relay, RelayError};
 use crate::stats::add;
 
+/// Kinds of maintenance warnings that are throttled apart; a destination has a few.
+const WARNING_KINDS_MAX: usize = 256;
+
 /// The keys of which the store was told what came of their runs, each with the address that it proved to pass and the one
 /// that stopped it.
 type Told = Vec<(bytestring::ByteString, Option<Arc<str>>, Option<Arc<str>>)>;
@@ -252,14 +255,17 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
         }
     }
 
-    /// What maintenance warns of mostly stays for many runs.
+    /// A warning mostly repeats for many runs, with other numbers. Only repeats of the same kind are throttled.
     fn has_maintained(&mut self, warnings: &[String]) {
-        if warnings.is_empty() {
-            return;
-        }
-        let Some(times) = self.upkeep_warnings.happened(Instant::now(), self.config.maintain_every) else { return };
         for warning in warnings {
-            warn!(relay = %self.config.name, warning, times, "maintenance warning");
+            let kind = warning.chars().filter(|c| !c.is_ascii_digit()).collect();
+            if self.upkeep_warnings.len() >= WARNING_KINDS_MAX {
+                self.upkeep_warnings.clear();
+            }
+            let throttle = self.upkeep_warnings.entry(kind).or_default();
+            if let Some(times) = throttle.happened(Instant::now(), self.config.maintain_every) {
+                warn!(relay = %self.config.name, warning, times, "maintenance warning");
+            }
         }
     }
 
@@ -431,12 +437,15 @@ mod tests {
         let mut relay = Relay::with_seed(store, broker, config, 7).expect("a valid configuration");
         let lines = Arc::new(AtomicUsize::new(0));
         let _log = tracing::subscriber::set_default(Lines(Arc::clone(&lines)));
-        let warned = || Maintained { warnings: vec!["a partition is overdue".to_owned()], ..Maintained::default() };
-        for _ in 0..120 {
-            relay.chore_done(Done::Maintained(Ok(warned()))).expect("it goes on");
+        let warned = |text: String| Maintained { warnings: vec![text], ..Maintained::default() };
+        for rows in 0..120 {
+            let warning = warned(format!("destination \"main\" has {rows} undelivered rows"));
+            relay.chore_done(Done::Maintained(Ok(warning))).expect("it goes on");
             tokio::time::advance(every).await;
         }
         let logged = lines.load(Ordering::Relaxed);
         assert!((2..20).contains(&logged), "ten minutes are {logged} lines");
+        relay.chore_done(Done::Maintained(Ok(warned("dropped 30 rows".to_owned())))).expect("it goes on");
+        assert_eq!(lines.load(Ordering::Relaxed), logged + 1, "another warning is logged at once");
     }
 }

@@ -83,8 +83,8 @@ pub struct Relay<S: ?Sized, B: ?Sized> {
     pub(crate) health: Health,
     /// Outages that were logged.
     pub(crate) outages: Quiet,
-    /// Maintenance warnings that were logged.
-    pub(crate) upkeep_warnings: Quiet,
+    /// Maintenance warnings that were logged, by their text without numbers: another kind is logged at once.
+    pub(crate) upkeep_warnings: BTreeMap<String, Quiet>,
     /// Failures of maintenance that were logged.
     pub(crate) upkeep_failures: Quiet,
     /// Items that are sent again when their time comes.
@@ -171,7 +171,7 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
             holds: Holds::default(),
             health: Health::new(),
             outages: Quiet::default(),
-            upkeep_warnings: Quiet::default(),
+            upkeep_warnings: BTreeMap::new(),
             upkeep_failures: Quiet::default(),
             later: BTreeMap::new(),
             reports: Reports::default(),

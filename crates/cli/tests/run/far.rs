@@ -1,15 +1,19 @@
 //! What arrived at a real broker, read with the plain client.
 
 use std::collections::BTreeMap;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use async_nats::jetstream;
-use lapin::options::{BasicGetOptions, QueueDeclareOptions};
+use futures_util::StreamExt as _;
+use lapin::options::{BasicConsumeOptions, QueueDeclareOptions};
 use lapin::types::{AMQPValue, FieldTable};
 use lapin::{Connection, ConnectionProperties};
 use serde_json::Value;
 
 use crate::daemon::DEADLINE;
+
+/// A queue that delivers nothing for this long is empty, or waits for a publisher.
+const IDLE: Duration = Duration::from_millis(200);
 
 /// A message at the broker: its number, and its headers.
 #[derive(Debug)]
@@ -58,24 +62,30 @@ pub(crate) async fn declare_queue(url: &str, queue: &str, arguments: &[(&str, AM
     channel.queue_declare(queue.into(), options, table).await.expect("a new queue");
 }
 
-/// Takes messages out of a queue until the last of these numbers has come.
+/// Consumes a queue until the last of these numbers has come and the queue is empty. A queue with a single active consumer
+/// refuses `basic.get`.
 pub(crate) async fn take_from_queue(url: &str, queue: &str, last: i64) -> Vec<Kept> {
     let (_connection, channel) = channel(url).await;
+    let options = BasicConsumeOptions { no_ack: true, ..BasicConsumeOptions::default() };
+    let consumed = channel.basic_consume(queue.into(), "".into(), options, FieldTable::default()).await;
+    let mut messages = consumed.expect("the queue exists");
     let (mut kept, end) = (Vec::new(), Instant::now() + DEADLINE);
-    while !kept.iter().any(|kept: &Kept| kept.number == last) || channel_has_more(&channel, queue).await {
-        let got = channel.basic_get(queue.into(), BasicGetOptions { no_ack: true });
-        let Some(message) = got.await.expect("the queue is there") else {
+    loop {
+        let Ok(next) = tokio::time::timeout(IDLE, messages.next()).await else {
+            if kept.iter().any(|kept: &Kept| kept.number == last) && !channel_has_more(&channel, queue).await {
+                return kept;
+            }
             assert!(Instant::now() < end, "{last} has not come: {:?}", first_seen(&kept));
             continue;
         };
-        let table = message.delivery.properties.headers().clone().unwrap_or_default();
+        let message = next.expect("the consumer is open").expect("a delivery");
+        let table = message.properties.headers().clone().unwrap_or_default();
         let headers = table.inner().iter().filter_map(|(name, value)| match value {
             AMQPValue::LongString(text) => Some((name.to_string(), text.to_string())),
             _ => None,
         });
-        kept.push(Kept { number: number(&message.delivery.data), headers: headers.collect() });
+        kept.push(Kept { number: number(&message.data), headers: headers.collect() });
     }
-    kept
 }
 
 async fn channel_has_more(channel: &lapin::Channel, queue: &str) -> bool {

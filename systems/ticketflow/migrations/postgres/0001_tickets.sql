@@ -89,5 +89,5 @@ SELECT m.id AS "Id", m.type AS "Type", convert_from(m.payload, 'UTF8') AS "Paylo
 FROM relevo.message AS m;
 
 CREATE VIEW ticketflow."ProcessedEvents" AS
-SELECT id AS "EventId", consumer AS "Consumer", entered_at AS "ProcessedAt"
+SELECT message_id AS "EventId", consumer AS "Consumer", entered_at AS "ProcessedAt"
 FROM relevo.inbox WHERE state IN ('done', 'skipped');
