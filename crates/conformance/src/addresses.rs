@@ -1,4 +1,4 @@
-//! Held addresses: one message probes, the others wait uncounted.
+//! Held addresses: one message probes, the others wait without counted attempts.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ fn hold(address: &str) -> Stopped {
     Stopped { class: "blocked", ..stopped(Stop::Address { address: address.into(), after: PAUSE }, 0) }
 }
 
-/// While it is held one key tries; once that one passes, all of them may.
+/// While the address is held, one key probes it. After a success all keys may continue.
 pub async fn a_held_address_is_probed_by_one_key_and_released_for_all(h: &mut impl StoreHarness) {
     let mut relay = Relay::start(h.store().await, 1).await;
     let waiting = parked(h, &mut relay, &["a", "b", "c", "a"], hold("x")).await;
@@ -42,7 +42,7 @@ pub async fn a_held_address_is_probed_by_one_key_and_released_for_all(h: &mut im
     assert_eq!(delivered, expected);
 }
 
-/// A probe that fails holds the address for another while, for every key.
+/// A failed probe extends the hold for every key.
 pub async fn a_failed_probe_holds_the_address_longer(h: &mut impl StoreHarness) {
     let mut relay = Relay::start(h.store().await, 1).await;
     parked(h, &mut relay, &["a", "b"], hold("x")).await;
@@ -55,7 +55,7 @@ pub async fn a_failed_probe_holds_the_address_longer(h: &mut impl StoreHarness) 
     assert_eq!(relay.due().await.len(), 1);
 }
 
-/// Messages for it that arrive meanwhile were not tried: under traffic they would put the probe off for ever.
+/// New messages for the address were not attempted. If they postponed the probe, traffic would postpone it for ever.
 pub async fn a_message_for_a_held_address_does_not_put_its_probe_off(h: &mut impl StoreHarness) {
     let mut relay = Relay::start(h.store().await, 1).await;
     let first = parked(h, &mut relay, &["a"], hold("x")).await;
@@ -67,7 +67,7 @@ pub async fn a_message_for_a_held_address_does_not_put_its_probe_off(h: &mut imp
     assert_eq!(run_ids(&probes[0]), ids(&first));
 }
 
-/// Nor do keys that were to be tried again and meet the hold: they were no probe.
+/// Keys with a due retry that meet the hold do not postpone it either: they are not the probe.
 pub async fn a_key_that_meets_a_held_address_does_not_put_its_probe_off(h: &mut impl StoreHarness) {
     let mut relay = Relay::start(h.store().await, 1).await;
     let first = parked(h, &mut relay, &["a"], hold("x")).await;
@@ -82,7 +82,7 @@ pub async fn a_key_that_meets_a_held_address_does_not_put_its_probe_off(h: &mut 
     assert_eq!(run_ids(&probes[0]), ids(&first));
 }
 
-/// The rest of the destination flows, and each held address has its own probe.
+/// Other addresses continue, and each held address has its own probe.
 pub async fn other_addresses_of_the_destination_flow(h: &mut impl StoreHarness) {
     let mut relay = Relay::start(h.store().await, 1).await;
     let emitted = emit_all(h, &["a", "b", "c", "d", "e"]).await;

@@ -1,7 +1,7 @@
-//! The suites that every broker runs.
+//! Conformance suites for every broker.
 //!
-//! A broker's `tests/conformance.rs` has a harness and a line, two where it can be consumed from, three where it is a
-//! server that can be harmed:
+//! The `tests/conformance.rs` of a broker has a harness and up to three lines. The second is for brokers with
+//! consumers, the third for servers that can be made to fail:
 //!
 //! ```text
 //! mod harness; // a broker of its own for each case: impl BrokerHarness, impl ConsumerHarness
@@ -19,7 +19,7 @@ pub mod harness;
 pub mod lag;
 pub mod publishing;
 
-/// Makes one test of every case of publishing. `$start` names an async function without arguments that gives a
+/// Creates one test per publishing case. `$start` names an async function without arguments that returns a
 /// `BrokerHarness`. The calling crate needs tokio with `macros` and `rt`.
 #[macro_export]
 macro_rules! broker_suite {
@@ -44,7 +44,7 @@ macro_rules! broker_suite {
     };
 }
 
-/// Makes one test of every fault of a real server. `$start` names an async function without arguments that gives a
+/// Creates one test per fault of a real server. `$start` names an async function without arguments that returns a
 /// `FaultHarness`.
 #[macro_export]
 macro_rules! broker_fault_suite {
@@ -63,7 +63,7 @@ macro_rules! broker_fault_suite {
     };
 }
 
-/// Makes one test of every case of consuming. `$start` names an async function without arguments that gives a
+/// Creates one test per consuming case. `$start` names an async function without arguments that returns a
 /// `ConsumerHarness`.
 #[macro_export]
 macro_rules! consumer_suite {
@@ -97,7 +97,7 @@ macro_rules! consumer_suite {
     };
 }
 
-/// What [`broker_suite`] and [`consumer_suite`] expand to.
+/// Expansion of [`broker_suite`] and [`consumer_suite`].
 #[doc(hidden)]
 #[macro_export]
 macro_rules! broker_cases {

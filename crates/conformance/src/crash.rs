@@ -10,7 +10,7 @@ use crate::relay::{
     LEASE, LONG, Relay, behind, emit_all, emit_beside, emit_draft, ids, ok, park, retry, run_ids, run_keys, stopped,
 };
 
-/// P1: at least once. What was settled is not read again, unless the store says that its progress may be lost.
+/// P1: at least once. Settled messages are not read again, unless the store declares that progress may be lost.
 pub async fn what_was_not_settled_is_read_again_after_a_crash(h: &mut impl StoreHarness) {
     let mut relay = Relay::new(h.store().await, 1);
     relay.lease(LEASE).await;
@@ -31,7 +31,7 @@ pub async fn what_was_not_settled_is_read_again_after_a_crash(h: &mut impl Store
     assert_eq!(ids(&next.drain(2).await), after);
 }
 
-/// P2: an open transaction is rolled back by the crash, whether a tick had listed it or not; ids that it brought are free.
+/// P2: the crash rolls back an open transaction, whether a tick had listed it or not. Ids used in it are free again.
 pub async fn what_was_not_committed_is_lost_in_a_crash(h: &mut impl StoreHarness) {
     let mut relay = Relay::new(h.store().await, 1);
     relay.lease(LEASE).await;
@@ -55,11 +55,11 @@ pub async fn what_was_not_committed_is_lost_in_a_crash(h: &mut impl StoreHarness
     let mut after = emit_all(h, &["a", "b", "c"]).await;
     after.push(emit_draft(h, Draft { id: Some(own), ..Draft::of("a") }).await);
     assert_eq!(ids(&next.drain(10).await), after, "numbers that are given out again belong to new messages");
-    // Dropped only now: it was the crash that ended them.
+    // Dropped only now, so that the crash itself ends both transactions.
     drop((listed, unlisted));
 }
 
-/// What was parked or buried was settled with it, and is there.
+/// Parked keys and dead letters were settled with the page and survive.
 pub async fn parked_keys_and_dead_letters_survive_a_crash(h: &mut impl StoreHarness) {
     let mut relay = Relay::new(h.store().await, 1);
     relay.lease(LEASE).await;

@@ -1,4 +1,4 @@
-//! Dead letters: the bytes stay, a person decides, the owner of the shard acts.
+//! Dead letters: the bytes are retained, an operator decides, the owner of the shard executes the decision.
 
 use std::time::Duration;
 
@@ -35,7 +35,7 @@ async fn state(store: &impl DeadLetters, id: MessageId) -> String {
     letters.remove(0).state
 }
 
-/// P7: every byte, header and name as it was emitted.
+/// P7: every byte, header and name is retained as emitted.
 pub async fn a_dead_letter_keeps_the_original_bytes(h: &mut impl StoreHarness) {
     let mut relay = Relay::start(h.store().await, 1).await;
     let payload: Vec<u8> = (0..=255).chain([0, 0, b'\\', b'\n', 0xff]).collect();
@@ -79,7 +79,7 @@ pub async fn a_dead_letter_keeps_the_original_bytes(h: &mut impl StoreHarness) {
     assert_eq!(*runs[0].messages[0].1.message, *message, "what is sent again is the same message");
 }
 
-/// `after_dead = "hold"`: successors wait, and nothing is due.
+/// `after_dead = "hold"`: successors wait, and no run is due.
 pub async fn a_held_key_waits_for_a_person(h: &mut impl StoreHarness) {
     let mut relay = Relay::start(h.store().await, 1).await;
     parked(h, &mut relay, &["a", "a"], dead_hold()).await;
@@ -120,7 +120,7 @@ pub async fn a_redriven_message_goes_before_its_successors(h: &mut impl StoreHar
     assert!(relay.due().await.is_empty());
 }
 
-/// Several letters of one key go out in the order in which they were emitted.
+/// Several dead letters of one key are published in the order in which they were emitted.
 pub async fn several_redriven_messages_keep_their_order(h: &mut impl StoreHarness) {
     let mut relay = Relay::start(h.store().await, 1).await;
     emit_all(h, &["a", "a", "a"]).await;
@@ -134,7 +134,7 @@ pub async fn several_redriven_messages_keep_their_order(h: &mut impl StoreHarnes
     assert_eq!(relay.advance(&runs[0], 3, None).await, Advanced::Unparked);
 }
 
-/// It only tells what would be marked.
+/// A dry run only counts the letters it would mark.
 pub async fn a_dry_run_changes_nothing(h: &mut impl StoreHarness) {
     let mut relay = Relay::start(h.store().await, 1).await;
     let waiting = parked(h, &mut relay, &["a", "b"], dead_hold()).await;
@@ -145,7 +145,7 @@ pub async fn a_dry_run_changes_nothing(h: &mut impl StoreHarness) {
     assert_eq!(state(&relay.store, waiting[0].message.id).await, "dead");
 }
 
-/// A double click redrives once, and what is marked is not discarded.
+/// A double click redrives once, and a marked letter cannot be discarded.
 pub async fn a_second_redrive_marks_nothing(h: &mut impl StoreHarness) {
     let mut relay = Relay::start(h.store().await, 1).await;
     let waiting = parked(h, &mut relay, &["a"], dead_hold()).await;
@@ -157,7 +157,7 @@ pub async fn a_second_redrive_marks_nothing(h: &mut impl StoreHarness) {
     assert_eq!(run_ids(&relay.due().await[0]), ids(&waiting), "still once");
 }
 
-/// The successors go on without it.
+/// The successors continue without it.
 pub async fn a_discarded_letter_frees_its_key(h: &mut impl StoreHarness) {
     let mut relay = Relay::start(h.store().await, 1).await;
     let waiting = parked(h, &mut relay, &["a", "a", "a"], dead_hold()).await;
@@ -170,7 +170,7 @@ pub async fn a_discarded_letter_frees_its_key(h: &mut impl StoreHarness) {
     assert_eq!(ok(relay.store.redrive(&mark(all())).await), 0, "discarding is final");
 }
 
-/// With nothing behind it the key takes the live path at once.
+/// Without successors the key takes the live path immediately.
 pub async fn a_discarded_letter_without_successors_frees_its_key(h: &mut impl StoreHarness) {
     let mut relay = Relay::start(h.store().await, 1).await;
     parked(h, &mut relay, &["a"], dead_hold()).await;
@@ -181,7 +181,7 @@ pub async fn a_discarded_letter_without_successors_frees_its_key(h: &mut impl St
     assert_eq!(relay.settle(page.end, vec![behind(&page.entries[0])]).await.passed, [page.entries[0].seq]);
 }
 
-/// The same row, dead once more, which can be redriven once more.
+/// The same row is dead again and can be redriven again.
 pub async fn a_redriven_message_that_fails_again_reopens_its_letter(h: &mut impl StoreHarness) {
     let mut relay = Relay::start(h.store().await, 1).await;
     let waiting = parked(h, &mut relay, &["a", "a"], dead_hold()).await;
@@ -196,7 +196,7 @@ pub async fn a_redriven_message_that_fails_again_reopens_its_letter(h: &mut impl
     assert_eq!(ok(relay.store.dead(&all(), 10).await).len(), 1);
 }
 
-/// An operator names what is meant; the oldest come first.
+/// An operator selects letters with a filter; the oldest come first.
 pub async fn letters_are_found_by_id_key_and_route(h: &mut impl StoreHarness) {
     let mut relay = Relay::start(h.store().await, 1).await;
     let emitted = emit_all(h, &["a", "b", "b"]).await;
@@ -222,7 +222,7 @@ pub async fn letters_are_found_by_id_key_and_route(h: &mut impl StoreHarness) {
     assert_eq!(state(&relay.store, emitted[2]).await, "dead");
 }
 
-/// What fails for the last time in a run, with either choice.
+/// Dead-letters a message in a run, with either choice of `after_dead`.
 pub async fn a_run_can_bury_its_message_and_go_on(h: &mut impl StoreHarness) {
     let mut relay = Relay::start(h.store().await, 1).await;
     let waiting = parked(h, &mut relay, &["a", "a", "a", "a"], retry(Duration::ZERO, 1)).await;

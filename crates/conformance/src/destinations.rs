@@ -1,4 +1,4 @@
-//! Destinations: one outbox, several far sides, none of which holds the others back.
+//! Destinations: one outbox feeds several brokers or services, and none delays the others.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use relevo_core::store::{DeadFilter, DeadLetters, Stop};
 use crate::harness::{Draft, Start, StoreHarness, Writer};
 use crate::relay::{Relay, emit, emit_all, ids, ok, park, retry, run_keys, stopped};
 
-/// Both read everything, each at its own pace, with leases of its own.
+/// Both destinations read everything, each at its own pace and with its own leases.
 pub async fn each_destination_has_its_own_progress(h: &mut impl StoreHarness) {
     h.add_destination("other", 4, Start::Now).await;
     let mut main = Relay::start(h.store().await, 1).await;
@@ -22,10 +22,10 @@ pub async fn each_destination_has_its_own_progress(h: &mut impl StoreHarness) {
     assert_eq!(ids(&other.drain(10).await), []);
 }
 
-/// `Now` begins with what commits afterwards, even if it was emitted before; `Oldest` with all that is kept.
+/// `Now` begins with messages committed afterwards, even if emitted before; `Oldest` begins with all retained messages.
 pub async fn a_destination_starts_now_or_with_the_oldest(h: &mut impl StoreHarness) {
     let before = emit_all(h, &["a", "b"]).await;
-    // The only writer keeps everybody else from changing anything: there it begins when the others are done.
+    // An only writer would block the other sessions, so with such a store it begins after they are done.
     let one_writer = h.capabilities().one_writer;
     let open = if one_writer { None } else { Some(begin_late(h).await) };
     let young = emit(h, "d").await;
@@ -52,7 +52,7 @@ async fn begin_late<H: StoreHarness>(h: &H) -> (H::Writer, MessageId) {
     (open, late)
 }
 
-/// What fails at one far side waits there only.
+/// A failure at one destination parks messages for that destination only.
 pub async fn parked_keys_and_dead_letters_belong_to_one_destination(h: &mut impl StoreHarness) {
     h.add_destination("other", 4, Start::Now).await;
     let mut main = Relay::start(h.store().await, 1).await;

@@ -1,4 +1,4 @@
-//! What the suite needs of a store beyond the ports: writers, time, and a server that can be killed.
+//! What the suite needs from a store beyond the ports: writers, time, and a server that can be killed.
 
 use std::time::Duration;
 
@@ -7,16 +7,16 @@ use bytes::Bytes;
 use relevo_core::message::{Headers, MessageId};
 use relevo_core::store::{DeadLetters, Leases, OutboxReader, ParkedKeys, Upkeep};
 
-/// The destination that every harness starts with, at the very beginning of an empty outbox.
+/// The destination that every harness starts with, at the beginning of an empty outbox.
 pub const MAIN: &str = "main";
-/// How many shards [`MAIN`] has.
+/// Number of shards of [`MAIN`].
 pub const SHARDS: u16 = 8;
-/// How long a harness's outbox keeps settled messages.
+/// Retention of settled messages in a harness's outbox.
 pub const RETENTION: Duration = Duration::from_hours(1);
 
-/// One outbox of its own for one case, and everything that a case does to it.
+/// An outbox for one case, with all operations that cases need.
 ///
-/// A call that fails panics: cases look at what the ports answer, not at the harness.
+/// Harness calls panic on failure, because cases test the ports, not the harness.
 #[async_trait]
 pub trait StoreHarness: Send + Sync {
     /// A session of a relay or an operator.
@@ -24,19 +24,19 @@ pub trait StoreHarness: Send + Sync {
     /// A transaction of an application.
     type Writer: Writer;
 
-    /// A new session, independent of every other, of the destination [`MAIN`].
+    /// Opens a new, independent session for the destination [`MAIN`].
     async fn store(&self) -> Self::Store {
         self.store_for(MAIN).await
     }
 
-    /// A new session, independent of every other, of the destination `name`.
+    /// Opens a new, independent session for the destination `name`.
     async fn store_for(&self, name: &str) -> Self::Store;
 
-    /// Begins a transaction; several may be open at once, unless there is one writer at a time.
+    /// Begins a transaction. Several may be open at once, unless the store allows only one writer at a time.
     async fn begin(&self) -> Self::Writer;
 
-    /// Begins a transaction beside one that is open. `None` if the outbox has one writer at a time: whoever would be the
-    /// second is told that it is busy.
+    /// Begins a transaction while another one is open. Returns `None` if the store allows only one writer: a second
+    /// writer gets a busy error.
     async fn begin_beside(&self) -> Option<Self::Writer> {
         Some(self.begin().await)
     }
@@ -44,34 +44,34 @@ pub trait StoreHarness: Send + Sync {
     /// Adds a destination with its own progress.
     async fn add_destination(&self, name: &str, shards: u16, start: Start);
 
-    /// Removes a destination and all that it holds.
+    /// Removes a destination with all its data.
     async fn remove_destination(&self, name: &str);
 
-    /// Asks for another number of shards; relays carry it out through their leases.
+    /// Requests another number of shards; relays apply it through their leases.
     async fn regroup(&self, name: &str, shards: u16);
 
-    /// Switches a destination off or on. One that is off leases nothing.
+    /// Disables or enables a destination. No relay gets leases of a disabled one.
     async fn switch(&self, name: &str, on: bool);
 
-    /// Kills the server without warning and starts it again. Open transactions are lost, what was committed stays;
-    /// sessions and writers from before are not used again.
+    /// Kills the server without warning and restarts it. Open transactions are lost, committed data stays. Cases do not
+    /// use earlier sessions and writers again.
     async fn crash(&mut self);
 
-    /// Lets time pass for leases, retries, holds and schedules: by waiting, by moving a clock, or by making every stored
-    /// time of that kind earlier. Cases ask for minutes; for a few seconds at most while a writer is open.
+    /// Advances time for leases, retries, holds and schedules. A harness waits, moves a clock, or makes the stored
+    /// times earlier. Cases request minutes, but only a few seconds while a writer is open.
     async fn let_pass(&self, time: Duration);
 
-    /// Makes everything that retention looks at (messages, progress, ticks) older. Leases and retries stay as they are.
+    /// Makes everything that retention checks older: messages, progress and ticks. Leases and retries stay unchanged.
     async fn age(&self, time: Duration);
 
-    /// Begins a new partition of the log: what is emitted from now on is dropped apart from what is there. A store that
-    /// drops message by message does nothing.
+    /// Begins a new partition of the log, so that later messages are dropped separately from existing ones. A store
+    /// that drops single messages does nothing.
     async fn next_partition(&self);
 
-    /// How many committed messages the log still has, settled or not; scheduled ones are not in it yet.
+    /// Number of committed messages in the log, settled or not. Scheduled messages are not in the log yet.
     async fn kept(&self) -> usize;
 
-    /// What differs from store to store; it chooses what a case expects, never whether it runs.
+    /// Differences between stores. They determine what a case expects, never whether it runs.
     fn capabilities(&self) -> Capabilities {
         Capabilities::default()
     }
@@ -80,21 +80,22 @@ pub trait StoreHarness: Send + Sync {
 /// Where a new destination begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Start {
-    /// With what is committed from now on.
+    /// With messages committed from now on.
     Now,
-    /// With the oldest message that the log still has.
+    /// With the oldest message in the log.
     Oldest,
 }
 
-/// What differs from store to store.
+/// Differences between stores.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Capabilities {
-    /// Nobody else uses the server. Otherwise transactions of others may move positions without messages.
+    /// No other application uses the server. Otherwise foreign transactions may move positions without messages.
     pub alone: bool,
-    /// What was settled just before a crash stays settled. Otherwise it may be read again, and nothing else changes.
+    /// Progress settled just before a crash survives it. Otherwise those messages may be read again; nothing else
+    /// changes.
     pub durable_progress: bool,
-    /// One transaction writes at a time, from its first write to its end. While it is open nobody else can emit, settle
-    /// or lease; reading goes on.
+    /// Only one transaction writes at a time, from its first write to its end. Meanwhile no other session can emit,
+    /// settle or lease; reading continues.
     pub one_writer: bool,
 }
 
@@ -107,17 +108,17 @@ impl Default for Capabilities {
 /// A transaction of an application that emits messages. Dropping it rolls it back.
 #[async_trait]
 pub trait Writer: Send {
-    /// Emits a message in this transaction and gives its id; an id that was used before says so. After a refusal the
-    /// transaction can only be rolled back.
+    /// Emits a message in this transaction and returns its id. Fails if the id was used before and the draft has
+    /// `OnRepeat::Refuse`. After an error the transaction can only be rolled back.
     async fn emit(&mut self, draft: Draft) -> Result<MessageId, Repeated>;
 
-    /// Takes a scheduled message back; whether it was still waiting.
+    /// Cancels a scheduled message; returns whether it was still waiting.
     async fn cancel(&mut self, id: MessageId) -> bool;
 
-    /// Sets a savepoint of this name.
+    /// Sets a savepoint with this name.
     async fn savepoint(&mut self, name: &str);
 
-    /// Undoes what was done since that savepoint, which stays.
+    /// Rolls back to that savepoint, which stays valid.
     async fn rollback_to(&mut self, name: &str);
 
     /// Commits.
@@ -127,40 +128,40 @@ pub trait Writer: Send {
     async fn rollback(self);
 }
 
-/// The caller's id was used before, and the draft asked to refuse that.
+/// The caller's id was used before, and the draft requires an error in that case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Repeated;
 
-/// What happens when a caller brings an id that was used before.
+/// What happens if a caller's id was used before.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnRepeat {
     /// The emit fails.
     #[default]
     Refuse,
-    /// The emit does nothing and gives the id.
+    /// The emit does nothing and returns the id.
     Ignore,
 }
 
 /// A message to emit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Draft {
-    /// What routes match first.
+    /// The topic, which routes match first.
     pub topic: String,
-    /// What order is kept within.
+    /// The key; order is kept per key.
     pub key: String,
-    /// What happened or is asked for.
+    /// The message type: which event happened, or which command is requested.
     pub kind: String,
-    /// The bytes, exactly.
+    /// The exact payload bytes.
     pub payload: Bytes,
     /// The payload's media type.
     pub content_type: String,
-    /// The writer's own headers.
+    /// The application's own headers.
     pub headers: Headers,
-    /// The caller's own id; without it the store makes one.
+    /// The caller's own id; without it the store generates one.
     pub id: Option<MessageId>,
     /// What happens if that id was used before.
     pub on_repeat: OnRepeat,
-    /// Scheduled: enters the log so long after now.
+    /// Schedules the message: it enters the log after this delay.
     pub deliver_after: Option<Duration>,
 }
 

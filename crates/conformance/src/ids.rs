@@ -1,4 +1,4 @@
-//! Ids that callers bring.
+//! Message ids chosen by callers.
 
 use relevo_core::MessageId;
 
@@ -9,7 +9,7 @@ fn own(id: MessageId, on_repeat: OnRepeat) -> Draft {
     Draft { id: Some(id), on_repeat, ..Draft::of("a") }
 }
 
-/// Once in the log, whatever the caller asks for.
+/// The message is in the log once, whichever behaviour the caller requests.
 pub async fn a_repeated_id_is_refused_or_ignored(h: &mut impl StoreHarness) {
     let mut relay = Relay::start(h.store().await, 1).await;
     let id = MessageId::v7(1_767_225_600_000, [7; 10]);
@@ -23,7 +23,7 @@ pub async fn a_repeated_id_is_refused_or_ignored(h: &mut impl StoreHarness) {
     assert_eq!(ids(&relay.drain(10).await), []);
 }
 
-/// A rolled-back use is none.
+/// A use that was rolled back does not count.
 pub async fn an_id_that_rolled_back_can_be_used(h: &mut impl StoreHarness) {
     let mut relay = Relay::start(h.store().await, 1).await;
     let id = MessageId::v7(1_767_225_600_000, [8; 10]);

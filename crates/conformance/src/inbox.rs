@@ -1,6 +1,6 @@
-//! The suite that every inbox runs.
+//! The conformance suite for every inbox.
 //!
-//! A store's tests have a harness and a line, in a module of their own:
+//! The tests of a store have a harness and one line, in their own module:
 //!
 //! ```text
 //! mod harness; // a database of its own for each case: impl inbox::Harness
@@ -26,13 +26,13 @@ use std::time::Duration;
 
 pub use harness::{Capabilities, Handling, Harness, KEEPING};
 
-/// Runs a case, which fails if it hangs: a wait for another transaction that nothing ends.
+/// Runs a case with a time limit, so that an endless wait for another transaction fails.
 #[doc(hidden)]
 pub async fn soon(case: impl Future<Output = ()>) {
     tokio::time::timeout(Duration::from_mins(2), case).await.expect("every wait has a bound");
 }
 
-/// Makes one test of every case. `$start` names an async function without arguments that gives an `inbox::Harness`. The
+/// Creates one test per case. `$start` names an async function without arguments that returns an `inbox::Harness`. The
 /// calling crate needs tokio with `macros` and `rt`.
 #[macro_export]
 macro_rules! inbox_suite {
@@ -182,7 +182,7 @@ macro_rules! inbox_suite {
     };
 }
 
-/// What [`inbox_suite`] expands to.
+/// Expansion of [`inbox_suite`].
 #[doc(hidden)]
 #[macro_export]
 macro_rules! inbox_cases {

@@ -1,4 +1,4 @@
-//! Many writers at once, committing in any order, read through pages of any length.
+//! Many concurrent writers that commit in any order, read through pages of any length.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,7 +8,7 @@ use relevo_core::store::Entry;
 use crate::harness::{Draft, StoreHarness, Writer};
 use crate::relay::{LONG, Relay};
 
-/// A small generator, so that a failure names its seed.
+/// A small random generator, so that a failure can name its seed.
 struct Dice(u64);
 
 impl Dice {
@@ -18,10 +18,10 @@ impl Dice {
     }
 }
 
-/// What the case has done: writers with the keys they locked, and what committed in which order.
+/// The history of the case: writers with the keys they locked, and the committed messages.
 struct Writers<W> {
     open: Vec<OpenWriter<W>>,
-    /// For each key, what was committed, in the order of the locks.
+    /// Committed messages per key, in the order of the locks.
     committed: BTreeMap<usize, Vec<MessageId>>,
 }
 
@@ -33,7 +33,7 @@ impl<W: Writer> Writers<W> {
         Self { open: Vec::new(), committed: BTreeMap::new() }
     }
 
-    /// One random deed: begin, emit under a lock that lasts until the end, commit or roll back.
+    /// Performs one random action: begin, emit under a lock that lasts until the end, commit or roll back.
     async fn act(&mut self, h: &impl StoreHarness<Writer = W>, dice: &mut Dice) {
         let deed = dice.roll(10);
         if self.open.is_empty() || (deed == 0 && self.open.len() < 6) {
@@ -47,7 +47,7 @@ impl<W: Writer> Writers<W> {
         if deed < 7 {
             let key = dice.roll(12);
             if self.open.iter().enumerate().any(|(other, (_, keys, _))| other != index && keys.contains(&key)) {
-                return; // Another writer holds the key's lock: a real one would wait.
+                return; // another writer holds the lock of the key, so a real one would wait
             }
             let (writer, keys, emitted) = &mut self.open[index];
             keys.insert(key);
@@ -65,7 +65,7 @@ impl<W: Writer> Writers<W> {
         }
     }
 
-    /// Whether the only writer is open, so that relays can read and nothing else.
+    /// Whether the only writer is open, so that relays can only read.
     fn keeps_others_out(&self, h: &impl StoreHarness) -> bool {
         h.capabilities().one_writer && !self.open.is_empty()
     }
@@ -79,7 +79,7 @@ impl<W: Writer> Writers<W> {
         }
     }
 
-    /// Everything committed was read, once, each key in its order.
+    /// Checks that all committed messages were read once, in order per key.
     fn check(&self, read: &[Entry], seed: u64) {
         for (key, expected) in &self.committed {
             let name = format!("key-{key}");
@@ -92,7 +92,7 @@ impl<W: Writer> Writers<W> {
     }
 }
 
-/// One relay beside many writers.
+/// One relay and many writers.
 pub async fn interleaved_writers_lose_repeat_and_invert_nothing(h: &mut impl StoreHarness) {
     let mut relay = Relay::start(h.store().await, 1).await;
     let mut read = Vec::new();
@@ -103,7 +103,7 @@ pub async fn interleaved_writers_lose_repeat_and_invert_nothing(h: &mut impl Sto
         writers.act(h, &mut dice).await;
         if dice.roll(6) == 0 {
             for (leases, page) in relay.read_groups(1 + dice.roll(7)).await {
-                // What is only read now is read again later.
+                // Without settling, the same messages are read again later.
                 if !writers.keeps_others_out(h) {
                     read.extend(page.entries);
                     relay.settle_some(&leases, page.end, Vec::new()).await;
@@ -116,7 +116,7 @@ pub async fn interleaved_writers_lose_repeat_and_invert_nothing(h: &mut impl Sto
     writers.check(&read, seed);
 }
 
-/// Two relays that come and go, so that shards stand at different positions and change hands.
+/// Two relays that come and go, so that shards are at different positions and change owners.
 pub async fn interleaved_writers_and_moving_shards_lose_and_repeat_nothing(h: &mut impl StoreHarness) {
     let mut relays = [Relay::new(h.store().await, 1), Relay::new(h.store().await, 2)];
     let mut read = Vec::new();
@@ -134,7 +134,7 @@ pub async fn interleaved_writers_and_moving_shards_lose_and_repeat_nothing(h: &m
         match deed {
             0..4 => {
                 for (leases, page) in relay.read_groups(1 + dice.roll(7)).await {
-                    // Some groups are left where they are, and read the same again later.
+                    // Some groups are not settled and read the same messages again later.
                     if dice.roll(3) > 0 {
                         read.extend(page.entries);
                         relay.settle_some(&leases, page.end, Vec::new()).await;

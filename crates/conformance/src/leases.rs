@@ -1,4 +1,4 @@
-//! Leases: who holds which shard, and since when.
+//! Leases: which owner holds which shard, and since when.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ fn shards(leases: &[Lease]) -> BTreeSet<u16> {
     leases.iter().map(|lease| lease.shard).collect()
 }
 
-/// One owner has all, two have half each, three have no more than their share.
+/// One owner holds all shards, two hold half each, three hold at most their fair share.
 pub async fn shards_are_shared_evenly(h: &mut impl StoreHarness) {
     let mut relays = Vec::new();
     for number in 1..=3 {
@@ -36,7 +36,7 @@ pub async fn shards_are_shared_evenly(h: &mut impl StoreHarness) {
     }
 }
 
-/// Who leaves politely is not waited for, and no longer counts for the fair share.
+/// Other owners do not wait for one that leaves, and it no longer counts for the fair share.
 pub async fn an_owner_that_leaves_frees_its_shards_at_once(h: &mut impl StoreHarness) {
     let mut first = Relay::start(h.store().await, 1).await;
     let epoch = first.leases[0].epoch;
@@ -48,14 +48,14 @@ pub async fn an_owner_that_leaves_frees_its_shards_at_once(h: &mut impl StoreHar
     assert!(second.leases.iter().all(|lease| lease.epoch > epoch));
 }
 
-/// Also those that it does not know of, because the reply to its request was lost; and no lease of another owner.
+/// This includes leases it does not know of because a reply was lost, but no lease of another owner.
 pub async fn releasing_frees_every_lease_of_the_owner(h: &mut impl StoreHarness) {
     let mut first = Relay::start(h.store().await, 1).await;
     let mut second = Relay::start(h.store().await, 2).await;
     let more = first.leases[4..].to_vec();
     first.lease_giving(LONG, more).await;
     second.lease(LONG).await;
-    // The first one has no leases in memory, as after a database error.
+    // The first relay has no leases in memory, as after a database error.
     first.leases.clear();
     first.leave().await;
     let kept = second.leases.clone();
@@ -64,7 +64,7 @@ pub async fn releasing_frees_every_lease_of_the_owner(h: &mut impl StoreHarness)
     assert!(kept.iter().all(|lease| second.leases.contains(lease)), "those of the other owner stay as they are");
 }
 
-/// A silent owner keeps its shards until their time is over; then the epoch rises.
+/// An unresponsive owner keeps its shards until the leases expire; the next owner gets a higher epoch.
 pub async fn a_lease_is_taken_after_it_expired_and_not_before(h: &mut impl StoreHarness) {
     let mut first = Relay::new(h.store().await, 1);
     first.lease(LEASE).await;
@@ -81,7 +81,7 @@ pub async fn a_lease_is_taken_after_it_expired_and_not_before(h: &mut impl Store
     }
 }
 
-/// Nobody came meanwhile: the owner goes on under the same epoch, and what it did is not lost.
+/// No other owner came meanwhile: the owner continues with the same epoch and keeps its progress.
 pub async fn an_expired_lease_that_nobody_took_is_renewed(h: &mut impl StoreHarness) {
     let mut relay = Relay::new(h.store().await, 1);
     let before = relay.lease(LEASE).await.leases;
@@ -91,7 +91,7 @@ pub async fn an_expired_lease_that_nobody_took_is_renewed(h: &mut impl StoreHarn
     assert_eq!(other.lease(LONG).await.leases, []);
 }
 
-/// Only what is given back changes hands.
+/// Only the leases given back change owners.
 pub async fn what_is_given_back_is_free_for_others(h: &mut impl StoreHarness) {
     let mut first = Relay::start(h.store().await, 1).await;
     let mut second = Relay::start(h.store().await, 2).await;
@@ -105,13 +105,13 @@ pub async fn what_is_given_back_is_free_for_others(h: &mut impl StoreHarness) {
     for (old, new) in give_back.iter().zip(&second.leases) {
         assert!(new.epoch > old.epoch);
     }
-    // Giving back what another holds by now is ignored.
+    // Giving back a lease that another owner holds now has no effect.
     first.lease_giving(LONG, give_back).await;
     second.lease(LONG).await;
     assert_eq!(second.leases.len(), 4);
 }
 
-/// The operator's switch.
+/// An operator disabled the destination.
 pub async fn a_destination_that_is_off_leases_nothing(h: &mut impl StoreHarness) {
     let relay = Relay::new(h.store().await, 1);
     let ask = || Ask { owner: relay.owner, name: "relay".to_owned(), lease: LONG, give_back: Vec::new() };
@@ -122,7 +122,7 @@ pub async fn a_destination_that_is_off_leases_nothing(h: &mut impl StoreHarness)
     assert_eq!(relay.store.lease(ask()).await.map_or(0, |leased| leased.leases.len()), 8);
 }
 
-/// A misspelt destination is told at once.
+/// A misspelt destination is rejected immediately.
 pub async fn a_destination_that_does_not_exist_is_refused(h: &mut impl StoreHarness) {
     let store = h.store_for("no such destination").await;
     let owner = Relay::new(h.store().await, 1).owner;

@@ -1,13 +1,13 @@
-//! The suites that every store, every inbox and every broker runs.
+//! Conformance suites for every store, every inbox and every broker.
 //!
-//! A store's `tests/conformance.rs` has a harness and one line:
+//! The `tests/conformance.rs` of a store has a harness and one line:
 //!
 //! ```text
 //! mod harness; // an outbox of its own for each case: impl StoreHarness
 //! relevo_conformance::store_suite!(harness::start);
 //! ```
 //!
-//! Each case is a function here, named as a sentence, and becomes one test there.
+//! Each case is a function in this crate, named as a sentence, and becomes one test in the crate of the store.
 
 pub mod addresses;
 pub mod broker;
@@ -29,9 +29,9 @@ pub mod runs;
 pub mod scheduled;
 pub mod windows;
 
-/// Makes one test of every case. `$start` names an async function without arguments that gives a `StoreHarness`; where
-/// most cases share a server, `$mortal` names one whose server may be killed. The calling crate needs tokio with
-/// `macros` and `rt`.
+/// Creates one test per case. `$start` names an async function without arguments that returns a `StoreHarness`. If most
+/// cases share a server, `$mortal` names one whose server may be killed. The calling crate needs tokio with `macros`
+/// and `rt`.
 #[macro_export]
 macro_rules! store_suite {
     ($start:path) => {
@@ -127,7 +127,7 @@ macro_rules! store_suite {
     };
 }
 
-/// What [`store_suite`] expands to.
+/// Expansion of [`store_suite`].
 #[doc(hidden)]
 #[macro_export]
 macro_rules! store_cases {

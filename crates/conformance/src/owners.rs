@@ -1,4 +1,4 @@
-//! Two owners at once: the one that lost its lease changes nothing.
+//! Two owners at once: the one that lost its lease cannot change anything.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::relay::{LEASE, LONG, Relay, behind, emit, emit_all, ids, ok, park, pa
 
 const ALL: [u16; 8] = [0, 1, 2, 3, 4, 5, 6, 7];
 
-/// Progress, parks and dead letters of an old owner: lost, and nothing of them is there.
+/// Progress, parks and dead letters of an old owner are rejected and leave nothing behind.
 pub async fn the_old_owner_can_settle_nothing(h: &mut impl StoreHarness) {
     let mut old = Relay::new(h.store().await, 1);
     old.lease(LEASE).await;
@@ -38,7 +38,7 @@ pub async fn the_old_owner_can_settle_nothing(h: &mut impl StoreHarness) {
     assert_eq!(settled.lost.len(), 8, "not even progress");
 }
 
-/// Runs and marks of an old owner: lost, and the key waits as it did.
+/// Runs and marks of an old owner are rejected, and the key stays parked unchanged.
 pub async fn the_old_owner_can_carry_out_and_advance_nothing(h: &mut impl StoreHarness) {
     let mut old = Relay::new(h.store().await, 1);
     old.lease(LEASE).await;
@@ -62,7 +62,7 @@ pub async fn the_old_owner_can_carry_out_and_advance_nothing(h: &mut impl StoreH
     assert!(runs.iter().any(|run| &*run.key == "b"), "the new owner carries out the mark");
 }
 
-/// Takeover reads what the old owner settled, in mid-window too, and what it parked.
+/// The new owner loads what the old one settled, also in mid-window, and what it parked.
 pub async fn the_new_owner_begins_where_the_old_one_settled(h: &mut impl StoreHarness) {
     let mut old = Relay::new(h.store().await, 1);
     old.lease(LEASE).await;
@@ -79,7 +79,7 @@ pub async fn the_new_owner_begins_where_the_old_one_settled(h: &mut impl StoreHa
     assert_eq!(ids(&new.drain(10).await), emitted[3..]);
 }
 
-/// Only a new owner takes a lease away, not the clock: what was confirmed late is settled all the same.
+/// Only a new owner revokes a lease, not the clock: late confirmations can still be settled.
 pub async fn an_expired_lease_that_nobody_took_still_settles(h: &mut impl StoreHarness) {
     let mut relay = Relay::new(h.store().await, 1);
     relay.lease(LEASE).await;
@@ -90,7 +90,7 @@ pub async fn an_expired_lease_that_nobody_took_still_settles(h: &mut impl StoreH
     assert_eq!(ids(&relay.drain(10).await), []);
 }
 
-/// One call, one answer a shard: what is held is settled, what is lost is not.
+/// One call has one result per shard: shards still held are settled, lost ones are not.
 pub async fn a_lost_shard_beside_a_held_one_is_settled_apart(h: &mut impl StoreHarness) {
     h.add_destination("two", 2, Start::Oldest).await;
     h.remove_destination(MAIN).await;

@@ -1,4 +1,4 @@
-//! Parking: a failed message holds back its own key, and nothing else.
+//! Parking: a failed message holds back its own key, and no other.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use relevo_core::store::{Leases, Settled, Stop, Stopped};
 use crate::harness::StoreHarness;
 use crate::relay::{LONG, PAUSE, Relay, behind, emit_all, ids, ok, park, parked, retry, run_ids, run_keys, stopped};
 
-/// Head and successors of one settlement, and successors of a later one.
+/// The head and its successors come from one settlement, further successors from a later one.
 pub async fn a_failed_message_and_its_successors_wait_in_order(h: &mut impl StoreHarness) {
     let mut relay = Relay::start(h.store().await, 1).await;
     let mut waiting = parked(h, &mut relay, &["a", "a", "a"], retry(Duration::ZERO, 1)).await;
@@ -27,7 +27,7 @@ pub async fn a_failed_message_and_its_successors_wait_in_order(h: &mut impl Stor
     assert_eq!(run_ids(&limited[0]), ids(&waiting[..2]));
 }
 
-/// C3: the head went out meanwhile; the message must go out too, before later ones of its key.
+/// C3: the head was delivered meanwhile, so the message must be delivered too, before later ones of its key.
 pub async fn a_message_behind_a_head_that_is_gone_is_passed(h: &mut impl StoreHarness) {
     let mut relay = Relay::start(h.store().await, 1).await;
     parked(h, &mut relay, &["a"], retry(Duration::ZERO, 1)).await;
@@ -49,7 +49,7 @@ pub async fn a_message_behind_a_head_that_is_gone_is_passed(h: &mut impl StoreHa
     assert_eq!(ids(&relay.drain(10).await), emitted);
 }
 
-/// What is passed in one shard says nothing about the others; a head of the same call is as good as an old one.
+/// A message passed in one shard does not affect other shards. A head from the same call counts like an existing one.
 pub async fn a_passed_message_leaves_other_shards_alone(h: &mut impl StoreHarness) {
     let mut relay = Relay::start(h.store().await, 1).await;
     // "o-1" has slot 189 and "o-2" slot 875: shards 5 and 3 of 8.
@@ -65,7 +65,7 @@ pub async fn a_passed_message_leaves_other_shards_alone(h: &mut impl StoreHarnes
     assert_eq!(ids(&relay.drain(10).await), emitted[2..]);
 }
 
-/// A key that was parked meanwhile: the later failure waits its turn, and the head's attempts stay.
+/// The key was parked meanwhile: the later failure waits its turn, and the head keeps its attempts.
 pub async fn a_new_head_of_a_parked_key_waits_behind_the_old_one(h: &mut impl StoreHarness) {
     let mut relay = Relay::start(h.store().await, 1).await;
     let mut waiting = parked(h, &mut relay, &["a"], retry(Duration::ZERO, 3)).await;
@@ -75,7 +75,7 @@ pub async fn a_new_head_of_a_parked_key_waits_behind_the_old_one(h: &mut impl St
     assert_eq!(runs[0].attempts, 3);
 }
 
-/// P4: what callers and brokers write is theirs. No text of theirs may keep a settlement from being written down.
+/// P4: keys and errors come from callers and brokers. No such text may make a settlement fail.
 pub async fn any_key_and_any_error_can_be_parked(h: &mut impl StoreHarness) {
     let mut relay = Relay::start(h.store().await, 1).await;
     let keys = [r"a\u0000", r#""\\u0000'"#, r"\", "ñ\u{1f512}"];
@@ -98,7 +98,7 @@ pub async fn any_key_and_any_error_can_be_parked(h: &mut impl StoreHarness) {
     assert_eq!(again.iter().map(|run| run.attempts).collect::<Vec<_>>(), [2; 4]);
 }
 
-/// P4: every other key flows, in the same page too.
+/// P4: all other keys continue, also in the same page.
 pub async fn other_keys_flow_past_a_parked_one(h: &mut impl StoreHarness) {
     let mut relay = Relay::start(h.store().await, 1).await;
     emit_all(h, &["a", "b", "a", "c"]).await;
@@ -113,7 +113,8 @@ pub async fn other_keys_flow_past_a_parked_one(h: &mut impl StoreHarness) {
     assert_eq!(run_ids(&runs[0]), [page.entries[0].message.id, page.entries[2].message.id]);
 }
 
-/// Whoever takes a shard must know its parked keys, those that wait for a person too, or it overtakes them.
+/// A new owner of a shard must know its parked keys, including those that wait for an operator; otherwise it overtakes
+/// them.
 pub async fn a_new_owner_is_told_which_keys_wait(h: &mut impl StoreHarness) {
     let mut relay = Relay::start(h.store().await, 1).await;
     parked(h, &mut relay, &["a", "b", "b"], retry(LONG, 1)).await;

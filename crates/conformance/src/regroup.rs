@@ -1,4 +1,4 @@
-//! Regrouping: another number of shards, without losing, repeating or inverting anything.
+//! Regrouping: changes the number of shards without losing, repeating or reordering messages.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use relevo_core::store::{Ceiling, Entry, Leases, OutboxReader, ParkedKeys, Posit
 use crate::harness::{MAIN, Start, StoreHarness};
 use crate::relay::{LONG, Relay, emit_all, ids, parked, retry, run_ids, run_keys};
 
-/// One round of a relay: leases, then whatever its ceiling lets it read and settle.
+/// One round of a relay: renew leases, then read and settle as far as the ceiling allows.
 async fn round<S: Leases + OutboxReader + ParkedKeys>(relay: &mut Relay<S>, limit: usize) -> Vec<Entry> {
     let mut read = Vec::new();
     relay.lease(LONG).await;
@@ -20,7 +20,7 @@ async fn round<S: Leases + OutboxReader + ParkedKeys>(relay: &mut Relay<S>, limi
     read
 }
 
-/// Until the relay holds shards of a destination that has so many.
+/// Runs rounds until the relay holds shards of a destination with this number of shards.
 async fn until<S: Leases + OutboxReader + ParkedKeys>(relay: &mut Relay<S>, shards: u16) -> Vec<Entry> {
     let mut read = Vec::new();
     for _ in 0..100 {
@@ -32,7 +32,7 @@ async fn until<S: Leases + OutboxReader + ParkedKeys>(relay: &mut Relay<S>, shar
     panic!("the regrouping never ends");
 }
 
-/// C7: parked keys belong to a slot, and go to whoever has its new shard.
+/// C7: parked keys belong to a slot and move to the owner of its new shard.
 pub async fn parked_keys_find_their_new_owner(h: &mut impl StoreHarness) {
     let mut first = Relay::start(h.store().await, 1).await;
     let keys: Vec<String> = (0..12).map(|number| format!("k-{number}")).collect();
@@ -62,7 +62,7 @@ pub async fn parked_keys_find_their_new_owner(h: &mut impl StoreHarness) {
     assert_eq!(found, expected);
 }
 
-/// From 4 shards to 16, with two relays, pages half read, shards apart, and writers that go on.
+/// From 4 shards to 16, with two relays, half-read pages, shards at different positions, and active writers.
 pub async fn regrouping_loses_and_inverts_nothing(h: &mut impl StoreHarness) {
     h.add_destination("moving", 4, Start::Oldest).await;
     let mut relays = [Relay::start(h.store_for("moving").await, 1).await, Relay::new(h.store_for("moving").await, 2)];
@@ -78,7 +78,7 @@ pub async fn regrouping_loses_and_inverts_nothing(h: &mut impl StoreHarness) {
         if turn == 4 {
             h.regroup("moving", 16).await;
         }
-        // One of them is slower, so that their shards stand at different ticks.
+        // One relay is slower, so that their shards are at different ticks.
         for (index, limit) in [(0, 2), (1, 7)] {
             if index == 1 || turn % 3 == 0 {
                 read.extend(round(&mut relays[index], limit).await);
@@ -101,7 +101,7 @@ pub async fn regrouping_loses_and_inverts_nothing(h: &mut impl StoreHarness) {
     }
 }
 
-/// An owner that learned of the regrouping late has opened another window; the others follow to its end.
+/// An owner that learned of the regrouping late has opened another window; the other shards advance to its end.
 pub async fn an_owner_that_went_further_does_not_stop_regrouping(h: &mut impl StoreHarness) {
     h.add_destination("moving", 2, Start::Oldest).await;
     let mut first = Relay::start(h.store_for("moving").await, 1).await;
@@ -112,11 +112,11 @@ pub async fn an_owner_that_went_further_does_not_stop_regrouping(h: &mut impl St
     let mut emitted = emit_all(h, &["a", "b", "c", "d"]).await;
     let mut read = first.drain(10).await;
     h.regroup("moving", 4).await;
-    // All windows are finished, at different ticks: the shards shall meet at the first's.
+    // All windows are finished, at different ticks: the shards shall meet at the tick of the first relay.
     read.extend(round(&mut first, 10).await);
     read.extend(round(&mut first, 10).await);
     assert!(matches!(first.ceiling, Ceiling::Tick(_)));
-    // The second has not renewed since: it still believes that windows may go as far as there is something.
+    // The second relay has not renewed since, so it still reads without a ceiling.
     emitted.extend(emit_all(h, &["a", "b", "c", "d"]).await);
     read.extend(second.drain(10).await);
     for _ in 0..10 {
@@ -132,7 +132,7 @@ pub async fn an_owner_that_went_further_does_not_stop_regrouping(h: &mut impl St
     assert_eq!(got, emitted);
 }
 
-/// Regrouping takes every lease away, whatever its number was.
+/// Regrouping revokes every lease, even if the number of shards stays the same.
 pub async fn a_lease_from_before_settles_nothing(h: &mut impl StoreHarness) {
     let mut relay = Relay::start(h.store().await, 1).await;
     let before = relay.leases.clone();

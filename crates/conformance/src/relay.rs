@@ -1,4 +1,4 @@
-//! A relay reduced to what cases need: it leases, reads and settles, and publishes nowhere.
+//! A minimal relay for the cases: it leases, reads and settles, but publishes nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -14,16 +14,16 @@ use uuid::Uuid;
 
 use crate::harness::{Draft, StoreHarness, Writer};
 
-/// More than any page has.
+/// More bytes than any page has.
 pub(crate) const ANY_BYTES: usize = 1 << 40;
-/// A lease that no case outlives.
+/// A lease that outlasts every case.
 pub(crate) const LONG: Duration = Duration::from_mins(10);
-/// A lease that a case lets expire, and that no machine is slow enough to.
+/// A lease that a case lets expire explicitly. It is long enough not to expire on a slow machine.
 pub(crate) const LEASE: Duration = Duration::from_mins(1);
-/// A pause that a case lets pass, and that does not pass by itself.
+/// A pause that a case lets pass explicitly; it does not pass on its own.
 pub(crate) const PAUSE: Duration = Duration::from_mins(1);
 
-/// What the store answered; a case goes on only if it did.
+/// Unwraps a store result; an error fails the case.
 pub(crate) fn ok<T>(answer: Result<T, StoreError>) -> T {
     answer.unwrap_or_else(|error| panic!("the store failed: {error:?}"))
 }
@@ -34,12 +34,12 @@ pub(crate) struct Relay<S> {
     pub(crate) leases: Vec<Lease>,
     pub(crate) ceiling: Ceiling,
     positions: BTreeMap<Lease, Position>,
-    /// What was read while the only writer was open, and is settled once it has ended.
+    /// Pages read while the only writer was open, to be settled after it has ended.
     unsettled: Vec<(Vec<Lease>, Position)>,
 }
 
 impl<S: Leases + OutboxReader + ParkedKeys> Relay<S> {
-    /// A relay that holds nothing yet; `number` makes its token.
+    /// A relay without leases; `number` determines its owner token.
     pub(crate) fn new(store: S, number: u128) -> Self {
         let owner = Uuid::from_u128(number << 64 | 0x0bad_cafe);
         Self {
@@ -52,14 +52,14 @@ impl<S: Leases + OutboxReader + ParkedKeys> Relay<S> {
         }
     }
 
-    /// A relay that has leased what it can get, for long.
+    /// A relay that holds all available leases for a long time.
     pub(crate) async fn start(store: S, number: u128) -> Self {
         let mut relay = Self::new(store, number);
         relay.lease(LONG).await;
         relay
     }
 
-    /// Takes and renews leases, and learns where new ones stand.
+    /// Acquires and renews leases, and loads the positions of new ones.
     pub(crate) async fn lease(&mut self, lasts: Duration) -> Leased {
         self.lease_giving(lasts, Vec::new()).await
     }
@@ -86,7 +86,7 @@ impl<S: Leases + OutboxReader + ParkedKeys> Relay<S> {
         self.positions.clear();
     }
 
-    /// The lease of the shard that a key belongs to.
+    /// The lease of the shard that contains the entry's key.
     pub(crate) fn lease_of(&self, entry: &Entry) -> Lease {
         self.lease_of_slot(entry.slot)
     }
@@ -100,7 +100,7 @@ impl<S: Leases + OutboxReader + ParkedKeys> Relay<S> {
         self.positions[lease]
     }
 
-    /// The next page of every group of shards that stand together; a case that has one group asks for `read`.
+    /// Reads the next page of each group of shards at the same position. Cases with a single group use `read`.
     pub(crate) async fn read_groups(&self, limit: usize) -> Vec<(Vec<Lease>, Page)> {
         let mut groups: BTreeMap<Position, Vec<Lease>> = BTreeMap::new();
         for (lease, position) in &self.positions {
@@ -119,14 +119,14 @@ impl<S: Leases + OutboxReader + ParkedKeys> Relay<S> {
         pages
     }
 
-    /// The next page of shards that all stand at one position.
+    /// Reads the next page of shards that are all at one position.
     pub(crate) async fn read(&self, limit: usize) -> Page {
         let mut pages = self.read_groups(limit).await;
         assert_eq!(pages.len(), 1, "all shards stand together");
         pages.remove(0).1
     }
 
-    /// Moves all of the shards to `end`, parking these.
+    /// Settles all leased shards up to `end`, with these parks.
     pub(crate) async fn settle(&mut self, end: Position, parks: Vec<Park>) -> Settled {
         self.settle_some(&self.leases.clone(), end, parks).await
     }
@@ -146,14 +146,14 @@ impl<S: Leases + OutboxReader + ParkedKeys> Relay<S> {
         settled
     }
 
-    /// Reads and settles one page, and gives what was on it.
+    /// Reads and settles one page; returns its entries.
     pub(crate) async fn deliver(&mut self, limit: usize) -> Vec<Entry> {
         let page = self.read(limit).await;
         assert_eq!(self.settle(page.end, Vec::new()).await, Settled::default());
         page.entries
     }
 
-    /// Reads and settles until there is nothing new; gives what was read, in order of reading.
+    /// Reads and settles until nothing new is left; returns the entries in reading order.
     pub(crate) async fn drain(&mut self, limit: usize) -> Vec<Entry> {
         for (leases, end) in std::mem::take(&mut self.unsettled) {
             assert_eq!(self.settle_some(&leases, end, Vec::new()).await, Settled::default());
@@ -162,7 +162,7 @@ impl<S: Leases + OutboxReader + ParkedKeys> Relay<S> {
         for _ in 0..10_000 {
             let mut moved = false;
             for (leases, page) in self.read_groups(limit).await {
-                // The rest of a window may be empty, and the next one not.
+                // The rest of a window may be empty while the next window is not.
                 let in_window = leases.iter().any(|lease| !self.position(lease).is_exhausted());
                 moved |= in_window || !page.entries.is_empty() || !page.end.is_exhausted();
                 entries.extend(page.entries);
@@ -175,8 +175,8 @@ impl<S: Leases + OutboxReader + ParkedKeys> Relay<S> {
         panic!("the outbox never becomes empty");
     }
 
-    /// The same while another transaction is open. Where that one is the only writer, reading goes on, settling is told
-    /// to wait and changes nothing, and the next `drain` settles.
+    /// Like `drain`, while another transaction is open. If that is the only writer, reading continues but settling
+    /// fails without effect; the next `drain` settles these pages.
     pub(crate) async fn drain_beside(&mut self, h: &impl StoreHarness, limit: usize) -> Vec<Entry> {
         if !h.capabilities().one_writer {
             return self.drain(limit).await;
@@ -199,12 +199,12 @@ impl<S: Leases + OutboxReader + ParkedKeys> Relay<S> {
         panic!("the outbox never becomes empty");
     }
 
-    /// What is due, with room for everything.
+    /// All due runs, without a limit that matters.
     pub(crate) async fn due(&self) -> Vec<Run> {
         ok(self.store.due(&self.leases, 100, 100).await)
     }
 
-    /// Records what came of one run.
+    /// Records the result of one run.
     pub(crate) async fn advance(&self, run: &Run, delivered: usize, stop: Option<Stopped>) -> Advanced {
         self.advance_releasing(run, delivered, stop, None).await
     }
@@ -229,7 +229,7 @@ impl<S: Leases + OutboxReader + ParkedKeys> Relay<S> {
     }
 }
 
-/// Emits one message of this key in a transaction of its own.
+/// Emits one message of this key in its own transaction.
 pub(crate) async fn emit(h: &impl StoreHarness, key: &str) -> MessageId {
     emit_draft(h, Draft::of(key)).await
 }
@@ -241,7 +241,7 @@ pub(crate) async fn emit_draft(h: &impl StoreHarness, draft: Draft) -> MessageId
     id
 }
 
-/// One message of each key, each in a transaction of its own.
+/// Emits one message per key, each in its own transaction.
 pub(crate) async fn emit_all(h: &impl StoreHarness, keys: &[&str]) -> Vec<MessageId> {
     let mut ids = Vec::new();
     for key in keys {
@@ -250,7 +250,8 @@ pub(crate) async fn emit_all(h: &impl StoreHarness, keys: &[&str]) -> Vec<Messag
     ids
 }
 
-/// The same beside a transaction that is open; nothing where that one is the only writer, and others are told so.
+/// Like `emit_all`, while another transaction is open. If only one writer is allowed, it checks that a second is
+/// rejected and emits nothing.
 pub(crate) async fn emit_beside(h: &impl StoreHarness, keys: &[&str]) -> Vec<MessageId> {
     if h.capabilities().one_writer {
         assert!(h.begin_beside().await.is_none(), "there is one writer at a time");
@@ -288,8 +289,8 @@ pub(crate) fn behind(entry: &Entry) -> Park {
     Park { seq: entry.seq, slot: entry.slot, key: entry.message.key.clone(), stopped: None }
 }
 
-/// Emits one message of each key, reads them in one page, and parks the first of each key with `stop` and the others
-/// behind it. The page, whose window is settled.
+/// Emits one message per key and reads them in one page. Parks the first message of each key with `stop` and the others
+/// behind it. Returns the entries of the page, whose window is settled.
 pub(crate) async fn parked<S>(
     h: &impl StoreHarness<Store = S>,
     relay: &mut Relay<S>,

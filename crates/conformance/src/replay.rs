@@ -1,4 +1,4 @@
-//! The suite that every log runs which messages are replayed from.
+//! The suite for every log from which messages are replayed.
 //!
 //! ```text
 //! mod harness; // a log of its own for each case: impl replay::Harness
@@ -11,7 +11,7 @@ pub mod reading;
 
 pub use harness::Harness;
 
-/// Makes one test of every case. `$start` names an async function without arguments that gives a `replay::Harness`. The
+/// Creates one test per case. `$start` names an async function without arguments that returns a `replay::Harness`. The
 /// calling crate needs tokio with `macros` and `rt`.
 #[macro_export]
 macro_rules! replay_suite {
@@ -32,7 +32,7 @@ macro_rules! replay_suite {
     };
 }
 
-/// What [`replay_suite`] expands to.
+/// Expansion of [`replay_suite`].
 #[doc(hidden)]
 #[macro_export]
 macro_rules! replay_cases {

@@ -1,4 +1,4 @@
-//! Retention: old and settled by every destination, or kept.
+//! Retention: drops messages that are old and settled by every destination, and keeps all others.
 
 use std::time::Duration;
 
@@ -7,14 +7,14 @@ use relevo_core::store::{DeadFilter, DeadLetters, Stop, Upkeep};
 use crate::harness::{Draft, RETENTION, Start, StoreHarness, Writer};
 use crate::relay::{Relay, emit, emit_all, emit_beside, ids, ok, park, retry, run_ids, stopped};
 
-/// Makes everything there is old enough, in a partition that nothing is emitted into any more, and upkeep due.
+/// Makes all existing data old enough, in a partition that receives no more messages, and runs maintenance.
 async fn grow_old(h: &impl StoreHarness, store: &impl Upkeep) {
     h.next_partition().await;
     h.age(RETENTION * 2).await;
     ok(store.maintain().await);
 }
 
-/// The same while another transaction is open; where that one is the only writer, upkeep leaves it for later.
+/// Like `grow_old`, while another transaction is open. If that is the only writer, maintenance is postponed.
 async fn grow_old_beside(h: &impl StoreHarness, store: &impl Upkeep) {
     if h.capabilities().one_writer {
         let maintained = ok(store.maintain().await);
@@ -24,7 +24,7 @@ async fn grow_old_beside(h: &impl StoreHarness, store: &impl Upkeep) {
     }
 }
 
-/// It goes, and what waits of it in side tables stays.
+/// The message is dropped, but its parked copy and its dead letter stay.
 pub async fn what_is_old_and_settled_is_dropped(h: &mut impl StoreHarness) {
     let mut relay = Relay::start(h.store().await, 1).await;
     let emitted = emit_all(h, &["a", "b", "c"]).await;
@@ -49,7 +49,7 @@ pub async fn what_is_old_and_settled_is_dropped(h: &mut impl StoreHarness) {
     assert_eq!(ok(relay.store.dead(&DeadFilter::default(), 10).await)[0].message.id, emitted[1]);
 }
 
-/// Where few messages come a partition takes years to fill: what is far too old goes all the same.
+/// With few messages a partition takes years to fill, but messages far beyond their retention are dropped anyway.
 pub async fn what_is_far_too_old_does_not_wait_for_others(h: &mut impl StoreHarness) {
     let mut relay = Relay::start(h.store().await, 1).await;
     let emitted = emit_all(h, &["a", "b", "a"]).await;
@@ -62,7 +62,7 @@ pub async fn what_is_far_too_old_does_not_wait_for_others(h: &mut impl StoreHarn
     assert_eq!(h.kept().await, 1, "only the young one is left");
 }
 
-/// However old it is.
+/// Unsettled messages are kept, however old they are.
 pub async fn what_is_not_settled_is_never_dropped(h: &mut impl StoreHarness) {
     let mut relay = Relay::start(h.store().await, 1).await;
     let settled = emit(h, "a").await;
@@ -76,7 +76,7 @@ pub async fn what_is_not_settled_is_never_dropped(h: &mut impl StoreHarness) {
     assert_eq!(ids(&relay.drain(10).await), waiting);
 }
 
-/// D1: a writer is open while its partition grows old, and commits afterwards.
+/// D1: a writer stays open while its partition grows old, and commits afterwards.
 pub async fn a_late_commit_is_never_dropped_unread(h: &mut impl StoreHarness) {
     let mut relay = Relay::start(h.store().await, 1).await;
     let mut open = h.begin().await;
@@ -93,7 +93,7 @@ pub async fn a_late_commit_is_never_dropped_unread(h: &mut impl StoreHarness) {
     assert_eq!(h.kept().await, 0, "read and old: now it goes");
 }
 
-/// D2: a destination that does not move keeps what it has not taken, until it is removed.
+/// D2: a destination without progress retains its unsettled messages until it is removed.
 pub async fn a_stopped_destination_holds_retention_back(h: &mut impl StoreHarness) {
     let mut main = Relay::start(h.store().await, 1).await;
     h.add_destination("stopped", 4, Start::Now).await;
@@ -113,7 +113,7 @@ pub async fn a_stopped_destination_holds_retention_back(h: &mut impl StoreHarnes
     assert_eq!(h.kept().await, 0);
 }
 
-/// A shard's place is in the middle of its window: the ticks it names stay, and so does the rest of the window.
+/// The position of a shard is in mid-window: the ticks of the window and its remaining messages stay.
 pub async fn a_message_in_mid_window_is_not_dropped(h: &mut impl StoreHarness) {
     let mut relay = Relay::start(h.store().await, 1).await;
     let emitted = emit_all(h, &["a", "b", "c", "d"]).await;

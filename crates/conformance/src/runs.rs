@@ -1,4 +1,4 @@
-//! Runs: parked messages whose time has come.
+//! Runs: parked messages that are due.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::relay::{
     LONG, PAUSE, Relay, behind, emit, emit_all, ids, ok, park, parked, retry, run_ids, run_keys, stopped,
 };
 
-/// On the database's clock, from the moment of settling.
+/// The pause counts on the database's clock, from the time of settling.
 pub async fn a_retry_is_due_after_its_pause_and_not_before(h: &mut impl StoreHarness) {
     let mut relay = Relay::start(h.store().await, 1).await;
     parked(h, &mut relay, &["a"], retry(PAUSE, 1)).await;
@@ -23,7 +23,7 @@ pub async fn a_retry_is_due_after_its_pause_and_not_before(h: &mut impl StoreHar
     assert_eq!(relay.due().await[0].attempts, 2);
 }
 
-/// A limit gives the oldest, so that no key starves.
+/// A limit returns the oldest runs, so that no key starves.
 pub async fn the_run_that_waited_longest_comes_first(h: &mut impl StoreHarness) {
     let mut relay = Relay::start(h.store().await, 1).await;
     emit_all(h, &["a", "b", "c"]).await;
@@ -36,7 +36,7 @@ pub async fn the_run_that_waited_longest_comes_first(h: &mut impl StoreHarness) 
     assert_eq!(run_keys(&ok(relay.store.due(&relay.leases, 2, 10).await)), ["b", "c"]);
 }
 
-/// The messages before the one that failed are gone; it and the rest wait.
+/// The messages before the failed one are removed; the failed one and the rest wait.
 pub async fn what_was_delivered_goes_and_the_rest_stays(h: &mut impl StoreHarness) {
     let mut relay = Relay::start(h.store().await, 1).await;
     let waiting = parked(h, &mut relay, &["a", "a", "a", "a"], retry(Duration::ZERO, 1)).await;
@@ -50,7 +50,7 @@ pub async fn what_was_delivered_goes_and_the_rest_stays(h: &mut impl StoreHarnes
     assert_eq!(run_ids(&relay.due().await[0]), ids(&waiting[3..]), "the next one is due at once");
 }
 
-/// Then the key takes the live path again.
+/// The key then takes the live path again.
 pub async fn a_key_is_unparked_when_its_queue_is_empty(h: &mut impl StoreHarness) {
     let mut relay = Relay::start(h.store().await, 1).await;
     parked(h, &mut relay, &["a", "a"], retry(Duration::ZERO, 1)).await;
@@ -63,7 +63,7 @@ pub async fn a_key_is_unparked_when_its_queue_is_empty(h: &mut impl StoreHarness
     assert_eq!(relay.settle(page.end, vec![behind(&page.entries[0])]).await.passed, [page.entries[0].seq]);
 }
 
-/// C3: the window's task appends while the retry's task empties the queue it knows.
+/// C3: the task of the window appends messages while the retry task empties the queue it knows.
 pub async fn a_message_appended_while_the_run_was_out_keeps_its_place(h: &mut impl StoreHarness) {
     let mut relay = Relay::start(h.store().await, 1).await;
     parked(h, &mut relay, &["a"], retry(Duration::ZERO, 1)).await;
@@ -78,7 +78,7 @@ pub async fn a_message_appended_while_the_run_was_out_keeps_its_place(h: &mut im
     assert_eq!(relay.advance(&runs[0], 2, None).await, Advanced::Unparked);
 }
 
-/// A successor begins with none.
+/// A successor begins with zero attempts.
 pub async fn attempts_belong_to_the_first_message(h: &mut impl StoreHarness) {
     let mut relay = Relay::start(h.store().await, 1).await;
     parked(h, &mut relay, &["a", "a"], retry(Duration::ZERO, 4)).await;
@@ -91,7 +91,7 @@ pub async fn attempts_belong_to_the_first_message(h: &mut impl StoreHarness) {
     assert_eq!(relay.due().await[0].attempts, 1);
 }
 
-/// It took connections down: nothing goes with it, nothing is counted.
+/// It caused connection failures: it is sent alone and no attempt is counted.
 pub async fn a_quarantined_message_goes_alone(h: &mut impl StoreHarness) {
     let mut relay = Relay::start(h.store().await, 1).await;
     let quarantine = |after| stopped(Stop::Quarantine { after }, 0);

@@ -1,4 +1,4 @@
-//! Scheduled messages: they wait apart and enter the log when due.
+//! Scheduled messages: they wait outside the log and enter it when due.
 
 use std::time::Duration;
 
@@ -7,14 +7,14 @@ use relevo_core::store::Entry;
 use crate::harness::{Draft, StoreHarness, Writer};
 use crate::relay::{PAUSE, Relay, emit, emit_draft, ids};
 
-/// A pause that is really waited for, where nobody can change a stored time while a writer is open.
+/// A pause in real time, for stores where stored times cannot change while a writer is open.
 const WAITED: Duration = Duration::from_secs(2);
 
 fn after(key: &str, wait: Duration) -> Draft {
     Draft { deliver_after: Some(wait), ..Draft::of(key) }
 }
 
-/// Not before their time, and then in its order, whatever the order of emitting was.
+/// Messages enter no earlier than their time and in the order of their times, whatever the order of emitting.
 pub async fn scheduled_messages_enter_when_due_in_the_order_of_their_times(h: &mut impl StoreHarness) {
     let mut relay = Relay::start(h.store().await, 1).await;
     let third = emit_draft(h, after("a", PAUSE)).await;
@@ -30,7 +30,7 @@ pub async fn scheduled_messages_enter_when_due_in_the_order_of_their_times(h: &m
     assert_eq!(ids(&relay.drain(10).await), []);
 }
 
-/// Its place in the key's order starts when it enters.
+/// Its position in the order of the key is set when it enters the log.
 pub async fn a_scheduled_message_takes_its_place_when_it_enters(h: &mut impl StoreHarness) {
     let mut relay = Relay::start(h.store().await, 1).await;
     let scheduled = emit_draft(h, after("a", PAUSE)).await;
@@ -42,8 +42,8 @@ pub async fn a_scheduled_message_takes_its_place_when_it_enters(h: &mut impl Sto
     assert_eq!(ids(&relay.drain(10).await), [behind]);
 }
 
-/// Its age counts from when it enters the log, not from when it was emitted: an inbox forgets by that, and a message that waited
-/// for longer than the inbox remembers is not too old (rule E6).
+/// Its age counts from when it enters the log, not from when it was emitted. Otherwise a message scheduled for longer
+/// than the inbox retention would be too old (rule E6).
 pub async fn a_scheduled_message_is_as_old_as_its_place_in_the_log(h: &mut impl StoreHarness) {
     let mut relay = Relay::start(h.store().await, 1).await;
     emit_draft(h, after("a", PAUSE)).await;
@@ -56,7 +56,7 @@ pub async fn a_scheduled_message_is_as_old_as_its_place_in_the_log(h: &mut impl 
     assert!(age(&entered) >= age(&before), "{} is before {}", age(&entered), age(&before));
 }
 
-/// Cancelling is a delete: once, before its time, and only if the canceller commits.
+/// Cancelling deletes the message: once, before its time, and only if the cancelling transaction commits.
 pub async fn a_cancelled_message_is_never_read(h: &mut impl StoreHarness) {
     let mut relay = Relay::start(h.store().await, 1).await;
     let cancelled = emit_draft(h, after("a", PAUSE)).await;
@@ -75,7 +75,7 @@ pub async fn a_cancelled_message_is_never_read(h: &mut impl StoreHarness) {
     writer.rollback().await;
 }
 
-/// P2 for those too; a writer that is still open when the time comes keeps its own back.
+/// P2 for scheduled messages. An open writer also holds back its own messages when their time comes.
 pub async fn a_scheduled_message_that_rolled_back_is_never_read(h: &mut impl StoreHarness) {
     let mut relay = Relay::start(h.store().await, 1).await;
     let mut gone = h.begin().await;

@@ -1,4 +1,4 @@
-//! Windows: what is read, once, and when.
+//! Windows: which messages are read, when, and that each is read once.
 
 use relevo_core::MessageId;
 use relevo_core::store::{Ceiling, OutboxReader, Position, Read};
@@ -6,7 +6,7 @@ use relevo_core::store::{Ceiling, OutboxReader, Position, Read};
 use crate::harness::{Draft, StoreHarness, Writer};
 use crate::relay::{ANY_BYTES, Relay, emit, emit_all, emit_beside, emit_draft, ids, ok};
 
-/// A rolled-back writer leaves nothing, whether it ended before or after the tick.
+/// A rolled-back transaction leaves no messages, whether it ended before or after the tick.
 pub async fn what_rolled_back_is_never_read(h: &mut impl StoreHarness) {
     let mut relay = Relay::start(h.store().await, 1).await;
     let mut early = h.begin().await;
@@ -30,12 +30,12 @@ pub async fn what_rolled_back_is_never_read(h: &mut impl StoreHarness) {
     assert_eq!(ids(&relay.drain(10).await), []);
     let dropped = h.begin().await;
     drop(dropped);
-    // Whoever writes next waits for its end.
+    // The next writer waits until the dropped transaction has ended.
     h.begin().await.rollback().await;
     assert_eq!(ids(&relay.drain(10).await), []);
 }
 
-/// What a savepoint undid is gone, what came before and after it in the same transaction is read.
+/// Messages rolled back to a savepoint are never read; those before and after it in the same transaction are.
 pub async fn what_a_savepoint_undid_is_never_read(h: &mut impl StoreHarness) {
     let mut relay = Relay::start(h.store().await, 1).await;
     let mut writer = h.begin().await;
@@ -50,7 +50,7 @@ pub async fn what_a_savepoint_undid_is_never_read(h: &mut impl StoreHarness) {
     assert_eq!(ids(&relay.drain(10).await), [first, second, third]);
 }
 
-/// A transaction that was listed as open when younger ones were read.
+/// The transaction was listed as open when younger ones were read.
 pub async fn a_long_transaction_is_read_once_when_it_commits(h: &mut impl StoreHarness) {
     let mut relay = Relay::start(h.store().await, 1).await;
     let mut long = h.begin().await;
@@ -65,7 +65,8 @@ pub async fn a_long_transaction_is_read_once_when_it_commits(h: &mut impl StoreH
     assert_eq!(ids(&relay.drain(10).await), []);
 }
 
-/// A transaction with the highest number at the tick: no snapshot lists it, its sequence number is not above the tick's.
+/// The transaction has the highest number at the tick: no snapshot lists it, and its sequence number is not above the
+/// tick's.
 pub async fn a_late_commit_of_the_youngest_transaction_is_read(h: &mut impl StoreHarness) {
     let mut relay = Relay::start(h.store().await, 1).await;
     let before = emit(h, "a").await;
@@ -77,7 +78,7 @@ pub async fn a_late_commit_of_the_youngest_transaction_is_read(h: &mut impl Stor
     assert_eq!(ids(&relay.drain(10).await), []);
 }
 
-/// Numbers below and above the tick in one transaction.
+/// One transaction has sequence numbers below and above the tick.
 pub async fn a_transaction_that_goes_on_after_it_was_skipped_is_read_whole(h: &mut impl StoreHarness) {
     let mut relay = Relay::start(h.store().await, 1).await;
     let mut open = h.begin().await;
@@ -91,7 +92,7 @@ pub async fn a_transaction_that_goes_on_after_it_was_skipped_is_read_whole(h: &m
     assert_eq!(ids(&relay.drain(2).await), emitted);
 }
 
-/// Reading changes nothing: the same call gives the same page, whatever was committed since.
+/// Reading has no side effects: the same call returns the same page, whatever was committed since.
 pub async fn the_same_window_read_twice_gives_the_same_page(h: &mut impl StoreHarness) {
     let relay = Relay::start(h.store().await, 1).await;
     emit_all(h, &["a", "b", "c", "d", "e"]).await;
@@ -104,10 +105,10 @@ pub async fn the_same_window_read_twice_gives_the_same_page(h: &mut impl StoreHa
     assert_eq!((ids(&again.entries), again.end), (ids(&second.entries), second.end));
 }
 
-/// A3: progress names both ends of the window, so that nobody can take another one for it.
+/// A3: progress names both ends of the window, so that it cannot be mistaken for another window.
 pub async fn a_place_in_mid_window_survives_newer_ticks_and_sessions(h: &mut impl StoreHarness) {
     let mut relay = Relay::start(h.store().await, 1).await;
-    // The only writer cannot be open while others emit: there it begins, and commits, in the middle of the window.
+    // The only writer cannot be open while others emit, so with such a store it begins and commits in mid-window.
     let mut open = if h.capabilities().one_writer { None } else { Some(begin_late(h).await) };
     let emitted = emit_all(h, &["a", "b", "c", "d", "e"]).await;
     assert_eq!(ids(&relay.deliver(2).await), emitted[..2]);
@@ -153,7 +154,7 @@ pub async fn a_page_may_end_in_the_middle_of_late_messages(h: &mut impl StoreHar
     assert_eq!(ids(&relay.drain(2).await), []);
 }
 
-/// Nothing to read: no messages, and no new position unless others use the server.
+/// Without new messages pages are empty, and the position stays unless other applications use the server.
 pub async fn an_idle_outbox_gives_empty_pages(h: &mut impl StoreHarness) {
     let mut relay = Relay::start(h.store().await, 1).await;
     let mut before = Position::at(0);
@@ -196,7 +197,7 @@ pub async fn every_shard_reads_its_own_keys(h: &mut impl StoreHarness) {
     assert_eq!(read, expected);
 }
 
-/// A shard that stood still reads in one window what the others read in many.
+/// A shard without progress reads in one window what the others read in many.
 pub async fn a_lagging_shard_jumps_to_the_newest_tick(h: &mut impl StoreHarness) {
     let mut relay = Relay::start(h.store().await, 1).await;
     let first = emit_all(h, &["a", "b", "c", "d"]).await;
@@ -221,7 +222,7 @@ pub async fn a_lagging_shard_jumps_to_the_newest_tick(h: &mut impl StoreHarness)
     assert!(relay.leases.iter().all(|lease| relay.position(lease).is_exhausted()));
 }
 
-/// While shards are regrouped, windows are finished and no other is opened, or none beyond a tick.
+/// During regrouping, open windows are finished and no new one is opened, or none beyond a tick.
 pub async fn a_ceiling_stops_new_windows(h: &mut impl StoreHarness) {
     let mut relay = Relay::start(h.store().await, 1).await;
     let first = emit_all(h, &["a", "b", "c"]).await;
@@ -245,7 +246,7 @@ pub async fn a_ceiling_stops_new_windows(h: &mut impl StoreHarness) {
     assert_eq!(ids(&relay.drain(2).await), second);
 }
 
-/// A page is bounded by bytes as well as by messages, and has at least one message however large.
+/// Bytes limit a page as well as the number of messages. It has at least one message, however large.
 pub async fn a_page_ends_when_it_has_enough_bytes(h: &mut impl StoreHarness) {
     let relay = Relay::start(h.store().await, 1).await;
     let mut emitted = Vec::new();

@@ -1,7 +1,7 @@
-//! A consumer with one handler of each form, on the embedded broker. Ctrl-C stops it orderly.
+//! A consumer with one handler of each kind, on the embedded broker. Ctrl-C shuts it down cleanly.
 //!
-//! The inbox is in memory here, so that nothing else is needed; with PostgreSQL `T` is `relevo_store_postgres::inbox::Transaction`
-//! and the rest is the same.
+//! The inbox is in memory, so that the example needs no database. With PostgreSQL the transaction type is
+//! `relevo_store_postgres::inbox::Transaction`; the rest is the same.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ struct OrderPlaced {
     cents: u64,
 }
 
-/// Writes an invoice and says so: both happen once, or not at all.
+/// Writes an invoice and emits an event about it: both happen once, or neither.
 struct Invoice;
 
 #[async_trait]
@@ -38,7 +38,7 @@ impl TypedInside<Transaction> for Invoice {
     }
 }
 
-/// Sends a letter: the post is called outside of any transaction, and what it answered is written down once.
+/// Sends a letter: calls the postal service outside of any transaction, and stores its receipt once.
 struct Letter;
 
 #[async_trait]
@@ -47,8 +47,8 @@ impl Call<Transaction> for Letter {
 
     async fn call(&self, incoming: &Incoming) -> Result<String, Trouble> {
         post(incoming.idempotency_id(), incoming.payload()).await.map_err(|error| match error {
-            PostError::Closed => Trouble::away("the post is closed"), // pauses the lane, counts nothing
-            PostError::NoSuchStreet => Trouble::poison("no such street").with_class("address"), // a dead letter
+            PostError::Closed => Trouble::away("the post is closed"), // pauses the lane, counts no attempt
+            PostError::NoSuchStreet => Trouble::poison("no such street").with_class("address"), // dead-lettered
         })
     }
 

@@ -1,4 +1,4 @@
-//! One try of a handler: checked, within its deadline, its panics caught.
+//! One attempt of a handler: validates the payload, enforces the timeout and catches panics.
 
 use std::any::Any;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use crate::stats::{While, add};
 use crate::verdict::{Handled, Trouble, Verdict};
 use crate::work::Work;
 
-/// What a far side answered, and how long that took, until somebody has counted it.
+/// The result of an external call, and its duration until the statistics have counted it.
 pub(crate) struct Answered {
     answer: Box<dyn Any + Send + Sync>,
     took: Duration,
@@ -26,7 +26,7 @@ impl<I: Inbox + 'static> Work<I>
 where
     I::Transaction: 'static,
 {
-    /// The handler of this message, if it has one.
+    /// The handler for this message type, if one is registered.
     pub(crate) fn handler(&self, incoming: &Incoming) -> Option<&Registered<I::Transaction>> {
         self.handlers.find(incoming.kind()).map(|registered| &**registered)
     }
@@ -39,7 +39,8 @@ where
         registered.and_then(|registered| registered.options.retries.as_ref()).unwrap_or(&self.config.retries)
     }
 
-    /// The attempts behind a message that waited so often at the broker, by the policy that decides what follows the next.
+    /// Number of attempts before this delivery, computed from how often the broker delayed the message. The retry
+    /// policy needs it to decide what follows the next attempt.
     pub(crate) fn attempts_before(&self, registered: Option<&Registered<I::Transaction>>, retries: u32) -> u32 {
         match self.config.durable {
             Durable::Broker => self.retries(registered).attempts_before(retries),
@@ -51,7 +52,7 @@ where
         registered.and_then(|registered| registered.options.after_dead).unwrap_or(self.config.after_dead)
     }
 
-    /// The handler of a message in its transaction. A message that nobody wants is skipped.
+    /// Runs the handler of a message in its transaction. A message without a handler is skipped.
     pub(crate) async fn handle(
         &self,
         registered: Option<&Registered<I::Transaction>>,
@@ -70,7 +71,7 @@ where
         }
     }
 
-    /// The call of a message, outside of any transaction.
+    /// Makes the external call of a message, outside of any transaction.
     pub(crate) async fn call(
         &self,
         registered: &Registered<I::Transaction>,
@@ -88,7 +89,7 @@ where
         }
     }
 
-    /// The second half of a call, in the transaction.
+    /// Commits the result of a call: the second half, inside the transaction.
     pub(crate) async fn commit_answer(
         &self,
         registered: &Registered<I::Transaction>,
@@ -136,5 +137,5 @@ where
     }
 }
 
-/// The word for handlers that do not return.
+/// Error class of handlers that exceed their timeout.
 pub(crate) const DEADLINE: &str = "deadline";

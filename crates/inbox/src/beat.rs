@@ -1,4 +1,4 @@
-//! Signs of life, whatever handlers do.
+//! Heartbeats, sent independently of the handlers.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -15,42 +15,42 @@ use crate::runtime::RuntimeError;
 use crate::stats::add;
 use crate::work::Work;
 
-/// What the loop tells of itself between two beats.
+/// What the loop reports with the next heartbeat.
 #[derive(Debug, Default)]
 pub(crate) struct Vitals {
     pub(crate) marks: Vec<(Lane, Option<u64>)>,
     pub(crate) last_message_at: Option<Timestamp>,
 }
 
-/// Vitals that the loop writes and the heart reads.
+/// Written by the loop, read by the heartbeat task.
 #[derive(Debug, Default)]
 pub(crate) struct SharedVitals(Mutex<Vitals>);
 
 impl SharedVitals {
     pub(crate) fn lock(&self) -> MutexGuard<'_, Vitals> {
-        // Nothing panics while it is held.
+        // No code panics while it holds this lock.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// What the last beat was answered.
+/// State after the last successful heartbeat.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Pulse {
-    /// How many beats were taken; none yet means that nothing may be begun.
+    /// Number of successful heartbeats; before the first, no work may begin.
     pub(crate) beats: u64,
-    /// How often this member was counted as dead by then.
+    /// How often the database reported that this member had expired.
     pub(crate) deaths: u64,
     pub(crate) orders: Orders,
 }
 
 impl Pulse {
-    /// Whether messages of this lane may be handled, as far as people are concerned.
+    /// Whether operators allow messages of this lane to be handled.
     pub(crate) fn allows(&self, lane: &Lane) -> bool {
         self.beats > 0 && !self.orders.paused && !self.orders.paused_lanes.contains(lane)
     }
 }
 
-/// Beats until it is told to stop.
+/// Sends heartbeats until `stop` is cancelled.
 pub(crate) async fn run<I: Inbox + 'static>(
     work: Arc<Work<I>>,
     owner: Uuid,
@@ -73,7 +73,7 @@ where
             }
             Err(error) if error.is_passing() => {
                 add(&work.stats.beats_failed, 1);
-                // Whoever has nothing to handle asks the database for little else, and would never say that it is away.
+                // An idle consumer makes few other database calls, so the heartbeat has to count the outage.
                 add(&work.stats.database_away, 1);
                 let pause = work.config.outage(failures).min(work.config.beat_every);
                 warn!(error = &error as &dyn std::error::Error, ?pause, "a sign of life was not taken, will try again");

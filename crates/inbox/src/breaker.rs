@@ -1,4 +1,4 @@
-//! What a handler needs may be away: then its lane pauses, and one message probes now and then.
+//! Circuit breakers: after a handler reports an outage, its lane pauses and single messages probe the service.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,26 +13,26 @@ use crate::stats::Stats;
 /// Whether messages of a lane may be handled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Gate {
-    /// All of them.
+    /// All messages may be handled.
     Flow,
-    /// One, to see whether what is needed is back.
+    /// One message may be handled, to check whether the service is reachable again.
     Probe,
-    /// None before this time.
+    /// No message may be handled before this time.
     Shut(Instant),
 }
 
-/// One lane's breaker while it is not simply closed.
+/// State of a lane's breaker while it is open, probed or overridden.
 #[derive(Debug, Default)]
 struct Breaker {
-    /// Open, with why; `None` if it is closed.
+    /// Why it is open; `None` if it is closed.
     why: Option<String>,
     /// When it is probed next.
     until: Option<Instant>,
-    /// A message probes.
+    /// A message is probing now.
     probing: bool,
-    /// How often it was found away in a row.
+    /// Consecutive outages.
     failures: u32,
-    /// A person opened or closed it by force.
+    /// Operator override: `true` keeps it open, `false` keeps it closed.
     forced: Option<bool>,
 }
 
@@ -41,13 +41,13 @@ struct Breaker {
 pub(crate) struct Breakers {
     policy: Policy,
     lanes: Mutex<BTreeMap<Lane, Breaker>>,
-    /// Who tells of them.
+    /// The statistics that report open breakers.
     stats: Arc<Stats>,
-    /// Something changed that the loop should look at.
+    /// Wakes the consumer loop after a change.
     pub(crate) changed: Notify,
 }
 
-/// How long a lane is shut that a person opened the breaker of: only an order ends it.
+/// Pause of a lane whose breaker an operator opened. Only an operator ends it, so the value only bounds the next check.
 const FOR_AS_LONG_AS_ORDERED: Duration = Duration::from_hours(24);
 
 impl Breakers {
@@ -63,23 +63,23 @@ impl Breakers {
             (Some(false), _) | (None, None) => Gate::Flow,
             (Some(true), _) => Gate::Shut(now + FOR_AS_LONG_AS_ORDERED),
             (None, Some(until)) if now < until => Gate::Shut(until),
-            // Whoever probes ends by its deadline; look again some time later.
+            // The probe ends by its timeout; check again later.
             (None, Some(_)) if breaker.probing => Gate::Shut(now + self.policy.base),
             (None, Some(_)) => Gate::Probe,
         }
     }
 
-    /// Takes the right to probe, if [`gate`](Self::gate) said so and nobody was quicker.
+    /// Claims the probe after [`gate`](Self::gate) allowed one. Returns `false` if another worker was faster.
     pub(crate) fn begin_probe(&self, lane: &Lane) -> bool {
         self.lock().get_mut(lane).is_some_and(|breaker| !std::mem::replace(&mut breaker.probing, true))
     }
 
-    /// What is needed was found away; says how long to wait.
+    /// Records an outage and returns how long to wait.
     pub(crate) fn failed(&self, lane: &Lane, why: &str, now: Instant, jitter: Jitter) -> Duration {
         let mut lanes = self.lock();
         let breaker = lanes.entry(lane.clone()).or_default();
         breaker.why = Some(why.to_owned());
-        // Those that were under way when it opened say nothing new.
+        // Messages that were already running when it opened add no information.
         let news = std::mem::take(&mut breaker.probing) || breaker.until.is_none();
         if news {
             breaker.failures = breaker.failures.saturating_add(1);
@@ -95,7 +95,7 @@ impl Breakers {
         pause
     }
 
-    /// A handler reached what it needs.
+    /// Records that a handler reached the services it needs.
     pub(crate) fn passed(&self, lane: &Lane) {
         let mut lanes = self.lock();
         let Some(breaker) = lanes.get_mut(lane) else { return };
@@ -108,7 +108,7 @@ impl Breakers {
         lanes.retain(|_, breaker| breaker.until.is_some() || breaker.forced.is_some());
     }
 
-    /// A probe ended without having tried.
+    /// Releases a probe that ended without an attempt.
     pub(crate) fn undecided(&self, lane: &Lane) {
         if let Some(breaker) = self.lock().get_mut(lane)
             && std::mem::take(&mut breaker.probing)
@@ -117,7 +117,7 @@ impl Breakers {
         }
     }
 
-    /// What people ordered; lanes that are not named decide by themselves.
+    /// Applies the operator overrides. Lanes without one are automatic again.
     pub(crate) fn force(&self, orders: &[(Lane, bool)]) {
         let mut lanes = self.lock();
         for breaker in lanes.values_mut() {
@@ -132,7 +132,7 @@ impl Breakers {
         self.changed.notify_one();
     }
 
-    /// Lanes that are open, each with why.
+    /// Lanes whose breaker is open, each with the reason.
     pub(crate) fn open(&self) -> Vec<(Lane, String)> {
         open(&self.lock())
     }
@@ -145,7 +145,7 @@ impl Breakers {
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<Lane, Breaker>> {
-        // Nothing panics while it is held.
+        // No code panics while it holds this lock.
         self.lanes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

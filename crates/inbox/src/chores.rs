@@ -1,4 +1,4 @@
-//! What is done about lanes: taken, given back, paused and resumed. One call at a time.
+//! Acquires and releases lane leases, and pauses and resumes lanes at the broker. One call at a time.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,23 +13,23 @@ use crate::breaker::Gate;
 use crate::lanes::{LaneState, Lanes};
 use crate::runtime::{Pending, Runtime, RuntimeError};
 
-/// What a chore came to.
+/// The result of a lane call.
 pub(crate) enum Chored {
-    /// Lanes were asked for.
+    /// Leases were requested.
     Took(Vec<Lane>, Result<Vec<Held>, StoreError>),
-    /// Lanes were given back, those that were ours for all that was known with what was held.
+    /// Leases were released, each with the lease that this member knew of, if any.
     Gave(Vec<(Lane, Option<Held>)>, Result<(), StoreError>),
-    /// The broker was told to pause a lane, or to resume it.
+    /// The broker was asked to pause or resume a lane.
     Paused(Lane, bool, Result<(), Failure>),
 }
 
-/// How long a call whose answer was lost may still happen.
+/// How long a call whose reply was lost may still take effect.
 const DOUBTED_FOR: Duration = Duration::from_secs(30);
 
-/// A lane that was asked for or held, and nobody knows whether it is ours.
+/// A lane whose lease this member may or may not hold, because a reply was lost.
 #[derive(Clone, Copy)]
 pub(crate) struct Doubt {
-    /// When it is given back next, unless it is wanted.
+    /// When it is released next, unless it has messages here.
     next: Instant,
     until: Instant,
 }
@@ -60,8 +60,8 @@ where
         }
     }
 
-    /// Lanes that have messages here and are not known to be ours. Without order nothing depends on them; people see lanes,
-    /// and can pause them, because somebody took them once.
+    /// Requests the leases of lanes that have messages here. Without order no handler depends on them; a lane must be
+    /// acquired once before operators can see and pause it.
     fn take_lanes(&self, now: Instant) -> Option<Pending<Chored>> {
         let wanted = self.lanes.map.iter().filter(|(_, state)| is_wanted(state) && state.take_at <= now);
         let lanes: Vec<Lane> = wanted.map(|(lane, _)| lane.clone()).collect();
@@ -75,7 +75,7 @@ where
         }))
     }
 
-    /// Lanes that are ours and have had no message here for a while: the broker may have given them to another.
+    /// Releases the leases of idle lanes: the broker may have assigned them to another member.
     fn give_back(&mut self, now: Instant) -> Option<Pending<Chored>> {
         let idle = self.work.config.lane_idle;
         let mut leaving = Vec::new();
@@ -84,7 +84,7 @@ where
                 leaving.push((lane.clone(), state.held.take()));
             }
         }
-        // One that the store gave us without our hearing of it would be missed by everybody else for as long as we live.
+        // A lease that was granted without our knowledge would block all other members while this one lives.
         let doubted = self.doubted.iter_mut().filter(|(lane, doubt)| doubt.next <= now && is_unused(&self.lanes, lane));
         for (lane, doubt) in doubted {
             leaving.push((lane.clone(), None));
@@ -116,7 +116,7 @@ where
         }))
     }
 
-    /// The broker hands out nothing more of a lane that does not flow, so that others have the room.
+    /// The broker delivers no more messages of a blocked lane, so that other lanes can use the memory.
     fn wants_pause(&self, lane: &Lane, state: &LaneState, now: Instant) -> bool {
         if self.pulse.borrow().orders.paused_lanes.contains(lane) {
             return true;
@@ -124,7 +124,7 @@ where
         match self.work.breakers.gate(lane, now) {
             Gate::Flow => false,
             Gate::Shut(_) => true,
-            // A message that is here can probe; if there is none, one must come.
+            // A message in memory can probe; without one, the broker must deliver one.
             Gate::Probe => !state.is_empty(),
         }
     }
@@ -151,7 +151,7 @@ where
                 }
             }
             Chored::Gave(leaving, Err(error)) => {
-                // Still ours, for all that is known: it is given back again later. If it is not, the fence says so.
+                // The lease counts as held and is released again later. If another member holds it, writes are fenced.
                 for (lane, held) in leaving {
                     if let Some(state) = self.lanes.map.get_mut(&lane) {
                         state.held = state.held.take().or(held);
@@ -169,7 +169,7 @@ where
             Chored::Paused(lane, pause, Err(failure)) => {
                 warn!(%lane, pause, error = %failure.describe(), "a lane was not paused or resumed, will try again");
                 self.chore_at = now + self.work.config.outage_max;
-                // It may have happened: whatever is wanted by then is told anew.
+                // The call may have taken effect, so the wanted state is sent again.
                 self.untold.insert(lane);
             }
         }
@@ -207,7 +207,7 @@ where
         Ok(())
     }
 
-    /// When the next chore is due, as far as time alone decides.
+    /// When the next lane call is due, as far as it depends on time alone.
     pub(crate) fn chore_wakes_at(&self, now: Instant) -> Option<Instant> {
         if self.chore.is_some() {
             return None;
@@ -235,7 +235,7 @@ const fn is_wanted(state: &LaneState) -> bool {
     state.held.is_none() && !state.is_empty()
 }
 
-/// Whether a lane has no message here and is not known to be ours.
+/// Whether a lane has no message here and no known lease.
 fn is_unused(lanes: &Lanes, lane: &Lane) -> bool {
     lanes.map.get(lane).is_none_or(|state| state.held.is_none() && state.is_empty())
 }

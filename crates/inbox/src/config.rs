@@ -1,4 +1,4 @@
-//! Every limit and pause of a consumer.
+//! Configuration of a consumer.
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,14 +16,15 @@ use crate::validate::Validator;
 /// Which messages may be handled at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// Any, so many at once.
+    /// No order: any messages may be handled at the same time.
     None {
-        /// Handlers that run at once.
+        /// Maximum number of handlers that run at once.
         concurrency: usize,
     },
-    /// One of a key at a time, in order; so many keys at once. One process at a time works on a lane.
+    /// Messages of one key are handled one at a time, in order; different keys run concurrently. One process at a time
+    /// works on a lane.
     ByKey {
-        /// Handlers that run at once.
+        /// Maximum number of handlers that run at once.
         concurrency: usize,
     },
 }
@@ -40,34 +41,34 @@ impl Order {
     }
 }
 
-/// Where a message waits that is tried again later than memory should hold it.
+/// Where a message waits for a durable retry, after its retries in memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Durable {
-    /// In the retry table. Works with every broker, and the key's later messages wait behind it.
+    /// In the retry table. Works with every broker; later messages of the same key wait behind it.
     #[default]
     Table,
-    /// At the broker, where it has delayed retries: RabbitMQ's ladder. Only without order. The broker keeps how often it
-    /// waited, which tells the attempts; what it delivers again for other reasons is no attempt.
+    /// At the broker, if it supports delayed retries (RabbitMQ: a ladder of delay queues). Requires `Order::None`. The
+    /// broker stores how often it delayed the message, which gives the attempts; other redeliveries do not count.
     Broker,
 }
 
-/// How messages are read that are no CloudEvents of ours.
+/// How to read foreign messages: those that are not CloudEvents written by Relevo.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Foreign {
-    /// Their type, by which their handler is found.
+    /// Their type, which selects the handler.
     pub kind: ByteString,
-    /// The header that holds their id, if there is one. Without it the id is made from bytes, address and place.
+    /// Header with their id, if they have one. Without it the id is derived from payload, address and offset.
     pub id_header: Option<String>,
-    /// The header that holds their key, if there is one. Without it each is a key of its own.
+    /// Header with their key, if they have one. Without it each message has its own key.
     pub key_header: Option<String>,
 }
 
-/// Where copies of dead letters are published to. The dead letter itself is in the store.
+/// Where copies of dead letters are published. The dead letter itself is in the store.
 #[derive(Clone)]
 pub struct DeadLetterTo {
     /// The broker.
     pub broker: Arc<dyn Broker>,
-    /// The address there.
+    /// The address at that broker.
     pub address: Arc<str>,
 }
 
@@ -77,12 +78,12 @@ impl fmt::Debug for DeadLetterTo {
     }
 }
 
-/// The wall clock, by which the age of a message is told.
+/// The wall clock, which determines the age of a message.
 #[derive(Clone)]
 pub struct Clock(Arc<dyn Fn() -> Timestamp + Send + Sync>);
 
 impl Clock {
-    /// A clock that asks this function.
+    /// A clock that calls this function.
     pub fn new(now: impl Fn() -> Timestamp + Send + Sync + 'static) -> Self {
         Self(Arc::new(now))
     }
@@ -104,89 +105,89 @@ impl fmt::Debug for Clock {
     }
 }
 
-/// How a consumer works. The defaults suit handlers that take milliseconds.
+/// Configuration of a consumer. The defaults suit handlers that take milliseconds.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// The consumer's name: the one that its inbox is bound to. Calls to far sides are named by it.
+    /// Name of the consumer, equal to that of its inbox. It is part of the idempotency ids of external calls.
     pub consumer: String,
-    /// This process's name, for people.
+    /// Name of this process, shown to operators.
     pub name: String,
     /// Which messages may be handled at the same time.
     pub order: Order,
-    /// Where messages wait for durable tries.
+    /// Where messages wait for durable retries.
     pub durable: Durable,
-    /// When messages are tried again and given up, for handlers that say nothing else.
+    /// Retry policy. A handler can override it.
     pub retries: Retries,
-    /// No try of a handler takes longer, for handlers that say nothing else.
+    /// Timeout of one handler attempt. A handler can override it.
     pub deadline: Duration,
-    /// What happens to the key of a message that was given up, for a consumer that keeps order.
+    /// What happens to the key of a dead-lettered message, if order is kept. A handler can override it.
     pub after_dead: AfterDead,
-    /// A message whose handling was begun more often than this, and took the process down each time, goes to the dead
-    /// letters.
+    /// Maximum number of starts that end in a crash of the process. After more starts the message is dead-lettered.
     pub starts_max: u32,
-    /// How long things are kept: what the inbox was opened with.
+    /// Retention; must equal the retention that the inbox was opened with.
     pub keeping: Keeping,
-    /// At most so many first deliveries are handled in one transaction; 1 for none together.
+    /// Maximum number of first deliveries handled in one transaction; 1 disables batches.
     pub batch_max: usize,
-    /// Messages asked of the broker at once.
+    /// Maximum number of messages in one call to receive.
     pub receive_max: usize,
-    /// No more messages are asked for while so many are in memory. More than lanes times prefetch, or a lane that waits
-    /// keeps others from flowing.
+    /// Receiving pauses while this many messages are in memory. It must exceed lanes times prefetch; otherwise one
+    /// blocked lane stops the others.
     pub in_memory_max: usize,
-    /// Answers given to the broker in one call.
+    /// Maximum number of deliveries settled in one call.
     pub settle_max: usize,
-    /// Keys whose last sequence number is remembered, to count inversions.
+    /// Number of keys whose last sequence number is remembered, to count out-of-order deliveries.
     pub sequence_keys_max: usize,
-    /// The pauses between probes while what a handler needs is away.
+    /// Pauses between probes while a service that a handler needs is down.
     pub breaker: Policy,
-    /// How often the process says that it is alive.
+    /// How often the process sends a heartbeat.
     pub beat_every: Duration,
-    /// How long it counts as alive after that. So long its lanes are missed if it is killed.
+    /// Lifetime of a heartbeat. After a crash, other members take over the lanes when it expires.
     pub beat_lasts: Duration,
-    /// How often a lane is asked for that another member has.
+    /// How often to request a lane that another member holds.
     pub lane_every: Duration,
-    /// After so long without a message a lane is given back, so that the member which the broker gave it to can have it.
+    /// A lane without messages for this long is released, so that the member to which the broker assigned it can
+    /// acquire it.
     pub lane_idle: Duration,
-    /// How often the retry table is looked at.
+    /// How often the retry table is polled.
     pub due_every: Duration,
-    /// Queues of the retry table that are worked on at once, among the handlers that [`order`](Self::order) allows.
+    /// Maximum number of retry queues processed at once, within the concurrency of [`order`](Self::order).
     pub due_queues: usize,
-    /// Messages of one queue that are taken at once.
+    /// Maximum number of messages claimed from one retry queue at once.
     pub due_messages: usize,
-    /// How often rows are pruned whose time has come.
+    /// How often expired rows are pruned.
     pub prune_every: Duration,
-    /// Rows of each kind that are pruned at once.
+    /// Maximum number of rows of each kind deleted by one prune.
     pub prune_limit: usize,
-    /// How often the broker is asked how much waits, for whoever watches; `None` for never.
+    /// How often the lag is read from the broker, for monitoring; `None` disables it.
     pub lag_every: Option<Duration>,
-    /// How long a message waits that another worker has in hand.
+    /// How long a message waits if another worker has claimed or locked it.
     pub busy_pause: Duration,
-    /// What a claim has beyond the handler's deadline, for slow answers.
+    /// Time that a claim lasts beyond the handler timeout, for slow responses.
     pub claim_margin: Duration,
-    /// No call to the database takes longer.
+    /// Timeout of a call to the database.
     pub store_deadline: Duration,
-    /// No call to the broker takes longer, but for the one that waits for messages.
+    /// Timeout of a call to the broker, except for the one that waits for messages.
     pub broker_deadline: Duration,
-    /// The first pause while database or broker are away, doubled up to `outage_max`.
+    /// First pause while the database or the broker is unreachable; it doubles up to `outage_max`.
     pub outage_min: Duration,
-    /// The longest pause while database or broker are away.
+    /// Longest pause while the database or the broker is unreachable.
     pub outage_max: Duration,
-    /// How long a consumer that is told to stop waits for what runs.
+    /// Grace period: how long a stopping consumer waits for running handlers.
     pub grace: Duration,
-    /// How messages are read that are no CloudEvents of ours; without it they are undecodable.
+    /// How to read foreign messages. Without it they are undecodable.
     pub foreign: Option<Foreign>,
-    /// What payloads are checked by before their handler gets them.
+    /// Validates payloads before their handler runs.
     pub validator: Option<Arc<dyn Validator>>,
-    /// Where copies of dead letters are published to.
+    /// Where copies of dead letters are published.
     pub dead_letter_to: Option<DeadLetterTo>,
     /// The wall clock.
     pub clock: Clock,
-    /// Who is told what is done with messages.
+    /// Receives the trace spans of handled messages.
     pub traces: Traces,
 }
 
 impl Config {
-    /// The defaults, for a consumer of this name.
+    /// The defaults for a consumer with this name.
     pub fn new(consumer: impl Into<String>) -> Self {
         let consumer = consumer.into();
         Self {
@@ -236,12 +237,12 @@ impl Config {
         }
     }
 
-    /// The pause before the next call to a database or broker that failed so many times in a row.
+    /// The pause after this number of consecutive failures of the database or the broker.
     pub(crate) fn outage(&self, failures: u32) -> Duration {
         self.outage_min.saturating_mul(1 << failures.min(16)).min(self.outage_max)
     }
 
-    /// What contradicts itself, in words.
+    /// Describes the first contradiction in the configuration.
     pub(crate) fn check(&self) -> Result<(), String> {
         let at_least_one = [
             ("order.concurrency", self.order.concurrency()),

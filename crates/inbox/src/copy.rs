@@ -1,4 +1,4 @@
-//! Copies of dead letters at a broker. The dead letter itself is in the store.
+//! Publishes copies of dead letters to a broker. The dead letter itself is in the store.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use crate::stats::{Stats, add};
 /// How often publishing a copy is tried.
 const TRIES: u32 = 4;
 
-/// Publishes a copy, if one is wanted; one that cannot be published is counted and told.
+/// Publishes a copy if configured. A failure is logged and counted.
 pub(crate) async fn publish(
     config: &Config,
     stats: &Stats,
@@ -62,7 +62,7 @@ async fn once(config: &Config, to: &DeadLetterTo, publication: &Publication) -> 
     }
 }
 
-/// The copy has an id of its own: brokers that recognise repeats would drop it for the message itself.
+/// The copy has its own id: a broker that deduplicates would drop it as a duplicate of the message.
 fn copy(config: &Config, id: Uuid, arrival: &Arrival, incoming: Option<&Incoming>, setback: &Setback) -> Message {
     let mut headers = text_headers(&arrival.raw);
     let content_type = content_type(&headers);
@@ -75,7 +75,7 @@ fn copy(config: &Config, id: Uuid, arrival: &Arrival, incoming: Option<&Incoming
         ("dead-letter-error", setback.error.clone()),
         ("dead-letter-attempts", setback.attempts.to_string()),
     ];
-    // Brokers' headers carry no control characters, and errors have lines.
+    // Broker headers must not contain control characters, and errors can have several lines.
     let plain = |text: String| text.replace(char::is_control, " ");
     headers.extend(said.map(|(name, value)| (name.to_owned(), plain(value))));
     let text = |part: fn(&Message) -> &bytestring::ByteString, without: &str| {

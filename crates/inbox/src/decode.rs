@@ -1,4 +1,4 @@
-//! From a delivery to what a handler sees.
+//! Decodes a delivery into the message that a handler sees.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::config::{Config, Foreign};
 use crate::incoming::Incoming;
 use crate::item::Item;
 
-/// Reads messages for one consumer.
+/// Decodes messages for one consumer.
 #[derive(Debug)]
 pub(crate) struct Decoder {
     consumer: Arc<str>,
@@ -31,15 +31,15 @@ impl Decoder {
         Self { consumer: config.consumer.as_str().into() }
     }
 
-    /// A delivery, with what names it and what it waits in should it fail.
+    /// Decodes a delivery, and derives its id and the queue in which it waits after a failure.
     pub(crate) fn item(&self, config: &Config, delivery: Delivery) -> Item {
         let Delivery { tag, raw, address, lane, place, redelivered, .. } = delivery;
         let incoming = self.read(config, &raw, &Origin { address: &address, lane: &lane, place });
-        // One that cannot be read is known by its bytes: its headers may claim to be another.
+        // The id of an undecodable message comes from its bytes: its headers could name another message.
         let id = incoming.as_ref().map_or_else(|_| made(&address, &lane, place, &raw), Incoming::id);
         let queue = match &incoming {
             Ok(incoming) if config.order.is_by_key() => incoming.message.key.clone(),
-            // It holds nothing back: it waits in a queue of its own.
+            // It must not block other messages, so it gets a queue of its own.
             _ => id.to_string().into(),
         };
         let correlation = incoming.as_ref().ok().map(Incoming::correlation_id);
@@ -62,7 +62,7 @@ impl Decoder {
         }
     }
 
-    /// What waited in the retry table.
+    /// Decodes a message from the retry table.
     pub(crate) fn waited(&self, config: &Config, arrival: &Arrival) -> Result<Incoming, String> {
         let Arrival { entry, raw, address, lane, place, .. } = arrival;
         let mut incoming = self.read(config, raw, &Origin { address, lane, place: *place })?;
@@ -74,7 +74,7 @@ impl Decoder {
     fn read(&self, config: &Config, raw: &Raw, origin: &Origin<'_>) -> Result<Incoming, String> {
         let (message, source, seq) = match (raw.decode(), &config.foreign) {
             (Ok(received), _) => (received.message, Some(received.source), received.seq),
-            // Whatever does not even say that it is a CloudEvent is somebody else's.
+            // A message without even a CloudEvents version was not published by Relevo.
             (Err(WireError::Missing("ce-specversion")), Some(foreign)) => {
                 (foreign_message(config, foreign, raw, origin), None, None)
             }
@@ -119,14 +119,14 @@ fn foreign_message(config: &Config, foreign: &Foreign, raw: &Raw, origin: &Origi
     }
 }
 
-/// The headers that are text; of one that comes twice the last.
+/// The text headers. If a header occurs twice, the last value wins.
 pub(crate) fn text_headers(raw: &Raw) -> Headers {
     let text =
         |(name, value): &(String, bytes::Bytes)| Some((name.clone(), std::str::from_utf8(value).ok()?.to_owned()));
     raw.headers.iter().filter_map(text).collect()
 }
 
-/// The media type that they name.
+/// The media type from the headers.
 pub(crate) fn content_type(headers: &Headers) -> ByteString {
     headers.get(CONTENT_TYPE).map_or("application/octet-stream", String::as_str).into()
 }

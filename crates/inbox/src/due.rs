@@ -1,4 +1,4 @@
-//! The retry table: queues whose time has come, worked on by the same handlers.
+//! Processes the retry table: claims due queues and runs the same handlers.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,11 +23,11 @@ use crate::verdict::{Kind, Trouble};
 use crate::work::{Company, Work};
 use crate::worker::{Fence, WriteDown, Written};
 
-/// So many beats later it is looked again whether a lane is still paused: many keys that wait in one would keep those of all others
-/// waiting if each were claimed at every beat.
+/// Number of heartbeats before a paused lane is checked again. If every key of a paused lane were claimed at each
+/// heartbeat, the keys of other lanes would have to wait.
 const PAUSED_BEATS: u32 = 10;
 
-/// Works on due queues until it is told to stop; then those under way end with the message that they have in hand.
+/// Processes due queues until `stop` is cancelled. Running queues then end after their current message.
 pub(crate) async fn run<I: Inbox + 'static>(
     work: Arc<Work<I>>,
     pulse: watch::Receiver<Pulse>,
@@ -65,7 +65,7 @@ where
     Ok(())
 }
 
-/// Claims as many queues as there is room for.
+/// Claims due queues up to the concurrency limit.
 async fn claim<I: Inbox + 'static>(
     work: &Arc<Work<I>>,
     pulse: &watch::Receiver<Pulse>,
@@ -75,7 +75,7 @@ async fn claim<I: Inbox + 'static>(
 where
     I::Transaction: 'static,
 {
-    // More than handlers may run would only be kept from other members.
+    // Claiming more queues than handlers can run would only block other members.
     let most = work.config.due_queues.min(work.config.order.concurrency());
     let room = most - running.len();
     let allowed = {
@@ -95,7 +95,7 @@ where
         running.spawn(async move {
             let run = Run { work: &work, pulse: &pulse, stop: &stop, due, until };
             let ended = run.all().await;
-            // What could not be given back because of a stop is given back at its end.
+            // A queue that could not be released because of the stop is released at the end of the shutdown.
             if ended.is_ok() || !stop.is_cancelled() {
                 work.unended.worked(token);
             }
@@ -105,7 +105,7 @@ where
     Ok(())
 }
 
-/// A claim outlasts two of the slowest handlers, each with what it takes to be alone and to be written down.
+/// A claim outlasts two of the slowest handlers, including the time to run alone and to commit.
 fn claim_lasts<I: Inbox + 'static>(work: &Work<I>) -> Duration
 where
     I::Transaction: 'static,
@@ -132,21 +132,21 @@ struct Run<'a, I: Inbox> {
     pulse: &'a watch::Receiver<Pulse>,
     stop: &'a CancellationToken,
     due: Due,
-    /// When the claim ends.
+    /// When the claim expires.
     until: Instant,
 }
 
-/// Whether the next message of the queue may be handled.
+/// How the queue continues after a message.
 enum Onward {
     Next,
     /// The claim has ended.
     End,
-    /// The claim is another's, or another message is the first: somebody redrove it, or took this one out. Or whoever is in the
-    /// way has been waited for long enough.
+    /// The claim belongs to another worker, or the first message changed because an operator redrove or removed one. Or
+    /// the wait for a lock took too long.
     Lost,
 }
 
-/// What became of one try.
+/// Outcome of one attempt.
 enum Tried {
     Done,
     Trouble(Trouble),
@@ -158,8 +158,8 @@ impl<I: Inbox + 'static> Run<'_, I>
 where
     I::Transaction: 'static,
 {
-    /// Works on the queue, and gives it back if its claim lasts: others would wait for that, and its next start would seem to
-    /// follow a crash.
+    /// Processes the queue and releases it while the claim lasts. Otherwise other members would wait until it expires,
+    /// and the next start would look like one after a crash.
     async fn all(&self) -> Result<(), StoreError> {
         match self.through().await {
             Ok(Onward::End) => Ok(()),
@@ -172,15 +172,16 @@ where
         }
     }
 
-    /// Its messages one after the other, as far as there is time for them.
+    /// Handles its messages one after the other, as far as the claim allows.
     async fn through(&self) -> Result<Onward, StoreError> {
         for (index, waiting) in self.due.messages.iter().enumerate() {
-            // Each call is the first of a claim, so that nobody went before it meanwhile, and its start is counted durably.
+            // Each external call is the first message of a claim. So no message was put before it, and its start is
+            // counted durably.
             let goes_on = || !self.stop.is_cancelled() && self.has_time() && !self.calls(&waiting.arrival);
             if index > 0 && !goes_on() {
                 break;
             }
-            // The store has counted the start of the first.
+            // The store counted the start of the first message when it was claimed.
             let started = waiting.started + u32::from(index > 0);
             match self.one(waiting.number, &waiting.arrival, waiting.attempts, started).await? {
                 Onward::Next => {}
@@ -190,14 +191,14 @@ where
         Ok(Onward::Next)
     }
 
-    /// Whether a far side is called for it.
+    /// Whether its handler calls an external service.
     fn calls(&self, arrival: &Arrival) -> bool {
         let incoming = self.work.decoder.waited(&self.work.config, arrival);
         let registered = incoming.ok().and_then(|incoming| self.work.handler(&incoming));
         registered.is_some_and(|registered| !registered.is_inside())
     }
 
-    /// Whoever is in the way for a moment is waited for, and so is a database that is away, as long as the claim lasts.
+    /// Releases the claim. Retries while rows are locked or the database is unreachable, as long as the claim lasts.
     async fn give_back(&self) -> Result<(), StoreError> {
         let mut failures = 0;
         loop {
@@ -219,7 +220,7 @@ where
         Instant::now() < self.latest()
     }
 
-    /// Until then a handler may be begun, because the claim outlasts it.
+    /// The latest time to begin a handler, so that the claim outlasts it.
     fn latest(&self) -> Instant {
         self.until - self.work.handlers.deadline_max(self.work.config.deadline) * 2
     }
@@ -293,8 +294,8 @@ where
         }
     }
 
-    /// A seat among the handlers, with the company that it may have. Whoever waits for it gives up while the claim is still ours:
-    /// soon another may have the queue, and call too.
+    /// Acquires a handler permit and the isolation lock. It gives up while the claim is still valid: soon after,
+    /// another worker may have the queue and make the same call.
     async fn turn(&self, started: u32) -> Option<(SemaphorePermit<'_>, Company<'_>)> {
         let turn = async { Some((self.work.seat().await?, self.work.company(started).await)) };
         let turn = tokio::select! {
@@ -305,7 +306,7 @@ where
         turn.filter(|_| self.has_time())
     }
 
-    /// The claim of the queue keeps others from calling at the same time.
+    /// The claim of the queue prevents other workers from making the same call.
     async fn attempt(&self, number: i64, incoming: &Incoming) -> Result<Tried, StoreError> {
         let work = self.work;
         let registered = work.handler(incoming);
@@ -359,7 +360,7 @@ where
             Kind::Poison | Kind::Away => Step::Bury,
         };
         match step {
-            // It waits where it is, however short the pause.
+            // It stays in the retry table, even for a short pause.
             Step::Again(after) | Step::Later(after) => {
                 add(&work.stats.retried_later, 1);
                 self.keep(number, arrival, Some(incoming), trouble.setback(Stop::Retry { after }, attempts)).await
@@ -399,7 +400,7 @@ where
         self.put_off(number, attempts, Duration::ZERO, "stopped", "the process was stopped").await
     }
 
-    /// It was not tried: nothing is counted, and what was counted stays.
+    /// Postpones a message that was not attempted: its attempts stay unchanged.
     async fn put_off(
         &self,
         number: i64,
@@ -414,7 +415,7 @@ where
         Ok(if self.set_back(number, &setback).await? { Onward::End } else { Onward::Lost })
     }
 
-    /// `false` if the claim is another's by now, or another message is the first.
+    /// Returns `false` if the claim belongs to another worker, or another message is now the first.
     async fn set_back(&self, number: i64, setback: &Setback) -> Result<bool, StoreError> {
         loop {
             match self.work.ask(self.work.inbox.set_back_due(&self.due, number, setback)).await? {

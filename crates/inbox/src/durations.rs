@@ -1,26 +1,26 @@
-//! How long things took, in buckets that never change.
+//! Histogram of durations with fixed buckets.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// The upper bounds of the buckets, in seconds; what took longer is in one more.
+/// Upper bounds of the buckets in seconds. One more bucket contains longer durations.
 pub const BOUNDS: [f64; 14] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0];
 
-/// How many took how long.
+/// Counts durations per bucket.
 #[derive(Debug, Default)]
 pub(crate) struct Durations {
     buckets: [AtomicU64; BOUNDS.len() + 1],
     sum_us: AtomicU64,
 }
 
-/// What [`Stats::durations`](crate::Stats::durations) says at one moment.
+/// A snapshot of [`Stats::durations`](crate::Stats::durations).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Histogram {
-    /// Upper bounds in seconds, the last one infinite, each with how many were below it and not below the one before.
+    /// Upper bounds in seconds, the last one infinite, each with the number of values in that bucket alone.
     pub buckets: Vec<(f64, u64)>,
-    /// How many there were.
+    /// Number of values.
     pub count: u64,
-    /// What all of them took together.
+    /// Sum of all values.
     pub sum: Duration,
 }
 
@@ -36,7 +36,7 @@ impl Durations {
         let bounds = BOUNDS.into_iter().chain([f64::INFINITY]);
         let counts = self.buckets.iter().map(|bucket| bucket.load(Ordering::Relaxed));
         let buckets: Vec<(f64, u64)> = bounds.zip(counts).collect();
-        // Of the buckets, so that they always agree.
+        // Summed from the buckets, so that both always agree.
         let count = buckets.iter().map(|(_, count)| count).sum();
         Histogram { buckets, count, sum: Duration::from_micros(self.sum_us.load(Ordering::Relaxed)) }
     }

@@ -1,4 +1,4 @@
-//! What users write: handlers, and which of them has which type of message.
+//! Handlers that users write, and their registration by message type.
 
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -13,62 +13,64 @@ use serde::de::DeserializeOwned;
 use crate::incoming::Incoming;
 use crate::verdict::{Handled, Trouble};
 
-/// A handler whose effect is in the database: it happens in the transaction that enters the message into the inbox, and so
-/// once.
+/// A handler whose effect is in the database. It runs in the transaction that enters the message into the inbox, so the
+/// effect happens once.
 #[async_trait]
 pub trait Inside<T: Send>: Send + Sync {
-    /// Works in the transaction; commits or rolls back nothing itself. It may be dropped at its deadline, or when the
-    /// process stops, and is then called again.
+    /// Handles the message in the transaction, without committing or rolling back. The future may be dropped at its
+    /// timeout or when the process stops; the handler is then called again.
     async fn handle(&self, transaction: &mut T, incoming: &Incoming) -> Handled;
 }
 
-/// A handler that calls a far side (SMTP, HTTP, a tax agency) outside of any transaction, and commits the result afterwards.
+/// A handler that calls an external service (SMTP, HTTP, a tax agency) outside of any transaction, and commits the
+/// result afterwards.
 ///
-/// The far side sees a call again after a crash, under the same [`Incoming::idempotency_id`]; the result is committed once.
+/// After a crash the service receives the call again with the same [`Incoming::idempotency_id`]. The result is
+/// committed once.
 #[async_trait]
 pub trait Call<T: Send>: Send + Sync {
-    /// What the far side answered.
+    /// The response of the service.
     type Answer: Send + Sync + 'static;
 
-    /// Calls the far side.
+    /// Calls the service.
     async fn call(&self, incoming: &Incoming) -> Result<Self::Answer, Trouble>;
 
-    /// Writes down what it answered, in the transaction that enters the message into the inbox. Where that fails it is tried
-    /// again with the same answer, as long as nobody else may call: the far side is not asked twice because a table was locked.
+    /// Stores the response, in the transaction that enters the message into the inbox. If it fails, it is retried with
+    /// the same response while the claim lasts, so that a locked table does not repeat the external call.
     async fn commit(&self, transaction: &mut T, incoming: &Incoming, answer: &Self::Answer) -> Handled;
 }
 
-/// An [`Inside`] handler that gets its payload read from JSON: see [`typed`].
+/// An [`Inside`] handler whose payload is deserialized from JSON: see [`typed`].
 #[async_trait]
 pub trait TypedInside<T: Send>: Send + Sync {
-    /// What the payload is read as. What cannot be read goes to the dead letters.
+    /// Type of the payload. A payload that does not deserialize is dead-lettered.
     type Payload: DeserializeOwned + Send;
 
-    /// As [`Inside::handle`].
+    /// Like [`Inside::handle`].
     async fn handle(&self, transaction: &mut T, payload: Self::Payload, incoming: &Incoming) -> Handled;
 }
 
-/// A [`Call`] handler that gets its payload read from JSON: see [`typed`].
+/// A [`Call`] handler whose payload is deserialized from JSON: see [`typed`].
 #[async_trait]
 pub trait TypedCall<T: Send>: Send + Sync {
-    /// What the payload is read as. What cannot be read goes to the dead letters.
+    /// Type of the payload. A payload that does not deserialize is dead-lettered.
     type Payload: DeserializeOwned + Send;
-    /// What the far side answered.
+    /// The response of the service.
     type Answer: Send + Sync + 'static;
 
-    /// As [`Call::call`].
+    /// Like [`Call::call`].
     async fn call(&self, payload: Self::Payload, incoming: &Incoming) -> Result<Self::Answer, Trouble>;
 
-    /// As [`Call::commit`].
+    /// Like [`Call::commit`].
     async fn commit(&self, transaction: &mut T, incoming: &Incoming, answer: &Self::Answer) -> Handled;
 }
 
-/// A typed handler, as an ordinary one.
+/// Wraps a typed handler as an ordinary one.
 pub fn typed<H>(handler: H) -> Typed<H> {
     Typed(handler)
 }
 
-/// Reads payloads for a typed handler.
+/// Deserializes payloads for a typed handler.
 #[derive(Clone, Copy, Debug)]
 pub struct Typed<H>(H);
 
@@ -94,14 +96,14 @@ impl<T: Send, H: TypedCall<T>> Call<T> for Typed<H> {
     }
 }
 
-/// What a handler may want otherwise than the configuration says.
+/// Settings of one handler that override the configuration.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Options {
-    /// No try takes longer.
+    /// Timeout of one attempt.
     pub deadline: Option<Duration>,
-    /// When it is tried again, and when it is given up.
+    /// Retry policy.
     pub retries: Option<Retries>,
-    /// What happens to the key of a message that was given up, for a consumer that keeps order.
+    /// What happens to the key of a dead-lettered message, if order is kept.
     pub after_dead: Option<AfterDead>,
 }
 
@@ -111,20 +113,20 @@ pub struct Registered<T> {
     pub(crate) options: Options,
 }
 
-/// The two forms of handlers.
+/// The two kinds of handlers.
 pub(crate) enum Form<T> {
     Inside(Box<dyn Inside<T>>),
     Call(Box<dyn AnyCall<T>>),
 }
 
 impl<T> Registered<T> {
-    /// Whether its effect is in the transaction alone, so that several messages can share one.
+    /// Whether its only effect is in the transaction, so that several messages can share one.
     pub(crate) const fn is_inside(&self) -> bool {
         matches!(self.form, Form::Inside(_))
     }
 }
 
-/// A [`Call`] whose answer has no type any more.
+/// A [`Call`] with an erased answer type.
 #[async_trait]
 pub(crate) trait AnyCall<T: Send>: Send + Sync {
     async fn call(&self, incoming: &Incoming) -> Result<Box<dyn Any + Send + Sync>, Trouble>;
@@ -145,10 +147,10 @@ impl<T: Send, H: Call<T>> AnyCall<T> for Erased<H> {
     }
 }
 
-/// Which handler has which type of message. `T` is the transaction of the inbox.
+/// Handlers by message type. `T` is the transaction type of the inbox.
 pub struct Handlers<T> {
     exact: BTreeMap<String, Arc<Registered<T>>>,
-    /// By what a type begins with.
+    /// By prefix of the type.
     prefixes: BTreeMap<String, Arc<Registered<T>>>,
 }
 
@@ -159,31 +161,31 @@ impl<T> Default for Handlers<T> {
 }
 
 impl<T: Send + 'static> Handlers<T> {
-    /// None yet.
+    /// Creates an empty registry.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// A handler for a type: `OrderPlaced`, all types that begin with something: `order.*`, or all: `*`. The most exact one
-    /// has a message. Panics if another handler has the same pattern: that is a slip of the programmer.
+    /// Registers a handler for one type: `OrderPlaced`, a prefix: `order.*`, or all types: `*`. The most specific
+    /// pattern wins. Panics if the pattern already has a handler, because that is a programming error.
     #[must_use]
     pub fn inside(self, pattern: &str, handler: impl Inside<T> + 'static) -> Self {
         self.inside_with(pattern, Options::default(), handler)
     }
 
-    /// As [`inside`](Self::inside), with options.
+    /// Like [`inside`](Self::inside), with options.
     #[must_use]
     pub fn inside_with(self, pattern: &str, options: Options, handler: impl Inside<T> + 'static) -> Self {
         self.with(pattern, Registered { form: Form::Inside(Box::new(handler)), options })
     }
 
-    /// As [`inside`](Self::inside), for a handler that calls a far side.
+    /// Like [`inside`](Self::inside), for a handler that calls an external service.
     #[must_use]
     pub fn call(self, pattern: &str, handler: impl Call<T> + 'static) -> Self {
         self.call_with(pattern, Options::default(), handler)
     }
 
-    /// As [`call`](Self::call), with options.
+    /// Like [`call`](Self::call), with options.
     #[must_use]
     pub fn call_with(self, pattern: &str, options: Options, handler: impl Call<T> + 'static) -> Self {
         self.with(pattern, Registered { form: Form::Call(Box::new(Erased(handler))), options })
@@ -199,7 +201,7 @@ impl<T: Send + 'static> Handlers<T> {
         self
     }
 
-    /// The handler of a type.
+    /// The handler for a type.
     pub fn find(&self, kind: &str) -> Option<&Arc<Registered<T>>> {
         self.exact.get(kind).or_else(|| {
             let fits = self.prefixes.iter().filter(|(prefix, _)| kind.starts_with(prefix.as_str()));
@@ -207,7 +209,7 @@ impl<T: Send + 'static> Handlers<T> {
         })
     }
 
-    /// The longest deadline of all handlers, one that says none having this one.
+    /// The longest timeout of all handlers; those without their own have this default.
     pub(crate) fn deadline_max(&self, default: Duration) -> Duration {
         let all = self.exact.values().chain(self.prefixes.values());
         all.filter_map(|registered| registered.options.deadline).fold(default, Duration::max)

@@ -24,100 +24,100 @@ pub struct Incoming {
     pub(crate) seq: Option<i64>,
     pub(crate) replay: u32,
     pub(crate) attempt: u32,
-    /// The span that its handler runs in.
+    /// Trace context of the span in which its handler runs.
     pub(crate) trace: Option<TraceContext>,
 }
 
 impl Incoming {
-    /// Header of what joins a message with all those that it led to.
+    /// Header with the id that a message shares with all messages it caused, directly or indirectly.
     pub const CORRELATION: &str = "correlation-id";
-    /// Header of the message that led to this one.
+    /// Header with the id of the message that caused this one.
     pub const CAUSATION: &str = "causation-id";
 
-    /// The message. One that is not ours has its address as topic, and the type that the configuration says.
+    /// The message. A foreign message has its address as topic, and its type comes from the configuration.
     pub const fn message(&self) -> &Message {
         &self.message
     }
 
-    /// The same in every repeat.
+    /// The message id. Redeliveries have the same id.
     pub const fn id(&self) -> MessageId {
         self.message.id
     }
 
-    /// What happened or is asked for.
+    /// The message type: which event happened, or which command is requested.
     pub fn kind(&self) -> &str {
         &self.message.kind
     }
 
-    /// What order is kept within.
+    /// The key; order is kept per key.
     pub fn key(&self) -> &str {
         &self.message.key
     }
 
-    /// The payload exactly as it came.
+    /// The payload, byte for byte as received.
     pub const fn payload(&self) -> &Bytes {
         &self.message.payload
     }
 
-    /// A header that is text.
+    /// The value of a text header.
     pub fn header(&self, name: &str) -> Option<&str> {
         self.message.headers.get(name).map(String::as_str)
     }
 
-    /// What arrived, headers that are no text included.
+    /// The message as received, including headers that are not text.
     pub const fn raw(&self) -> &Raw {
         &self.raw
     }
 
-    /// Where it was published to.
+    /// The address it was published to.
     pub fn address(&self) -> &str {
         &self.address
     }
 
-    /// Which lane it came through.
+    /// The lane that delivered it.
     pub const fn lane(&self) -> &Lane {
         &self.lane
     }
 
-    /// Its number at the broker, where that has one.
+    /// Its offset at the broker, if the broker has offsets.
     pub const fn place(&self) -> Option<u64> {
         self.place
     }
 
-    /// Zero, but for messages that are handled again on purpose.
+    /// Number of the replay it belongs to; 0 for a normal delivery.
     pub const fn replay(&self) -> u32 {
         self.replay
     }
 
-    /// Which counted try this is: 1 for the first.
+    /// Number of this attempt; the first is 1.
     pub const fn attempt(&self) -> u32 {
         self.attempt
     }
 
-    /// The payload, read as JSON. What cannot be read goes to the dead letters.
+    /// Deserializes the payload from JSON. A payload that does not deserialize is dead-lettered.
     pub fn json<P: DeserializeOwned>(&self) -> Result<P, Trouble> {
         serde_json::from_slice(&self.message.payload).map_err(Trouble::undecodable)
     }
 
-    /// The id to call a far side under: the same at every try of this message by this consumer, and another one when it
-    /// is replayed on purpose. A far side that knows such ids does once what it is asked twice.
+    /// The idempotency id for calls to an external service. Every attempt of this message by this consumer uses the
+    /// same id; a replay uses a new one. A service that supports idempotency ids executes a repeated call once.
     pub fn idempotency_id(&self) -> Uuid {
         identity::of_call(&self.consumer, Entry { id: self.message.id, replay: self.replay })
     }
 
-    /// What joins this message with all those that led to it: its header says it, or it is the first and has its own id.
+    /// The correlation id from the header, or the message's own id if it is the first of its chain.
     pub fn correlation_id(&self) -> ByteString {
         self.header(Self::CORRELATION).map_or_else(|| self.message.id.to_string().into(), ByteString::from)
     }
 
-    /// The W3C trace context that a handler works in: that of the span that is told of it, or the message's own if nothing is
-    /// told. Spans of the handler are its children, and calls to far sides carry it.
+    /// The W3C trace context of the handler: that of its span, or the message's own if tracing is off. Use it as the
+    /// parent of the handler's spans and send it with calls to external services.
     pub fn trace_context(&self) -> Option<TraceContext> {
         self.trace.clone().or_else(|| self.message.trace_context())
     }
 
-    /// A message that this one leads to: it carries on the correlation id and the trace context, and names this one as its
-    /// cause. Headers that the draft has already stay as they are.
+    /// Prepares a message that this one causes. It inherits the correlation id and the trace context, and names this
+    /// message as its cause. Headers already set in the draft are kept.
     pub fn caused(&self, mut draft: Draft) -> Draft {
         let mut carry = |name: &str, value: String| {
             draft.headers.entry(name.to_owned()).or_insert(value);
@@ -141,7 +141,7 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// A message with these headers.
+    /// Builds a message with these headers.
     pub(crate) fn incoming(kind: &str, payload: &str, headers: &[(&str, &str)]) -> Incoming {
         let owned = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
         let message = Message {

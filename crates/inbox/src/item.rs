@@ -1,4 +1,4 @@
-//! A delivery on its way through this process.
+//! A delivery while this process handles it.
 
 use std::time::Duration;
 
@@ -10,46 +10,46 @@ use relevo_core::trace::Open;
 
 use crate::incoming::Incoming;
 
-/// A delivery on its way through this process.
+/// A delivery while this process handles it.
 #[derive(Debug)]
 pub(crate) struct Item {
-    /// What an acknowledgement names it by.
+    /// Identifies the delivery in its acknowledgement.
     pub(crate) tag: DeliveryTag,
     /// It may have been delivered before.
     pub(crate) redelivered: bool,
     pub(crate) arrival: Arrival,
-    /// What its handler sees, or why there is nothing to see.
+    /// The message for its handler, or why it cannot be decoded.
     pub(crate) incoming: Result<Incoming, String>,
-    /// Counted tries so far.
+    /// Attempts counted so far.
     pub(crate) attempts: u32,
     /// Whether it may share a transaction with others.
     pub(crate) shares: bool,
-    /// Its handling was noted in the store, and is to be noted as ended before it is begun again.
+    /// Its start is recorded in the store, and its end must be recorded before the next start.
     pub(crate) noted: Option<Noted>,
-    /// It came after a later one of its key, maybe because it comes again: the inbox knows.
+    /// It came after a later message of its key. It may be a duplicate; only the inbox can tell.
     pub(crate) inverted: bool,
-    /// How often the database refused a call about it.
+    /// Number of database errors in calls about it.
     pub(crate) refused: u32,
-    /// What was decided of it and is not written down yet: it is not handled again.
+    /// A decision about it that is not stored yet. Until then it is not handled again.
     pub(crate) decided: Option<Decided>,
-    /// Tells that it waits for a worker.
+    /// Span of the time it waits for a worker.
     pub(crate) span: Option<Open>,
 }
 
-/// What the store knows of a handling that was begun.
+/// What the store has recorded about a started attempt.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Noted {
-    /// That it was begun.
+    /// The attempt was started.
     Started,
-    /// That the far side is called for it.
+    /// An external call was claimed.
     Called(Claim),
 }
 
-/// A decision that the store is to keep.
+/// A decision that the store must record.
 #[derive(Clone, Debug)]
 pub(crate) struct Decided {
     pub(crate) setback: Setback,
-    /// The claim that its call had.
+    /// The claim of its call.
     pub(crate) claim: Option<Claim>,
 }
 
@@ -67,23 +67,24 @@ impl Item {
     }
 }
 
-/// What became of an item at one worker.
+/// The result of one item after a worker had it.
 #[derive(Debug)]
 pub(crate) enum Ended {
     /// It is acknowledged.
     Acknowledge,
     /// The broker delivers it again after this delay.
     RetryLater(Duration),
-    /// It failed, and is tried again in memory after this pause.
+    /// It failed and is retried in memory after this pause.
     Again(Duration),
-    /// What its handler needs is away; no attempt was counted. Not before this pause, should the breaker be closed.
+    /// A service that its handler needs is down; no attempt was counted. It waits at least this pause, even if the
+    /// breaker closes earlier.
     Away(Duration),
-    /// Another worker has it in hand: no attempt, only a delay.
+    /// Another worker has the message: it waits, and no attempt is counted.
     Busy(Duration),
-    /// The lane is another's now.
+    /// Another member holds the lane lease now.
     Lost,
-    /// It shared a transaction that was rolled back, maybe because of another.
+    /// It returns to its queue: it shared a transaction that was rolled back, or was not begun.
     Alone,
-    /// The database did not do it.
+    /// A store call failed.
     Store(StoreError),
 }

@@ -1,4 +1,4 @@
-//! How much waits at the broker, asked now and then and never on a message's way.
+//! Polls the consumer lag at the broker in the background, so that no message waits for it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::runtime::RuntimeError;
 use crate::stats::set;
 use crate::work::Work;
 
-/// Asks until it is told to stop. Whatever goes wrong only means that nothing is known until the next time.
+/// Polls until `stop` is cancelled. After a failed poll the lag is unknown until the next one succeeds.
 pub(crate) async fn run<I: Inbox + 'static>(
     work: Arc<Work<I>>,
     consumer: Arc<dyn BrokerConsumer>,

@@ -1,4 +1,4 @@
-//! What is in memory: deliveries by lane and queue, and whose turn it is.
+//! Deliveries in memory, by lane and queue, and the order in which lanes are served.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -10,14 +10,14 @@ use tokio::time::Instant;
 use crate::item::Item;
 use crate::marks::Marks;
 
-/// The deliveries of one queue: a key, or a single message where no order is kept.
+/// Deliveries of one queue: those of a key, or a single message if no order is kept.
 #[derive(Debug, Default)]
 struct Queue {
     items: VecDeque<Item>,
     stand: Stand,
 }
 
-/// Where a queue stands.
+/// State of a queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Stand {
     /// Its first message may be handled.
@@ -25,29 +25,29 @@ enum Stand {
     Ready,
     /// A worker has some of its messages.
     Running,
-    /// Its first message waits for its time.
+    /// Its first message is delayed.
     Asleep,
 }
 
-/// One lane, as far as this process has deliveries of it.
+/// One lane, with its deliveries in this process.
 #[derive(Debug)]
 pub(crate) struct LaneState {
-    /// The right to handle its messages, if order is kept and it is ours.
+    /// The lane lease, if this member holds it.
     pub(crate) held: Option<Held>,
-    /// When it is asked for next.
+    /// When the lease is requested next.
     pub(crate) take_at: Instant,
-    /// Since when it has messages here and is another's; told once it lasts.
+    /// Since when it has messages here while another member holds the lease. A warning is logged if this lasts.
     pub(crate) wanted_since: Option<Instant>,
     /// When the last of its messages left.
     pub(crate) idle_since: Instant,
-    /// The broker gave it to another since its last message came.
+    /// The broker assigned it to another consumer since its last message arrived.
     pub(crate) gone: bool,
-    /// What the broker was told of it.
+    /// Whether the broker was asked to pause it.
     pub(crate) paused: bool,
     pub(crate) marks: Marks,
     queues: BTreeMap<ByteString, Queue>,
     ready: VecDeque<ByteString>,
-    /// Messages of it in memory, those at workers included.
+    /// Number of its messages in memory, including those at workers.
     count: usize,
 }
 
@@ -72,18 +72,18 @@ impl LaneState {
         self.count == 0
     }
 
-    /// Whether some message waits for a worker.
+    /// Whether a message waits for a worker.
     pub(crate) fn is_ready(&self) -> bool {
         !self.ready.is_empty()
     }
 
-    /// How many queues wait for a worker.
+    /// Number of queues that wait for a worker.
     pub(crate) fn ready(&self) -> usize {
         self.ready.len()
     }
 
-    /// The next messages for one worker: one, or at most `size` that can share its time, each queue's in order; of the first
-    /// queue at most `deep`, because nobody else can have those meanwhile.
+    /// The next messages for one worker: a single one, or up to `size` that can share a worker, in order per queue. At
+    /// most `deep` come from the first queue, because no other worker can take those meanwhile.
     pub(crate) fn next(&mut self, size: usize, deep: usize) -> Vec<Item> {
         let Some(queue) = self.ready.pop_front() else { return Vec::new() };
         let mut unit = Vec::new();
@@ -106,7 +106,7 @@ impl LaneState {
         unit
     }
 
-    /// The first message of a queue, and those behind it that can share its transaction.
+    /// Takes the first message of a queue, and those behind it that can share its transaction.
     fn take_from(&mut self, name: &ByteString, unit: &mut Vec<Item>, size: usize) {
         let queue = self.queues.get_mut(name).expect("a queue that is ready is there");
         queue.stand = Stand::Running;
@@ -118,17 +118,17 @@ impl LaneState {
         }
     }
 
-    /// A message that goes back to the front of its queue.
+    /// Returns a message to the front of its queue.
     pub(crate) fn put_back(&mut self, item: Item) {
         let queue = self.queues.get_mut(item.queue()).expect("a queue stays while a worker has some of it");
         queue.items.push_front(item);
     }
 
-    /// A worker has nothing of this queue any more; its first message waits until it is woken if `asleep`.
+    /// Records that no worker has messages of this queue any more. If `asleep`, its first message waits until `wake`.
     pub(crate) fn ended(&mut self, name: &ByteString, asleep: bool) {
         let Some(queue) = self.queues.get_mut(name) else { return };
         if queue.stand != Stand::Running {
-            return; // another message of the same unit was of this queue
+            return; // another message of the same unit belonged to this queue
         }
         if queue.items.is_empty() {
             self.queues.remove(name);
@@ -140,7 +140,7 @@ impl LaneState {
         }
     }
 
-    /// The time of a queue's first message has come.
+    /// Makes a queue ready again after the delay of its first message.
     pub(crate) fn wake(&mut self, name: &ByteString) {
         if let Some(queue) = self.queues.get_mut(name)
             && queue.stand == Stand::Asleep
@@ -150,29 +150,29 @@ impl LaneState {
         }
     }
 
-    /// A message left: the broker is told what became of it.
+    /// Removes a message that was settled at the broker.
     pub(crate) fn left(&mut self, now: Instant) {
         self.count -= 1;
         self.idle_since = now;
     }
 }
 
-/// All lanes that had a message lately.
+/// All lanes with recent messages.
 #[derive(Debug, Default)]
 pub(crate) struct Lanes {
     pub(crate) map: BTreeMap<Lane, LaneState>,
     count: usize,
-    /// The lane that had the last turn.
+    /// The lane that was served last.
     turn: Option<Lane>,
 }
 
 impl Lanes {
-    /// Messages in memory, those at workers included.
+    /// Number of messages in memory, including those at workers.
     pub(crate) const fn len(&self) -> usize {
         self.count
     }
 
-    /// A delivery came.
+    /// Adds a delivery.
     pub(crate) fn push(&mut self, item: Item, now: Instant) {
         let lane = self.map.entry(item.arrival.lane.clone()).or_insert_with(|| LaneState::new(now));
         lane.gone = false;
@@ -190,7 +190,7 @@ impl Lanes {
         }
     }
 
-    /// A message left.
+    /// Removes a message that was settled.
     pub(crate) fn left(&mut self, lane: &Lane, now: Instant) {
         self.count -= 1;
         if let Some(lane) = self.map.get_mut(lane) {
@@ -198,7 +198,7 @@ impl Lanes {
         }
     }
 
-    /// The next lane whose turn it is, of those with a message for a worker that `may` flow.
+    /// The next lane to serve: one with a message for a worker, for which `may` returns `true`.
     pub(crate) fn turn(&mut self, may: impl Fn(&Lane, &LaneState) -> bool) -> Option<Lane> {
         let fits = |(lane, state): &(&Lane, &LaneState)| state.is_ready() && may(lane, state);
         let after = self.turn.as_ref().and_then(|turn| {
@@ -210,12 +210,13 @@ impl Lanes {
         next
     }
 
-    /// Messages that no worker has and whose handling began: what is known of them is worth keeping.
+    /// Takes the messages that no worker has and that were attempted before, so that their attempts can be recorded.
     pub(crate) fn take_begun(&mut self) -> Vec<(Option<Held>, Item)> {
         let mut begun = Vec::new();
         for lane in self.map.values_mut() {
             for queue in lane.queues.values_mut() {
-                // Only the first of a queue can have been begun; those behind it go back to the broker as they came.
+                // Only the first message of a queue can have been attempted; the broker redelivers those behind it
+                // unchanged.
                 if queue
                     .items
                     .front()

@@ -1,8 +1,8 @@
-//! The consumer runtime: takes what a broker delivers, and lets a handler's effect happen once.
+//! The consumer runtime: receives deliveries from a broker and applies the effect of each message once.
 //!
-//! A handler works *inside* the transaction that also enters the message into the inbox ([`Inside`]), or it *calls* a far side
-//! outside of any transaction and commits the result afterwards ([`Call`]). [`Handlers`] says which handler has which type of
-//! message; [`Runtime::run`] takes messages until it is told to stop.
+//! An [`Inside`] handler runs *inside* the transaction that also enters the message into the inbox. A [`Call`] handler
+//! *calls* an external service outside of any transaction and commits the result afterwards. [`Handlers`] maps message
+//! types to handlers. [`Runtime::run`] receives messages until its stop token is cancelled.
 //!
 //! ```
 //! use async_trait::async_trait;

@@ -1,24 +1,24 @@
-//! How far a lane has come.
+//! The settled offset of a lane.
 
 use std::collections::BTreeMap;
 
-/// The places of a lane that are out, and what follows for those below.
+/// Outstanding offsets of a lane, and the offset up to which all deliveries are settled.
 #[derive(Debug, Default)]
 pub(crate) struct Marks {
-    /// How many deliveries of each place are not settled yet: a repeat may be out beside the first one.
+    /// Number of unsettled deliveries per offset: a redelivery may be outstanding beside the first delivery.
     out: BTreeMap<u64, u32>,
     highest: Option<u64>,
     mark: Option<u64>,
 }
 
 impl Marks {
-    /// A message of this place came.
+    /// Records a delivery with this offset.
     pub(crate) fn came(&mut self, place: u64) {
         *self.out.entry(place).or_default() += 1;
         self.highest = self.highest.max(Some(place));
     }
 
-    /// It was settled.
+    /// Records that a delivery was settled.
     pub(crate) fn settled(&mut self, place: u64) {
         if let Some(count) = self.out.get_mut(&place) {
             *count -= 1;
@@ -30,11 +30,11 @@ impl Marks {
             Some((first, _)) => first.checked_sub(1),
             None => self.highest,
         };
-        // It never goes back: what comes again below it has ended before.
+        // It never decreases: a redelivery below it had ended before.
         self.mark = self.mark.max(low);
     }
 
-    /// Everything that came up to here is settled.
+    /// The settled offset: all deliveries up to it are settled.
     pub(crate) const fn low_water(&self) -> Option<u64> {
         self.mark
     }

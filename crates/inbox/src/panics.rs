@@ -1,4 +1,4 @@
-//! Handlers that panic: caught, with where it happened.
+//! Catches panics of handlers and records where they happened.
 
 use std::any::Any;
 use std::backtrace::Backtrace;
@@ -14,11 +14,11 @@ use crate::verdict::Trouble;
 thread_local! {
     /// Whether a handler is being polled on this thread.
     static WATCHING: Cell<bool> = const { Cell::new(false) };
-    /// Where the last panic of a watched handler happened.
+    /// Where the last panic of a guarded handler happened.
     static SEEN: RefCell<Option<Seen>> = const { RefCell::new(None) };
 }
 
-/// The longest backtrace that is kept, in bytes; what is cut off is how the runtime came to call the handler.
+/// Maximum length of a stored backtrace in bytes. The part that is cut off shows how the runtime called the handler.
 const BACKTRACE_MAX: usize = 16 << 10;
 
 struct Seen {
@@ -26,8 +26,8 @@ struct Seen {
     backtrace: String,
 }
 
-/// Adds ours to the process's panic hook, once: only there a backtrace still leads to the panic. The hook that was there
-/// before is called as ever.
+/// Extends the panic hook of the process, once: only inside the hook does a backtrace lead to the panic. The previous
+/// hook is still called.
 pub(crate) fn watch() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -44,9 +44,9 @@ pub(crate) fn watch() {
     });
 }
 
-/// Polls the future to its end; a panic ends it as a trouble.
+/// Polls the future to completion; a panic becomes an error.
 pub(crate) async fn caught<T>(future: impl Future<Output = Result<T, Trouble>> + Send) -> Result<T, Trouble> {
-    // On the heap, so that what is left after a panic can be dropped under the same guard.
+    // Boxed, so that the rest of the future can be dropped under the same guard after a panic.
     let mut future: Option<Pin<Box<_>>> = Some(Box::pin(future));
     poll_fn(move |context| {
         let polled = future.as_mut().expect("it is not polled after its end");
@@ -54,7 +54,7 @@ pub(crate) async fn caught<T>(future: impl Future<Output = Result<T, Trouble>> +
             Ok(poll) => poll,
             Err(trouble) => {
                 let rest = future.take();
-                // What its variables do when they are dropped may panic as well; the first panic is the one to tell.
+                // Dropping its variables may panic too; only the first panic is reported.
                 drop(watched(move || drop(rest)));
                 Poll::Ready(Err(trouble))
             }

@@ -1,28 +1,28 @@
-//! Whether a member runs.
+//! Run state of a member.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use crate::stats::Stats;
 
-/// Where a member is in its life.
+/// Run state of a member.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Phase {
-    /// It was made and not run.
+    /// It was created and has not started.
     #[default]
     New,
-    /// It runs.
+    /// It is running.
     Runs,
-    /// It was told to stop, and has.
+    /// It was stopped through its stop token.
     Stopped,
-    /// It ended by itself, or was dropped in the middle: nobody takes messages any more.
+    /// It ended with an error or was dropped while running, and receives no messages any more.
     Died,
 }
 
 const PHASES: [Phase; 4] = [Phase::New, Phase::Runs, Phase::Stopped, Phase::Died];
 
-/// A phase that one writes and many read.
+/// A run state with one writer and many readers.
 #[derive(Debug, Default)]
 pub(crate) struct SharedPhase(AtomicU8);
 
@@ -36,7 +36,7 @@ impl SharedPhase {
     }
 }
 
-/// Says that a member runs, and when it is dropped that it does not any more.
+/// Sets the run state to running, and to its final state when dropped.
 pub(crate) struct Life {
     stats: Arc<Stats>,
     end: Phase,
@@ -48,7 +48,7 @@ impl Life {
         Self { stats, end: Phase::Died }
     }
 
-    /// It ended as it was told to.
+    /// Records that the member stopped as requested.
     pub(crate) fn was_told(mut self) {
         self.end = Phase::Stopped;
     }

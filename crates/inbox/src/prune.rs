@@ -1,4 +1,4 @@
-//! Rows whose time has come are deleted, a few at a time.
+//! Deletes expired rows, a limited number at a time.
 
 use std::sync::Arc;
 
@@ -10,12 +10,12 @@ use tracing::warn;
 use crate::runtime::RuntimeError;
 use crate::work::Work;
 
-/// Prunes now and then, without a pause while there is more, until it is told to stop.
+/// Prunes at each interval until `stop` is cancelled, without a pause while more expired rows exist.
 pub(crate) async fn run<I: Inbox + 'static>(work: Arc<Work<I>>, stop: CancellationToken) -> Result<(), RuntimeError>
 where
     I::Transaction: 'static,
 {
-    // At once for the first time: how long the inbox remembers is known by that.
+    // The first prune runs immediately: it also records the inbox retention.
     loop {
         loop {
             match work.ask(work.inbox.prune(work.config.prune_limit)).await {

@@ -1,7 +1,7 @@
-//! Replays on purpose: messages of a log are put into the retry table again, no faster than was asked for.
+//! Replays: enqueues messages of a log into the retry table again, at a limited rate.
 //!
-//! Where a replay stands is in the store, and every portion moves it in the transaction that takes its messages. So whoever
-//! feeds may die at any moment, and whoever goes on skips nothing and feeds nothing twice.
+//! The store keeps the cursor of a replay and moves it in the transaction that enqueues the messages. A runner can
+//! therefore crash at any time: the next one skips no message and enqueues none twice.
 
 use std::time::Duration;
 
@@ -16,75 +16,75 @@ use tokio_util::sync::CancellationToken;
 use crate::config::Config;
 use crate::decode::Decoder;
 
-/// At most so many messages are fed in one transaction.
+/// Maximum number of messages in one transaction.
 const PORTION_MAX: usize = 500;
-/// Payloads of so many bytes are fed in one transaction.
+/// Approximate limit of payload bytes in one transaction.
 const PORTION_BYTES: usize = 4 << 20;
-/// Whatever they wait for, no more messages of a replay are put into the retry table.
+/// Maximum number of waiting messages of a replay in the retry table, whatever they wait for.
 const WAITING_MAX: u64 = 10_000;
-/// How often a feeder looks whether there is room again.
+/// How often to check for room in the retry table.
 const FULL_PAUSE: Duration = Duration::from_millis(200);
-/// How often a call is tried again that may pass, and the first pause before it, which doubles.
+/// Number of retries of a failed call, and the first pause, which doubles.
 const TRIES_MAX: u32 = 5;
 const TRY_PAUSE: Duration = Duration::from_millis(200);
-/// Messages are fed in portions of at least so much time, not one by one.
+/// Messages are enqueued in portions, at most this many per second, instead of one by one.
 const TICKS_PER_SECOND: f64 = 10.0;
 
-/// What a feeder does.
+/// Settings of a replay run.
 #[derive(Clone, Debug)]
 pub struct Feeding {
-    /// How the consumer reads messages: its name, whether it keeps order, and what it makes of those of others.
+    /// How the consumer reads messages: its name, its order, and how it reads foreign messages.
     pub consumer: Config,
-    /// The replay's number.
+    /// Number of the replay.
     pub number: u32,
-    /// Which messages of the log.
+    /// Selects messages of the log.
     pub filter: Filter,
-    /// So many a second. No more than one second's worth waits to be handled, so that this is how fast they are handled too.
+    /// Messages per second. At most one second's worth waits to be handled, so this also limits the handling rate.
     pub rate: u32,
 }
 
-/// Why a feeder ended.
+/// Why a run ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FeedEnd {
-    /// Everything was fed.
+    /// All messages were enqueued.
     Finished,
-    /// A person, or too many dead letters, stopped the replay.
+    /// An operator, or too many dead letters, stopped the replay.
     Stopped,
-    /// Another feeder goes on with it.
+    /// Another runner continues the replay.
     Elsewhere,
-    /// It was told to stop feeding; the replay can be resumed.
+    /// The stop token was cancelled; the replay can be resumed.
     Interrupted,
 }
 
-/// What one step did.
+/// Result of one step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FeedStep {
-    /// So many messages were fed; none if there were none in the part of the log that was looked at.
+    /// Number of messages enqueued; 0 if the part of the log that was read has no match.
     Fed(usize),
-    /// So many wait to be handled that none may be fed now.
+    /// Too many messages wait to be handled, so none were enqueued.
     Full,
-    /// There is nothing more to do.
+    /// The run has ended.
     End(FeedEnd),
 }
 
-/// Why a replay cannot be fed.
+/// Why a replay failed.
 #[derive(Debug, thiserror::Error)]
 pub enum FeedError {
-    /// The consumer's store.
+    /// The consumer's store failed.
     #[error("the consumer's store failed")]
     Store(#[source] StoreError),
-    /// The log.
+    /// The log could not be read.
     #[error(transparent)]
     Source(#[from] SourceError),
-    /// There is no such replay.
+    /// The consumer has no replay with this number.
     #[error("consumer `{consumer}` has no replay {number}")]
     Unknown {
-        /// The consumer.
+        /// Name of the consumer.
         consumer: String,
-        /// The number.
+        /// Number of the replay.
         number: u32,
     },
-    /// The replay stands at a place that is no number.
+    /// The cursor of the replay is not a number.
     #[error("replay {0} stands at a place that this program does not know")]
     Cursor(u32),
 }
@@ -105,29 +105,29 @@ impl FeedError {
     }
 }
 
-/// A message of a log as this consumer's inbox takes it: named, and with what it waits in.
+/// Converts a message of a log for this consumer's inbox, with its id and queue.
 pub fn arrival(consumer: &Config, logged: Logged) -> Arrival {
     let Logged { raw, address, lane, place, .. } = logged;
     let delivery = Delivery { tag: DeliveryTag::new(0), raw, address, lane, place, redelivered: false, retries: 0 };
     Decoder::new(consumer).item(consumer, delivery).arrival
 }
 
-/// Feeds one replay.
+/// Runs one replay.
 pub struct Feeder<'a> {
     feeding: Feeding,
     source: &'a dyn ReplaySource,
     desk: &'a dyn Operate,
-    /// Where the last step left the replay; if it is elsewhere, another one feeds.
+    /// The cursor after the last step. If the stored cursor differs, another runner is active.
     left_at: Option<String>,
 }
 
 impl<'a> Feeder<'a> {
-    /// From this log, to the consumers of this store.
+    /// Reads from this log and enqueues for the consumers of this store.
     pub const fn new(feeding: Feeding, source: &'a dyn ReplaySource, desk: &'a dyn Operate) -> Self {
         Self { feeding, source, desk, left_at: None }
     }
 
-    /// How the replay stands.
+    /// The current state of the replay.
     pub async fn replay(&self) -> Result<Replay, FeedError> {
         let (consumer, number) = (&self.feeding.consumer.consumer, self.feeding.number);
         let replays = self.desk.replays(consumer).await?;
@@ -135,7 +135,7 @@ impl<'a> Feeder<'a> {
         found.ok_or_else(|| FeedError::Unknown { consumer: consumer.clone(), number })
     }
 
-    /// Feeds the next messages, at most so many. Cancelling loses nothing.
+    /// Enqueues the next messages, up to `most`. Cancelling the future is safe.
     pub async fn step(&mut self, most: usize) -> Result<FeedStep, FeedError> {
         let replay = self.replay().await?;
         match replay.state {
@@ -174,9 +174,10 @@ impl<'a> Feeder<'a> {
         })
     }
 
-    /// Feeds until everything was fed or it is told to stop, at the rate. `told` hears of every step.
+    /// Enqueues at the configured rate until the end of the log or until `stop` is cancelled. Calls `told` after every
+    /// step.
     ///
-    /// What may pass is tried again for some seconds; after an error the replay can be resumed.
+    /// Transient errors are retried for some seconds. After an error the replay can be resumed.
     pub async fn run(
         &mut self,
         stop: &CancellationToken,
@@ -198,7 +199,7 @@ impl<'a> Feeder<'a> {
                 }
                 Err(error) if error.is_passing() && failures < TRIES_MAX => {
                     failures += 1;
-                    // The answer may have been lost, and not the portion: where the replay stands is asked anew.
+                    // The portion may be stored although the reply was lost, so the cursor is read again.
                     self.left_at = None;
                     TRY_PAUSE * 2_u32.pow(failures - 1)
                 }
@@ -223,7 +224,7 @@ impl<'a> Feeder<'a> {
     }
 }
 
-/// How many messages may be fed by now.
+/// Token bucket for the rate.
 struct Pace {
     rate: f64,
     saved: f64,
@@ -236,7 +237,7 @@ impl Pace {
         Self { rate, saved: (rate / TICKS_PER_SECOND).max(1.0), since: Instant::now() }
     }
 
-    /// Never more than what comes together in one tick: a pause is not made up for.
+    /// Capacity of one tick, so that a pause does not lead to a burst.
     fn burst(&self) -> f64 {
         (self.rate / TICKS_PER_SECOND).max(1.0)
     }
@@ -253,7 +254,7 @@ impl Pace {
         self.saved -= f64::from(u32::try_from(count).unwrap_or(u32::MAX));
     }
 
-    /// Until a tick's worth is allowed again.
+    /// Time until one tick's worth is allowed again.
     fn pause(&self) -> Duration {
         Duration::from_secs_f64((self.burst() - self.saved).max(0.0) / self.rate)
     }

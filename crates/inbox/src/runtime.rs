@@ -1,4 +1,4 @@
-//! The loop: one step is one event, and whatever follows from it.
+//! The consumer loop: each step waits for one event and reacts to it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::pin::Pin;
@@ -35,46 +35,47 @@ use relevo_core::random::SplitMix64;
 
 pub(crate) type Pending<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
-/// Why a consumer stopped by itself, or did not begin.
+/// Why a consumer stopped with an error, or could not start.
 #[derive(Debug, thiserror::Error)]
 pub enum RuntimeError {
-    /// The configuration contradicts itself, or what the broker promises.
+    /// The configuration contradicts itself or the broker's capabilities.
     #[error("{0}")]
     Config(String),
-    /// The store refuses to serve this consumer.
+    /// The store reported a permanent error for this consumer.
     #[error("the consumer cannot go on")]
     Store(#[source] StoreError),
-    /// Somebody else closed the broker's consumer.
+    /// The broker's consumer was closed from outside the runtime.
     #[error("the consumer was closed")]
     Closed,
-    /// A part of the runtime panicked.
+    /// A task of the runtime panicked.
     #[error("a part of the consumer died")]
     Died(#[source] JoinError),
 }
 
-/// Order by key rests on one consumer per lane, also while several processes run.
+/// Order by key requires one consumer per lane, also across processes.
 const UNORDERED_LANES: &str = "`order` is by key, and this queue is not `ordered`: two processes could handle messages of \
      one key at the same time; give the queue `ordered = true` or `lanes`, or set `order` to none";
 
-/// A batch that shares a transaction has at least so many messages while there are as many, whatever other workers could take.
+/// Minimum size of a batch in one transaction, if enough messages are available. It applies even if other workers are
+/// free to take them.
 const SHARE_MIN: usize = 16;
 
-/// A member of a consumer: takes messages from the broker and has them handled once.
+/// A member of a consumer: receives messages from the broker and handles each one once.
 pub struct Runtime<I: Inbox> {
     pub(crate) work: Arc<Work<I>>,
     pub(crate) consumer: Arc<dyn BrokerConsumer>,
     pub(crate) owner: Uuid,
     pub(crate) lanes: Lanes,
-    /// Queues whose first message waits for its time.
+    /// Queues whose first message is delayed.
     later: BTreeMap<(Instant, u64), (Lane, ByteString)>,
     next_later: u64,
     sequences: Sequences,
     pub(crate) workers: JoinSet<Worked>,
-    /// The heart, the retry table, the pruning and the counting: if one dies, the consumer stops.
+    /// Background tasks: heartbeat, retry table, pruning and lag. If one fails, the consumer stops.
     pub(crate) parts: JoinSet<Result<(), RuntimeError>>,
-    /// Ends what begins new work.
+    /// Stops the tasks that begin new work.
     pub(crate) winding_down: CancellationToken,
-    /// Ends the heart, last of all.
+    /// Stops the heartbeat; cancelled last at shutdown.
     pub(crate) resting: CancellationToken,
     pub(crate) vitals: Arc<SharedVitals>,
     pub(crate) pulse: watch::Receiver<Pulse>,
@@ -86,18 +87,18 @@ pub struct Runtime<I: Inbox> {
     pub(crate) chore: Option<Pending<Chored>>,
     pub(crate) chore_at: Instant,
     pub(crate) chores_refused: u32,
-    /// Lanes that may be ours without our knowing.
+    /// Lanes whose lease this member may hold without knowing it, because a reply was lost.
     pub(crate) doubted: BTreeMap<Lane, Doubt>,
-    /// Lanes that the broker may or may not have paused or resumed as it was told.
+    /// Lanes for which the broker may or may not have applied the last pause or resume.
     pub(crate) untold: BTreeSet<Lane>,
-    /// The database is away until then.
+    /// Until this time the database counts as unreachable.
     pub(crate) store_at: Instant,
     store_failures: u32,
-    /// When what the next beat says is put together again.
+    /// When the contents of the next heartbeat are prepared again.
     tell_at: Instant,
 }
 
-/// What a worker brings back.
+/// The result that a worker returns.
 pub(crate) struct Worked {
     lane: Lane,
     held: Option<Held>,
@@ -110,7 +111,7 @@ impl<I: Inbox + 'static> Runtime<I>
 where
     I::Transaction: 'static,
 {
-    /// A member that has done nothing yet. The inbox is bound to the consumer that the configuration names.
+    /// Creates a member that has not started. The inbox must belong to the consumer that the configuration names.
     pub fn new(
         inbox: Arc<I>,
         consumer: Arc<dyn BrokerConsumer>,
@@ -121,7 +122,7 @@ where
         Self::with_seed(inbox, consumer, handlers, config, high ^ low.rotate_left(32))
     }
 
-    /// A member whose jitter and ids come from a seed, so that a simulation can replay it.
+    /// Creates a member whose jitter and ids come from a seed, so that a simulation can replay it.
     pub fn with_seed(
         inbox: Arc<I>,
         consumer: Arc<dyn BrokerConsumer>,
@@ -164,13 +165,13 @@ where
         }
     }
 
-    /// What this member has done so far; stays valid when it is gone.
+    /// Statistics of this member. They remain readable after it stopped.
     pub fn stats(&self) -> Arc<Stats> {
         Arc::clone(&self.work.stats)
     }
 
-    /// Takes messages until `stop` is cancelled, then finishes what runs within the grace period and gives the rest back to
-    /// the broker at once.
+    /// Receives messages until `stop` is cancelled. Then it finishes running handlers within the grace period and
+    /// returns all other messages to the broker immediately.
     pub async fn run(mut self, stop: CancellationToken) -> Result<(), RuntimeError> {
         self.check().map_err(RuntimeError::Config)?;
         let life = Life::begin(self.stats());
@@ -194,7 +195,7 @@ where
         ended
     }
 
-    /// Whether the configuration fits itself and the broker.
+    /// Checks the configuration against itself and the broker's capabilities.
     fn check(&self) -> Result<(), String> {
         let config = &self.work.config;
         config.check()?;
@@ -222,9 +223,10 @@ where
         }
     }
 
-    /// Starts whatever can be started, waits for one event and acts on it. Dropping the future in the middle loses nothing.
+    /// Starts every task that can start, waits for one event and reacts to it. Dropping the future at any point is
+    /// safe.
     async fn step(&mut self) -> Result<(), RuntimeError> {
-        // A store and a broker that answer at once must not keep other tasks, timers and signals from their turn.
+        // A store and a broker that respond immediately must not starve other tasks, timers and signals.
         tokio::task::consume_budget().await;
         let now = Instant::now();
         self.wake_later(now);
@@ -236,7 +238,7 @@ where
         let wake = self.wakes_at(now);
         let work = Arc::clone(&self.work);
         tokio::select! {
-            biased; // what happens rarely first, so that busy workers keep nothing from its turn
+            biased; // rare events first, so that busy workers do not starve them
             Some(ended) = self.parts.join_next() => ended.map_err(RuntimeError::Died)??,
             Ok(()) = self.pulse.changed() => self.ordered(),
             chored = poll(&mut self.chore) => { self.chore = None; self.chored(chored)?; }
@@ -249,15 +251,16 @@ where
         Ok(())
     }
 
-    /// What people ordered.
+    /// Applies the operator controls from the last heartbeat reply.
     fn ordered(&mut self) {
         let pulse = self.pulse.borrow_and_update().clone();
         self.store_failures = 0;
         self.work.breakers.force(&pulse.orders.forced);
         if pulse.deaths != self.deaths {
             self.deaths = pulse.deaths;
-            // What was delivered is kept. Whatever another member did with it meanwhile is in the inbox. A lane may still be
-            // ours: it is given back when its time has come, and if it is another's nothing happens.
+            // Deliveries in memory are kept: the inbox records what another member did with them. The store may still
+            // assign a lane to this member. It releases such a lane later; releasing another member's lane has no
+            // effect.
             let doubt = Doubt::new(Instant::now(), self.work.config.beat_lasts);
             for (lane, state) in self.lanes.map.iter_mut().filter(|(_, state)| !state.is_empty()) {
                 if state.held.take().is_some() {
@@ -278,7 +281,7 @@ where
 
     fn may_receive(&self) -> bool {
         let pulse = self.pulse.borrow();
-        // A database that was away must be known to be back: a worker or the heart finds out.
+        // After an outage, receiving resumes only when a worker or the heartbeat has reached the database again.
         let is_back = self.store_failures == 0;
         is_back && pulse.beats > 0 && !pulse.orders.paused && self.lanes.len() < self.work.config.in_memory_max
     }
@@ -330,7 +333,7 @@ where
         self.lanes.push(item, now);
     }
 
-    /// Gives work to workers, lanes taking turns.
+    /// Assigns messages to workers, one lane after the other.
     fn dispatch(&mut self, now: Instant) {
         let config = &self.work.config;
         let (concurrency, by_key) = (config.order.concurrency(), config.order.is_by_key());
@@ -344,7 +347,7 @@ where
             drop(pulse);
             let probe = breakers.gate(&lane, now) == Gate::Probe;
             if probe && !breakers.begin_probe(&lane) {
-                continue; // somebody was quicker: the gate is shut now
+                continue; // another worker took the probe, so the gate is shut now
             }
             let state = self.lanes.map.get_mut(&lane).expect("it has its turn");
             let free = concurrency - self.workers.len();
@@ -368,15 +371,15 @@ where
         let Worked { lane, held, probe, items, ended } = worked;
         let now = Instant::now();
         if probe {
-            // If it passed or failed, the breaker knows already.
+            // After a success or an outage the breaker has released the probe already.
             self.work.breakers.undecided(&lane);
         }
         if !ended.iter().any(|ended| matches!(ended, Ended::Store(_))) {
             self.store_failures = 0;
         }
-        // The first message of a queue that goes back decides when the queue goes on.
+        // If several messages of a queue return, the first one decides when the queue continues.
         let mut queues: BTreeMap<ByteString, Option<Instant>> = BTreeMap::new();
-        // From the last to the first, so that those of one queue go back in their order.
+        // Iterates backwards, so that messages of one queue return in their original order.
         for (mut item, ended) in items.into_iter().zip(ended).rev() {
             let queue = item.queue().clone();
             let until = match ended {
@@ -426,7 +429,7 @@ where
         self.lanes.map.get_mut(lane).expect("a lane stays while a worker has some of it")
     }
 
-    /// What was delivered is kept, and the lane taken again.
+    /// Drops the lane lease and acquires it again later. Deliveries in memory are kept.
     fn lost(&mut self, lane: &Lane, held: Option<&Held>, now: Instant) {
         add(&self.work.stats.lost, 1);
         let every = self.work.config.lane_every;
@@ -438,8 +441,8 @@ where
         }
     }
 
-    /// The database is away: nothing more is taken, and what is here waits. When one call about one message was refused,
-    /// only that message waits.
+    /// Reacts to a failed store call. If the database is unreachable, the consumer stops receiving and dispatching. If
+    /// only one call about one message failed, only that message waits.
     pub(crate) fn store_failed(
         &mut self,
         error: StoreError,
@@ -477,14 +480,14 @@ where
         }
     }
 
-    /// What the next beat says.
+    /// Prepares the contents of the next heartbeat.
     fn tell(&mut self, now: Instant) {
         set(&self.work.stats.in_memory, self.lanes.len());
         if now < self.tell_at {
             return;
         }
         self.tell_at = now + self.work.config.beat_every / 4;
-        // Without order several members work on a lane, and none knows how far all of them are.
+        // Without order several members work on a lane, and none of them knows the settled offset of all.
         let by_key = self.work.config.order.is_by_key();
         let mark = |state: &LaneState| state.marks.low_water().filter(|_| by_key);
         let held = self.lanes.map.iter().filter(|(_, state)| state.held.is_some());
@@ -504,7 +507,7 @@ where
         consider(self.settling.wakes_at());
         consider(self.chore_wakes_at(now));
         consider(self.work.breakers.wakes_at(now));
-        // Something that is due may wait for something else: look again soon rather than spin.
+        // A task that is due may be blocked by another one: a short sleep avoids a busy loop.
         wake.max(now + Duration::from_millis(1))
     }
 }

@@ -1,18 +1,19 @@
-//! Repeats and inversions, told from the number that a message has in its outbox. Only counted, never acted on.
+//! Counts redeliveries and out-of-order deliveries by the sequence number of the outbox. The counts have no other
+//! effect.
 
 use std::collections::BTreeMap;
 
 use bytestring::ByteString;
 
-/// What a sequence number says of a message.
+/// What the sequence number shows about a delivery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Seen {
-    /// It is later than all of its key that came before.
+    /// It is later than all earlier deliveries of its key.
     Onward,
-    /// It came before, or is delivered again.
+    /// It is a redelivery, or its number was already received.
     Repeat,
-    /// It is delivered for the first time, after a later one of its key. A relay that sends again what it sent before looks like
-    /// this, too: whether the message is known decides.
+    /// A first delivery that came after a later message of its key. A relay that publishes a message again causes the
+    /// same pattern; the inbox decides whether the message is a duplicate.
     Inverted,
 }
 
@@ -28,10 +29,10 @@ impl Sequences {
         Self { last: BTreeMap::new(), keys_max }
     }
 
-    /// A message of this source and key was delivered, maybe not for the first time.
+    /// Checks a delivery of this source and key, which may be a redelivery.
     pub(crate) fn see(&mut self, source: &str, key: &ByteString, seq: i64, redelivered: bool) -> Seen {
         if self.last.len() >= self.keys_max {
-            // Forgetting all at once is rare and cheap; what comes next of each key counts as onward.
+            // Clearing the whole map is rare and cheap. The next delivery of each key then counts as in order.
             self.last.clear();
         }
         let last = self.last.entry((source.to_owned(), key.clone())).or_insert(i64::MIN);

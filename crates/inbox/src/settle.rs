@@ -15,7 +15,7 @@ use crate::item::Item;
 use crate::runtime::{Pending, Runtime, poll};
 use crate::stats::add;
 
-/// A delivery that this process is done with, and the broker does not know yet.
+/// A delivery that this process has finished, not yet settled at the broker.
 #[derive(Debug)]
 pub(crate) struct HandledDelivery {
     tag: DeliveryTag,
@@ -23,7 +23,7 @@ pub(crate) struct HandledDelivery {
     delay: Option<Duration>,
     lane: Lane,
     place: Option<u64>,
-    /// How often the broker failed to record it.
+    /// Number of failed calls to settle it.
     failures: u32,
     span: Option<Open>,
 }
@@ -31,18 +31,19 @@ pub(crate) struct HandledDelivery {
 /// Deliveries of a finished call, each with its outcome.
 pub(crate) type Settled = Vec<(HandledDelivery, AckOutcome)>;
 
-/// Deliveries on their way to the broker. Delayed retries have calls of their own: they may wait for a queue to take a
-/// message, and no acknowledgement waits with them.
+/// Deliveries to settle at the broker. Delayed retries have their own calls: those may wait for a broker queue, and
+/// acknowledgements must not wait with them.
 pub(crate) struct Settling {
     acknowledgements: Calls,
     retries: Calls,
 }
 
-/// One call at a time, and what the next one is about.
+/// The call in progress, and the deliveries for the next one.
 #[derive(Default)]
 struct Calls {
     waiting: VecDeque<HandledDelivery>,
-    /// Failed ones by the time of their next try. Each has its own: one that always fails holds nothing back.
+    /// Failed deliveries by the time of their next retry. Each has its own time, so that one that always fails does not
+    /// delay others.
     failed: BTreeMap<(Instant, DeliveryTag), HandledDelivery>,
     current: Vec<HandledDelivery>,
     call: Option<Pending<Vec<AckOutcome>>>,
@@ -65,7 +66,7 @@ impl Settling {
         self.acknowledgements.is_empty() && self.retries.is_empty()
     }
 
-    /// The outcomes of the next call that finishes; waits for ever without one.
+    /// The outcomes of the next call that finishes. Without a call in progress it never returns.
     pub(crate) async fn ended(&mut self) -> Settled {
         tokio::select! {
             biased;
@@ -74,7 +75,7 @@ impl Settling {
         }
     }
 
-    /// When the next failed one is tried again.
+    /// When the next failed delivery is retried.
     pub(crate) fn wakes_at(&self) -> Option<Instant> {
         [&self.acknowledgements, &self.retries].into_iter().filter_map(Calls::wakes_at).min()
     }
@@ -122,13 +123,13 @@ impl Calls {
         next.filter(|_| self.call.is_none())
     }
 
-    /// Chooses what the next call is about; whether there is anything.
+    /// Selects the deliveries of the next call; `false` if there is none.
     fn next(&mut self, limit: usize, now: Instant) -> bool {
         if self.call.is_some() {
             return false;
         }
         let is_due = self.failed.first_key_value().is_some_and(|((at, _), _)| *at <= now);
-        // A part of a full call is left to those that failed, so that neither kind keeps out the other.
+        // Part of a full call is reserved for retries, so that neither new nor failed deliveries starve.
         let new_max = if is_due { limit - limit / 4 } else { limit };
         self.current.extend(self.waiting.drain(..self.waiting.len().min(new_max)));
         while self.current.len() < limit
@@ -174,7 +175,7 @@ where
         }
     }
 
-    /// Waits with its own backoff. The same call may be repeated, whatever became of it.
+    /// Schedules a retry with the delivery's own backoff. Repeating the call is safe, whatever its outcome was.
     fn try_again(&mut self, mut delivery: HandledDelivery, now: Instant) {
         let at = now + self.work.config.outage(delivery.failures);
         delivery.failures = delivery.failures.saturating_add(1);
@@ -193,7 +194,8 @@ where
         }
         self.lanes.left(&lane, now);
         let Some(state) = self.lanes.map.get_mut(&lane) else { return };
-        // A stale one is delivered again, maybe to another member, or was acknowledged before: the inbox has it either way.
+        // The broker delivers a stale one again, maybe to another member, or it was acknowledged before. The inbox has
+        // it in both cases.
         state.gone |= is_stale;
         if let Some(place) = place {
             state.marks.settled(place);

@@ -1,4 +1,4 @@
-//! The end: what runs may finish, what was begun is kept, the rest goes back at once.
+//! Shutdown: running handlers may finish, known attempts are recorded, all other messages return to the broker.
 
 use relevo_core::inbox::{Inbox, Setback, Stop};
 use relevo_core::store::StoreError;
@@ -12,20 +12,20 @@ impl<I: Inbox + 'static> Runtime<I>
 where
     I::Transaction: 'static,
 {
-    /// Waits for what runs, within the grace period; keeps what is known of messages that were begun; gives everything else
-    /// back to the broker, and the lanes to other members.
+    /// Waits for running handlers within the grace period and records the attempts of messages that have failed before.
+    /// Then it returns all other messages to the broker and releases the lanes.
     pub(crate) async fn finish(&mut self) -> Result<(), RuntimeError> {
         self.receiving = None;
-        // Nobody goes on with it, and what it holds at the store everybody would wait for. The lanes are freed in the end,
-        // whatever became of it.
+        // The call is not continued after the loop ended, and other members would wait for its locks in the store.
+        // `leave` below releases the lanes, whatever the outcome of the call.
         self.chore = None;
         self.winding_down.cancel();
         self.work.close_seats();
         let end = Instant::now() + self.work.config.grace;
         let finished = self.wait(end).await;
-        // Whatever still runs is dropped, and its transaction with it: that costs no attempt, and no start.
+        // Handlers that still run are dropped together with their transactions. This counts no attempt and no start.
         self.workers.shutdown().await;
-        // Before anything of it goes back to the broker: whoever gets it would wait for the claims.
+        // Before messages return to the broker: the member that receives them would wait for the claims.
         self.work.end_handlings().await;
         self.keep_begun().await;
         self.settle_rest().await;
@@ -47,9 +47,9 @@ where
         finished
     }
 
-    /// The heart goes on beating meanwhile.
+    /// Waits for workers and background tasks. Heartbeats continue meanwhile.
     async fn wait(&mut self, end: Instant) -> Result<(), RuntimeError> {
-        // The heart is one part; the others end by themselves once they may begin nothing new.
+        // The remaining task is the heartbeat; the others end on their own once `winding_down` is cancelled.
         while !self.workers.is_empty() || self.parts.len() > 1 {
             self.start_settling(Instant::now());
             tokio::select! {
@@ -66,7 +66,8 @@ where
         Ok(())
     }
 
-    /// Messages that failed and wait in memory go to the retry table with their attempts, which a redelivery would forget.
+    /// Records failed messages that wait in memory in the retry table with their attempts; a redelivery would lose the
+    /// count.
     async fn keep_begun(&mut self) {
         let end = Instant::now() + self.work.config.grace;
         for (held, mut item) in self.lanes.take_begun() {
@@ -82,8 +83,8 @@ where
             }
             match timeout_at(end, self.work.keep(&mut item, held.as_ref())).await {
                 Ok(Ok(Ended::Acknowledge)) => self.settling.push(item, None, &self.work.config.traces),
-                Ok(Ok(_)) => {} // another has it, or its lane: what it does with it counts
-                // One that the database refuses says nothing of the others.
+                Ok(Ok(_)) => {} // another worker has the message or its lane, and decides about it
+                // A database error for one message does not concern the others.
                 Ok(Err(error @ StoreError::Broken(_))) => forgotten(&error),
                 Ok(Err(error)) => return forgotten(&error),
                 Err(_) => return,

@@ -1,4 +1,4 @@
-//! What is told of messages that are handled, in spans and in log lines.
+//! Trace spans and log fields of messages while they are handled.
 
 use std::borrow::Cow;
 
@@ -15,12 +15,13 @@ use crate::item::Item;
 use crate::verdict::{Handled, Trouble, Verdict};
 use crate::work::Work;
 
-/// One part of handling a message, while it lasts.
+/// Span and log context of one part of handling a message.
 struct Handling<'a> {
-    /// What the handler sees: it is in the span, and so is whatever it leads to.
+    /// The message as the handler sees it. Its trace context is that of the span, so that messages the handler emits
+    /// become children.
     incoming: Cow<'a, Incoming>,
     span: Option<Open>,
-    /// Log lines of the handler are about the message.
+    /// Adds the message id and trace id to the handler's log lines.
     lines: tracing::Span,
 }
 
@@ -54,7 +55,7 @@ impl<I: Inbox + 'static> Work<I>
 where
     I::Transaction: 'static,
 {
-    /// As [`handle`](Self::handle), and tells of it.
+    /// Calls [`handle`](Self::handle) inside a trace span.
     pub(crate) async fn process(
         &self,
         registered: Option<&Registered<I::Transaction>>,
@@ -68,7 +69,7 @@ where
         handled
     }
 
-    /// As [`call`](Self::call), and tells of it.
+    /// Calls [`call`](Self::call) inside a trace span.
     pub(crate) async fn process_call(
         &self,
         registered: &Registered<I::Transaction>,
@@ -82,7 +83,7 @@ where
         answered
     }
 
-    /// As [`commit_answer`](Self::commit_answer), and tells of it.
+    /// Calls [`commit_answer`](Self::commit_answer) inside a trace span.
     pub(crate) async fn process_commit(
         &self,
         registered: &Registered<I::Transaction>,
@@ -99,7 +100,7 @@ where
         committed
     }
 
-    /// The trace of a message, for log lines about it.
+    /// The trace id of a message, for log lines about it.
     pub(crate) fn trace_of(&self, incoming: Option<&Incoming>) -> Option<TraceId> {
         incoming.and_then(|incoming| self.config.traces.trace_of(&incoming.message))
     }

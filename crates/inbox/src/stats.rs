@@ -1,4 +1,4 @@
-//! What a consumer has done, for whoever watches it.
+//! Statistics and status of a consumer, for monitoring.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -13,7 +13,7 @@ use crate::phase::{Phase, SharedPhase};
 
 macro_rules! stats {
     ($($(#[doc = $doc:literal])+ $name:ident,)+) => {
-        /// Numbers of one consumer in one process.
+        /// Statistics of one consumer in one process.
         #[derive(Debug, Default)]
         pub struct Stats {
             $($(#[doc = $doc])+ pub(crate) $name: AtomicU64,)+
@@ -22,7 +22,7 @@ macro_rules! stats {
             beat_lasts: Duration,
             durations: Durations,
             lanes: Mutex<Lanes>,
-            /// When the last sign of life was taken.
+            /// Time of the last successful heartbeat.
             beaten: Mutex<Option<Instant>>,
             born: Born,
         }
@@ -36,75 +36,75 @@ macro_rules! stats {
 }
 
 stats! {
-    /// Messages that the broker delivered, repeats included.
+    /// Messages delivered by the broker, redeliveries included.
     received,
-    /// Messages that were handled: verdict `done`.
+    /// Messages handled with verdict `done`.
     done,
-    /// Messages whose handler wanted nothing of them, or that have no handler: verdict `skip`.
+    /// Messages with verdict `skip`: the handler skipped them, or no handler is registered for their type.
     skipped,
-    /// Messages that came again after they had ended, and were not handled.
+    /// Messages delivered again after they had ended, and therefore not handled.
     duplicates,
-    /// Messages that were put behind others of their key in the retry table.
+    /// Messages queued behind others of the same key in the retry table.
     behind,
-    /// Tries that failed and were counted.
+    /// Handler attempts that failed and were counted.
     failed,
-    /// Of those, tries that panicked.
+    /// Of those, attempts that panicked.
     panics,
-    /// Of those, tries that passed their deadline.
+    /// Of those, attempts that timed out.
     deadlines,
-    /// Messages that are tried again in memory.
+    /// Retries scheduled in memory.
     retried_in_memory,
-    /// Messages that are tried again from the retry table, or by the broker.
+    /// Retries scheduled in the retry table or at the broker.
     retried_later,
-    /// Messages that went to the dead letters.
+    /// Messages that were dead-lettered.
     dead,
-    /// Of those, messages that could not be decoded or broke their schema.
+    /// Of those, messages that could not be decoded or did not match their schema.
     undecodable,
-    /// Of those, messages that took the process down too often.
+    /// Of those, messages whose handling crashed the process too often.
     crashed,
-    /// Of those, messages that were older than the inbox remembers.
+    /// Of those, messages older than the inbox retention.
     expired,
     /// Copies of dead letters that could not be published.
     copies_failed,
-    /// First deliveries whose sequence number was below one of the same key that came before.
+    /// First deliveries with a lower sequence number than an earlier delivery of the same key.
     inversions,
-    /// Deliveries whose sequence number had come before.
+    /// Deliveries whose sequence number was already received.
     repeats,
     /// Transactions that handled several messages.
     batches,
-    /// Of those, how many were rolled back, their messages handled alone.
+    /// Of those, transactions that were rolled back; their messages were then handled one by one.
     batches_undone,
-    /// Times that another worker had a message in hand.
+    /// Attempts postponed because another worker had the message.
     busy,
-    /// Times that a lane, or a claim, turned out to be another's.
+    /// Attempts fenced off because another worker holds the lane lease or the claim.
     lost,
-    /// Answers that the broker did not want any more.
+    /// Acknowledgements of deliveries that were no longer outstanding at the broker.
     answers_lost,
-    /// Times that what a handler needs was found away.
+    /// Outages that handlers reported for a service they need.
     away,
     /// Lanes whose breaker is open now.
     breakers_open,
-    /// Times that the database was found away, each sign of life that failed included.
+    /// Times the database was unreachable, failed heartbeats included.
     database_away,
-    /// Times that the database refused a call about one message.
+    /// Database errors in a call about a single message.
     database_refused,
-    /// Times that the broker was found away.
+    /// Times the broker was unreachable.
     broker_away,
-    /// Calls in a row that should have brought messages and failed; 0 while the broker is there.
+    /// Consecutive failures to receive messages; 0 while the broker is reachable.
     receive_failures,
-    /// Times in a row that the broker did not say how much waits; 0 while it does.
+    /// Consecutive failures to read the lag; 0 after a success.
     lag_failures,
-    /// Signs of life that the database took.
+    /// Successful heartbeats.
     beats,
-    /// Signs of life that failed.
+    /// Failed heartbeats.
     beats_failed,
     /// Messages in memory now.
     in_memory,
-    /// Handlers that run now, those of the retry table included.
+    /// Handlers running now, those of the retry table included.
     running,
 }
 
-/// What is known by lane.
+/// Values recorded per lane.
 #[derive(Debug, Default)]
 struct Lanes {
     lag: Vec<(Lane, u64)>,
@@ -129,7 +129,7 @@ pub(crate) fn set(gauge: &AtomicU64, value: usize) {
 }
 
 impl Stats {
-    /// Numbers of a consumer that has done nothing yet.
+    /// Statistics of a consumer that has not started.
     pub(crate) fn new(config: &Config) -> Self {
         Self { consumer: config.consumer.clone(), beat_lasts: config.beat_lasts, ..Self::default() }
     }
@@ -139,43 +139,44 @@ impl Stats {
         &self.consumer
     }
 
-    /// Whether the member runs.
+    /// Run state of this member.
     pub fn phase(&self) -> Phase {
         self.phase.get()
     }
 
-    /// How long tries of handlers took that have ended, whatever they said. A call and what commits its result are one.
+    /// Histogram of finished handler attempts, successful or not. A call and the commit of its result count as one
+    /// attempt.
     pub fn durations(&self) -> Histogram {
         self.durations.histogram()
     }
 
-    /// Since the last sign of life that the database took, or since the consumer was made if it took none.
+    /// Time since the last successful heartbeat, or since the consumer was created if there was none.
     pub fn beat_age(&self) -> Duration {
         let beaten = *lock(&self.beaten);
         beaten.unwrap_or(self.born.0).elapsed()
     }
 
-    /// Whether the database counts this member as alive.
+    /// Whether the heartbeat of this member has not expired in the database.
     pub fn is_alive(&self) -> bool {
         self.beats() > 0 && self.beat_age() < self.beat_lasts
     }
 
-    /// How many messages wait at the broker, by lane, as it said last; empty while that is not known.
+    /// Number of undelivered messages per lane, as the broker last reported. Empty while it is unknown.
     pub fn lag(&self) -> Vec<(Lane, u64)> {
         lock(&self.lanes).lag.clone()
     }
 
-    /// Lanes whose breaker is open, each with why.
+    /// Lanes whose breaker is open, each with the reason.
     pub fn open_breakers(&self) -> Vec<(Lane, String)> {
         lock(&self.lanes).open.clone()
     }
 
-    /// A try of a handler ended.
+    /// Records the duration of a finished handler attempt.
     pub(crate) fn tried(&self, took: Duration) {
         self.durations.observe(took);
     }
 
-    /// The database took a sign of life.
+    /// Records a successful heartbeat.
     pub(crate) fn beaten(&self) {
         add(&self.beats, 1);
         *lock(&self.beaten) = Some(Instant::now());
@@ -192,11 +193,11 @@ impl Stats {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing panics while it is held.
+    // No code panics while it holds this lock.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Counts something while it lives.
+/// Increments a gauge for as long as it lives.
 pub(crate) struct While<'a>(&'a AtomicU64);
 
 impl<'a> While<'a> {

@@ -1,4 +1,4 @@
-//! Messages that one worker handles one after the other, each in a transaction of its own.
+//! Handles messages one after the other in one worker, each in its own transaction.
 
 use std::slice;
 use std::time::Duration;
@@ -12,15 +12,15 @@ use crate::verdict::Verdict;
 use crate::work::Work;
 use crate::worker::is_under_way;
 
-/// At most so many are given to one worker at once.
+/// Maximum number of messages given to one worker at once.
 pub(crate) const TURNS_MAX: usize = 8;
-/// After so long a worker gives back what it has not begun, for others to take.
+/// After this time a worker returns the messages it has not begun, so that others can take them.
 const TURNS_LAST: Duration = Duration::from_millis(20);
 
-/// What a transaction that can be committed says of its message.
+/// State of a message whose transaction can be committed.
 enum Taken {
     Handled(Verdict),
-    /// It came before, or waits behind others.
+    /// It is a duplicate, or queued behind others.
     Known(Entered),
 }
 
@@ -28,8 +28,9 @@ impl<I: Inbox + 'static> Work<I>
 where
     I::Transaction: 'static,
 {
-    /// Handles messages in turn: the commit of one is the beginning of the next, which saves the store a round trip. What
-    /// was not begun when something failed, or took long, goes back as it came. One end for each, in order.
+    /// Handles messages in turn. The commit of one message begins the next transaction, which saves a round trip to the
+    /// store. After a failure or a long run, messages that were not begun return unchanged. Returns one end per
+    /// message, in order.
     pub(crate) async fn in_turn(&self, items: &mut [Item], held: Option<&Held>) -> Vec<Ended> {
         let until = Instant::now() + TURNS_LAST;
         let arrivals: Vec<Arrival> = items.iter().map(|item| item.arrival.clone()).collect();
@@ -41,7 +42,7 @@ where
             let (transaction, taken) = match self.take(&mut items[at], held, open).await {
                 Ok(taken) => taken,
                 Err(end) => {
-                    // Whatever was decided of it, only it is concerned from now on.
+                    // From now on this message is handled apart from the others.
                     items[at].shares = false;
                     ended.push(end);
                     break;
@@ -59,7 +60,8 @@ where
         ended
     }
 
-    /// Handles a message in the transaction that was begun for it; the end if it cannot be committed.
+    /// Handles a message in the transaction begun for it. Returns its end as the error if the transaction cannot be
+    /// committed.
     async fn take(
         &self,
         item: &mut Item,
@@ -93,7 +95,7 @@ where
         }
     }
 
-    /// What follows from a commit. Should it have happened in spite of its error, the next try finds a repeat.
+    /// Reacts to the result of a commit. If the commit succeeded despite an error, the next attempt finds a duplicate.
     async fn committed(
         &self,
         item: &mut Item,

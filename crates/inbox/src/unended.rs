@@ -1,4 +1,5 @@
-//! What this process has begun and not ended: when it is stopped in the middle of that, others need not wait for its claims.
+//! Open attempts and claims of this process. At shutdown it releases them, so that other members need not wait until
+//! they expire.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,15 +13,15 @@ use uuid::Uuid;
 
 use crate::work::Work;
 
-/// What this process has begun and not ended.
+/// Attempts and claims that this process has begun and not ended.
 #[derive(Debug, Default)]
 pub(crate) struct Unended(Mutex<Kept>);
 
 #[derive(Debug, Default)]
 struct Kept {
-    /// Live messages whose start the store has noted, each with the claim of its call.
+    /// Live messages whose start is recorded in the store, each with the claim of its call.
     handlings: BTreeMap<Entry, Option<Claim>>,
-    /// Queues of the retry table, without their messages.
+    /// Claimed retry queues, without their messages.
     queues: BTreeMap<Uuid, Due>,
 }
 
@@ -29,7 +30,7 @@ impl Unended {
         self.lock().handlings.insert(entry, claim);
     }
 
-    /// It ended, in whatever way.
+    /// Forgets an attempt that ended, successfully or not.
     pub(crate) fn handled(&self, entry: Entry) {
         self.lock().handlings.remove(&entry);
     }
@@ -39,7 +40,7 @@ impl Unended {
         self.lock().queues.insert(due.token, bare);
     }
 
-    /// Its worker has ended, in whatever way.
+    /// Forgets a queue whose worker ended, successfully or not.
     pub(crate) fn worked(&self, token: Uuid) {
         self.lock().queues.remove(&token);
     }
@@ -53,7 +54,7 @@ impl Unended {
     }
 
     fn lock(&self) -> MutexGuard<'_, Kept> {
-        // Nothing panics while it is held.
+        // No code panics while it holds this lock.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -62,7 +63,8 @@ impl<I: Inbox + 'static> Work<I>
 where
     I::Transaction: 'static,
 {
-    /// Messages whose handlers were dropped can be begun by others, who need not wait until the claims of their calls end.
+    /// Ends the attempts of dropped handlers, so that other members can begin them before the claims of their calls
+    /// expire.
     pub(crate) async fn end_handlings(self: &Arc<Self>) {
         let mut tells = JoinSet::new();
         for (entry, claim) in self.unended.take_handlings() {
@@ -72,7 +74,7 @@ where
         while tells.join_next().await.is_some() {}
     }
 
-    /// The same for queues of the retry table.
+    /// Releases the claims of retry queues in the same way.
     pub(crate) async fn release_queues(self: &Arc<Self>) {
         let mut tells = JoinSet::new();
         for due in self.unended.take_queues().into_values() {
@@ -82,8 +84,8 @@ where
         while tells.join_next().await.is_some() {}
     }
 
-    /// Tells the store that something ended, for as long as one call may take: a transaction that was dropped is in the way
-    /// until its last statement ends, and keeps nothing else from being told.
+    /// Reports an end to the store, retrying within the timeout of one call. A dropped transaction can hold its locks
+    /// until its last statement ends. Each report runs in its own task, so that it does not delay the others.
     async fn told<F>(&self, tell: impl Fn() -> F)
     where
         F: Future<Output = Result<(), StoreError>>,

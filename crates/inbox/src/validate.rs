@@ -1,4 +1,4 @@
-//! Payloads are checked before their handler gets them.
+//! Validates payloads before their handler runs.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,46 +9,46 @@ use serde_json::Value;
 
 use crate::incoming::Incoming;
 
-/// Checks payloads before their handler gets them. What breaks its schema is undecodable.
+/// Validates payloads before their handler runs. A payload that does not match its schema is undecodable.
 pub trait Validator: fmt::Debug + Send + Sync {
-    /// Says what is wrong with the payload, for people. One that has no schema is right.
+    /// Returns a readable description of what is wrong. A payload without a schema is valid.
     fn validate(&self, incoming: &Incoming) -> Result<(), String>;
 }
 
-/// Why schemas cannot be used.
+/// Why schemas cannot be loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum SchemaError {
     /// A file or folder cannot be read.
     #[error("cannot read `{path}`")]
     Read {
-        /// Which one.
+        /// Path of the file or folder.
         path: PathBuf,
-        /// Why.
+        /// The I/O error.
         source: std::io::Error,
     },
-    /// A file is no JSON.
+    /// A file is not valid JSON.
     #[error("`{name}` is no JSON")]
     Json {
-        /// Which one.
+        /// Name of the schema.
         name: String,
-        /// Why.
+        /// The parse error.
         source: serde_json::Error,
     },
-    /// A file is no JSON Schema.
+    /// A file is not a valid JSON Schema.
     #[error("`{name}` is no schema: {why}")]
     Schema {
-        /// Which one.
+        /// Name of the schema.
         name: String,
-        /// Why.
+        /// The compile error.
         why: String,
     },
 }
 
 /// JSON Schemas by type and version.
 ///
-/// The schema of a type is in the file `TYPE.json`, that of one of its versions in `TYPE@VERSION.json`; a message names its
-/// version in the header [`JsonSchemas::VERSION`]. One that names a version without a file has none. Schemas refer to each
-/// other by their files' names: `{"$ref": "Money.json"}`.
+/// File `TYPE.json` contains the schema of a type, `TYPE@VERSION.json` that of one version. A message names its version
+/// in header [`JsonSchemas::VERSION`]; if that version has no file, the message has no schema. Schemas refer to each
+/// other by file name: `{"$ref": "Money.json"}`.
 pub struct JsonSchemas {
     schemas: Schemas,
     by_name: BTreeMap<String, SchemaIndex>,
@@ -56,7 +56,7 @@ pub struct JsonSchemas {
 }
 
 impl JsonSchemas {
-    /// The header that names the version of a payload's schema.
+    /// Header with the schema version of a payload.
     pub const VERSION: &str = "schema-version";
 
     /// Reads every `.json` file of a folder.
@@ -77,7 +77,7 @@ impl JsonSchemas {
         Self::new(files)
     }
 
-    /// Schemas with their names, `TYPE` or `TYPE@VERSION`, as text.
+    /// Compiles schemas from their names, `TYPE` or `TYPE@VERSION`, and their text.
     pub fn new(files: impl IntoIterator<Item = (String, String)>) -> Result<Self, SchemaError> {
         let mut compiler = Compiler::new();
         let mut names = Vec::new();
@@ -95,7 +95,7 @@ impl JsonSchemas {
         Ok(Self { schemas, by_name, strict: false })
     }
 
-    /// From now on a message without a schema is undecodable too.
+    /// Makes messages without a schema undecodable too.
     #[must_use]
     pub fn strict(self) -> Self {
         Self { strict: true, ..self }
@@ -106,7 +106,7 @@ fn wrong(name: &str, error: &boon::CompileError) -> SchemaError {
     SchemaError::Schema { name: name.to_owned(), why: format!("{error:#}") }
 }
 
-/// Schemas are siblings under a root that leads nowhere, so that a reference to another finds it and nothing is fetched.
+/// All schemas are siblings under a root without a host. References between them resolve, and no URL is ever fetched.
 fn location(name: &str) -> String {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~@".contains(&byte);
     let escaped = |byte| if is_plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") };

@@ -1,4 +1,4 @@
-//! What a handler says of a message.
+//! The result of a handler.
 
 use std::error::Error;
 use std::fmt;
@@ -6,20 +6,20 @@ use std::fmt;
 use relevo_core::inbox::{Setback, Stop};
 use relevo_core::{Class, Failure};
 
-/// What a handler says of a message: a verdict, or what troubled it.
+/// The result of a handler: a verdict or an error.
 pub type Handled = Result<Verdict, Trouble>;
 
-/// A message that was handled.
+/// The verdict on a message that was handled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Its effect is in the transaction.
+    /// The effect is in the transaction.
     Done,
-    /// There was nothing to do; that is recorded.
+    /// There was nothing to do; the skip is recorded.
     Skip,
 }
 
 impl Verdict {
-    /// The word for it.
+    /// Its name in traces.
     pub(crate) const fn word(self) -> &'static str {
         match self {
             Self::Done => "done",
@@ -28,20 +28,20 @@ impl Verdict {
     }
 }
 
-/// What a trouble means for the message.
+/// What an error means for the message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// It may pass later.
+    /// A later attempt may succeed.
     Retry,
-    /// It can never pass.
+    /// No attempt can succeed.
     Poison,
-    /// It says nothing about the message: what the handler needs is away.
+    /// Not caused by the message: a service that the handler needs is down.
     Away,
 }
 
 /// Why a message was not handled.
 ///
-/// Every error becomes a trouble that is retried, so that `?` works in a handler. It is no error itself.
+/// Every error converts into a retryable trouble, so that `?` works in a handler. It does not implement `Error` itself.
 #[derive(Debug)]
 pub struct Trouble {
     pub(crate) kind: Kind,
@@ -51,29 +51,30 @@ pub struct Trouble {
 }
 
 impl Trouble {
-    /// The word for what cannot be decoded, or breaks its schema.
+    /// Error class of messages that cannot be decoded or do not match their schema.
     pub(crate) const UNDECODABLE: &str = "undecodable";
-    /// The word for what takes the process down.
+    /// Error class of messages that crash the process.
     pub(crate) const CRASH: &str = "crash";
-    /// The word for what is older than the inbox remembers.
+    /// Error class of messages older than the inbox retention.
     pub(crate) const EXPIRED: &str = "expired";
 
-    /// It may pass later: a counted attempt.
+    /// A later attempt may succeed. The attempt is counted.
     pub fn retry(error: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         Self::new(Kind::Retry, "transient", error)
     }
 
-    /// It can never pass: it goes to the dead letters at once.
+    /// No attempt can succeed: the message is dead-lettered immediately.
     pub fn poison(error: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         Self::new(Kind::Poison, "poison", error)
     }
 
-    /// What the handler needs is away. No attempt is counted: the lane pauses, and a message probes it now and then.
+    /// A service that the handler needs is down. No attempt is counted: the lane pauses, and single messages probe the
+    /// service.
     pub fn away(error: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         Self::new(Kind::Away, "away", error)
     }
 
-    /// The same, under another word for its kind: dead letters can be searched by it.
+    /// Sets the error class, by which dead letters can be searched.
     #[must_use]
     pub fn with_class(self, class: &'static str) -> Self {
         Self { class, ..self }
@@ -87,13 +88,13 @@ impl Trouble {
         Self { backtrace: Some(backtrace), ..Self::retry(message).with_class("panic") }
     }
 
-    /// What is kept of the message, by what happens to it.
+    /// The failure to record, with the action that follows.
     pub(crate) fn setback(self, stop: Stop, attempts: u32) -> Setback {
         Setback { stop, attempts, class: self.class, error: self.error, backtrace: self.backtrace }
     }
 
     fn new(kind: Kind, class: &'static str, error: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
-        // The chain of causes is told as every failure tells it.
+        // `describe` includes the chain of causes, in the same format as every other failure.
         let error = Failure::new(Class::Transient, error).describe();
         Self { kind, class, error, backtrace: None }
     }

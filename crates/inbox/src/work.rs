@@ -1,4 +1,4 @@
-//! What all workers share, those of live messages and those of the retry table.
+//! State and store calls shared by the workers of live messages and of the retry table.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -24,7 +24,7 @@ use crate::unended::Unended;
 use crate::verdict::{Trouble, Verdict};
 use relevo_core::random::SplitMix64;
 
-/// What all workers share.
+/// State shared by all workers.
 pub(crate) struct Work<I: Inbox> {
     pub(crate) inbox: Arc<I>,
     pub(crate) handlers: Handlers<I::Transaction>,
@@ -34,20 +34,20 @@ pub(crate) struct Work<I: Inbox> {
     pub(crate) breakers: Breakers,
     pub(crate) unended: Unended,
     random: Mutex<SplitMix64>,
-    /// As many as handlers may run at once, for live messages and for the retry table together.
+    /// Limits how many handlers run at once, live messages and the retry table together.
     seats: Semaphore,
-    /// Read by every handler that runs, written by one that must be the only one.
+    /// Isolation lock: every running handler holds it for reading, one that must run alone holds it for writing.
     alone: RwLock<()>,
 }
 
-/// Lets others run beside a handler, or nobody.
+/// Isolation of a handler: others may run beside it, or it runs alone.
 #[expect(dead_code, reason = "it is held, not read")]
 pub(crate) enum Company<'a> {
     Others(RwLockReadGuard<'a, ()>),
     Nobody(RwLockWriteGuard<'a, ()>),
 }
 
-/// The word for what the handler did and the database refused at the end.
+/// Error class of handler work that the database rejected at commit.
 const COMMIT: &str = "commit";
 
 impl<I: Inbox + 'static> Work<I>
@@ -70,7 +70,7 @@ where
         }
     }
 
-    /// A call to the database, within its deadline.
+    /// Makes a store call within the configured timeout.
     pub(crate) async fn ask<T>(&self, call: impl Future<Output = Result<T, StoreError>>) -> Result<T, StoreError> {
         self.ask_until(Instant::now() + self.config.store_deadline, call).await
     }
@@ -84,24 +84,25 @@ where
         timeout_at(end, call).await.unwrap_or_else(late)
     }
 
-    /// The right to run a handler; whoever waited longest has it next, and nobody when the consumer ends. It is asked for before
-    /// [`company`](Self::company), never after: whoever is to be alone waits for those that have a seat.
+    /// Waits for a permit to run a handler, first come, first served. Returns `None` when the consumer shuts down.
+    /// Acquire the permit before [`company`](Self::company), never after it: a handler that must run alone waits for
+    /// every handler that already has a permit.
     pub(crate) async fn seat(&self) -> Option<SemaphorePermit<'_>> {
         self.seats.acquire().await.ok()
     }
 
-    /// Those that wait for a seat get none.
+    /// Cancels all waits for a permit.
     pub(crate) fn close_seats(&self) {
         self.seats.close();
     }
 
-    /// One that may have taken the process down before runs while nothing else does.
+    /// A message whose earlier starts did not end may have crashed the process; its handler runs alone.
     pub(crate) async fn company(&self, started: u32) -> Company<'_> {
         if started >= 2 { Company::Nobody(self.alone.write().await) } else { Company::Others(self.alone.read().await) }
     }
 
-    /// Commits with this verdict. The inner error is what the database refused of the handler's work; should it have
-    /// happened all the same, the next try finds a repeat.
+    /// Commits with this verdict. The inner error means that the database rejected the handler's work. If the commit
+    /// succeeded despite the error, the next attempt finds a duplicate.
     pub(crate) async fn commit(
         &self,
         mut transaction: I::Transaction,
@@ -123,7 +124,7 @@ where
         }
     }
 
-    /// What the database refused of a handler's work, if it was that.
+    /// Separates a rejected commit, which concerns the handler's work, from other store errors.
     pub(crate) fn refused(error: StoreError) -> Result<Trouble, StoreError> {
         match error {
             StoreError::Broken(error) => Ok(Trouble::retry(error).with_class(COMMIT)),
@@ -131,18 +132,18 @@ where
         }
     }
 
-    /// Ends the transaction of a try that failed.
+    /// Ends the transaction of a failed attempt.
     pub(crate) async fn give_up(&self, transaction: I::Transaction, trouble: &Trouble) {
         if trouble.class == DEADLINE {
-            // Its connection may be in the middle of something: dropping it rolls back without waiting for that.
+            // The connection may still execute a statement. Dropping the transaction rolls it back without waiting.
             drop(transaction);
         } else if let Err(error) = self.ask(self.inbox.roll_back(transaction)).await {
-            // What is not committed does not happen, whether or not the database could be told.
+            // Uncommitted work has no effect, even if the rollback did not reach the database.
             warn!(error = &error as &dyn std::error::Error, "a transaction was dropped, not rolled back");
         }
     }
 
-    /// How a message is given up. Without order nothing waits behind it, and its queue holds nothing.
+    /// How a message is dead-lettered. Without order no message waits behind it, so its queue is not held.
     pub(crate) const fn dead_stop(&self, after_dead: AfterDead) -> Stop {
         match after_dead {
             AfterDead::Hold if self.config.order.is_by_key() => Stop::DeadHold,
@@ -150,13 +151,13 @@ where
         }
     }
 
-    /// What is said of one that took the process down so often.
+    /// The error of a message whose handling crashed the process too often.
     pub(crate) fn crashed(started: u32) -> Trouble {
         let error = format!("its handling was begun {} times and never ended", started - 1);
         Trouble::poison(error).with_class(Trouble::CRASH)
     }
 
-    /// A setback is in the store: counts it, and copies a dead letter to where copies are wanted.
+    /// After the store recorded a failure: counts it, logs it and publishes a copy of a dead letter if configured.
     pub(crate) async fn kept(&self, arrival: &Arrival, incoming: Option<&Incoming>, setback: &Setback) {
         let (message_id, trace_id) = (arrival.entry.id, self.trace_of(incoming).map(display));
         if let Stop::Retry { after } | Stop::Wait { after } = setback.stop {
@@ -175,7 +176,7 @@ where
         copy::publish(&self.config, &self.stats, id, arrival, incoming, setback).await;
     }
 
-    /// What a handler needs is away: says how long to wait.
+    /// A handler reported an outage: opens the lane's breaker and returns the pause.
     pub(crate) fn is_away(&self, arrival: &Arrival, trouble: &Trouble) -> std::time::Duration {
         add(&self.stats.away, 1);
         let jitter = self.jitter();
@@ -184,7 +185,7 @@ where
         pause
     }
 
-    /// A try failed and is counted; so what the handler needs is there.
+    /// Counts and logs a failed attempt. The failure is not an outage, so the breaker closes.
     pub(crate) fn failed(&self, item: &Item, trouble: &Trouble) {
         let (message_id, attempt) = (item.arrival.entry.id, item.attempts);
         let trace_id = self.trace_of(item.incoming.as_ref().ok()).map(display);
@@ -204,7 +205,7 @@ where
         }
     }
 
-    /// A message that was entered but not as a new one.
+    /// Counts a message that was entered, but not as a new one.
     pub(crate) fn not_new(&self, item: &mut Item, entered: Entered) {
         match entered {
             Entered::New => {}
@@ -227,7 +228,7 @@ where
     }
 
     fn lock_random(&self) -> std::sync::MutexGuard<'_, SplitMix64> {
-        // Nothing panics while it is held.
+        // No code panics while it holds this lock.
         self.random.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,4 +1,4 @@
-//! What a worker does with live messages: enter, handle, commit; or keep what failed.
+//! Handles live messages: enter, handle and commit, or record the failure.
 
 use std::slice;
 use std::time::Duration;
@@ -21,34 +21,34 @@ use crate::stats::add;
 use crate::verdict::{Handled, Kind, Trouble, Verdict};
 use crate::work::Work;
 
-/// How often a handler may fail at writing down an answer until the message counts as failed.
+/// How often the commit of a call result may fail before the message counts as failed.
 const COMMITS_AGAIN_MAX: u32 = 5;
 
-/// What it takes to write down the answer of a call.
+/// Everything needed to commit the result of a call.
 pub(crate) struct WriteDown<'a, T> {
     pub(crate) registered: &'a Registered<T>,
     pub(crate) handler: &'a dyn AnyCall<T>,
     pub(crate) incoming: &'a Incoming,
     pub(crate) entry: Entry,
     pub(crate) fence: Fence<'a>,
-    /// When the claim ends.
+    /// When the claim expires.
     pub(crate) until: Instant,
 }
 
-/// The claim that keeps others from calling for the same message.
+/// The claim that prevents other workers from making the same call.
 #[derive(Clone, Copy)]
 pub(crate) enum Fence<'a> {
-    /// Of a live message.
+    /// Claim of a live message.
     Call { arrival: &'a Arrival, held: Option<&'a Held>, claim: Claim },
-    /// Of a retry queue, whose first message has this number.
+    /// Claim of a retry queue, with the number of its first message.
     Queue { due: &'a Due, number: i64 },
 }
 
-/// What became of the answer of a call.
+/// Outcome of committing the result of a call.
 pub(crate) enum Written {
     Done,
     Trouble(Trouble),
-    /// The claim is another's, or has ended.
+    /// The claim expired or belongs to another worker.
     Lost,
 }
 
@@ -56,8 +56,8 @@ impl<I: Inbox + 'static> Work<I>
 where
     I::Transaction: 'static,
 {
-    /// Handles live messages of one lane: one alone, several in turn, or several that share a transaction. One end for each,
-    /// in order. Those that have no seat when the consumer ends go back as they came.
+    /// Handles live messages of one lane: one alone, several in turn, or several in one transaction. Returns one end
+    /// per message, in order. Messages without a permit at shutdown return unchanged.
     pub(crate) async fn live(&self, items: &mut [Item], held: Option<&Held>) -> Vec<Ended> {
         let Some(_seat) = self.seat().await else {
             return items.iter().map(|_| Ended::Alone).collect();
@@ -80,7 +80,7 @@ where
         }
         match self.together(items, held).await {
             Ok(ended) => ended,
-            // One error for all of them: whatever it says of the database holds for each.
+            // The error concerns the whole batch, so every message is handled alone.
             Err(error) => {
                 warn!(error = &error as &dyn std::error::Error, messages = items.len(), "a batch was not committed");
                 items.iter_mut().map(part).collect()
@@ -92,13 +92,13 @@ where
         if item.decided.is_some() {
             return self.keep(item, held).await;
         }
-        // The last try may have left its note behind: the database was away.
+        // The last attempt may not have recorded its end because the database was unreachable.
         self.put_down(item).await?;
         let incoming = match &mut item.incoming {
             Ok(incoming) => incoming,
             Err(why) => {
                 let trouble = Trouble::undecodable(why.as_str());
-                // Nobody knows its key: it holds nothing back.
+                // Its key is unknown, so it must not hold a key.
                 return self.bury(item, held, trouble, AfterDead::Continue).await;
             }
         };
@@ -142,7 +142,7 @@ where
     ) -> Result<Ended, StoreError> {
         let Ok(incoming) = item.incoming.clone() else { unreachable!("it was read before") };
         let deadline = self.deadline(Some(registered));
-        // The call, what is written down of it, and some time for slow answers.
+        // Time for the call, for committing its result, and a margin for slow responses.
         let lasts = deadline * 2 + self.config.claim_margin;
         let begun = Instant::now();
         let claim = match self.ask(self.inbox.claim(&item.arrival, held, lasts)).await? {
@@ -169,8 +169,8 @@ where
         }
         let _company = self.company(claim.started).await;
         if begun.elapsed() + deadline > lasts {
-            // Waiting to be alone took what the call would need. It waits where its starts are counted on: one that takes its
-            // process down would be tried for ever where others always run beside it.
+            // Waiting to run alone used up the time for the call. The retry queue keeps counting its starts. Here a
+            // message that crashes its process would be tried for ever, because other handlers always run beside it.
             let trouble = Trouble::retry("others were waited for").with_class("busy");
             Self::decide(item, Stop::Wait { after: self.config.busy_pause }, trouble);
             return self.keep(item, held).await;
@@ -197,8 +197,8 @@ where
         }
     }
 
-    /// Writes down what a call answered. What fails there and may pass is tried again while the claim lasts, rather than the far
-    /// side asked once more.
+    /// Commits the result of a call. A transient failure is retried with the same result while the claim lasts, because
+    /// a new attempt would repeat the external call.
     pub(crate) async fn write_down(
         &self,
         WriteDown { registered, handler, incoming, entry, fence, until }: WriteDown<'_, I::Transaction>,
@@ -219,8 +219,8 @@ where
         }
     }
 
-    /// The transaction for the result of a call; `None` if lane or claim are another's. The far side was called: while the
-    /// claim lasts a database that is away or busy is asked again, rather than the far side.
+    /// Begins the transaction for the result of a call; `None` if the lane or the claim belongs to another worker. The
+    /// call was already made, so a busy or unreachable database is retried while the claim lasts.
     async fn begin_claimed(&self, fence: Fence<'_>, until: Instant) -> Result<Option<I::Transaction>, StoreError> {
         let mut failures = 0;
         loop {
@@ -243,7 +243,8 @@ where
         }
     }
 
-    /// Several first deliveries in one transaction. Whatever fails, all of it is rolled back and each is handled alone.
+    /// Handles several first deliveries in one transaction. If anything fails, it is rolled back and each message is
+    /// handled alone.
     async fn together(&self, items: &mut [Item], held: Option<&Held>) -> Result<Vec<Ended>, StoreError> {
         let _company = self.company(0).await;
         let arrivals: Vec<_> = items.iter().map(|item| item.arrival.clone()).collect();
@@ -286,7 +287,8 @@ where
         Ok(items.iter().map(|_| Ended::Acknowledge).collect())
     }
 
-    /// Commits what was handled, or rolls it back; the trouble that it had, or that the database had with it.
+    /// Commits a successful attempt or rolls it back. The inner error comes from the handler, or from the database at
+    /// commit.
     pub(crate) async fn end_transaction(
         &self,
         transaction: I::Transaction,
@@ -302,8 +304,8 @@ where
         }
     }
 
-    /// After what pause the answer of a call is written down once more; `None` if that may not help, or the time of its claim is
-    /// over.
+    /// The pause before the result of a call is committed again; `None` if a retry cannot help or the claim would
+    /// expire.
     fn commit_again(&self, failed: &Result<Trouble, StoreError>, failures: u32, until: Instant) -> Option<Duration> {
         let (may_pass, error) = match failed {
             Ok(trouble) => (trouble.kind != Kind::Poison && failures < COMMITS_AGAIN_MAX, trouble.error.clone()),
@@ -317,7 +319,7 @@ where
         Some(pause)
     }
 
-    /// Decides what follows from a failed try.
+    /// Decides what follows a failed attempt.
     pub(crate) async fn troubled(
         &self,
         item: &mut Item,
@@ -363,8 +365,8 @@ where
         }
     }
 
-    /// Gives up a message that no handler is to see. Should others of its key wait, it waits behind them instead, and is given
-    /// up when its turn comes: a dead letter that is redriven goes before whatever waits.
+    /// Dead-letters a message that no handler may see. If others of its key wait, it is queued behind them and
+    /// dead-lettered in its turn: a redriven dead letter goes before all waiting messages.
     async fn bury_in_turn(
         &self,
         item: &mut Item,
@@ -404,7 +406,7 @@ where
         item.decided = Some(Decided { setback, claim: item.claim() });
     }
 
-    /// Writes down what was decided.
+    /// Stores the decision about a message.
     pub(crate) async fn keep(&self, item: &mut Item, held: Option<&Held>) -> Result<Ended, StoreError> {
         let decided = item.decided.clone().expect("it was decided before it is kept");
         let kept = self.ask(self.inbox.set_back(&item.arrival, held, decided.claim, &decided.setback)).await?;
@@ -421,8 +423,9 @@ where
             Kept::Busy => Ok(Ended::Busy(self.config.busy_pause)),
             Kept::Lost => {
                 if decided.claim.is_some() {
-                    // Another worker may have claimed the message meanwhile: what it decides counts, and should it have
-                    // died, this decision would be refused for ever. Nobody will know of the try that it followed.
+                    // Another worker may have claimed the message, and its decision counts. If that worker died, the
+                    // store would reject this decision for ever. The attempt behind this decision is therefore not
+                    // counted.
                     item.decided = None;
                     item.attempts = item.attempts.saturating_sub(1);
                 }
@@ -435,7 +438,7 @@ where
         }
     }
 
-    /// Notes that a try ended while the process lives.
+    /// Records that an attempt ended without a crash.
     async fn put_down(&self, item: &mut Item) -> Result<(), StoreError> {
         if item.noted.is_some() {
             self.ask(self.inbox.ended(item.arrival.entry, item.claim())).await?;
@@ -445,12 +448,13 @@ where
     }
 }
 
-/// Whether another worker may be at it: if that one dies, only the broker's copy is left, so that it is not acknowledged.
+/// Whether another worker may be handling the message. If that worker dies, only the broker's copy remains, so the
+/// message is not acknowledged.
 pub(crate) const fn is_under_way(entered: Entered) -> bool {
     matches!(entered, Entered::Repeat(State::Open | State::Calling))
 }
 
-/// From now on it is handled alone.
+/// Excludes the message from batches from now on.
 fn part(item: &mut Item) -> Ended {
     item.shares = false;
     Ended::Alone

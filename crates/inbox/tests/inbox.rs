@@ -1,4 +1,4 @@
-//! The consumer runtime on the memory store, in virtual time, and once on the embedded broker.
+//! Tests of the consumer runtime on the memory store in virtual time, and once on the embedded broker.
 
 #[path = "inbox/acknowledgements.rs"]
 mod acknowledgements;

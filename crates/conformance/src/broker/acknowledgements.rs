@@ -1,4 +1,4 @@
-//! What becomes of deliveries.
+//! Acknowledgement of deliveries.
 
 use relevo_core::AckOutcome::{Acknowledged, Stale};
 use relevo_core::{BrokerConsumer as _, Delivery, DeliveryTag, Publication};
@@ -13,7 +13,8 @@ fn in_order(deliveries: &[Delivery]) -> Vec<i64> {
     deliveries.iter().map(number).collect()
 }
 
-/// Neither to the next consumer nor, where that is promised, after a crash of the broker.
+/// Acknowledged messages are not delivered to the next consumer. If promised, they are not delivered after a broker
+/// crash either.
 pub async fn what_was_acknowledged_never_comes_again(harness: &mut impl ConsumerHarness) {
     harness.group("billing", ADDRESS).await;
     publish_all(&harness.broker().await, &of_key("a", 1..=10)).await;
@@ -32,7 +33,7 @@ pub async fn what_was_acknowledged_never_comes_again(harness: &mut impl Consumer
     assert_eq!(in_order(&receive(&consumer, 1).await), [11]);
 }
 
-/// Marked as a repeat from the second time on.
+/// Every delivery after the first is marked as redelivered.
 pub async fn what_was_not_acknowledged_comes_again_after_a_crash(harness: &mut impl ConsumerHarness) {
     harness.group("billing", ADDRESS).await;
     publish_all(&harness.broker().await, &of_key("a", 1..=3)).await;
@@ -46,7 +47,7 @@ pub async fn what_was_not_acknowledged_comes_again_after_a_crash(harness: &mut i
     }
 }
 
-/// Each stands for itself.
+/// Each acknowledgement applies to one delivery only.
 pub async fn acknowledgements_need_no_order(harness: &mut impl ConsumerHarness) {
     harness.group("billing", ADDRESS).await;
     publish_all(&harness.broker().await, &of_key("a", 1..=6)).await;
@@ -60,7 +61,7 @@ pub async fn acknowledgements_need_no_order(harness: &mut impl ConsumerHarness) 
     assert_eq!(in_order(&receive(&consumer, 3).await), [1, 4, 6]);
 }
 
-/// In the order of the call: one that is not outstanding holds back no other.
+/// Outcomes are in the order of the call, and a stale delivery does not affect the others.
 pub async fn each_acknowledgement_has_its_own_outcome(harness: &mut impl ConsumerHarness) {
     harness.group("billing", ADDRESS).await;
     publish_all(&harness.broker().await, &of_key("a", 1..=3)).await;

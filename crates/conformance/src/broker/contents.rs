@@ -1,11 +1,11 @@
-//! What arrives is what was sent.
+//! Messages arrive with the same contents as sent.
 
 use bytes::Bytes;
 use relevo_core::Publication;
 
 use super::harness::{ADDRESS, BrokerHarness, decoded, publication, publish_all, with};
 
-/// No payload is special.
+/// Any payload is allowed.
 pub async fn empty_and_binary_payloads_arrive_unchanged(harness: &mut impl BrokerHarness) {
     let every_byte: Vec<u8> = (0..=255).cycle().take(70_000).collect();
     let payloads = [Bytes::new(), Bytes::from_static(&[0]), Bytes::from_static(&[0xff, 0xfe, 0]), every_byte.into()];
@@ -23,7 +23,7 @@ pub async fn empty_and_binary_payloads_arrive_unchanged(harness: &mut impl Broke
     assert_eq!(kept.iter().map(|raw| &raw.payload).collect::<Vec<_>>(), payloads.iter().collect::<Vec<_>>());
 }
 
-/// The envelope, the trace context, the writer's own headers, the number and the epoch.
+/// Covers the envelope, the trace context, the application's headers, the sequence number and the epoch.
 pub async fn every_attribute_and_header_arrives(harness: &mut impl BrokerHarness) {
     let sent = with(&publication(41, "o-41"), |message| {
         for (name, value) in [
@@ -44,7 +44,7 @@ pub async fn every_attribute_and_header_arrives(harness: &mut impl BrokerHarness
     assert!(!received.source.is_empty());
 }
 
-/// As large as an outbox lets them be.
+/// Headers as large as an outbox allows.
 pub async fn large_headers_arrive(harness: &mut impl BrokerHarness) {
     let sent = with(&publication(1, "k"), |message| {
         message.headers.extend((0..60).map(|number| (format!("x-{number}"), number.to_string().repeat(500))));
@@ -53,7 +53,7 @@ pub async fn large_headers_arrive(harness: &mut impl BrokerHarness) {
     assert_eq!(decoded(&harness.kept(ADDRESS).await[0]).message, *sent.message);
 }
 
-/// Quotes, other alphabets, what looks like a pattern.
+/// Quotes, other alphabets, and text that looks like a pattern.
 pub async fn keys_and_headers_may_be_any_text(harness: &mut impl BrokerHarness) {
     let texts = ["clave-ñ", "鍵", "🔑", "a b", "it's \"quoted\"", "\\", "*.**", "%_", "{}"];
     let batch: Vec<Publication> = (1..)

@@ -1,4 +1,4 @@
-//! What is handed out, and how much of it.
+//! Which deliveries a consumer receives, and how many.
 
 use std::collections::BTreeSet;
 use std::pin::pin;
@@ -14,7 +14,7 @@ use super::harness::{
     ADDRESS, ConsumerHarness, QUIET, acknowledge, nothing, number, publication, publish_all, receive, soon,
 };
 
-/// Nobody has to ask twice.
+/// A waiting `receive` call returns when a message arrives.
 pub async fn a_waiting_consumer_is_woken(harness: &mut impl ConsumerHarness) {
     harness.group("billing", ADDRESS).await;
     let consumer = harness.consumer("billing", 10).await;
@@ -29,7 +29,7 @@ pub async fn a_waiting_consumer_is_woken(harness: &mut impl ConsumerHarness) {
     assert_eq!(number(&received[0]), 1);
 }
 
-/// Enough to find it again, and to tell a repeat.
+/// A delivery identifies its origin and shows whether it is a redelivery.
 pub async fn a_delivery_says_where_it_came_from(harness: &mut impl ConsumerHarness) {
     harness.group("billing", ADDRESS).await;
     publish_all(&harness.broker().await, &[publication(1, "a"), publication(2, "a")]).await;
@@ -41,11 +41,11 @@ pub async fn a_delivery_says_where_it_came_from(harness: &mut impl ConsumerHarne
     let places: Vec<Option<u64>> = held.iter().map(|delivery| delivery.place).collect();
     soon(consumer.close()).await.expect("closed");
     let again = receive(&harness.consumer("billing", 10).await, 2).await;
-    // Where there is a place, it is the message's own.
+    // If the broker has offsets, the redelivered message has the same one.
     assert_eq!(again.iter().map(|delivery| delivery.place).collect::<Vec<_>>(), places);
 }
 
-/// A consumer can only bury what it gets.
+/// A consumer can only dead-letter messages that it receives.
 pub async fn undecodable_bytes_arrive_with_their_bytes(harness: &mut impl ConsumerHarness) {
     harness.group("billing", ADDRESS).await;
     let payload = Bytes::from_static(&[0, 0xff, b'{', 0xfe]);
@@ -64,7 +64,7 @@ pub async fn undecodable_bytes_arrive_with_their_bytes(harness: &mut impl Consum
     acknowledge(&consumer, &held).await;
 }
 
-/// The caller decides how much it can take.
+/// The caller limits the number of deliveries per call.
 pub async fn no_more_than_asked_for_comes_at_once(harness: &mut impl ConsumerHarness) {
     harness.group("billing", ADDRESS).await;
     let batch: Vec<Publication> = (1..=30).map(|number| publication(number, &format!("k-{number}"))).collect();
@@ -78,7 +78,7 @@ pub async fn no_more_than_asked_for_comes_at_once(harness: &mut impl ConsumerHar
     }
 }
 
-/// A lane with so many out gives no more; others do, and so does this one once there is room.
+/// A lane at its prefetch limit delivers no more until a delivery is settled. Other lanes continue.
 pub async fn the_prefetch_bounds_a_lane(harness: &mut impl ConsumerHarness) {
     harness.group("billing", ADDRESS).await;
     let broker = harness.broker().await;
@@ -93,7 +93,7 @@ pub async fn the_prefetch_bounds_a_lane(harness: &mut impl ConsumerHarness) {
     assert_eq!(number(&receive(&consumer, 1).await[0]), 4);
 }
 
-/// One lane's trouble is its own.
+/// A paused lane does not affect the others.
 pub async fn a_paused_lane_leaves_the_others_flowing(harness: &mut impl ConsumerHarness) {
     harness.group("billing", ADDRESS).await;
     let broker = harness.broker().await;
@@ -103,7 +103,7 @@ pub async fn a_paused_lane_leaves_the_others_flowing(harness: &mut impl Consumer
     soon(consumer.pause(&held[0].lane)).await.expect("paused");
     publish_all(&broker, &[publication(2, "a")]).await;
     others_flow(harness, &consumer, &held[0].lane).await;
-    // What is out can be settled all the same.
+    // Outstanding deliveries can still be settled.
     acknowledge(&consumer, &held[..1]).await;
     nothing(&consumer).await;
     soon(consumer.resume(&held[0].lane)).await.expect("resumed");
@@ -113,14 +113,14 @@ pub async fn a_paused_lane_leaves_the_others_flowing(harness: &mut impl Consumer
     }
 }
 
-/// A call that is given up at any moment: whatever it did not return comes again.
+/// A call may be cancelled at any point: deliveries it did not return come again.
 pub async fn a_cancelled_receive_loses_nothing(harness: &mut impl ConsumerHarness) {
     harness.group("billing", ADDRESS).await;
     let batch: Vec<Publication> = (1..=60).map(|number| publication(number, &format!("k-{}", number % 9))).collect();
     publish_all(&harness.broker().await, &batch).await;
     let consumer = harness.consumer("billing", 100).await;
     let mut seen = BTreeSet::new();
-    // Fewer than there are, so that each call has something to return, however seldom it must be polled.
+    // The limit is below the number of messages, so that each call can return some, however often it is polled.
     for polls in 0..24 {
         let mut call = pin!(consumer.receive(2));
         let mut polled = 0;
@@ -138,8 +138,7 @@ pub async fn a_cancelled_receive_loses_nothing(harness: &mut impl ConsumerHarnes
     }
 }
 
-/// Two that receive from one consumer at once get everything between them, each once, and neither waits for the other for
-/// ever.
+/// Two concurrent `receive` calls on one consumer get every message once between them, and neither blocks the other.
 pub async fn two_receivers_of_one_consumer_share(harness: &mut impl ConsumerHarness) {
     const ALL: usize = 3_000;
     harness.group("billing", ADDRESS).await;
@@ -162,7 +161,8 @@ pub async fn two_receivers_of_one_consumer_share(harness: &mut impl ConsumerHarn
         }
         whole.send_replace(true);
     };
-    // Few at a time, so that each looks at every lane, and finds some of them busy with the other's answers.
+    // Small batches make each receiver check every lane, some of them while the other receiver's acknowledgements are
+    // in progress.
     let publisher = async {
         for few in batch.chunks(15) {
             publish_all(&broker, few).await;
@@ -174,7 +174,7 @@ pub async fn two_receivers_of_one_consumer_share(harness: &mut impl ConsumerHarn
     assert_eq!(seen, (1_i64..).take(ALL).collect::<Vec<_>>());
 }
 
-/// Publishes messages of many keys and receives until there is quiet; something comes, and nothing through this lane.
+/// Publishes messages of many keys and receives until no more arrive. Some must arrive, but none through this lane.
 async fn others_flow<H: ConsumerHarness>(harness: &H, consumer: &H::Consumer, lane: &Lane) {
     let batch: Vec<Publication> = (100..120).map(|number| publication(number, &format!("k-{number}"))).collect();
     publish_all(&harness.broker().await, &batch).await;

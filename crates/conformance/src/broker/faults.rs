@@ -1,8 +1,8 @@
-//! What becomes of messages while a real server, or the way to it, fails.
+//! Publishing while a real server, or the network to it, fails.
 //!
-//! A carrier does what the relay does: one message of a key at a time, many keys at once, the same message again until it
-//! is confirmed. Whatever happens meanwhile, in the end everything is there, first appearances of each key are in
-//! order, repeats are the same message, and no failure was one that counts against a message.
+//! A publisher loop behaves like the relay: one message of a key at a time, many keys at once. It repeats each message
+//! until it is confirmed. Whatever the fault, in the end all messages are stored and first occurrences are in order per
+//! key. Repeated messages are identical, and no failure counts against a message.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -15,59 +15,59 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::harness::{ADDRESS, BrokerHarness, decoded, publication};
 
-/// No call takes longer, as the relay's publish deadline.
+/// Timeout of one call, like the publish timeout of the relay.
 const DEADLINE: Duration = Duration::from_secs(5);
-/// Everything is carried by then, whatever happens.
+/// Time limit for publishing all messages, whatever the fault.
 const CARRIED_WITHIN: Duration = Duration::from_secs(90);
 const KEYS: u32 = 20;
 const MESSAGES: u32 = 3_000;
 
-/// What is done to the server, or to the way to it.
+/// A fault of the server or of the network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// The server's processes are stopped, and continued when it is mended.
+    /// The server's processes are suspended, and resumed when the fault ends.
     Stopped,
-    /// The server is killed without warning, and started again when it is mended.
+    /// The server is killed without warning, and restarted when the fault ends.
     Killed,
-    /// All connections are cut at once; new ones are welcome.
+    /// All connections are closed at once; new ones are accepted.
     Cut,
-    /// All connections are cut, and new ones are closed until it is mended.
+    /// All connections are closed, and new ones are closed immediately until the fault ends.
     Unreachable,
-    /// What the server says does not arrive; what is said to it does. The connections are cut when it is mended.
+    /// Data from the server is lost, data to the server arrives. The connections are closed when the fault ends.
     Mute,
-    /// Everything arrives late and slowly.
+    /// All data arrives late and slowly.
     Slow,
-    /// The queue or stream takes nothing more until it is mended.
+    /// The queue or stream accepts no more messages until the fault ends.
     Full,
-    /// The server's memory is short, or whatever else makes it take nothing.
+    /// The server is short of memory, or accepts no messages for a similar reason.
     Memory,
-    /// The server's disk is short.
+    /// The server is short of disk space.
     Disk,
 }
 
-/// A broker on a server that a case may harm.
+/// A broker on a server that can be made to fail.
 #[async_trait]
 pub trait FaultHarness: BrokerHarness {
-    /// A publisher that reaches the server by the way that can fail. Its deadlines are short.
+    /// Creates a publisher whose connection can be made to fail. Its timeouts are short.
     async fn distant(&self) -> Self::Broker;
 
-    /// Makes a fault; returns when it is there.
+    /// Injects a fault; returns when it is in effect.
     async fn harm(&mut self, fault: Fault);
 
-    /// Ends it; returns when the server is back, if it was gone.
+    /// Ends a fault; returns when the server is available again.
     async fn mend(&mut self, fault: Fault);
 }
 
-/// What a carrier met on its way.
+/// What the publisher loop observed.
 #[derive(Debug, Default)]
 struct Met {
-    /// How often each class of failure.
+    /// Number of failures per class.
     classes: BTreeMap<&'static str, usize>,
-    /// The longest call.
+    /// Duration of the longest call.
     longest: Duration,
 }
 
-/// How far a carrier is, and whether the fault is there.
+/// Number of confirmed messages, and whether the fault was injected.
 #[derive(Debug, Default)]
 struct Progress {
     confirmed: AtomicUsize,
@@ -80,7 +80,7 @@ impl Progress {
     }
 }
 
-/// Sends everything, one message of a key at a time, until it is confirmed.
+/// Publishes all messages, one of a key at a time, until each is confirmed.
 async fn carry(broker: &impl Broker, messages: &[Publication], progress: &Progress) -> Met {
     let mut waiting: BTreeMap<&str, VecDeque<&Publication>> = BTreeMap::new();
     for message in messages {
@@ -90,7 +90,7 @@ async fn carry(broker: &impl Broker, messages: &[Publication], progress: &Progre
     while !waiting.is_empty() {
         assert!(began.elapsed() < CARRIED_WITHIN, "{} keys are not carried: {met:?}", waiting.len());
         if progress.confirmed() >= messages.len() * 3 / 5 && !progress.harmed.load(Ordering::Relaxed) {
-            // Some faults take their time to come, and there must be something left for them to harm.
+            // Some faults take time to inject, so enough messages must remain for them.
             sleep(Duration::from_millis(1)).await;
             continue;
         }
@@ -120,14 +120,14 @@ async fn carry(broker: &impl Broker, messages: &[Publication], progress: &Progre
         }
         progress.confirmed.fetch_add(passed, Ordering::Relaxed);
         if passed == 0 {
-            // As the relay pauses in an outage.
+            // The relay pauses like this during an outage.
             sleep(Duration::from_millis(50)).await;
         }
     }
     met
 }
 
-/// Carries messages, makes a fault in the middle, mends it after a while, and looks at what is there in the end.
+/// Publishes messages, injects a fault in the middle, ends it after a while, and checks the stored messages at the end.
 async fn through(harness: &mut impl FaultHarness, fault: Fault, lasts: Duration) -> Met {
     let broker = harness.distant().await;
     let messages: Vec<Publication> =
@@ -168,58 +168,58 @@ async fn everything_is_there(harness: &impl BrokerHarness, sent: &[Publication])
     assert!(lost.is_empty(), "lost: {lost:?}");
 }
 
-/// SIGSTOP and SIGCONT, longer than a publish may take.
+/// SIGSTOP and SIGCONT, with a pause longer than the publish timeout of the client.
 pub async fn a_server_that_is_stopped_and_continued_loses_nothing(harness: &mut impl FaultHarness) {
     let met = through(harness, Fault::Stopped, Duration::from_secs(4)).await;
     assert!(!met.classes.is_empty(), "nothing was noticed of it");
 }
 
-/// Killed in the middle of a batch.
+/// The server is killed in the middle of a batch.
 pub async fn a_server_that_is_killed_and_restarted_loses_nothing(harness: &mut impl FaultHarness) {
     let met = through(harness, Fault::Killed, Duration::from_millis(500)).await;
     assert!(met.classes.contains_key("outage"), "{met:?}");
 }
 
-/// The publisher finds its way back by itself.
+/// The publisher reconnects on its own.
 pub async fn a_connection_cut_in_the_middle_of_a_batch_loses_nothing(harness: &mut impl FaultHarness) {
     let met = through(harness, Fault::Cut, Duration::ZERO).await;
     let noticed = ["unknown", "unreported", "outage"].iter().any(|class| met.classes.contains_key(class));
     assert!(noticed, "nothing was in flight when it was cut: {met:?}");
 }
 
-/// While nobody answers, every message is told of at once and none is blamed.
+/// While the server is unreachable, each message gets an outcome without delay, and no attempt of it is counted.
 pub async fn an_unreachable_server_is_an_outage(harness: &mut impl FaultHarness) {
     let met = through(harness, Fault::Unreachable, Duration::from_secs(2)).await;
     assert!(met.classes.contains_key("outage"), "{met:?}");
     assert!(met.longest < DEADLINE, "a call waited for the caller's own deadline: {met:?}");
 }
 
-/// The server stored the message, and nobody heard of it: the same id goes again.
+/// The server stored the message but the confirm was lost, so the message is published again with the same id.
 pub async fn a_confirm_that_is_lost_is_unknown_and_the_repeat_is_the_same(harness: &mut impl FaultHarness) {
     let met = through(harness, Fault::Mute, Duration::from_secs(2)).await;
     let unknown = met.classes.contains_key("unknown") || met.classes.contains_key("unreported");
     assert!(unknown, "{met:?}");
 }
 
-/// Late is not lost.
+/// A slow connection delays messages but loses none.
 pub async fn a_slow_way_to_the_server_loses_nothing(harness: &mut impl FaultHarness) {
     let met = through(harness, Fault::Slow, Duration::from_secs(2)).await;
     assert!(met.longest > Duration::from_millis(100), "nothing was slow: {met:?}");
 }
 
-/// Back-pressure: the address is held and tried again.
+/// Back-pressure: the failures are of class `throttled`, and the messages are published again.
 pub async fn a_full_queue_or_stream_throttles_and_loses_nothing(harness: &mut impl FaultHarness) {
     let met = through(harness, Fault::Full, Duration::from_secs(1)).await;
     assert!(met.classes.contains_key("throttled"), "{met:?}");
 }
 
-/// Whatever the server then does, it does not lose and is not blamed on a message.
+/// Whatever the server does then, it loses no message, and no failure counts against a message.
 pub async fn a_server_short_of_memory_loses_nothing(harness: &mut impl FaultHarness) {
     let met = through(harness, Fault::Memory, Duration::from_secs(3)).await;
     assert!(!met.classes.is_empty(), "nothing was noticed of it");
 }
 
-/// The same for its disk.
+/// The same for a server that is short of disk space.
 pub async fn a_server_short_of_disk_loses_nothing(harness: &mut impl FaultHarness) {
     let met = through(harness, Fault::Disk, Duration::from_secs(3)).await;
     assert!(!met.classes.is_empty(), "nothing was noticed of it");

@@ -1,4 +1,4 @@
-//! Who gets what, and what happens when consumers come and go.
+//! Consumer groups: which consumer receives which messages, and what happens when consumers join and leave.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,7 +19,7 @@ fn sorted(deliveries: &[Delivery]) -> Vec<i64> {
     numbers
 }
 
-/// Groups know nothing of each other.
+/// Groups are independent of each other.
 pub async fn each_group_gets_everything(harness: &mut impl ConsumerHarness) {
     for group in ["billing", "audit"] {
         harness.group(group, ADDRESS).await;
@@ -33,7 +33,7 @@ pub async fn each_group_gets_everything(harness: &mut impl ConsumerHarness) {
     }
 }
 
-/// What it is not subscribed to does not disturb it.
+/// Messages to other addresses do not reach the group.
 pub async fn a_group_gets_only_its_addresses(harness: &mut impl ConsumerHarness) {
     harness.group("billing", ADDRESS).await;
     let batch = [to("other", 1, "a"), to(ADDRESS, 2, "a"), to("orders-not", 3, "a"), to(ADDRESS, 4, "b")];
@@ -43,7 +43,7 @@ pub async fn a_group_gets_only_its_addresses(harness: &mut impl ConsumerHarness)
     nothing(&consumer).await;
 }
 
-/// Each message goes to one of them, and all messages of a key to the same.
+/// Each message is delivered to one member, and all messages of a key to the same member.
 pub async fn members_of_a_group_share(harness: &mut impl ConsumerHarness) {
     harness.group("billing", ADDRESS).await;
     let (one, other) = (harness.consumer("billing", 100).await, harness.consumer("billing", 100).await);
@@ -52,7 +52,7 @@ pub async fn members_of_a_group_share(harness: &mut impl ConsumerHarness) {
     assert!(ones.is_disjoint(&others), "a key went to both");
 }
 
-/// It need not wait until the other ends.
+/// It does not have to wait until the other member ends.
 pub async fn a_member_that_comes_later_gets_its_share(harness: &mut impl ConsumerHarness) {
     harness.group("billing", ADDRESS).await;
     let one = harness.consumer("billing", 100).await;
@@ -63,7 +63,8 @@ pub async fn a_member_that_comes_later_gets_its_share(harness: &mut impl Consume
     assert!(!others.is_empty(), "the later one got nothing");
 }
 
-/// Publishes messages of forty keys, twice, so that lanes may move in between; the keys that each got the second time.
+/// Publishes messages of forty keys twice, so that lanes can move in between. Returns the keys that each consumer
+/// received the second time.
 async fn shared<H: ConsumerHarness>(
     harness: &H,
     one: &H::Consumer,
@@ -95,7 +96,7 @@ async fn shared<H: ConsumerHarness>(
     keys
 }
 
-/// Consumers come, end and die; first appearances of each key follow the order in which they were published.
+/// Consumers join, close and crash. First deliveries of each key still arrive in the order of publishing.
 pub async fn a_key_comes_in_order_whoever_takes_it(harness: &mut impl ConsumerHarness) {
     harness.group("billing", ADDRESS).await;
     let broker = harness.broker().await;
@@ -136,7 +137,7 @@ pub async fn a_key_comes_in_order_whoever_takes_it(harness: &mut impl ConsumerHa
     }
 }
 
-/// Death costs nothing but time.
+/// After a crash, unacknowledged deliveries come again, marked as redelivered.
 pub async fn what_a_dead_consumer_held_comes_again_as_a_repeat(harness: &mut impl ConsumerHarness) {
     harness.group("billing", ADDRESS).await;
     publish_all(&harness.broker().await, &many(20, 5)).await;
@@ -152,7 +153,7 @@ pub async fn what_a_dead_consumer_held_comes_again_as_a_repeat(harness: &mut imp
     assert!(again.iter().all(|delivery| delivery.redelivered), "a repeat looks like a first delivery");
 }
 
-/// Its answers change nothing, and it is told.
+/// Its acknowledgements have no effect and are reported as stale.
 pub async fn a_consumer_that_lost_its_lanes_settles_nothing(harness: &mut impl ConsumerHarness) {
     harness.group("billing", ADDRESS).await;
     publish_all(&harness.broker().await, &many(10, 5)).await;
@@ -170,7 +171,7 @@ pub async fn a_consumer_that_lost_its_lanes_settles_nothing(harness: &mut impl C
     assert_eq!(sorted(&still), sorted(&again));
 }
 
-/// Without waiting for any lease.
+/// The next consumer does not have to wait for a lease to expire.
 pub async fn an_orderly_end_gives_everything_back_at_once(harness: &mut impl ConsumerHarness) {
     harness.group("billing", ADDRESS).await;
     publish_all(&harness.broker().await, &many(20, 5)).await;
@@ -178,13 +179,13 @@ pub async fn an_orderly_end_gives_everything_back_at_once(harness: &mut impl Con
     let held = receive(&first, 20).await;
     acknowledge(&first, &held[..5]).await;
     let second = harness.consumer("billing", 100).await;
-    // It waits already when the first one ends.
+    // It is already waiting when the first consumer closes.
     let (again, closed) = tokio::join!(receive(&second, 15), first.close());
     closed.expect("closed");
     assert_eq!(sorted(&again), sorted(&held[5..]));
 }
 
-/// Whoever waits is told, and what is answered late is lost.
+/// A waiting `receive` returns an empty result, and later acknowledgements are stale.
 pub async fn a_closed_consumer_receives_nothing(harness: &mut impl ConsumerHarness) {
     harness.group("billing", ADDRESS).await;
     let consumer = harness.consumer("billing", 100).await;

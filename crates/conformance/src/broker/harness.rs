@@ -1,4 +1,4 @@
-//! What the suites need of a broker beyond the ports.
+//! What the suites need from a broker beyond the ports.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -13,77 +13,79 @@ use relevo_core::{AckOutcome, Broker, BrokerConsumer, Class, Delivery, DeliveryT
 
 /// The address that most cases publish to.
 pub const ADDRESS: &str = "orders";
-/// What comes at all comes within this time.
+/// Time limit for every expected result.
 pub const SOON: Duration = Duration::from_secs(20);
-/// What has not come within this time is not coming. Nothing waits for it to pass unless something else holds it back.
+/// If no delivery arrives within this time, none is expected. Only cases that check for the absence of deliveries wait
+/// this long.
 pub const QUIET: Duration = Duration::from_millis(300);
 
-/// A broker of its own for one case, and everything that a case does to it.
+/// A broker for one case, with all operations that cases need.
 ///
-/// A call that fails panics: cases look at what the ports answer, not at the harness.
+/// Harness calls panic on failure, because cases test the ports, not the harness.
 #[async_trait]
 pub trait BrokerHarness: Send + Sync {
-    /// What is published to.
+    /// The publisher under test.
     type Broker: Broker;
 
-    /// A new publisher, independent of every other. Addresses need not be prepared.
+    /// Creates a new, independent publisher. Addresses need no preparation.
     async fn broker(&self) -> Self::Broker;
 
-    /// Everything that an address holds, repeats included, in order.
+    /// All messages stored at an address, in order, including repeated ones.
     async fn kept(&self, address: &str) -> Vec<Raw>;
 
-    /// Kills the broker without warning and starts it again. Publishers and consumers from before are not used again.
+    /// Kills the broker without warning and restarts it. Cases do not use earlier publishers and consumers again.
     async fn crash(&mut self);
 
-    /// What differs from broker to broker; it chooses what a case expects, never whether it runs.
+    /// Differences between brokers. They determine what a case expects, never whether it runs.
     fn promises(&self) -> Promises;
 }
 
-/// What differs from broker to broker.
+/// Differences between brokers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Promises {
-    /// What was confirmed is there after a crash. Otherwise all of it is gone.
+    /// Confirmed messages survive a crash. Otherwise all of them are lost.
     pub survives_crash: bool,
-    /// A repeat of a message at the same address is confirmed and not stored again. Otherwise it is stored again.
+    /// The broker confirms a repeated message at the same address but does not store it again. Otherwise it stores it
+    /// again.
     pub recognises_repeats: bool,
 }
 
-/// A broker that can be consumed from.
+/// A broker that supports consumers.
 #[async_trait]
 pub trait ConsumerHarness: BrokerHarness {
-    /// What is consumed with.
+    /// The consumer under test.
     type Consumer: BrokerConsumer;
 
-    /// Makes a group, of at least four lanes where the broker has none of its own, that gets everything published from
-    /// now on to this address.
+    /// Creates a group that receives everything published to this address from now on. It has at least four lanes if
+    /// the broker has no fixed number.
     async fn group(&self, name: &str, address: &str);
 
-    /// A new consumer of a group, with at most `prefetch` deliveries of one lane out.
+    /// Creates a consumer of a group, with at most `prefetch` outstanding deliveries per lane.
     async fn consumer(&self, group: &str, prefetch: usize) -> Self::Consumer;
 
-    /// The process of this consumer dies without a word. Returns when its lanes are free to be taken.
+    /// Kills the process of this consumer. Returns when another consumer can take its lanes.
     async fn kill(&self, consumer: Self::Consumer);
 
-    /// The process of this consumer stops for longer than its lease and then goes on. Returns when its lanes are free to
-    /// be taken; whatever it had out, it still believes to have.
+    /// Suspends the process of this consumer for longer than its lease, then resumes it. Returns when another consumer
+    /// can take its lanes. The consumer still assumes that its deliveries are outstanding.
     async fn freeze(&self, consumer: &Self::Consumer);
 
-    /// Publishes anything at all, which need not be a message of ours.
+    /// Publishes arbitrary headers and bytes, which need not be a Relevo message.
     async fn publish_raw(&self, address: &str, headers: &Headers, payload: Bytes);
 
-    /// An acknowledgement that was confirmed survives a crash of the broker itself. Otherwise the message may be delivered
+    /// Whether a confirmed acknowledgement survives a crash of the broker. Otherwise the message may be delivered
     /// again.
     fn acks_survive_crash(&self) -> bool {
         true
     }
 }
 
-/// An ordinary message of this key to [`ADDRESS`]; equal numbers make equal messages.
+/// An ordinary message of this key to [`ADDRESS`]; equal numbers give equal messages.
 pub fn publication(number: u32, key: &str) -> Publication {
     to(ADDRESS, number, key)
 }
 
-/// An ordinary message of this key; equal numbers make equal messages.
+/// An ordinary message of this key; equal numbers give equal messages.
 pub fn to(address: &str, number: u32, key: &str) -> Publication {
     let mut random = [0; 10];
     random[6..].copy_from_slice(&number.to_be_bytes());
@@ -106,14 +108,15 @@ pub fn to(address: &str, number: u32, key: &str) -> Publication {
     }
 }
 
-/// The same publication with another message.
+/// The same publication with a changed message.
 pub fn with(publication: &Publication, change: impl FnOnce(&mut Message)) -> Publication {
     let mut message = Message::clone(&publication.message);
     change(&mut message);
     Publication { message: Arc::new(message), ..publication.clone() }
 }
 
-/// Publishes a batch; each message's class of failure, or `None` for confirmed. Each has exactly one outcome.
+/// Publishes a batch and returns the failure class of each message, `None` if confirmed. Each must have exactly one
+/// outcome.
 pub async fn publish(broker: &impl Broker, batch: &[Publication]) -> Vec<Option<Class>> {
     let reports = Reports::default();
     soon(broker.publish(batch, &reports.confirms(1))).await;
@@ -132,32 +135,32 @@ pub async fn publish_all(broker: &impl Broker, batch: &[Publication]) {
     assert!(outcomes.iter().all(Option::is_none), "not everything was confirmed: {outcomes:?}");
 }
 
-/// Fails loudly instead of hanging.
+/// Panics after a time limit instead of hanging.
 pub async fn soon<T>(future: impl Future<Output = T>) -> T {
     tokio::time::timeout(SOON, future).await.expect("an answer in time")
 }
 
-/// Reads what must be a message of ours.
+/// Decodes a message that must come from Relevo.
 pub fn decoded(raw: &Raw) -> Received {
     raw.decode().expect("a message of ours")
 }
 
-/// The numbers in the outbox of what an address holds, in order.
+/// The outbox sequence numbers of these messages, in order.
 pub fn numbers<'a>(raws: impl IntoIterator<Item = &'a Raw>) -> Vec<i64> {
     raws.into_iter().map(|raw| decoded(raw).seq.expect("a number")).collect()
 }
 
-/// A delivery's number in the outbox.
+/// The outbox sequence number of a delivery.
 pub fn number(delivery: &Delivery) -> i64 {
     decoded(&delivery.raw).seq.expect("a number")
 }
 
-/// A delivery's key.
+/// The key of a delivery.
 pub fn key(delivery: &Delivery) -> String {
     decoded(&delivery.raw).message.key.to_string()
 }
 
-/// Receives until there are `wanted` deliveries, and not one more.
+/// Receives exactly `wanted` deliveries.
 pub async fn receive(consumer: &impl BrokerConsumer, wanted: usize) -> Vec<Delivery> {
     let mut all = Vec::new();
     while all.len() < wanted {
@@ -169,7 +172,7 @@ pub async fn receive(consumer: &impl BrokerConsumer, wanted: usize) -> Vec<Deliv
     all
 }
 
-/// Nothing is there to be received.
+/// Checks that no delivery arrives.
 pub async fn nothing(consumer: &impl BrokerConsumer) {
     let received = tokio::time::timeout(QUIET, consumer.receive(100)).await;
     if let Ok(received) = received {
@@ -182,12 +185,12 @@ pub async fn acknowledge(consumer: &impl BrokerConsumer, deliveries: &[Delivery]
     assert_eq!(stale(consumer, &tags(deliveries)).await.expect("acknowledged"), []);
 }
 
-/// Acknowledges; the tags that were stale, or the first failure.
+/// Acknowledges deliveries; returns the stale tags or the first failure.
 pub async fn stale(consumer: &impl BrokerConsumer, tags: &[DeliveryTag]) -> Result<Vec<DeliveryTag>, Failure> {
     stale_of(tags.iter().copied(), soon(consumer.acknowledge(tags)).await)
 }
 
-/// The tags whose outcome is stale, or the first failure.
+/// Returns the tags whose outcome is stale, or the first failure.
 pub fn stale_of(
     tags: impl ExactSizeIterator<Item = DeliveryTag>,
     outcomes: Vec<AckOutcome>,

@@ -1,4 +1,4 @@
-//! What is told of messages that wait.
+//! The reported number of undelivered messages.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use tokio::time::{Instant, sleep};
 
 use super::harness::{ADDRESS, ConsumerHarness, SOON, acknowledge, publication, publish_all, receive, soon, to};
 
-/// Every lane is told of, with nothing in it.
+/// Every lane is reported, with a count of 0.
 pub async fn nothing_waits_in_a_new_group(harness: &mut impl ConsumerHarness) {
     harness.group("billing", ADDRESS).await;
     let consumer = harness.consumer("billing", 100).await;
@@ -16,13 +16,13 @@ pub async fn nothing_waits_in_a_new_group(harness: &mut impl ConsumerHarness) {
     assert!(!lag.is_empty() && lag.values().all(|waiting| *waiting == 0), "{lag:?}");
 }
 
-/// In the lanes through which they come later, whether or not they are on this side of the wire already.
+/// Messages count in the lane that delivers them later, whether or not they are already prefetched.
 pub async fn what_nobody_received_waits_in_its_lane(harness: &mut impl ConsumerHarness) {
     harness.group("billing", ADDRESS).await;
     let batch: Vec<_> = (1..=10).map(|number| publication(number, &format!("k-{}", number % 4))).collect();
     publish_all(&harness.broker().await, &batch).await;
     publish_all(&harness.broker().await, &[to("other", 11, "k-1")]).await;
-    // Fewer than there are of a key: some are here, some are not.
+    // Fewer than the messages of a key, so that only some of them are prefetched.
     let consumer = harness.consumer("billing", 2).await;
     let before = waits(&consumer, 10).await;
     let mut held: Vec<Delivery> = Vec::new();
@@ -40,7 +40,7 @@ pub async fn what_nobody_received_waits_in_its_lane(harness: &mut impl ConsumerH
     told(&consumer, &BTreeMap::new()).await;
 }
 
-/// It is with somebody.
+/// Outstanding deliveries are not counted.
 pub async fn what_is_out_does_not_wait(harness: &mut impl ConsumerHarness) {
     harness.group("billing", ADDRESS).await;
     let batch: Vec<_> = (1..=10).map(|number| publication(number, &format!("k-{number}"))).collect();
@@ -54,16 +54,16 @@ pub async fn what_is_out_does_not_wait(harness: &mut impl ConsumerHarness) {
     waits(&consumer, 0).await;
     soon(consumer.close()).await.expect("closed");
     let next = harness.consumer("billing", 100).await;
-    // What the first one had comes again, and so waits again.
+    // Deliveries of the first consumer are redelivered, so they count again.
     waits(&next, rest.len() as u64).await;
 }
 
-/// Waits until so many are told, over all lanes: what is on its way is seen when it has come.
+/// Waits until the reported lag of all lanes is `wanted` in total, because messages can still be in transit.
 async fn waits(consumer: &impl BrokerConsumer, wanted: u64) -> BTreeMap<Lane, u64> {
     until(consumer, |lag| lag.values().sum::<u64>() == wanted).await
 }
 
-/// Waits until exactly this is told of lanes with something in them; everything that is told.
+/// Waits until the nonzero lanes equal `wanted`; returns the whole report.
 async fn told(consumer: &impl BrokerConsumer, wanted: &BTreeMap<Lane, u64>) -> BTreeMap<Lane, u64> {
     until(consumer, |lag| lag.iter().filter(|(_, waiting)| **waiting > 0).eq(wanted)).await
 }

@@ -1,4 +1,4 @@
-//! What a confirmation means.
+//! The meaning of a publish confirmation.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::pin::pin;
@@ -10,19 +10,19 @@ use relevo_core::{Broker, Class, Publication, Raw};
 
 use super::harness::{ADDRESS, BrokerHarness, decoded, numbers, publication, publish, publish_all, soon, to, with};
 
-/// Confirmed means kept.
+/// A confirmed message is stored durably, if the broker promises that.
 pub async fn what_is_confirmed_survives_a_crash(harness: &mut impl BrokerHarness) {
     let batch: Vec<Publication> = (1..=100).map(|number| publication(number, &format!("k-{}", number % 7))).collect();
     publish_all(&harness.broker().await, &batch).await;
     harness.crash().await;
     let expected: Vec<i64> = if harness.promises().survives_crash { (1..=100).collect() } else { Vec::new() };
     assert_eq!(numbers(&harness.kept(ADDRESS).await), expected);
-    // And it takes more.
+    // The broker accepts more messages after the crash.
     publish_all(&harness.broker().await, &[publication(101, "k-1")]).await;
     assert_eq!(numbers(&harness.kept(ADDRESS).await).last(), Some(&101));
 }
 
-/// Not more, not less, whatever the batch's size.
+/// Exactly one outcome per message, for any size of a batch.
 pub async fn each_message_has_one_outcome(harness: &mut impl BrokerHarness) {
     let broker = harness.broker().await;
     let mut first = 1;
@@ -34,7 +34,7 @@ pub async fn each_message_has_one_outcome(harness: &mut impl BrokerHarness) {
     assert_eq!(numbers(&harness.kept(ADDRESS).await), (1..i64::from(first)).collect::<Vec<_>>());
 }
 
-/// Within a batch and from one batch to the next.
+/// The order holds within a batch and across batches.
 pub async fn messages_of_a_key_keep_their_order(harness: &mut impl BrokerHarness) {
     let broker = harness.broker().await;
     for batch in 0..5 {
@@ -48,11 +48,11 @@ pub async fn messages_of_a_key_keep_their_order(harness: &mut impl BrokerHarness
     }
 }
 
-/// At least once is the promise; a repeat is the same message.
+/// Delivery is at least once; a repeated message is identical.
 pub async fn a_repeat_has_the_same_id_and_bytes(harness: &mut impl BrokerHarness) {
     let batch = [publication(1, "a"), publication(2, "b")];
     publish_all(&harness.broker().await, &batch).await;
-    // Another relay sends them again under its own lease.
+    // Another relay publishes them again with its own lease.
     let again: Vec<Publication> = batch.iter().map(|one| Publication { epoch: 8, ..one.clone() }).collect();
     publish_all(&harness.broker().await, &again).await;
     let kept = harness.kept(ADDRESS).await;
@@ -64,7 +64,7 @@ pub async fn a_repeat_has_the_same_id_and_bytes(harness: &mut impl BrokerHarness
     }
 }
 
-/// One outbox may feed two addresses.
+/// One outbox may publish to two addresses.
 pub async fn the_same_message_at_two_addresses_is_no_repeat(harness: &mut impl BrokerHarness) {
     let first = publication(1, "a");
     let second = Publication { address: "archive".into(), ..first.clone() };
@@ -73,7 +73,7 @@ pub async fn the_same_message_at_two_addresses_is_no_repeat(harness: &mut impl B
     assert_eq!(numbers(&harness.kept("archive").await), [1]);
 }
 
-/// One message that can never pass does not harm its neighbours.
+/// A message that can never be published does not affect the others in its batch.
 pub async fn an_oversized_message_is_poison_and_others_pass(harness: &mut impl BrokerHarness) {
     let broker = harness.broker().await;
     let batch = [publication(1, "a"), oversized(&broker, 2, "b"), publication(3, "c")];
@@ -81,7 +81,7 @@ pub async fn an_oversized_message_is_poison_and_others_pass(harness: &mut impl B
     assert_eq!(numbers(&harness.kept(ADDRESS).await), [1, 3]);
 }
 
-/// A broker that fences order says so, and is believed.
+/// The behaviour matches the capability `fences_order` that the broker reports.
 pub async fn what_follows_a_refused_message_of_its_key_is_fenced_or_passes(harness: &mut impl BrokerHarness) {
     let broker = harness.broker().await;
     let fences = broker.capabilities().fences_order;
@@ -92,18 +92,18 @@ pub async fn what_follows_a_refused_message_of_its_key_is_fenced_or_passes(harne
     assert_eq!(numbers(&harness.kept(ADDRESS).await), expected);
 }
 
-/// The limit that a broker states is not smaller in truth.
+/// The broker accepts messages up to the limit it reports.
 pub async fn a_message_as_large_as_allowed_passes(harness: &mut impl BrokerHarness) {
     let broker = harness.broker().await;
-    // Headers may count; four kilobytes are more than an ordinary message has of them.
+    // Headers may count towards the limit; an ordinary message has less than four kilobytes of them.
     let bytes = broker.capabilities().message_bytes_max - 4_096;
     let large = with(&publication(1, "a"), |message| message.payload = vec![b'x'; bytes].into());
     publish_all(&broker, &[large]).await;
     assert_eq!(harness.kept(ADDRESS).await[0].payload.len(), bytes);
 }
 
-/// A call that is given up at any moment leaves each message whole or absent, and sending it again puts all of it
-/// right.
+/// A call may be cancelled at any point. Each message is then complete or absent, and publishing the batch again
+/// completes it.
 pub async fn a_dropped_call_tears_no_message(harness: &mut impl BrokerHarness) {
     let broker = harness.broker().await;
     let batch: Vec<Publication> = (1..=50).map(|number| publication(number, &format!("k-{}", number % 3))).collect();
@@ -133,7 +133,7 @@ pub async fn a_dropped_call_tears_no_message(harness: &mut impl BrokerHarness) {
     }
 }
 
-/// Neither waits for the other for ever, neither takes the other's place.
+/// Two publishers neither block each other nor mix up their outcomes.
 pub async fn two_publishers_lose_nothing(harness: &mut impl BrokerHarness) {
     let (one, other) = (harness.broker().await, harness.broker().await);
     let send = async |broker: &dyn Broker, key: &str, first: u32| {
@@ -150,7 +150,7 @@ pub async fn two_publishers_lose_nothing(harness: &mut impl BrokerHarness) {
     assert_eq!(kept["b"], (1_000..1_200).collect::<Vec<_>>());
 }
 
-/// It is answered at once, without an outcome.
+/// The call returns immediately, without an outcome.
 pub async fn an_empty_batch_is_nothing(harness: &mut impl BrokerHarness) {
     assert_eq!(publish(&harness.broker().await, &[]).await, []);
     assert_eq!(harness.kept(ADDRESS).await, []);

@@ -1,4 +1,4 @@
-//! The same message on two workers at once: the second waits for a short time, and that is no attempt.
+//! The same message at two workers: the second waits for a short time, and no attempt is counted.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use relevo_core::inbox::{Begun, Claimed, Enter, Entered, Inbox, Kept, State};
 use super::harness::Harness;
 use super::stage::{BILLING, LONG, SHORT, arrival, begin, busy, finish, handle, handle_patiently, lines, ok, retry};
 
-/// The duplicate of a message whose first worker hangs: a delay, not an attempt.
+/// The first worker hangs, so the duplicate is delayed without a counted attempt.
 pub async fn a_duplicate_of_a_message_in_an_open_transaction_is_busy(h: &mut impl Harness) {
     let (first, second) = (h.inbox(BILLING).await, h.inbox(BILLING).await);
     let message = [arrival(1, "a")];
@@ -18,13 +18,13 @@ pub async fn a_duplicate_of_a_message_in_an_open_transaction_is_busy(h: &mut imp
     let kept = ok(second.set_back(&message[0], None, None, &retry(SHORT, 1)).await);
     assert_eq!(kept, Kept::Busy);
     ok(first.roll_back(transaction).await);
-    // Nothing of that was counted, and nothing waits.
+    // No attempt was counted, and nothing was queued.
     assert_eq!(ok(second.start(&message[0]).await), 1);
     assert_eq!(handle(h, &second, &message).await, [Entered::New]);
     assert_eq!(h.effects().await, lines(&[1]));
 }
 
-/// Whoever waits for long enough learns what became of it.
+/// A worker that waits long enough gets the result of the other one.
 pub async fn a_duplicate_that_waits_learns_the_verdict(h: &mut impl Harness) {
     let (first, second) = (h.inbox(BILLING).await, h.inbox(BILLING).await);
     let message = [arrival(1, "a")];
@@ -38,7 +38,7 @@ pub async fn a_duplicate_that_waits_learns_the_verdict(h: &mut impl Harness) {
     assert_eq!(h.effects().await, lines(&[1]));
 }
 
-/// What rolled back is new for whoever waited.
+/// After a rollback the message is new for the waiting worker.
 pub async fn a_duplicate_that_waits_handles_what_rolled_back(h: &mut impl Harness) {
     let (first, second) = (h.inbox(BILLING).await, h.inbox(BILLING).await);
     let message = [arrival(1, "a")];
@@ -52,7 +52,7 @@ pub async fn a_duplicate_that_waits_handles_what_rolled_back(h: &mut impl Harnes
     assert_eq!(h.effects().await, lines(&[1]));
 }
 
-/// A worker that was stopped while it waited holds nothing.
+/// A worker that was cancelled while waiting holds no locks.
 pub async fn a_wait_that_was_cancelled_leaves_nothing(h: &mut impl Harness) {
     let (first, second) = (h.inbox(BILLING).await, h.inbox(BILLING).await);
     let message = [arrival(1, "a")];
@@ -67,7 +67,7 @@ pub async fn a_wait_that_was_cancelled_leaves_nothing(h: &mut impl Harness) {
     assert_eq!(h.effects().await, lines(&[1]));
 }
 
-/// Handlers of different messages do not wait for each other, unless nobody can write beside them.
+/// Handlers of different messages do not wait for each other, unless the store allows only one writer.
 pub async fn other_messages_pass_an_open_transaction(h: &mut impl Harness) {
     let (first, second) = (h.inbox(BILLING).await, h.inbox(BILLING).await);
     let (one, other) = ([arrival(1, "a")], [arrival(2, "b")]);
@@ -84,7 +84,7 @@ pub async fn other_messages_pass_an_open_transaction(h: &mut impl Harness) {
     assert_eq!(effects, lines(&[1, 2]));
 }
 
-/// A batch is one transaction: a part of it that is busy leaves nothing of the rest behind.
+/// A batch is one transaction: if one message is busy, none of the others is changed.
 pub async fn a_batch_with_a_busy_message_changes_nothing(h: &mut impl Harness) {
     let (first, second) = (h.inbox(BILLING).await, h.inbox(BILLING).await);
     let (transaction, _) = begin(&first, &[arrival(2, "b")]).await;
@@ -95,7 +95,7 @@ pub async fn a_batch_with_a_busy_message_changes_nothing(h: &mut impl Harness) {
     assert_eq!(h.effects().await, lines(&[3, 2, 1]));
 }
 
-/// Batches that overlap in opposite orders: each message has one effect, and nobody waits for ever.
+/// Batches overlap in opposite orders: each message has one effect, and no deadlock occurs.
 pub async fn overlapping_batches_handle_each_message_once(h: &mut impl Harness) {
     let workers = [h.inbox(BILLING).await, h.inbox(BILLING).await, h.inbox(BILLING).await];
     let forward: Vec<_> = (0..20).map(|number| arrival(number, "a")).collect();

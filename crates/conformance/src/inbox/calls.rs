@@ -1,4 +1,4 @@
-//! Calls to a far side, outside of any transaction: one caller at a time, and the late one cannot commit.
+//! External calls outside of any transaction: one caller at a time, and a late one cannot commit.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use super::stage::{
     BILLING, LONG, SHORT, arrival, begin, due_one, handle, keep, line, lines, lost, numbers, ok, open, retry, setback,
 };
 
-/// The claim that this message must give.
+/// Claims a message that must be free.
 async fn claim(inbox: &impl Inbox, message: &Arrival, lasts: Duration) -> Claim {
     match ok(inbox.claim(message, None, lasts).await) {
         Claimed::Mine(claim) => claim,
@@ -25,7 +25,7 @@ async fn commit<H: Harness>(h: &H, inbox: &H::Inbox, message: &Arrival, claim: C
     ok(inbox.commit(transaction).await);
 }
 
-/// While a call may run, nobody else makes it.
+/// While a call may be running, no other worker makes it.
 pub async fn a_claimed_message_is_called_by_one(h: &mut impl Harness) {
     let (first, second) = (h.inbox(BILLING).await, h.inbox(BILLING).await);
     let message = arrival(1, "a");
@@ -41,7 +41,7 @@ pub async fn a_claimed_message_is_called_by_one(h: &mut impl Harness) {
     assert_eq!(h.effects().await, lines(&[1]));
 }
 
-/// Two that ask at the same moment.
+/// Two workers claim the message at the same time.
 pub async fn two_claims_at_once_give_one(h: &mut impl Harness) {
     let (first, second) = (h.inbox(BILLING).await, h.inbox(BILLING).await);
     for number in 0..10 {
@@ -54,7 +54,7 @@ pub async fn two_claims_at_once_give_one(h: &mut impl Harness) {
     }
 }
 
-/// The next version of a program may handle inside a transaction what the last one called for.
+/// The last version of a program made a call for the message; the next version may handle it inside a transaction.
 pub async fn a_call_whose_time_is_over_is_handled_inside(h: &mut impl Harness) {
     let (slow, quick) = (h.inbox(BILLING).await, h.inbox(BILLING).await);
     let message = arrival(1, "a");
@@ -65,7 +65,7 @@ pub async fn a_call_whose_time_is_over_is_handled_inside(h: &mut impl Harness) {
     assert_eq!(h.effects().await, lines(&[1]));
 }
 
-/// Two workers both called: the result of the one that was too slow is not committed.
+/// Two workers both made the call: the result of the slower one is not committed.
 pub async fn a_late_caller_cannot_commit(h: &mut impl Harness) {
     let (slow, quick) = (h.inbox(BILLING).await, h.inbox(BILLING).await);
     let message = arrival(1, "a");
@@ -80,7 +80,7 @@ pub async fn a_late_caller_cannot_commit(h: &mut impl Harness) {
     assert_eq!(h.effects().await, lines(&[1]));
 }
 
-/// A claim that has expired is still the last one: nobody else called.
+/// An expired claim remains valid until another worker claims the message.
 pub async fn an_expired_claim_that_nobody_took_commits(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     let message = arrival(1, "a");
@@ -90,7 +90,7 @@ pub async fn an_expired_claim_that_nobody_took_commits(h: &mut impl Harness) {
     assert_eq!(h.effects().await, lines(&[1]));
 }
 
-/// A commit that failed can be tried again without another call.
+/// A failed commit can be retried without another call.
 pub async fn a_result_that_rolled_back_leaves_the_claim(h: &mut impl Harness) {
     let (inbox, other) = (h.inbox(BILLING).await, h.inbox(BILLING).await);
     let message = arrival(1, "a");
@@ -103,7 +103,7 @@ pub async fn a_result_that_rolled_back_leaves_the_claim(h: &mut impl Harness) {
     assert_eq!(h.effects().await, lines(&[1]));
 }
 
-/// A handler that wants a transaction does not take a message from one that calls.
+/// A handler inside a transaction does not take a message that another worker is calling for.
 pub async fn a_message_in_a_call_is_not_handled_beside_it(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     let message = [arrival(1, "a")];
@@ -112,7 +112,7 @@ pub async fn a_message_in_a_call_is_not_handled_beside_it(h: &mut impl Harness) 
     commit(h, &inbox, &message[0], mine).await;
 }
 
-/// A result may turn out to be nothing.
+/// The result of a call may be a skip.
 pub async fn a_call_may_end_as_skipped(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     let message = arrival(1, "a");
@@ -123,7 +123,7 @@ pub async fn a_call_may_end_as_skipped(h: &mut impl Harness) {
     assert_eq!(ok(inbox.claim(&message, None, LONG).await), Claimed::Repeat(State::Skipped));
 }
 
-/// A message whose queue waits is not called for out of its turn.
+/// No call is made for a message while others wait before it in its queue.
 pub async fn a_claim_behind_a_waiting_queue_waits_too(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     keep(&inbox, &arrival(1, "a"), &retry(Duration::ZERO, 1)).await;
@@ -133,7 +133,7 @@ pub async fn a_claim_behind_a_waiting_queue_waits_too(h: &mut impl Harness) {
     assert_eq!(numbers(&due_one(&inbox).await), [1, 2]);
 }
 
-/// A call that failed is kept by whoever made it, and by nobody else.
+/// Only the worker that made the call can record its failure.
 pub async fn only_the_caller_sets_its_call_back(h: &mut impl Harness) {
     let (slow, quick) = (h.inbox(BILLING).await, h.inbox(BILLING).await);
     let message = arrival(1, "a");
@@ -144,13 +144,13 @@ pub async fn only_the_caller_sets_its_call_back(h: &mut impl Harness) {
     assert_eq!(ok(slow.set_back(&message, None, Some(late), &failed).await), Kept::Lost);
     assert_eq!(ok(slow.set_back(&message, None, None, &failed).await), Kept::Busy, "its call may still run");
     assert_eq!(ok(quick.set_back(&message, None, Some(mine), &failed).await), Kept::Kept);
-    // It waits now, and the claim has ended.
+    // The message waits now, and the claim has ended.
     lost(quick.begin_claimed(&message, None, mine).await);
     assert_eq!(ok(slow.claim(&message, None, LONG).await), Claimed::Repeat(State::Waiting));
     assert_eq!(numbers(&due_one(&quick).await), [1]);
 }
 
-/// Whoever called died, and by now no call may be made for the message: it can be given up all the same.
+/// The caller crashed, and no call may be made for the message any more: it can still be dead-lettered.
 pub async fn a_call_whose_time_is_over_can_be_set_back(h: &mut impl Harness) {
     let (gone, inbox) = (h.inbox(BILLING).await, h.inbox(BILLING).await);
     let [dead, waiting] = [1, 2].map(|number| arrival(number, &number.to_string()));
@@ -167,14 +167,14 @@ pub async fn a_call_whose_time_is_over_can_be_set_back(h: &mut impl Harness) {
     assert_eq!(numbers(&due_one(&inbox).await), [2]);
 }
 
-/// One that takes the process down each time is found by its count, which survives the process.
+/// The count of starts survives the process, so that a message which crashes it each time is found.
 pub async fn starts_are_counted_across_processes(h: &mut impl Harness) {
     let message = arrival(1, "a");
     for count in 1..=3 {
         assert_eq!(ok(h.inbox(BILLING).await.start(&message).await), count);
     }
     let inbox = h.inbox(BILLING).await;
-    // A handling that was begun and rolled back was begun all the same.
+    // A start counts even if its transaction was rolled back.
     let (transaction, entered) = begin(&inbox, std::slice::from_ref(&message)).await;
     assert_eq!(entered, [Entered::New]);
     ok(inbox.roll_back(transaction).await);
@@ -183,7 +183,7 @@ pub async fn starts_are_counted_across_processes(h: &mut impl Harness) {
     assert_eq!(claimed.started, 5);
 }
 
-/// What has ended, waits or is in a call is not opened again by counting.
+/// Counting a start does not reopen a message that has ended, waits or is in a call.
 pub async fn a_start_changes_nothing_of_what_is_not_open(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     let [done, waiting, dead, calling] = [1, 2, 3, 4].map(|number| arrival(number, &number.to_string()));
@@ -203,7 +203,7 @@ pub async fn a_start_changes_nothing_of_what_is_not_open(h: &mut impl Harness) {
     commit(h, &inbox, &calling, mine).await;
 }
 
-/// A handling that failed in peace is no crash: its starts count from zero, and its claim ends.
+/// An attempt that failed without a crash resets the count of starts, and its claim ends.
 pub async fn what_ended_in_peace_counts_from_zero(h: &mut impl Harness) {
     let (inbox, other) = (h.inbox(BILLING).await, h.inbox(BILLING).await);
     let (opened, called) = (arrival(1, "a"), arrival(2, "b"));
@@ -217,12 +217,12 @@ pub async fn what_ended_in_peace_counts_from_zero(h: &mut impl Harness) {
     let theirs = claim(&other, &called, LONG).await;
     assert_eq!(theirs.started, 1);
     commit(h, &other, &called, theirs).await;
-    // What has ended stays so.
+    // An ended message stays ended.
     ok(inbox.ended(called.entry, None).await);
     assert_eq!(handle(h, &inbox, &[called]).await, [Entered::Repeat(State::Done)]);
 }
 
-/// The late caller ends nothing but its own call.
+/// A late caller can only end its own call.
 pub async fn the_end_of_a_late_call_leaves_the_next_one_alone(h: &mut impl Harness) {
     let (slow, quick) = (h.inbox(BILLING).await, h.inbox(BILLING).await);
     let message = arrival(1, "a");

@@ -1,4 +1,4 @@
-//! Claims on queues, and what happens at once with them.
+//! Claims of retry queues, and concurrent operations on them.
 
 use std::pin::pin;
 use std::time::Duration;
@@ -11,10 +11,10 @@ use super::stage::{
     lost, numbers, ok, open, retry, work, work_on,
 };
 
-/// So long a call is left waiting, to see that it waits. Less than any store waits for others.
+/// How long to poll a call to check that it waits. Shorter than the lock timeout of any store.
 const BRIEF: Duration = Duration::from_millis(30);
 
-/// A member that was paused past its claim changes nothing of a queue that another has.
+/// A member that was suspended past its claim cannot change a queue that another has claimed.
 pub async fn an_expired_claim_is_anothers(h: &mut impl Harness) {
     let (slow, quick) = (h.inbox(BILLING).await, h.inbox(BILLING).await);
     keep(&slow, &arrival(1, "a"), &retry(Duration::ZERO, 1)).await;
@@ -34,7 +34,7 @@ pub async fn an_expired_claim_is_anothers(h: &mut impl Harness) {
     assert_eq!(h.effects().await, lines(&[1, 2]));
 }
 
-/// Whoever lets its claim expire begins nothing: it cannot know whether another is about to take the queue.
+/// A worker with an expired claim begins nothing, because another worker may be claiming the queue.
 pub async fn an_expired_claim_begins_nothing(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     keep(&inbox, &arrival(1, "a"), &retry(Duration::ZERO, 1)).await;
@@ -46,7 +46,7 @@ pub async fn an_expired_claim_begins_nothing(h: &mut impl Harness) {
     assert_eq!(h.effects().await, lines(&[1]));
 }
 
-/// A queue does not change hands while a message of it is being handled, even if the claim expires meanwhile.
+/// A queue does not change workers while one of its messages is handled, even if the claim expires meanwhile.
 pub async fn a_claim_does_not_move_under_an_open_transaction(h: &mut impl Harness) {
     let (slow, quick) = (h.inbox(BILLING).await, h.inbox(BILLING).await);
     keep(&slow, &arrival(1, "a"), &retry(Duration::ZERO, 1)).await;
@@ -64,7 +64,7 @@ pub async fn a_claim_does_not_move_under_an_open_transaction(h: &mut impl Harnes
     assert_eq!(h.effects().await, lines(&[1, 2]));
 }
 
-/// A message that arrives while its queue is worked on takes its place at the end.
+/// A message that arrives while its queue is claimed is appended at the end.
 pub async fn a_message_appended_while_its_queue_is_out_keeps_its_place(h: &mut impl Harness) {
     let (worker, live) = (h.inbox(BILLING).await, h.inbox(BILLING).await);
     keep(&live, &arrival(1, "a"), &retry(Duration::ZERO, 1)).await;
@@ -80,7 +80,7 @@ pub async fn a_message_appended_while_its_queue_is_out_keeps_its_place(h: &mut i
     assert_eq!(h.effects().await, lines(&[1, 2, 3, 4]));
 }
 
-/// Appending and handling go on beside each other, unless nobody can write beside a handler.
+/// Messages can be appended while a handler runs, unless the store allows only one writer.
 pub async fn messages_are_appended_beside_a_handler(h: &mut impl Harness) {
     let (worker, live) = (h.inbox(BILLING).await, h.inbox(BILLING).await);
     keep(&live, &arrival(1, "a"), &retry(Duration::ZERO, 1)).await;
@@ -100,8 +100,8 @@ pub async fn messages_are_appended_beside_a_handler(h: &mut impl Harness) {
     assert_eq!(numbers(&due_one(&worker).await), [2]);
 }
 
-/// A message is appended in a transaction that is still open when its queue, empty by then, is released: it is neither
-/// stranded in a queue that is gone, nor overtaken by the next one.
+/// A message is appended in a transaction that is still open when its empty queue is released. It must neither be
+/// stranded in a deleted queue nor be overtaken by the next message.
 pub async fn a_release_waits_for_an_append_that_is_open(h: &mut impl Harness) {
     let (worker, live) = (h.inbox(BILLING).await, h.inbox(BILLING).await);
     keep(&live, &arrival(1, "a"), &retry(Duration::ZERO, 1)).await;
@@ -120,7 +120,7 @@ pub async fn a_release_waits_for_an_append_that_is_open(h: &mut impl Harness) {
     if early.is_err() {
         ok(release.await);
     }
-    // A release that gave up instead left the claim to expire.
+    // A release that gave up leaves the claim to expire.
     h.pass(SHORT).await;
     assert_eq!(handle(h, &live, &[arrival(3, "a")]).await, [Entered::Behind]);
     let claimed = due_one(&worker).await;
@@ -129,7 +129,7 @@ pub async fn a_release_waits_for_an_append_that_is_open(h: &mut impl Harness) {
     assert_eq!(h.effects().await, lines(&[1, 2, 3]));
 }
 
-/// Whoever sets a message back waits for an open append too.
+/// Recording a failure also waits for an open append.
 pub async fn a_setback_waits_for_an_append_that_is_open(h: &mut impl Harness) {
     let (worker, live) = (h.inbox(BILLING).await, h.inbox(BILLING).await);
     keep(&live, &arrival(1, "a"), &retry(Duration::ZERO, 1)).await;
@@ -144,7 +144,8 @@ pub async fn a_setback_waits_for_an_append_that_is_open(h: &mut impl Harness) {
     assert_eq!((numbers(&claimed), claimed.messages[0].attempts), (vec![1, 2], 2));
 }
 
-/// Workers empty a queue while messages of its key arrive: each is handled once, in order, whatever the interleaving.
+/// Workers empty a queue while messages of its key arrive: each is handled once and in order, whatever the
+/// interleaving.
 pub async fn a_queue_emptied_while_messages_arrive_loses_and_inverts_nothing(h: &mut impl Harness) {
     let (worker, live) = (h.inbox(BILLING).await, h.inbox(BILLING).await);
     keep(&live, &arrival(0, "a"), &retry(Duration::ZERO, 1)).await;

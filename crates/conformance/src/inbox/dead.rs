@@ -1,4 +1,4 @@
-//! Dead letters: everything that arrived is kept, and a person decides.
+//! Dead letters: all received data is retained, and an operator decides.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use super::stage::{
     work_on,
 };
 
-/// Headers that are no text and come twice, a payload that is nothing, places and texts at their limits.
+/// Binary and repeated headers, a payload that is neither text nor JSON, and offsets and texts at their limits.
 fn strange(number: u64) -> Arrival {
     let headers = [("x-raw", &b"\xff\x00\xfe"[..]), ("x-twice", b"2"), ("X-Twice", b""), ("x-twice", b"1")];
     Arrival {
@@ -33,7 +33,7 @@ async fn letters(h: &impl Harness) -> Vec<DeadLetter> {
     ok(h.operator().await.dead(&DeadFilter::default(), 100).await)
 }
 
-/// What arrived, byte for byte, and why it was given up.
+/// The received message, byte for byte, and why it was dead-lettered.
 pub async fn a_dead_letter_keeps_everything(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     let bare = Arrival { raw: Raw::default(), place: None, ..arrival(2, "b") };
@@ -57,7 +57,7 @@ pub async fn a_dead_letter_keeps_everything(h: &mut impl Harness) {
     assert_eq!((&letter.arrival, letter.backtrace), (&bare, None));
 }
 
-/// The same bytes after a way through the retry table, and back to a handler.
+/// The bytes stay the same through the retry table and back to a handler.
 pub async fn bytes_survive_the_retry_table_and_a_redrive(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     keep(&inbox, &strange(1), &retry(Duration::ZERO, 1)).await;
@@ -73,7 +73,7 @@ pub async fn bytes_survive_the_retry_table_and_a_redrive(h: &mut impl Harness) {
     assert_eq!(claimed.messages[0].arrival, strange(1));
 }
 
-/// Its queue goes on, and a repeat of it is known.
+/// Its queue continues, and a redelivery of it is a duplicate.
 pub async fn a_queue_that_continues_waits_for_nobody(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     bury(&inbox, &arrival(1, "a"), Stop::DeadContinue).await;
@@ -82,7 +82,7 @@ pub async fn a_queue_that_continues_waits_for_nobody(h: &mut impl Harness) {
     assert!(due(&inbox).await.is_empty());
 }
 
-/// Its queue waits for a person, other queues flow.
+/// Its queue waits for an operator, other queues continue.
 pub async fn a_held_queue_waits_for_a_person(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     bury(&inbox, &arrival(1, "a"), Stop::DeadHold).await;
@@ -95,7 +95,7 @@ pub async fn a_held_queue_waits_for_a_person(h: &mut impl Harness) {
     assert_eq!(shown.queues[0].next_attempt_at, None);
 }
 
-/// A queue of the retry table whose first message is given up for good.
+/// The first message of a retry queue is dead-lettered.
 pub async fn a_waiting_message_is_given_up_and_its_queue_goes_on(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     keep(&inbox, &arrival(1, "a"), &retry(Duration::ZERO, 4)).await;
@@ -104,14 +104,14 @@ pub async fn a_waiting_message_is_given_up_and_its_queue_goes_on(h: &mut impl Ha
     let kept = inbox.set_back_due(&claimed, claimed.messages[0].number, &setback(Stop::DeadContinue, 5)).await;
     assert_eq!(ok(kept), Kept::Kept);
     assert_eq!((letters(h).await.len(), letters(h).await[0].attempts), (1, 5));
-    // The claim lasts: the next message may be handled, or fail with a count of its own.
+    // The claim stays valid: the next message may be handled, or fail with its own count of attempts.
     work_on(h, &inbox, &claimed, 1).await;
     ok(inbox.release(&claimed).await);
     let entered = handle(h, &inbox, &[arrival(1, "a"), arrival(2, "a"), arrival(3, "a")]).await;
     assert_eq!(entered, [Entered::Repeat(State::Dead), Entered::Repeat(State::Done), Entered::New]);
 }
 
-/// After the first was given up, the next one's attempts and starts count from zero.
+/// After the first message was dead-lettered, attempts and starts of the next one begin at zero.
 pub async fn what_follows_a_dead_message_counts_from_zero(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     keep(&inbox, &arrival(1, "a"), &retry(Duration::ZERO, 4)).await;
@@ -123,7 +123,7 @@ pub async fn what_follows_a_dead_message_counts_from_zero(h: &mut impl Harness) 
     assert_eq!((numbers(&claimed), claimed.messages[0].attempts, claimed.messages[0].started), (vec![2], 0, 1));
 }
 
-/// The same with `hold`: the claim ends, and nothing of the queue is handled.
+/// The same with `hold`: the claim ends, and no message of the queue is handled.
 pub async fn a_waiting_message_is_given_up_and_its_queue_waits(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     keep(&inbox, &arrival(1, "a"), &retry(Duration::ZERO, 4)).await;
@@ -137,7 +137,7 @@ pub async fn a_waiting_message_is_given_up_and_its_queue_waits(h: &mut impl Harn
     assert_eq!(handle(h, &inbox, &[arrival(3, "a")]).await, [Entered::Behind]);
 }
 
-/// Put aside, it frees the queue that waited for it; its row stays, so that a repeat is known.
+/// Archiving releases the queue that waited for it. Its inbox row stays, so that a redelivery is a duplicate.
 pub async fn an_archived_letter_frees_its_queue(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     bury(&inbox, &arrival(1, "a"), Stop::DeadHold).await;
@@ -157,7 +157,7 @@ pub async fn an_archived_letter_frees_its_queue(h: &mut impl Harness) {
     assert_eq!(h.effects().await, lines(&[2, 3]));
 }
 
-/// With nothing behind it there is nothing left to wait.
+/// Without successors the key takes the live path again.
 pub async fn an_archived_letter_without_successors_frees_its_queue(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     bury(&inbox, &arrival(1, "a"), Stop::DeadHold).await;
@@ -166,7 +166,7 @@ pub async fn an_archived_letter_without_successors_frees_its_queue(h: &mut impl 
     assert_eq!(handle(h, &inbox, &[arrival(2, "a")]).await, [Entered::New]);
 }
 
-/// A queue waits for the letter that stopped it, not for any other of its key.
+/// A queue waits for the dead letter that holds it, not for any other of its key.
 pub async fn another_letter_does_not_free_a_held_queue(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     bury(&inbox, &arrival(1, "a"), Stop::DeadContinue).await;
@@ -179,7 +179,7 @@ pub async fn another_letter_does_not_free_a_held_queue(h: &mut impl Harness) {
     assert_eq!(numbers(&due_one(&inbox).await), [3]);
 }
 
-/// A queue that two letters stopped waits for both.
+/// A queue held by two dead letters waits for both.
 pub async fn a_queue_held_by_two_letters_waits_for_both(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     bury(&inbox, &arrival(1, "a"), Stop::DeadHold).await;
@@ -192,7 +192,7 @@ pub async fn a_queue_held_by_two_letters_waits_for_both(h: &mut impl Harness) {
     assert_eq!(numbers(&due_one(&inbox).await), [3]);
 }
 
-/// A person can look before acting.
+/// An operator can check the effect before acting.
 pub async fn a_dry_run_only_counts(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     for number in [1, 2, 3] {
@@ -206,7 +206,7 @@ pub async fn a_dry_run_only_counts(h: &mut impl Harness) {
     assert!(due(&inbox).await.is_empty());
 }
 
-/// Everything that is set must hold.
+/// Every field that is set must match.
 pub async fn letters_are_found_by_what_is_known_of_them(h: &mut impl Harness) {
     let (billing, shipping) = (h.inbox(BILLING).await, h.inbox("shipping").await);
     let other = Setback { class: "undecodable", ..setback(Stop::DeadContinue, 1) };

@@ -1,4 +1,4 @@
-//! Lanes: one member at a time, and whoever lost one changes nothing any more.
+//! Lanes: one member at a time, and a member that lost its lane cannot change anything.
 
 use relevo_core::consume::Lane;
 use relevo_core::inbox::operate::{DeadFilter, Operate};
@@ -10,7 +10,7 @@ use super::stage::{
     take,
 };
 
-/// Living members leave each other's lanes alone.
+/// Members that are alive do not take each other's lanes.
 pub async fn a_lane_is_one_members(h: &mut impl Harness) {
     let (first, second) = (h.inbox(BILLING).await, h.inbox(BILLING).await);
     let lanes = [Lane::new("0"), Lane::new("1")];
@@ -26,7 +26,7 @@ pub async fn a_lane_is_one_members(h: &mut impl Harness) {
     assert_eq!(taken.iter().map(|held| &held.lane).collect::<Vec<_>>(), [&further[1]]);
 }
 
-/// Members that start at the same moment.
+/// Members request lanes at the same time.
 pub async fn members_that_take_at_once_share(h: &mut impl Harness) {
     let (first, second) = (h.inbox(BILLING).await, h.inbox(BILLING).await);
     ok(first.beat(&beat(1, LONG)).await);
@@ -45,7 +45,7 @@ pub async fn each_consumer_has_its_own_lanes(h: &mut impl Harness) {
     take(&h.inbox("shipping").await, 2, LONG).await;
 }
 
-/// Whoever is not known to be alive could never be missed.
+/// Without a heartbeat that can expire, no other member could ever take over its lanes.
 pub async fn a_member_that_did_not_beat_takes_nothing(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     assert_eq!(ok(inbox.take(member(1), &[lane()]).await), []);
@@ -55,7 +55,7 @@ pub async fn a_member_that_did_not_beat_takes_nothing(h: &mut impl Harness) {
     take(&inbox, 2, LONG).await;
 }
 
-/// A dead member's lane goes to another; what the dead one still tries is refused, and changes nothing.
+/// Another member takes the lane of an expired one. Later calls of the expired member are rejected without effect.
 pub async fn whoever_lost_its_lane_changes_nothing(h: &mut impl Harness) {
     let (old, new) = (h.inbox(BILLING).await, h.inbox(BILLING).await);
     let before = take(&old, 1, SHORT).await;
@@ -80,7 +80,7 @@ pub async fn whoever_lost_its_lane_changes_nothing(h: &mut impl Harness) {
     assert_eq!(h.effects().await, lines(&[1]));
 }
 
-/// Owner and epoch must both be right.
+/// Owner and epoch must both match.
 pub async fn a_lane_is_held_by_owner_and_epoch(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     let held = take(&inbox, 1, LONG).await;
@@ -96,7 +96,7 @@ pub async fn a_lane_is_held_by_owner_and_epoch(h: &mut impl Harness) {
     open(inbox.begin(Enter { held: Some(&held), arrivals: &[arrival(1, "a")] }).await);
 }
 
-/// A paused worker cannot commit after its lane moved, for the lane does not move while its transaction is open.
+/// A suspended worker cannot commit after its lane moved, because the lane does not move while its transaction is open.
 pub async fn a_lane_does_not_move_under_an_open_transaction(h: &mut impl Harness) {
     let (old, new) = (h.inbox(BILLING).await, h.inbox(BILLING).await);
     let before = take(&old, 1, WAITED).await;
@@ -130,7 +130,7 @@ pub async fn a_lane_does_not_move_under_a_result(h: &mut impl Harness) {
     assert_eq!(ok(new.take(member(2), &[lane()]).await).len(), 1);
 }
 
-/// A heartbeat that came too late harms nobody if nobody took the lane.
+/// A late heartbeat has no consequences if no other member took the lane.
 pub async fn an_owner_that_nobody_followed_goes_on(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     let held = take(&inbox, 1, SHORT).await;
@@ -141,7 +141,7 @@ pub async fn an_owner_that_nobody_followed_goes_on(h: &mut impl Harness) {
     assert_eq!(take(&inbox, 1, LONG).await, held);
 }
 
-/// A handler that takes long does not keep its member from saying that it is alive.
+/// A slow handler does not block the heartbeats of its member.
 pub async fn a_heartbeat_never_waits_for_a_handler(h: &mut impl Harness) {
     let (inbox, other) = (h.inbox(BILLING).await, h.inbox(BILLING).await);
     let held = take(&inbox, 1, LONG).await;
@@ -152,14 +152,14 @@ pub async fn a_heartbeat_never_waits_for_a_handler(h: &mut impl Harness) {
     }
 }
 
-/// A member that leaves, or gives a lane back, is not waited for.
+/// Other members do not wait for a member that leaves or releases a lane.
 pub async fn what_is_given_back_is_free_at_once(h: &mut impl Harness) {
     let (old, new) = (h.inbox(BILLING).await, h.inbox(BILLING).await);
     let lanes = [Lane::new("0"), Lane::new("1"), Lane::new("2")];
     ok(old.beat(&beat(1, LONG)).await);
     ok(new.beat(&beat(2, LONG)).await);
     let before = ok(old.take(member(1), &lanes).await);
-    // What is another's is not freed.
+    // Releasing another member's lanes has no effect.
     ok(new.give_back(member(2), &lanes).await);
     assert_eq!(ok(new.take(member(2), &lanes).await), []);
     ok(old.give_back(member(1), &lanes[..1]).await);
@@ -176,7 +176,7 @@ pub async fn what_is_given_back_is_free_at_once(h: &mut impl Harness) {
     lost(old.begin(Enter { held: Some(&before[1]), arrivals: &[arrival(2, "a")] }).await);
 }
 
-/// A member that was counted as dead must know: its lanes may have moved.
+/// A member that had expired must learn this from its heartbeat, because its lanes may have moved.
 pub async fn a_member_that_was_counted_as_dead_is_told(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     assert!(!ok(inbox.beat(&beat(1, SHORT)).await).was_dead, "the first time");

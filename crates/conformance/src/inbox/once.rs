@@ -1,23 +1,23 @@
-//! One row a message: the effect, what is emitted and the verdict happen with it, or not at all.
+//! One row per message: the effect, the emitted messages and the verdict commit together with it, or not at all.
 
 use relevo_core::inbox::{Arrival, Enter, Entered, Inbox, State};
 
 use super::harness::Harness;
 use super::stage::{BILLING, arrival, begin, handle, handle_patiently, line, lines, ok, open};
 
-/// The whole promise, in one process.
+/// The whole guarantee, in one process and across two.
 pub async fn a_new_message_is_handled_once(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     let message = arrival(1, "a");
     assert_eq!(handle(h, &inbox, std::slice::from_ref(&message)).await, [Entered::New]);
-    // A repeat, and another process.
+    // A redelivery to the same process, and one to another process.
     let other = h.inbox(BILLING).await;
     assert_eq!(handle(h, &inbox, std::slice::from_ref(&message)).await, [Entered::Repeat(State::Done)]);
     assert_eq!(handle(h, &other, &[message]).await, [Entered::Repeat(State::Done)]);
     assert_eq!(h.effects().await, lines(&[1]));
 }
 
-/// A handler that failed leaves no trace.
+/// A failed handler leaves nothing behind.
 pub async fn what_rolled_back_did_not_happen(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     let message = [arrival(1, "a")];
@@ -29,19 +29,20 @@ pub async fn what_rolled_back_did_not_happen(h: &mut impl Harness) {
     assert_eq!(h.effects().await, lines(&[1]));
 }
 
-/// A handler that was cancelled, or panicked, rolls nothing back itself.
+/// A handler that was cancelled or panicked cannot roll back itself. Dropping its transaction must have the same
+/// effect.
 pub async fn a_dropped_transaction_did_not_happen(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     let message = [arrival(1, "a")];
     let (mut transaction, _) = begin(&inbox, &message).await;
     h.effect(&mut transaction, "dropped").await;
     drop(transaction);
-    // The database may take a moment to notice.
+    // The database may need a moment to detect the drop.
     assert_eq!(handle_patiently(h, &inbox, &message).await, [Entered::New]);
     assert_eq!(h.effects().await, lines(&[1]));
 }
 
-/// Handled one after the other: each is a transaction of its own, whatever becomes of the next.
+/// Messages handled in turn each have their own transaction, whatever happens to the next one.
 pub async fn a_commit_that_begins_the_next_is_a_commit(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     let [first, second, third] = [1, 2, 3].map(|number| [arrival(number, "a")]);
@@ -53,7 +54,7 @@ pub async fn a_commit_that_begins_the_next_is_a_commit(h: &mut impl Harness) {
     assert_eq!(h.effects().await, lines(&[1]));
     h.effect(&mut transaction, "rolled back").await;
     ok(inbox.roll_back(transaction).await);
-    // One that was handled before is a repeat, also here.
+    // An already handled message is a duplicate in this call too.
     let (mut transaction, _) = begin(&inbox, &second).await;
     h.effect(&mut transaction, &line(&second[0])).await;
     let (transaction, entered) = open(ok(inbox.commit_and_begin(transaction, next(&first)).await));
@@ -65,7 +66,7 @@ pub async fn a_commit_that_begins_the_next_is_a_commit(h: &mut impl Harness) {
     assert_eq!(h.effects().await, lines(&[1, 2, 3]));
 }
 
-/// What a handler emits goes out if and only if its effect happened.
+/// Messages emitted by a handler are published if and only if its effect was committed.
 pub async fn effect_emitted_message_and_entry_are_one(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     let message = [arrival(1, "a")];
@@ -95,7 +96,7 @@ pub async fn each_consumer_handles_a_message_once(h: &mut impl Harness) {
     assert_eq!(h.effects().await, lines(&[1, 1]));
 }
 
-/// A replay is another handling, on purpose.
+/// A replay deliberately handles the message again.
 pub async fn each_replay_handles_a_message_once(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     for replay in [0, 1, 2] {
@@ -106,11 +107,11 @@ pub async fn each_replay_handles_a_message_once(h: &mut impl Harness) {
     }
 }
 
-/// Recorded, so that people can tell it from what was handled; a repeat is a repeat.
+/// A skip is recorded, so that operators can distinguish it from a handled message. A later delivery is a duplicate.
 pub async fn a_skipped_message_counts_as_skipped(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     let messages = [arrival(1, "a"), arrival(2, "a")];
-    // Rolled back, it was not skipped either.
+    // A rolled-back skip is not recorded.
     let (mut transaction, _) = begin(&inbox, &messages).await;
     ok(inbox.skip(&mut transaction, messages[0].entry).await);
     ok(inbox.roll_back(transaction).await);
@@ -122,7 +123,8 @@ pub async fn a_skipped_message_counts_as_skipped(h: &mut impl Harness) {
     assert_eq!(again, [Entered::Repeat(State::Skipped), Entered::Repeat(State::Done)]);
 }
 
-/// Rows are entered in the order of their ids, so that batches cannot wait for each other in a circle; nobody sees that.
+/// Stores enter rows in the order of their ids to avoid deadlocks between batches, but return outcomes in the order of
+/// the request.
 pub async fn answers_come_in_the_order_asked(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     handle(h, &inbox, &[arrival(2, "b")]).await;
@@ -132,7 +134,7 @@ pub async fn answers_come_in_the_order_asked(h: &mut impl Harness) {
     assert_eq!(h.effects().await, lines(&[2, 3, 1, 4]));
 }
 
-/// The broker gave it twice before anybody could answer.
+/// The broker delivered it twice before the consumer could acknowledge it.
 pub async fn the_same_message_twice_in_a_batch_is_handled_once(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     let batch = [arrival(1, "a"), arrival(2, "b"), arrival(1, "a")];
@@ -142,7 +144,7 @@ pub async fn the_same_message_twice_in_a_batch_is_handled_once(h: &mut impl Harn
     assert_eq!(h.effects().await, lines(&[1, 2]));
 }
 
-/// A batch as large as a runtime makes one, with repeats in it.
+/// A batch as large as the runtime makes one, with duplicates in it.
 pub async fn a_large_batch_is_one_transaction(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     handle(h, &inbox, &[arrival(7, "7"), arrival(300, "300")]).await;
@@ -158,7 +160,7 @@ pub async fn a_large_batch_is_one_transaction(h: &mut impl Harness) {
     assert_eq!(handle(h, &inbox, &batch).await, [Entered::Repeat(State::Done); 500]);
 }
 
-/// Nothing to enter is no error: a handler may still want the transaction.
+/// An empty batch is not an error: a handler may still use the transaction.
 pub async fn an_empty_batch_is_a_transaction(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     let (mut transaction, entered) = begin(&inbox, &[]).await;

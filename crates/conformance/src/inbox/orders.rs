@@ -1,4 +1,4 @@
-//! What people order, and what they are shown.
+//! Operator controls, and the consumer status that operators see.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use super::stage::{
     member, numbers, of, ok, open, retry, take, work,
 };
 
-/// Every member hears it with its next heartbeat.
+/// Every member learns of the pause with its next heartbeat.
 pub async fn a_paused_consumer_hears_of_it(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     take(&inbox, 1, LONG).await;
@@ -26,7 +26,7 @@ pub async fn a_paused_consumer_hears_of_it(h: &mut impl Harness) {
     assert_eq!(ok(inbox.beat(&beat(1, LONG)).await), Orders::default());
 }
 
-/// One lane, and no other.
+/// One lane is paused, and no other.
 pub async fn a_lane_is_paused_alone(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     take(&inbox, 1, LONG).await;
@@ -39,7 +39,7 @@ pub async fn a_lane_is_paused_alone(h: &mut impl Harness) {
     assert_eq!(ok(inbox.beat(&beat(1, LONG)).await), Orders::default());
 }
 
-/// Open, closed, and free again.
+/// An operator opens the breaker, closes it, and removes the override.
 pub async fn a_breaker_is_forced(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     take(&inbox, 1, LONG).await;
@@ -54,7 +54,7 @@ pub async fn a_breaker_is_forced(h: &mut impl Harness) {
     }
 }
 
-/// Orders outlast the owner of a lane.
+/// Controls stay in effect when the owner of a lane changes.
 pub async fn a_lane_that_moves_stays_paused(h: &mut impl Harness) {
     let (old, new) = (h.inbox(BILLING).await, h.inbox(BILLING).await);
     take(&old, 1, SHORT).await;
@@ -64,7 +64,7 @@ pub async fn a_lane_that_moves_stays_paused(h: &mut impl Harness) {
     assert_eq!(ok(new.beat(&beat(2, LONG)).await).paused_lanes, [lane()]);
 }
 
-/// Nobody takes an order for what is not there.
+/// A control for an unknown consumer or lane is rejected.
 pub async fn an_order_to_nobody_is_refused(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     take(&inbox, 1, LONG).await;
@@ -76,10 +76,10 @@ pub async fn an_order_to_nobody_is_refused(h: &mut impl Harness) {
     assert_eq!(ok(operator.consumer("nobody", 10).await), None);
 }
 
-/// Whatever far sides say can be told on.
+/// The error text of an external service may contain any characters.
 const BREAKER: &str = r"503 from the tax agency: \u0000 \";
 
-/// Members, lanes, marks and breakers, as the members last told them.
+/// Members, lanes, settled offsets and breakers, as the members last reported them.
 pub async fn a_consumer_is_shown_as_its_members_tell(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     take(&inbox, 1, SHORT).await;
@@ -91,7 +91,7 @@ pub async fn a_consumer_is_shown_as_its_members_tell(h: &mut impl Harness) {
     };
     ok(inbox.beat(&told).await);
     ok(inbox.beat(&beat(2, LONG)).await);
-    // What is not one's own is not written.
+    // A member cannot write the settled offset of another member's lane.
     ok(inbox.beat(&Beat { marks: vec![(lane(), Some(99))], ..beat(2, LONG) }).await);
     let operator = h.operator().await;
     let shown = ok(operator.consumer(BILLING, 10).await).expect("a consumer");
@@ -111,13 +111,13 @@ pub async fn a_consumer_is_shown_as_its_members_tell(h: &mut impl Harness) {
     let members: Vec<_> = shown.members.iter().map(|member| (member.name.as_str(), member.alive)).collect();
     assert_eq!(members, [("member 2", true), ("member 1", false)], "living ones first");
     assert_eq!(shown.consumer.members, 1);
-    // A breaker that is not told of any more has closed.
+    // A breaker that is no longer reported has closed.
     take(&inbox, 1, LONG).await;
     ok(inbox.beat(&beat(1, LONG)).await);
     assert_eq!(ok(operator.consumer(BILLING, 10).await).expect("a consumer").lanes[0].breaker, None);
 }
 
-/// How much waits, and what for.
+/// Counts of waiting messages, and the reasons they wait.
 pub async fn what_waits_is_counted_and_shown(h: &mut impl Harness) {
     let (billing, shipping) = (h.inbox(BILLING).await, h.inbox("shipping").await);
     ok(billing.beat(&beat(1, LONG)).await);
@@ -137,7 +137,7 @@ pub async fn what_waits_is_counted_and_shown(h: &mut impl Harness) {
     assert_eq!(ok(operator.consumer(BILLING, 1).await).expect("a consumer").queues.len(), 1);
 }
 
-/// Who worked for it, and what people ordered. Who comes back begins anew, and what was handled stays handled.
+/// Members and controls are deleted. A member that returns starts without controls, and handled messages stay handled.
 pub async fn a_consumer_that_nobody_works_for_is_forgotten(h: &mut impl Harness) {
     let (old, new) = (h.inbox(BILLING).await, h.inbox(BILLING).await);
     let before = take(&old, 1, SHORT).await;
@@ -165,7 +165,7 @@ pub async fn a_consumer_that_nobody_works_for_is_forgotten(h: &mut impl Harness)
     assert_eq!(handle(h, &new, &[arrival(1, "a")]).await, [Entered::Repeat(State::Done)]);
 }
 
-/// One is enough, and nothing is changed then.
+/// One live member is enough to reject the request, and nothing changes.
 pub async fn a_consumer_with_a_living_member_is_not_forgotten(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     take(&inbox, 1, SHORT).await;
@@ -181,7 +181,7 @@ pub async fn a_consumer_with_a_living_member_is_not_forgotten(h: &mut impl Harne
     assert_eq!(ok(operator.forget(BILLING).await), Forgotten::Gone);
 }
 
-/// Its member was not heard of for long, and may still commit.
+/// Its member has expired but may still commit.
 pub async fn a_consumer_is_not_forgotten_under_an_open_transaction(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     let operator = h.operator().await;
@@ -197,7 +197,7 @@ pub async fn a_consumer_is_not_forgotten_under_an_open_transaction(h: &mut impl 
     lost(inbox.begin(Enter { held: Some(&held), arrivals: &[arrival(2, "a")] }).await);
 }
 
-/// It is told of for as long as that is so, and whoever comes back goes on with it.
+/// The consumer is listed while it has waiting messages or dead letters, and a returning member continues with them.
 pub async fn what_a_forgotten_consumer_left_is_there_when_it_comes_back(h: &mut impl Harness) {
     let (old, new) = (h.inbox(BILLING).await, h.inbox(BILLING).await);
     take(&old, 1, SHORT).await;

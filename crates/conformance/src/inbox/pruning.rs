@@ -1,4 +1,4 @@
-//! Pruning: what is done is forgotten when its time is over, and nothing else ever is.
+//! Pruning: deletes finished rows after their retention, and no others.
 
 use std::time::Duration;
 
@@ -10,10 +10,10 @@ use super::stage::{
     BILLING, LONG, SHORT, arrival, beat, begin, bury, handle, id, keep, lane, mark, of, ok, retry, take,
 };
 
-/// Longer than anything is kept.
+/// Longer than any retention.
 const AGE: Duration = Duration::from_hours(100);
 
-/// Prunes everything that can be.
+/// Prunes until no expired rows are left.
 async fn prune(inbox: &impl Inbox) {
     for _ in 0..100 {
         if !ok(inbox.prune(10).await) {
@@ -23,7 +23,7 @@ async fn prune(inbox: &impl Inbox) {
     panic!("there is always more");
 }
 
-/// Whatever its age, what waits, runs or was given up must be known when a repeat comes.
+/// Messages that wait, run or are dead must be known when a duplicate arrives, however old they are.
 pub async fn only_what_is_done_or_skipped_is_forgotten(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     let [done, skipped, open, calling, waiting, dead, reopened, behind] =
@@ -49,7 +49,7 @@ pub async fn only_what_is_done_or_skipped_is_forgotten(h: &mut impl Harness) {
     assert_eq!(handle(h, &inbox, &[done, skipped]).await, [Entered::New; 2]);
 }
 
-/// Not a moment before its time, and only of the consumer whose time it is.
+/// Rows are deleted no earlier than their retention, and only those of the consumer with that retention.
 pub async fn what_is_young_is_kept(h: &mut impl Harness) {
     let brief = Keeping { done: Duration::from_hours(1), ..KEEPING };
     let (billing, shipping) = (h.inbox_keeping(BILLING, brief).await, h.inbox("shipping").await);
@@ -64,7 +64,7 @@ pub async fn what_is_young_is_kept(h: &mut impl Harness) {
     assert_eq!(handle(h, &billing, &[arrival(1, "a")]).await, [Entered::New]);
 }
 
-/// So many at once, so that nobody waits for long.
+/// Each call deletes a limited number of rows, so that no other transaction waits long.
 pub async fn pruning_goes_in_batches(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     let messages: Vec<_> = (0..7).map(|number| arrival(number, "a")).collect();
@@ -81,7 +81,7 @@ pub async fn pruning_goes_in_batches(h: &mut impl Harness) {
     assert_eq!(handle(h, &inbox, &messages).await, [Entered::New; 7]);
 }
 
-/// Letters that nobody has looked at wait for ever.
+/// Dead letters without an operator's decision are kept for ever.
 pub async fn only_letters_that_were_dealt_with_are_forgotten(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     for number in [1, 2, 3] {
@@ -98,7 +98,7 @@ pub async fn only_letters_that_were_dealt_with_are_forgotten(h: &mut impl Harnes
     assert_eq!(left.iter().map(|letter| letter.arrival.entry.id).collect::<Vec<_>>(), [id(3)]);
 }
 
-/// Traces have a time of their own.
+/// Traces have their own retention.
 pub async fn old_traces_are_forgotten(h: &mut impl Harness) {
     let inbox = h.inbox_keeping(BILLING, Keeping { trace: Some(Duration::from_hours(1)), ..KEEPING }).await;
     handle(h, &inbox, &[arrival(1, "a")]).await;
@@ -111,7 +111,7 @@ pub async fn old_traces_are_forgotten(h: &mut impl Harness) {
     assert_eq!(handle(h, &inbox, &[arrival(1, "a")]).await, [Entered::Repeat(State::Done)], "its row is young");
 }
 
-/// A member that is long dead is not shown for ever; should it come back, it is told.
+/// A member that expired long ago is deleted. If it returns, the heartbeat reply reports that it had expired.
 pub async fn members_that_are_long_dead_are_forgotten(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     take(&inbox, 1, SHORT).await;
@@ -128,7 +128,7 @@ pub async fn members_that_are_long_dead_are_forgotten(h: &mut impl Harness) {
     assert!(ok(inbox.beat(&back).await).was_dead);
 }
 
-/// Whoever looks at a consumer sees how long its inbox remembers, once it was pruned.
+/// After the first prune, operators can see the retention of a consumer's inbox.
 pub async fn how_long_it_remembers_is_shown(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     handle(h, &inbox, &[arrival(1, "a")]).await;

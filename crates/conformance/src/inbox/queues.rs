@@ -1,4 +1,4 @@
-//! The retry table: a message that waits keeps its place, and those of its queue stay behind it.
+//! The retry table: a waiting message keeps its position, and later messages of its queue stay behind it.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use super::stage::{
     work, work_on,
 };
 
-/// Not before its pause is over, and then with all that it came with.
+/// It is not due before its pause is over, and keeps all its data.
 pub async fn a_retried_message_is_due_after_its_pause(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     let message = arrival(1, "a");
@@ -27,7 +27,7 @@ pub async fn a_retried_message_is_due_after_its_pause(h: &mut impl Harness) {
     assert_eq!(h.effects().await, lines(&[1]));
 }
 
-/// What has ended or waits already is not kept again.
+/// A failure is not recorded for a message that has ended or already waits.
 pub async fn what_ended_meanwhile_is_not_set_back(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     let [done, waiting, dead] = [1, 2, 3].map(|number| arrival(number, &number.to_string()));
@@ -45,7 +45,7 @@ pub async fn what_ended_meanwhile_is_not_set_back(h: &mut impl Harness) {
     assert_eq!(ok(h.operator().await.dead(&DeadFilter::default(), 10).await).len(), 1);
 }
 
-/// A message that was begun, and counted, can wait.
+/// A message whose start was counted can be queued for a retry.
 pub async fn a_started_message_can_be_set_back(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     ok(inbox.start(&arrival(1, "a")).await);
@@ -53,7 +53,7 @@ pub async fn a_started_message_can_be_set_back(h: &mut impl Harness) {
     assert_eq!(numbers(&due_one(&inbox).await), [1]);
 }
 
-/// In the order in which they came, whatever their ids say.
+/// They wait in the order of arrival, whatever their ids are.
 pub async fn later_messages_wait_behind_in_order(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     keep(&inbox, &arrival(5, "a"), &retry(SHORT, 1)).await;
@@ -71,7 +71,7 @@ pub async fn later_messages_wait_behind_in_order(h: &mut impl Harness) {
     assert_eq!(h.effects().await, lines(&[9, 5, 3, 2, 1, 4]));
 }
 
-/// A transaction that did not commit put nothing behind.
+/// A rolled-back transaction queues nothing.
 pub async fn what_rolled_back_does_not_wait(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     keep(&inbox, &arrival(1, "a"), &retry(Duration::ZERO, 1)).await;
@@ -84,7 +84,7 @@ pub async fn what_rolled_back_does_not_wait(h: &mut impl Harness) {
     assert_eq!(handle(h, &inbox, &[arrival(2, "a")]).await, [Entered::New]);
 }
 
-/// A message that fails while its queue waits takes its turn: what waits came before it.
+/// A message that fails while its queue waits goes to the end, because the waiting messages came before it.
 pub async fn a_message_set_back_into_a_queue_goes_behind(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     keep(&inbox, &arrival(1, "a"), &retry(SHORT, 5)).await;
@@ -104,7 +104,7 @@ pub async fn each_consumer_has_its_own_queues(h: &mut impl Harness) {
     assert_eq!(numbers(&due_one(&billing).await), [1]);
 }
 
-/// No more than asked for, the one that waited longest first.
+/// At most the requested number of queues, the one that waited longest first.
 pub async fn the_queue_that_waited_longest_comes_first(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     let pauses = [("a", 200), ("b", 0), ("c", 100)];
@@ -121,7 +121,7 @@ pub async fn the_queue_that_waited_longest_comes_first(h: &mut impl Harness) {
     assert_eq!((rest.len(), numbers(&rest[0])), (1, vec![1, 11, 21]));
 }
 
-/// Members that ask at the same moment get different queues.
+/// Members that poll at the same time get different queues.
 pub async fn two_members_claim_different_queues(h: &mut impl Harness) {
     let (first, second) = (h.inbox(BILLING).await, h.inbox(BILLING).await);
     for number in 0..12 {
@@ -140,7 +140,7 @@ pub async fn two_members_claim_different_queues(h: &mut impl Harness) {
     assert_eq!(tokens.len(), 12, "each claim has its own token");
 }
 
-/// The first message again, with the count of its attempts; nothing overtakes it meanwhile.
+/// The first message stays first, with its count of attempts; no other message overtakes it.
 pub async fn a_message_that_fails_again_keeps_its_place(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     keep(&inbox, &arrival(1, "a"), &retry(Duration::ZERO, 1)).await;
@@ -155,11 +155,12 @@ pub async fn a_message_that_fails_again_keeps_its_place(h: &mut impl Harness) {
     assert_eq!((numbers(&claimed), claimed.messages[0].attempts, claimed.messages[0].started), (vec![1, 2, 3], 2, 1));
 }
 
-/// One that a process may have died of is put off while others run there: it is suspected the next time, too.
+/// A message that may have crashed a process is postponed while others run. It keeps its count of starts and must run
+/// alone the next time too.
 pub async fn what_was_not_tried_keeps_its_count_of_starts(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     keep(&inbox, &arrival(1, "a"), &retry(Duration::ZERO, 3)).await;
-    // A process that claims it is never heard of again.
+    // A process claims it and crashes.
     assert_eq!(ok(inbox.due(1, 1, SHORT).await)[0].messages[0].started, 1);
     h.pass(SHORT).await;
     for _ in 0..2 {
@@ -177,7 +178,7 @@ pub async fn what_was_not_tried_keeps_its_count_of_starts(h: &mut impl Harness) 
     assert_eq!(due_one(&inbox).await.messages[0].started, 1, "a try that failed is no crash");
 }
 
-/// The same of a live message that was to be called for.
+/// The same for a live message with an external call.
 pub async fn a_call_that_was_not_made_keeps_its_count_of_starts(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     let message = arrival(1, "a");
@@ -188,14 +189,14 @@ pub async fn a_call_that_was_not_made_keeps_its_count_of_starts(h: &mut impl Har
             let put_off = setback(Stop::Wait { after: Duration::ZERO }, 0);
             assert_eq!(ok(inbox.set_back(&message, None, Some(claim), &put_off).await), Kept::Kept);
         }
-        // The first time its process is never heard of again.
+        // The first time its process crashes.
         h.pass(SHORT).await;
     }
     let claimed = due_one(&inbox).await;
     assert_eq!((claimed.messages[0].attempts, claimed.messages[0].started), (0, 2));
 }
 
-/// A live message that is deferred without an attempt waits for its own pause, and not only for its turn in the queue.
+/// A live message deferred without an attempt waits for its own pause, and not only for its turn in the queue.
 pub async fn a_deferred_live_message_is_not_tried_before_its_time(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     keep(&inbox, &arrival(1, "a"), &retry(Duration::ZERO, 1)).await;
@@ -209,7 +210,7 @@ pub async fn a_deferred_live_message_is_not_tried_before_its_time(h: &mut impl H
     assert_eq!((numbers(&claimed), claimed.messages[0].attempts), (vec![2], 0));
 }
 
-/// Whatever was counted of a message does not count for the next one, also if nobody released the queue.
+/// Attempts and starts of a message do not count for the next one, even if the queue was not released.
 pub async fn attempts_belong_to_the_first_message(h: &mut impl Harness) {
     let (inbox, other) = (h.inbox(BILLING).await, h.inbox(BILLING).await);
     keep(&inbox, &arrival(1, "a"), &retry(Duration::ZERO, 7)).await;
@@ -226,7 +227,7 @@ pub async fn attempts_belong_to_the_first_message(h: &mut impl Harness) {
     assert_eq!((numbers(&claimed), claimed.messages[0].attempts, claimed.messages[0].started), (vec![3], 0, 1));
 }
 
-/// Only the first that is left, one after the other, under one claim.
+/// Under one claim, only the first remaining message can be handled, one after the other.
 pub async fn a_queue_is_handled_from_its_front(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     keep(&inbox, &arrival(1, "a"), &retry(Duration::ZERO, 1)).await;
@@ -234,7 +235,7 @@ pub async fn a_queue_is_handled_from_its_front(h: &mut impl Harness) {
     let claimed = due_one(&inbox).await;
     let second = inbox.begin_due(&claimed, claimed.messages[1].number).await;
     assert!(!matches!(ok(second), Begun::Open(..)), "another is before it");
-    // Rolled back, it is the first again.
+    // After a rollback it is the first again.
     let (mut transaction, _) = open(inbox.begin_due(&claimed, claimed.messages[0].number).await);
     h.effect(&mut transaction, "rolled back").await;
     ok(inbox.roll_back(transaction).await);
@@ -246,7 +247,7 @@ pub async fn a_queue_is_handled_from_its_front(h: &mut impl Harness) {
     assert_eq!(h.effects().await, lines(&[1, 2]));
 }
 
-/// A message of the retry table can be skipped as any other.
+/// A message from the retry table can be skipped like any other.
 pub async fn a_waiting_message_may_be_skipped(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     let message = arrival(1, "a");
@@ -259,7 +260,7 @@ pub async fn a_waiting_message_may_be_skipped(h: &mut impl Harness) {
     assert_eq!(handle(h, &inbox, &[message]).await, [Entered::Repeat(State::Skipped)]);
 }
 
-/// What a member did not come to is due for others at once.
+/// Messages that a member did not handle are due for others immediately.
 pub async fn what_is_released_is_due_at_once(h: &mut impl Harness) {
     let (inbox, other) = (h.inbox(BILLING).await, h.inbox(BILLING).await);
     keep(&inbox, &arrival(1, "a"), &retry(Duration::ZERO, 2)).await;
@@ -272,7 +273,7 @@ pub async fn what_is_released_is_due_at_once(h: &mut impl Harness) {
     assert_eq!((numbers(&claimed), claimed.messages[0].attempts), (vec![1, 2], 2));
 }
 
-/// Emptied, and then its member died: whoever claims it has only to release it.
+/// A member emptied the queue and crashed: the next worker that claims it only has to release it.
 pub async fn an_empty_queue_that_nobody_released_is_released_later(h: &mut impl Harness) {
     let (inbox, other) = (h.inbox(BILLING).await, h.inbox(BILLING).await);
     keep(&inbox, &arrival(1, "a"), &retry(Duration::ZERO, 1)).await;

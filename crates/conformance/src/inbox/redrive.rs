@@ -1,4 +1,4 @@
-//! Redrive: a dead letter is handled once more, in its place, however often somebody asks.
+//! Redrive: a dead letter is handled once more, in its position, however often operators request it.
 
 use std::pin::pin;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use super::stage::{
     setback, work,
 };
 
-/// So long a call is left waiting, to see that it waits.
+/// How long to poll a call to check that it waits.
 const BRIEF: Duration = Duration::from_millis(30);
 
 fn all() -> DeadFilter {
@@ -23,7 +23,7 @@ async fn letter(h: &impl Harness, number: u64) -> DeadLetter {
     ok(h.operator().await.dead(&of(&[number]), 10).await).remove(0)
 }
 
-/// In front of what waited for it, due at once, with a count of its own.
+/// It goes before the messages that waited for it, is due immediately, and counts its own attempts.
 pub async fn a_redriven_message_goes_before_its_successors(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     bury(&inbox, &arrival(1, "a"), Stop::DeadHold).await;
@@ -40,10 +40,10 @@ pub async fn a_redriven_message_goes_before_its_successors(h: &mut impl Harness)
     assert_eq!(h.effects().await, lines(&[1, 2, 3]));
 }
 
-/// The broker delivers again what was redriven, before and after it is handled: it is known either way.
+/// The broker redelivers a redriven message before and after it is handled: both are duplicates.
 pub async fn a_duplicate_of_a_redriven_message_is_a_repeat(h: &mut impl Harness) {
     let (inbox, other) = (h.inbox(BILLING).await, h.inbox(BILLING).await);
-    // A queue of its own, as for a consumer that keeps no order: nothing but the row knows it.
+    // Its own queue, as for a consumer without order: only the inbox row identifies it.
     let message = [arrival(1, "1")];
     bury(&inbox, &message[0], Stop::DeadContinue).await;
     ok(h.operator().await.redrive(&mark(all())).await);
@@ -56,7 +56,7 @@ pub async fn a_duplicate_of_a_redriven_message_is_a_repeat(h: &mut impl Harness)
     assert_eq!(h.effects().await, lines(&[1]));
 }
 
-/// A double click.
+/// As after a double click.
 pub async fn a_second_redrive_reopens_nothing(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     bury(&inbox, &arrival(1, "a"), Stop::DeadHold).await;
@@ -71,7 +71,7 @@ pub async fn a_second_redrive_reopens_nothing(h: &mut impl Harness) {
     assert_eq!(h.effects().await, lines(&[1]));
 }
 
-/// Two operators at the same moment.
+/// Two operators redrive at the same time.
 pub async fn two_redrives_at_once_reopen_once(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     for number in 0..10 {
@@ -87,7 +87,7 @@ pub async fn two_redrives_at_once_reopen_once(h: &mut impl Harness) {
     assert!([vec![0, 3, 6, 9], vec![1, 4, 7], vec![2, 5, 8]].iter().all(|queue| queues.contains(queue)), "{queues:?}");
 }
 
-/// A redrive and an archive at the same moment: one of them has it.
+/// A redrive and an archive at the same time: only one succeeds.
 pub async fn a_letter_is_redriven_or_archived(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     bury(&inbox, &arrival(1, "a"), Stop::DeadHold).await;
@@ -99,7 +99,7 @@ pub async fn a_letter_is_redriven_or_archived(h: &mut impl Harness) {
     assert_eq!(due(&inbox).await.len() as u64, redriven);
 }
 
-/// Those of a queue in the order in which they came, also if the first one died last.
+/// Messages of a queue keep the order of arrival, even if the first one died last.
 pub async fn several_redriven_messages_keep_their_order(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     for number in [1, 2, 3] {
@@ -122,7 +122,8 @@ pub async fn several_redriven_messages_keep_their_order(h: &mut impl Harness) {
     assert_eq!(h.effects().await, lines(&[1, 2, 3, 4]));
 }
 
-/// What waits for its next attempt waits behind, for as long as it was to: nobody waits for its pause, and it is not cut short.
+/// A message that waits for its retry goes behind and keeps its own pause. The redriven message does not wait for that
+/// pause.
 pub async fn a_redriven_message_goes_before_what_is_retried(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     bury(&inbox, &arrival(1, "a"), Stop::DeadContinue).await;
@@ -140,7 +141,7 @@ pub async fn a_redriven_message_goes_before_what_is_retried(h: &mut impl Harness
     assert_eq!((numbers(&claimed), head.attempts, head.reopened), (vec![2], 6, false));
 }
 
-/// Somebody works on the queue while a message is put before it: what was claimed is not handled out of its turn.
+/// A worker has claimed the queue while a message is put before it: the claimed message is not handled out of order.
 pub async fn a_message_redriven_before_a_claimed_queue_is_not_overtaken(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     bury(&inbox, &arrival(1, "a"), Stop::DeadContinue).await;
@@ -159,8 +160,8 @@ pub async fn a_message_redriven_before_a_claimed_queue_is_not_overtaken(h: &mut 
     assert_eq!(h.effects().await, lines(&[1, 2]));
 }
 
-/// Whoever works on the queue may be calling the far side for its first message: until it gives the queue back, or its time is
-/// over, nobody else does.
+/// The worker of the queue may be making an external call for its first message. No other worker may do so until the
+/// queue is released or the claim expires.
 pub async fn a_redrive_takes_no_queue_from_its_worker(h: &mut impl Harness) {
     let (inbox, other) = (h.inbox(BILLING).await, h.inbox(BILLING).await);
     bury(&inbox, &arrival(1, "a"), Stop::DeadContinue).await;
@@ -175,7 +176,7 @@ pub async fn a_redrive_takes_no_queue_from_its_worker(h: &mut impl Harness) {
     assert_eq!(h.effects().await, lines(&[1, 2]));
 }
 
-/// A queue that waits for another letter's person goes on waiting: its successors may not pass that one.
+/// A queue held by another dead letter stays held: its successors must not overtake that letter.
 pub async fn a_redriven_letter_does_not_free_a_queue_held_by_another(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     bury(&inbox, &arrival(1, "a"), Stop::DeadContinue).await;
@@ -191,7 +192,7 @@ pub async fn a_redriven_letter_does_not_free_a_queue_held_by_another(h: &mut imp
     assert_eq!(handle(h, &inbox, &[arrival(4, "a")]).await, [Entered::Behind]);
 }
 
-/// It opens the same letter again, which says how often.
+/// It reopens the same dead letter, which counts the redrives.
 pub async fn a_redriven_message_that_dies_again_reopens_its_letter(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     bury(&inbox, &arrival(1, "a"), Stop::DeadHold).await;
@@ -211,7 +212,7 @@ pub async fn a_redriven_message_that_dies_again_reopens_its_letter(h: &mut impl 
     }
 }
 
-/// A redriven message that has to wait again is still one that a person took out.
+/// A redriven message that has to wait again still counts as redriven.
 pub async fn a_redriven_message_that_fails_waits_again(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     bury(&inbox, &arrival(1, "a"), Stop::DeadHold).await;
@@ -223,7 +224,7 @@ pub async fn a_redriven_message_that_fails_waits_again(h: &mut impl Harness) {
     assert_eq!((numbers(&claimed), claimed.messages[0].attempts, claimed.messages[0].reopened), (vec![1], 1, true));
 }
 
-/// One that was redriven and waits for its next try is not passed by a letter that died after it.
+/// A redriven message that waits for its retry is not overtaken by a letter that died after it.
 pub async fn a_redriven_message_that_waits_keeps_its_place(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     for number in [1, 2] {
@@ -242,7 +243,7 @@ pub async fn a_redriven_message_that_waits_keeps_its_place(h: &mut impl Harness)
     assert_eq!(h.effects().await, lines(&[1, 2]));
 }
 
-/// Only what was meant.
+/// Letters outside the filter stay unchanged.
 pub async fn a_redrive_touches_only_what_it_names(h: &mut impl Harness) {
     let (billing, shipping) = (h.inbox(BILLING).await, h.inbox("shipping").await);
     for inbox in [&billing, &shipping] {
@@ -256,7 +257,7 @@ pub async fn a_redrive_touches_only_what_it_names(h: &mut impl Harness) {
     assert!(due(&shipping).await.is_empty());
 }
 
-/// So many a second, and the first one now.
+/// The rate limits messages per second; the first is due immediately.
 pub async fn a_rate_spreads_what_is_redriven(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     for number in 0..4 {
@@ -273,7 +274,7 @@ pub async fn a_rate_spreads_what_is_redriven(h: &mut impl Harness) {
     assert_eq!(pauses, [500_000; 3]);
 }
 
-/// Also those of one key: they follow one another as the rate says, not as fast as their worker can.
+/// The rate also applies to messages of one key: they do not run as fast as the worker can.
 pub async fn a_rate_spreads_what_is_redriven_of_one_key(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     for number in 0..30 {
@@ -282,7 +283,7 @@ pub async fn a_rate_spreads_what_is_redriven_of_one_key(h: &mut impl Harness) {
     let operator = h.operator().await;
     assert_eq!(ok(operator.redrive(&Mark { rate: Some(1), ..mark(all()) }).await), 30);
     assert_eq!(handle(h, &inbox, &[arrival(30, "a")]).await, [Entered::Behind]);
-    // The first now, and one more for every second that the case takes.
+    // The first is due now, and one more for every second that the case takes.
     let mut claimed = vec![due_one(&inbox).await];
     while let Some(due_now) = claimed.pop() {
         work(h, &inbox, &due_now).await;
@@ -299,14 +300,14 @@ pub async fn a_rate_spreads_what_is_redriven_of_one_key(h: &mut impl Harness) {
     assert_eq!(h.effects().await, lines(&(0..31).collect::<Vec<_>>()));
 }
 
-/// The first of them is tried now, whichever was the last to hold their key.
+/// The first letter is due now, whichever letter held the key last.
 pub async fn a_rate_goes_on_with_the_first_of_several_that_held_a_key(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     for number in [1, 2] {
         bury(&inbox, &arrival(number, "a"), Stop::DeadHold).await;
     }
     handle(h, &inbox, &[arrival(3, "a")]).await;
-    // Others come between them.
+    // Letters of other keys lie between them.
     for number in 10..90 {
         bury(&inbox, &arrival(number, &number.to_string()), Stop::DeadContinue).await;
     }
@@ -318,7 +319,7 @@ pub async fn a_rate_goes_on_with_the_first_of_several_that_held_a_key(h: &mut im
     assert_eq!(numbers(mine)[0], 1);
 }
 
-/// A message is appended in an open transaction while another is put in front: both are there.
+/// One message is appended in an open transaction while another is put in front: both are kept.
 pub async fn a_redrive_beside_an_open_append_loses_nothing(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     bury(&inbox, &arrival(1, "a"), Stop::DeadHold).await;
@@ -333,7 +334,7 @@ pub async fn a_redrive_beside_an_open_append_loses_nothing(h: &mut impl Harness)
         Ok(answer) => answer.unwrap_or(0),
         Err(_) => ok(redrive.await),
     };
-    // One that gave up instead changed nothing, and is asked again.
+    // A redrive that gave up changed nothing and is repeated.
     assert_eq!(redriven + ok(operator.redrive(&all).await), 1);
     let claimed = due_one(&inbox).await;
     assert_eq!(numbers(&claimed), [1, 2]);

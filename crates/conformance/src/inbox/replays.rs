@@ -1,4 +1,4 @@
-//! Replays on purpose: the same messages once more, under a number of their own.
+//! Replays: the same messages are handled once more, under the number of the replay.
 
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ async fn newest(h: &impl Harness) -> Replay {
     ok(h.operator().await.replays(BILLING).await).remove(0)
 }
 
-/// What a reader that stands where the replay does feeds.
+/// Enqueues messages as a reader at the current cursor of the replay.
 async fn feed(h: &impl Harness, number: u32, messages: &[Arrival], to: Option<&str>) -> Fed {
     let operator = h.operator().await;
     let replays = ok(operator.replays(BILLING).await);
@@ -34,7 +34,7 @@ async fn feed(h: &impl Harness, number: u32, messages: &[Arrival], to: Option<&s
     ok(operator.feed(BILLING, number, Portion { messages, from: from.as_deref(), to }).await)
 }
 
-/// Above zero, and another one for each.
+/// Numbers are above zero and increase with each replay.
 pub async fn replays_are_numbered_for_each_consumer(h: &mut impl Harness) {
     for consumer in [BILLING, "shipping"] {
         ok(h.inbox(consumer).await.beat(&beat(1, LONG)).await);
@@ -52,7 +52,7 @@ pub async fn replays_are_numbered_for_each_consumer(h: &mut impl Harness) {
     assert_eq!(ok(operator.replays("nobody").await), []);
 }
 
-/// Handled again, once for each replay, whatever became of them before.
+/// Messages are handled again once per replay, whatever happened to them before.
 pub async fn fed_messages_are_handled_once_more(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     handle(h, &inbox, &[arrival(1, "1"), arrival(2, "2")]).await;
@@ -78,7 +78,7 @@ pub async fn fed_messages_are_handled_once_more(h: &mut impl Harness) {
     assert_eq!(again, [Entered::Repeat(State::Done); 2]);
 }
 
-/// A reader that died between reading and noting where it was reads some again.
+/// A reader that crashed before recording its position reads some messages again.
 pub async fn what_was_fed_before_is_not_fed_again(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     let operator = h.operator().await;
@@ -96,7 +96,7 @@ pub async fn what_was_fed_before_is_not_fed_again(h: &mut impl Harness) {
     assert_eq!((replay.fed, replay.done, replay.cursor.as_deref()), (3, 1, Some("3")));
 }
 
-/// What waits already came before.
+/// Messages that already wait came before.
 pub async fn fed_messages_go_behind_what_waits(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     keep(&inbox, &arrival(9, "a"), &retry(Duration::ZERO, 1)).await;
@@ -108,7 +108,7 @@ pub async fn fed_messages_go_behind_what_waits(h: &mut impl Harness) {
     assert_eq!((numbers(&claimed), claimed.messages[0].attempts), (vec![9, 2, 1, 3], 1));
 }
 
-/// Everything was fed; nothing more can be.
+/// All messages were enqueued, and no more can be.
 pub async fn a_replay_that_read_everything_is_finished(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     let operator = h.operator().await;
@@ -122,7 +122,7 @@ pub async fn a_replay_that_read_everything_is_finished(h: &mut impl Harness) {
     assert_eq!(numbers(&due_one(&inbox).await), [1]);
 }
 
-/// What nobody has begun is taken out, and keys that waited only for it flow again.
+/// Messages that were not begun are removed, and keys that waited only for them continue.
 pub async fn a_stopped_replay_takes_out_what_was_not_begun(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     let operator = h.operator().await;
@@ -137,7 +137,7 @@ pub async fn a_stopped_replay_takes_out_what_was_not_begun(h: &mut impl Harness)
     assert_eq!(handle(h, &inbox, &[arrival(4, "a")]).await, [Entered::New]);
 }
 
-/// A handler that runs is not cut off.
+/// A running handler is not interrupted.
 pub async fn a_stopped_replay_leaves_what_was_begun(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     let operator = h.operator().await;
@@ -150,10 +150,10 @@ pub async fn a_stopped_replay_leaves_what_was_begun(h: &mut impl Harness) {
     assert_eq!(h.effects().await, lines(&[1]));
 }
 
-/// Too many dead letters: nobody has to watch.
+/// A replay with too many dead letters stops without an operator.
 pub async fn a_replay_stops_by_itself_after_too_many_dead_letters(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
-    // Letters of other messages do not count.
+    // Dead letters of other messages do not count.
     bury(&inbox, &arrival(8, "8"), Stop::DeadContinue).await;
     bury(&inbox, &arrival(9, "9"), Stop::DeadContinue).await;
     let operator = h.operator().await;
@@ -175,7 +175,7 @@ pub async fn a_replay_stops_by_itself_after_too_many_dead_letters(h: &mut impl H
     assert_eq!(feed(h, number, &[arrival(3, "3")], None).await, Fed::Kept);
 }
 
-/// Whoever was paused, or was started twice, cannot move a replay that another moved.
+/// A reader that was suspended or started twice cannot move a replay that another reader has moved.
 pub async fn of_two_readers_at_one_place_one_feeds(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     let operator = h.operator().await;
@@ -191,8 +191,8 @@ pub async fn of_two_readers_at_one_place_one_feeds(h: &mut impl Harness) {
     assert_eq!(numbers(&due_one(&inbox).await), [1]);
 }
 
-/// Nothing is skipped: the reader goes back to before the first message that was taken out. Nothing is fed twice: what was
-/// handled before is known.
+/// No message is skipped: the cursor returns to before the first removed message. None is enqueued twice: messages
+/// handled before are known.
 pub async fn a_resumed_replay_feeds_what_was_taken_out(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     let operator = h.operator().await;
@@ -222,7 +222,7 @@ pub async fn a_resumed_replay_feeds_what_was_taken_out(h: &mut impl Harness) {
     assert_eq!(effects, lines(&[1, 2, 3]));
 }
 
-/// What waits for a time or for a person is nothing that a consumer could do now.
+/// Messages that wait for a retry or for an operator are not ready to be handled.
 pub async fn what_could_be_handled_now_is_counted(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     let operator = h.operator().await;

@@ -1,4 +1,4 @@
-//! What cases say again and again.
+//! Helpers that many cases share.
 
 use std::time::Duration;
 
@@ -14,21 +14,21 @@ use super::harness::{Handling, Harness};
 
 /// The consumer of most cases.
 pub(crate) const BILLING: &str = "billing";
-/// A claim or a heartbeat that no case outlives.
+/// A claim or a heartbeat that outlasts every case.
 pub(crate) const LONG: Duration = Duration::from_mins(10);
-/// A claim, a heartbeat or a pause that a case lets pass, and that does not pass by itself.
+/// A claim, a heartbeat or a pause that a case lets pass explicitly; it does not pass on its own.
 pub(crate) const SHORT: Duration = Duration::from_mins(1);
-/// The same where it is really waited for: nobody can change what an open transaction holds.
+/// Like `SHORT`, but in real time: stored times cannot change while an open transaction holds the rows.
 pub(crate) const WAITED: Duration = Duration::from_secs(4);
-/// How often a worker that was told to wait asks again, before a case fails.
+/// How often a worker retries a busy message before the case fails.
 const TRIES: usize = 100;
 
-/// What the store answered; a case goes on only if it did.
+/// Unwraps a store result; an error fails the case.
 pub(crate) fn ok<T>(answer: Result<T, StoreError>) -> T {
     answer.unwrap_or_else(|error| panic!("the store failed: {error:?}"))
 }
 
-/// The message of this number, waiting in this queue if it has to wait.
+/// The message with this number, and the queue in which it waits after a failure.
 pub(crate) fn arrival(number: u64, queue: &str) -> Arrival {
     Arrival {
         entry: Entry { id: id(number), replay: 0 },
@@ -44,7 +44,7 @@ pub(crate) fn arrival(number: u64, queue: &str) -> Arrival {
     }
 }
 
-/// The id of the message of this number; ids order as numbers do.
+/// The id of the message with this number; ids sort like numbers.
 pub(crate) fn id(number: u64) -> MessageId {
     MessageId::from_uuid(Uuid::from_u128(0x0190_0000_0000_7000_8000_0000_0000_0000 | u128::from(number)))
 }
@@ -54,17 +54,17 @@ pub(crate) fn lane() -> Lane {
     Lane::new("orders.0")
 }
 
-/// What effects of this message say.
+/// The ledger line of this message.
 pub(crate) fn line(arrival: &Arrival) -> String {
     arrival.place.unwrap_or_default().to_string()
 }
 
-/// The lines of these messages.
+/// The ledger lines of these messages.
 pub(crate) fn lines(numbers: &[u64]) -> Vec<String> {
     numbers.iter().map(u64::to_string).collect()
 }
 
-/// The transaction and what became of each message; anything else ends the case.
+/// Returns the transaction and the outcome of each message; any other result fails the case.
 pub(crate) fn open<T>(begun: Result<Begun<T>, StoreError>) -> (T, Vec<Entered>) {
     match ok(begun) {
         Begun::Open(transaction, entered) => (transaction, entered),
@@ -73,34 +73,35 @@ pub(crate) fn open<T>(begun: Result<Begun<T>, StoreError>) -> (T, Vec<Entered>) 
     }
 }
 
-/// Somebody else has the lane or the claim.
+/// Checks that another worker has the lane or the claim.
 pub(crate) fn lost<T>(begun: Result<Begun<T>, StoreError>) {
     assert!(matches!(ok(begun), Begun::Lost), "the lane or the claim should be lost");
 }
 
-/// Somebody else has it in an open transaction.
+/// Checks that another open transaction has the message.
 pub(crate) fn busy<T>(begun: Result<Begun<T>, StoreError>) {
     assert!(matches!(ok(begun), Begun::Busy), "another transaction should be in the way");
 }
 
-/// What a call gave that was made while a transaction was open; `None` if the database has one writer, and said so.
+/// Unwraps the result of a call made while a transaction was open. `None` if the store allows one writer and reported
+/// an error.
 pub(crate) fn beside<H: Harness, T>(harness: &H, answer: Result<T, StoreError>) -> Option<T> {
     if harness.capabilities().one_writer { answer.ok() } else { Some(ok(answer)) }
 }
 
-/// Enters messages of a consumer that keeps no order.
+/// Enters messages of a consumer without order.
 pub(crate) async fn begin<I: Inbox>(inbox: &I, arrivals: &[Arrival]) -> (I::Transaction, Vec<Entered>) {
     open(inbox.begin(Enter { held: None, arrivals }).await)
 }
 
-/// Handles messages in one transaction: an effect for each that is new.
+/// Handles messages in one transaction, with one effect per new message.
 pub(crate) async fn handle<H: Harness>(harness: &H, inbox: &H::Inbox, arrivals: &[Arrival]) -> Vec<Entered> {
     let (transaction, entered) = begin(inbox, arrivals).await;
     finish(harness, inbox, transaction, arrivals, &entered).await;
     entered
 }
 
-/// Writes the effect of each message that is new, and commits.
+/// Writes the effect of each new message and commits.
 pub(crate) async fn finish<H: Harness>(
     harness: &H,
     inbox: &H::Inbox,
@@ -116,7 +117,7 @@ pub(crate) async fn finish<H: Harness>(
     ok(inbox.commit(transaction).await);
 }
 
-/// Handles messages, again whenever another worker is in the way.
+/// Handles messages; retries while another worker has one of them.
 pub(crate) async fn handle_patiently<H: Harness>(harness: &H, inbox: &H::Inbox, arrivals: &[Arrival]) -> Vec<Entered> {
     for _ in 0..TRIES {
         if let Begun::Open(transaction, entered) = ok(inbox.begin(Enter { held: None, arrivals }).await) {
@@ -127,44 +128,44 @@ pub(crate) async fn handle_patiently<H: Harness>(harness: &H, inbox: &H::Inbox, 
     panic!("the message stays busy");
 }
 
-/// A failure of this kind.
+/// A failure with this action.
 pub(crate) fn setback(stop: Stop, attempts: u32) -> Setback {
     Setback { stop, attempts, class: "refused", error: "the far side said no".to_owned(), backtrace: None }
 }
 
-/// A failure after which the message waits.
+/// A failure after which the message is retried.
 pub(crate) fn retry(after: Duration, attempts: u32) -> Setback {
     setback(Stop::Retry { after }, attempts)
 }
 
-/// Keeps a message of a consumer that keeps no order, which must work.
+/// Records the failure of a message of a consumer without order; it must succeed.
 pub(crate) async fn keep(inbox: &impl Inbox, arrival: &Arrival, setback: &Setback) {
     assert_eq!(ok(inbox.set_back(arrival, None, None, setback).await), Kept::Kept);
 }
 
-/// Gives a message up, and lets its queue go on or wait for a person.
+/// Dead-letters a message; `stop` decides whether its queue continues or is held.
 pub(crate) async fn bury(inbox: &impl Inbox, arrival: &Arrival, stop: Stop) {
     keep(inbox, arrival, &setback(stop, 3)).await;
 }
 
-/// Claims everything that is due, for long.
+/// Claims all due queues for a long time.
 pub(crate) async fn due(inbox: &impl Inbox) -> Vec<Due> {
     ok(inbox.due(100, 100, LONG).await)
 }
 
-/// Claims the only queue that is due.
+/// Claims the only due queue.
 pub(crate) async fn due_one(inbox: &impl Inbox) -> Due {
     let mut claimed = due(inbox).await;
     assert_eq!(claimed.len(), 1, "one queue is due: {claimed:?}");
     claimed.remove(0)
 }
 
-/// The messages of a claimed queue.
+/// The numbers of the messages in a claimed queue.
 pub(crate) fn numbers(due: &Due) -> Vec<u64> {
     due.messages.iter().filter_map(|waiting| waiting.arrival.place).collect()
 }
 
-/// Handles the message at this place of a claimed queue.
+/// Handles the message at this index of a claimed queue.
 pub(crate) async fn work_on<H: Harness>(harness: &H, inbox: &H::Inbox, due: &Due, index: usize) {
     let waiting = &due.messages[index];
     let (mut transaction, entered) = open(inbox.begin_due(due, waiting.number).await);
@@ -173,7 +174,7 @@ pub(crate) async fn work_on<H: Harness>(harness: &H, inbox: &H::Inbox, due: &Due
     ok(inbox.commit(transaction).await);
 }
 
-/// Handles all messages of a claimed queue, and gives it back.
+/// Handles all messages of a claimed queue and releases it.
 pub(crate) async fn work<H: Harness>(harness: &H, inbox: &H::Inbox, due: &Due) {
     for index in 0..due.messages.len() {
         work_on(harness, inbox, due, index).await;
@@ -181,17 +182,17 @@ pub(crate) async fn work<H: Harness>(harness: &H, inbox: &H::Inbox, due: &Due) {
     ok(inbox.release(due).await);
 }
 
-/// What an operator asks for, of these letters.
+/// An operator's request about these dead letters.
 pub(crate) fn mark(filter: DeadFilter) -> Mark {
     Mark { filter, dry_run: false, rate: None, by: "ana".to_owned(), note: "mended".to_owned() }
 }
 
-/// The letters of these messages.
+/// Selects the dead letters of these messages.
 pub(crate) fn of(numbers: &[u64]) -> DeadFilter {
     DeadFilter { ids: numbers.iter().map(|number| id(*number)).collect(), ..DeadFilter::default() }
 }
 
-/// A member of this number, which holds nothing yet.
+/// A heartbeat of the member with this number, which holds no lanes.
 pub(crate) fn beat(number: u64, lasts: Duration) -> Beat {
     Beat {
         owner: member(number),
@@ -203,12 +204,12 @@ pub(crate) fn beat(number: u64, lasts: Duration) -> Beat {
     }
 }
 
-/// The token of the member of this number.
+/// The owner token of the member with this number.
 pub(crate) fn member(number: u64) -> Uuid {
     Uuid::from_u128(u128::from(number) << 64 | 0x0bad_cafe)
 }
 
-/// A member that says it is alive and takes the lane of most cases, which must be free.
+/// Sends a heartbeat and acquires the lane of most cases, which must be free.
 pub(crate) async fn take(inbox: &impl Inbox, number: u64, lasts: Duration) -> Held {
     ok(inbox.beat(&beat(number, lasts)).await);
     let mut held = ok(inbox.take(member(number), &[lane()]).await);

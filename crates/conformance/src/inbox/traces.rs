@@ -1,4 +1,4 @@
-//! Paths of messages: where each came from, and what a consumer did with it.
+//! Traces: where each message came from, and what a consumer did with it.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ async fn states(h: &impl Harness, number: u64) -> Vec<(State, u32)> {
     traces(h, number).await.into_iter().map(|trace| (trace.state, trace.repeats)).collect()
 }
 
-/// The coordinates of the broker, and the verdict.
+/// A trace has the broker's address, lane and offset, and the final state.
 pub async fn a_trace_says_where_a_message_came_from(h: &mut impl Harness) {
     let inbox = h.inbox_keeping(BILLING, TRACED).await;
     let mut message = arrival(1, "a");
@@ -32,7 +32,7 @@ pub async fn a_trace_says_where_a_message_came_from(h: &mut impl Harness) {
     assert_eq!((trace.correlation.as_deref(), trace.repeats), (Some("c-1"), 0));
 }
 
-/// None unless somebody asked for them.
+/// Without a configured trace retention no traces are written.
 pub async fn nothing_is_traced_unless_asked_for(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     handle(h, &inbox, &[arrival(1, "a")]).await;
@@ -40,7 +40,7 @@ pub async fn nothing_is_traced_unless_asked_for(h: &mut impl Harness) {
     assert_eq!((traces(h, 1).await, traces(h, 2).await), (vec![], vec![]));
 }
 
-/// A repeat is counted, wherever it was noticed.
+/// A duplicate is counted, wherever it is detected.
 pub async fn repeats_are_counted(h: &mut impl Harness) {
     let inbox = h.inbox_keeping(BILLING, TRACED).await;
     let message = [arrival(1, "a")];
@@ -52,7 +52,7 @@ pub async fn repeats_are_counted(h: &mut impl Harness) {
     assert_eq!(states(h, 1).await, [(State::Done, 3)]);
 }
 
-/// What did not happen leaves no trace.
+/// A rolled-back transaction leaves no trace.
 pub async fn what_rolled_back_is_not_traced(h: &mut impl Harness) {
     let inbox = h.inbox_keeping(BILLING, TRACED).await;
     let (transaction, _) = begin(&inbox, &[arrival(1, "a")]).await;
@@ -60,7 +60,7 @@ pub async fn what_rolled_back_is_not_traced(h: &mut impl Harness) {
     assert_eq!(traces(h, 1).await, []);
 }
 
-/// One line a message and consumer, which follows what becomes of it.
+/// One row per message and consumer follows the state of the message.
 pub async fn a_trace_follows_its_message(h: &mut impl Harness) {
     let inbox = h.inbox_keeping(BILLING, TRACED).await;
     keep(&inbox, &arrival(1, "a"), &retry(Duration::ZERO, 1)).await;
@@ -80,7 +80,7 @@ pub async fn a_trace_follows_its_message(h: &mut impl Harness) {
     assert_eq!(states(h, 1).await, [(State::Done, 0)]);
 }
 
-/// Calls are traced by their results.
+/// The trace of a call shows its result.
 pub async fn a_call_is_traced_by_its_result(h: &mut impl Harness) {
     let inbox = h.inbox_keeping(BILLING, TRACED).await;
     let message = arrival(1, "a");
@@ -90,7 +90,7 @@ pub async fn a_call_is_traced_by_its_result(h: &mut impl Harness) {
     assert_eq!(states(h, 1).await, [(State::Done, 0)]);
 }
 
-/// Each consumer and each replay has its own.
+/// Each consumer and each replay has its own traces.
 pub async fn each_consumer_and_replay_is_traced_apart(h: &mut impl Harness) {
     for consumer in [BILLING, "shipping"] {
         let inbox = h.inbox_keeping(consumer, TRACED).await;
@@ -107,7 +107,7 @@ pub async fn each_consumer_and_replay_is_traced_apart(h: &mut impl Harness) {
     assert_eq!(found, all.map(|(consumer, replay)| (consumer.to_owned(), replay)));
 }
 
-/// What an inbox knows is told without traces too, whatever became of the message.
+/// Operators can look up the state of a message without traces too, whatever that state is.
 pub async fn what_is_known_is_told_without_traces(h: &mut impl Harness) {
     let (billing, shipping) = (h.inbox(BILLING).await, h.inbox("shipping").await);
     handle(h, &billing, &[arrival(1, "a")]).await;

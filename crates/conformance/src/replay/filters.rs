@@ -1,17 +1,17 @@
-//! What is meant is read and counted, and nothing else.
+//! A filter reads and counts exactly the messages that match.
 
 use relevo_core::inbox::source::{Filter, ReplaySource};
 
 use super::harness::{Harness, all, draft, drafts, ids};
 
-/// What a filter means is counted as it is read.
+/// Reads the messages that match a filter, and checks that `count` agrees.
 async fn counted(source: &dyn ReplaySource, filter: &Filter) -> Vec<relevo_core::MessageId> {
     let found = all(source, filter, 2).await;
     assert_eq!(source.count(filter).await.expect("the log can be read"), found.len() as u64, "{filter:?}");
     ids(&found)
 }
 
-/// Topic, type, key, address: everything that is set must hold.
+/// Topic, type, key, address: every field that is set must match.
 pub async fn messages_are_chosen_by_what_they_say(h: &mut impl Harness) {
     let put = h.put(drafts(12)).await;
     let source = h.source().await;
@@ -38,7 +38,7 @@ pub async fn messages_are_chosen_by_what_they_say(h: &mut impl Harness) {
     }
 }
 
-/// From an offset, to another one.
+/// From one offset to another.
 pub async fn messages_are_chosen_by_their_numbers(h: &mut impl Harness) {
     let put = h.put(drafts(6)).await;
     let source = h.source().await;
@@ -51,7 +51,7 @@ pub async fn messages_are_chosen_by_their_numbers(h: &mut impl Harness) {
     assert_eq!(counted(&*source, &behind).await, []);
 }
 
-/// Since a time, until another one; whatever the clock's grain is.
+/// From one time until another, whatever the resolution of the clock.
 pub async fn messages_are_chosen_by_their_times(h: &mut impl Harness) {
     h.put(drafts(6)).await;
     let source = h.source().await;
@@ -66,7 +66,7 @@ pub async fn messages_are_chosen_by_their_times(h: &mut impl Harness) {
     }
 }
 
-/// A replay ends where the log ended when it began: what comes later is live.
+/// A replay ends where the log ended when it began: later messages are live.
 pub async fn what_comes_later_is_behind_the_end(h: &mut impl Harness) {
     let put = h.put(drafts(3)).await;
     let source = h.source().await;
@@ -76,7 +76,7 @@ pub async fn what_comes_later_is_behind_the_end(h: &mut impl Harness) {
     assert_eq!(counted(&*source, &filter).await, put);
 }
 
-/// However many others stand between.
+/// Any number of other messages may lie between the matches.
 pub async fn what_is_rare_is_found_and_counted(h: &mut impl Harness) {
     let mut sent = drafts(200);
     for rare in [3, 150] {

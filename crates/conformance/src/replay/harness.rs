@@ -1,4 +1,4 @@
-//! What the suite needs of a log beyond the port: messages in it, and what a consumer received of them.
+//! What the suite needs from a log beyond the port: messages in it, and their deliveries to a consumer.
 
 use std::sync::Arc;
 
@@ -6,23 +6,24 @@ use async_trait::async_trait;
 use relevo_core::inbox::source::{Ask, Filter, Logged, ReplaySource};
 use relevo_core::{BrokerConsumer, Delivery, Draft, Message, MessageId, Publication};
 
-/// A log of its own for one case, empty at first.
+/// A log for one case, initially empty.
 ///
-/// A call that fails panics: cases look at what the port answers, not at the harness.
+/// Harness calls panic on failure, because cases test the port, not the harness.
 #[async_trait]
 pub trait Harness: Send + Sync {
-    /// The log, as another process would open it.
+    /// Opens the log as another process would.
     async fn source(&self) -> Box<dyn ReplaySource>;
 
     /// Publishes or emits these messages, one after the other.
     async fn put(&mut self, drafts: Vec<Draft>) -> Vec<MessageId>;
 
-    /// Everything that a consumer receives of them, in the order of the log; `None` for the log of an outbox, which no
-    /// consumer reads.
+    /// All deliveries of these messages to a consumer, in the order of the log. `None` for the log of an outbox, which
+    /// no consumer reads.
     async fn received(&self) -> Option<Vec<Delivery>>;
 }
 
-/// What a relay would publish of these, to addresses named as their topics; the first has this number.
+/// The publications that a relay would make of these drafts, to addresses named like their topics. `first` is the
+/// number of the first.
 pub fn publications(drafts: Vec<Draft>, first: u64) -> Vec<Publication> {
     let publication = |(draft, number): (Draft, u64)| {
         let Draft { topic, key, kind, payload, content_type, headers, .. } = draft;
@@ -38,7 +39,7 @@ pub fn publications(drafts: Vec<Draft>, first: u64) -> Vec<Publication> {
     drafts.into_iter().zip(first..).map(publication).collect()
 }
 
-/// So many deliveries of a consumer, in the order of the log.
+/// Receives `count` deliveries and sorts them in the order of the log.
 pub async fn receive(consumer: &impl BrokerConsumer, count: usize) -> Vec<Delivery> {
     let mut received = Vec::new();
     while received.len() < count {
@@ -49,18 +50,18 @@ pub async fn receive(consumer: &impl BrokerConsumer, count: usize) -> Vec<Delive
     received
 }
 
-/// The message of this number: one of three keys, two topics, two types.
+/// The draft with this number: one of three keys, two topics and two types.
 pub(crate) fn draft(number: usize) -> Draft {
     let (topic, kind) = if number.is_multiple_of(2) { ("orders.eu", "Placed") } else { ("orders.us", "Shipped") };
     Draft::json(topic, &format!("k-{}", number % 3), kind, format!("{{\"n\":{number}}}"))
 }
 
-/// The first so many messages.
+/// The first `count` drafts.
 pub(crate) fn drafts(count: usize) -> Vec<Draft> {
     (0..count).map(draft).collect()
 }
 
-/// Everything that a filter means, read page by page.
+/// All messages that match a filter, read page by page.
 pub(crate) async fn all(source: &dyn ReplaySource, filter: &Filter, limit: usize) -> Vec<Logged> {
     let mut found = Vec::new();
     let mut after = 0;
@@ -77,7 +78,7 @@ pub(crate) async fn all(source: &dyn ReplaySource, filter: &Filter, limit: usize
     }
 }
 
-/// The ids of messages of ours.
+/// The ids of messages published by Relevo.
 pub(crate) fn ids(logged: &[Logged]) -> Vec<MessageId> {
     logged.iter().map(|logged| logged.raw.decode().expect("a message of ours").message.id).collect()
 }

@@ -1,4 +1,4 @@
-//! A log is read from its beginning to its end, as it was received.
+//! A log is read from beginning to end, with messages as consumers received them.
 
 use bytes::Bytes;
 use relevo_core::Draft;
@@ -6,7 +6,7 @@ use relevo_core::inbox::source::{Ask, Filter, sample};
 
 use super::harness::{Harness, all, drafts, ids};
 
-/// Ids, keys, headers and bytes; where a broker delivers it, everything that a consumer is told.
+/// Compares ids, keys, headers and bytes. If a broker delivers the messages, compares all fields of the delivery too.
 pub async fn what_was_published_is_read_as_it_was_received(h: &mut impl Harness) {
     let mut sent = drafts(5);
     sent[1].headers.insert("correlation-id".to_owned(), "c-7 ñ \"%\"".to_owned());
@@ -31,7 +31,7 @@ pub async fn what_was_published_is_read_as_it_was_received(h: &mut impl Harness)
     }
 }
 
-/// Whoever died goes on at the last message that it knows; nothing is skipped and nothing comes twice.
+/// After a crash a reader continues behind the last message it knows; no message is skipped or repeated.
 pub async fn reading_goes_on_behind_any_message(h: &mut impl Harness) {
     let put = h.put(drafts(7)).await;
     let whole = all(&*h.source().await, &Filter::default(), 100).await;
@@ -39,7 +39,7 @@ pub async fn reading_goes_on_behind_any_message(h: &mut impl Harness) {
     for limit in 1..4 {
         assert_eq!(all(&*h.source().await, &Filter::default(), limit).await, whole, "pages of {limit}");
     }
-    // One that is kept open, and one that begins anew at each place.
+    // One source is kept open, another is opened again at each position.
     let open = h.source().await;
     for (place, logged) in whole.iter().enumerate() {
         let ask = Ask { after: logged.number, limit: 100, bytes: 1 << 20 };
@@ -50,7 +50,7 @@ pub async fn reading_goes_on_behind_any_message(h: &mut impl Harness) {
     }
 }
 
-/// Nothing to read is no error.
+/// An empty log is not an error.
 pub async fn an_empty_log_has_ended(h: &mut impl Harness) {
     let source = h.source().await;
     assert_eq!(source.extent().await.expect("the log can be read"), None);
@@ -58,7 +58,7 @@ pub async fn an_empty_log_has_ended(h: &mut impl Harness) {
     assert_eq!(all(&*source, &Filter::default(), 10).await, []);
 }
 
-/// Memory is bounded by bytes too; one message always comes.
+/// The number of bytes limits memory too, but every read returns at least one message.
 pub async fn large_payloads_come_a_few_at_a_time(h: &mut impl Harness) {
     let large = |number: u8| {
         let payload = Bytes::from(vec![number; 10_000]);
@@ -80,7 +80,7 @@ pub async fn large_payloads_come_a_few_at_a_time(h: &mut impl Harness) {
     assert_eq!(one.messages.len(), 1);
 }
 
-/// A log that was read to its end goes on where it ended.
+/// A reader at the end of the log can continue from there later.
 pub async fn a_second_look_sees_what_came_meanwhile(h: &mut impl Harness) {
     let source = h.source().await;
     let first = h.put(drafts(2)).await;
@@ -93,7 +93,7 @@ pub async fn a_second_look_sees_what_came_meanwhile(h: &mut impl Harness) {
     assert_eq!(ids(&read.messages), second);
 }
 
-/// What people are shown first is what is handled first.
+/// A sample shows operators the messages that are handled first.
 pub async fn a_sample_is_the_beginning(h: &mut impl Harness) {
     let put = h.put(drafts(6)).await;
     let source = h.source().await;

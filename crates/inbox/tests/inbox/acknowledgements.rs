@@ -1,4 +1,4 @@
-//! An acknowledgement that fails waits with its own backoff and stops nothing else.
+//! A failed acknowledgement is retried with its own backoff and delays no other delivery.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::stage::{Do, Stage, acknowledged, inside, ordered, text, told, unorder
 #[tokio::test(start_paused = true)]
 async fn an_acknowledgement_that_always_fails_stops_no_other() {
     for order in [ordered(), unordered()] {
-        // One call takes only some of them: those that fail leave room for the others.
+        // One call has room for only some of them, so failed ones must leave room for the others.
         let stage = Stage::new();
         let failing: Vec<u64> = (0..5).map(|number| stage.send("0", &format!("k-{number}"), "failing")).collect();
         failing.iter().for_each(|place| stage.wire.refuse(*place));
@@ -23,7 +23,7 @@ async fn an_acknowledgement_that_always_fails_stops_no_other() {
         assert!(stage.began.elapsed() < Duration::from_secs(5), "{:?}", stage.began.elapsed());
         assert_eq!(stage.ledger().len(), 55);
 
-        // With a growing pause: not once per call.
+        // The backoff grows: they are not retried with every call.
         let before = stage.wire.refusals();
         tokio::time::sleep(Duration::from_mins(5)).await;
         let repeats = stage.wire.refusals() - before;

@@ -1,4 +1,4 @@
-//! Messages that are older than the inbox remembers.
+//! Messages older than the inbox retention.
 
 use std::time::Duration;
 

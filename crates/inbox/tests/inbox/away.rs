@@ -1,4 +1,4 @@
-//! What a handler needs is away: its lane pauses, nothing is counted, one message probes.
+//! Outages that handlers report: the lane pauses, no attempt is counted, one message probes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,7 +15,7 @@ fn config(order: Config) -> Config {
     Config { breaker: Policy { jitter_percent: 0, ..order.breaker.clone() }, ..order }
 }
 
-/// Messages of key `mail` need something that is away while this is set.
+/// Messages of keys that begin with `mail` need a service that is down while this flag is set.
 fn needs(away: &Arc<AtomicBool>) -> Told {
     let away = Arc::clone(away);
     told(
@@ -120,7 +120,7 @@ async fn a_message_of_the_retry_table_waits_for_its_lane_too() {
         assert_eq!(stage.shown().await.queues[0].attempts, 1);
         away.store(false, Ordering::SeqCst);
         until("it is handled", async || stage.ledger() == ["mail:1"]).await;
-        // A live message of the lane finds it open again.
+        // The breaker is closed again for live messages of the lane.
         stage.send("mail", "mail", "2");
         acknowledged(&stage, 2).await;
         assert_eq!(process.stats.failed(), 1);

@@ -1,4 +1,4 @@
-//! Call, then commit.
+//! Handlers that call an external service, then commit.
 
 use std::time::Duration;
 

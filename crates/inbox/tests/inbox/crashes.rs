@@ -1,4 +1,4 @@
-//! Messages that take the process down.
+//! Messages that crash the process.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::stage::{
     CONSUMER, Do, Stage, Told, acknowledged, call, fails, inside, ordered, text, told, unordered, until,
 };
 
-/// Kills the process whenever it works on `bad`, until it does not any more.
+/// Kills the process each time it handles `bad`, until `bad` is dead-lettered.
 async fn crash_until_quiet(stage: &Stage, handler: &Told, config: &Config, calls: bool) -> u64 {
     for crashes in 0..20 {
         let handlers = if calls { call(handler) } else { inside(handler) };
@@ -33,7 +33,7 @@ async fn crash_until_quiet(stage: &Stage, handler: &Told, config: &Config, calls
         }
         process.kill().await;
         stage.wire.redeliver();
-        // Its beat, and the claim of its call, have ended.
+        // After this time its heartbeat and the claim of its call have expired.
         tokio::time::sleep(Duration::from_mins(3)).await;
     }
     panic!("it was never buried");
@@ -48,7 +48,7 @@ async fn a_message_that_takes_the_process_down_is_buried_after_so_many_starts() 
             stage.send("0", key, payload);
         }
         let crashes = crash_until_quiet(&stage, &handler, &config, calls).await;
-        // The first delivery of an inside handler is noted nowhere: nothing is written before it.
+        // The first delivery to an inside handler leaves no record of its start, because nothing is written before it.
         assert_eq!(crashes, if calls { 5 } else { 6 });
         let dead = stage.dead().await;
         assert_eq!((dead.len(), dead[0].class.as_str()), (1, "crash"));
@@ -67,7 +67,7 @@ async fn one_that_was_begun_before_is_handled_while_nothing_else_runs() {
     });
     stage.send("0", "bad", "bad");
     let config = Config { deadline: Duration::from_mins(1), ..ordered() };
-    // The second delivery is the first whose start is noted; from the second start on it is suspected.
+    // The second delivery is the first whose start is recorded. From the second recorded start on it must run alone.
     for delivery in 1..=3 {
         for number in 0..5 {
             stage.send("0", &format!("k{number}"), "x");
@@ -131,7 +131,7 @@ async fn a_message_of_the_retry_table_that_takes_the_process_down_is_buried_too(
     assert_eq!((dead.class.as_str(), dead.attempts, crashes), ("crash", 1, 6));
 }
 
-/// A message of the key `k`, as the inbox knows it.
+/// An inbox message of key `k`.
 fn arrival(raw: &Raw, place: u64) -> Arrival {
     Arrival {
         entry: Entry { id: raw.decode().expect("it is ours").message.id, replay: 0 },
@@ -144,7 +144,7 @@ fn arrival(raw: &Raw, place: u64) -> Arrival {
     }
 }
 
-/// It failed once, and waits.
+/// Records one failed attempt; the message waits in the retry table.
 async fn waits(inbox: &Inbox, arrival: &Arrival, after: Duration) {
     let setback = Setback {
         stop: Stop::Retry { after },
@@ -162,7 +162,7 @@ async fn a_suspect_that_finds_a_process_busy_is_left_to_another_one() {
     let inbox = stage.outbox.inbox(CONSUMER, Keeping::default());
     let suspect = stage.raw("OrderPlaced", "k", "suspect", Headers::new());
     waits(&inbox, &arrival(&suspect, 1), Duration::ZERO).await;
-    // A process began it and was never heard of again.
+    // A process claimed it and crashed.
     inbox.due(1, 1, Duration::from_secs(30)).await.expect("the store answers");
     // One transaction of eight slow handlers outlasts the claim of a queue.
     let slow = told(|_| Do::DoneAfter(Duration::from_secs(50)));
@@ -170,28 +170,28 @@ async fn a_suspect_that_finds_a_process_busy_is_left_to_another_one() {
         stage.send("0", &format!("slow {number}"), "slow");
     }
     let config = Config { deadline: Duration::from_mins(1), batch_max: 8, ..ordered() };
-    // It looks for work less often than the other one.
+    // It polls the retry table less often than the other process.
     let one = Config { order: Order::ByKey { concurrency: 1 }, due_every: Duration::from_secs(5), ..config.clone() };
     let busy = stage.start(one, inside(&slow));
-    // The claim of the process that is gone has ended, and the busy one has the queue.
+    // The claim of the crashed process has expired, and the busy process has the queue.
     tokio::time::sleep(Duration::from_secs(40)).await;
     let began = Instant::now();
     let quick = told(|_| Do::Done);
     let idle = stage.start_with(stage.wire.hand(2), config, inside(&quick));
     until("the other process handled it", async || quick.tried() == ["suspect"]).await;
-    // The claim would have lasted for more than four minutes.
+    // The claim would have lasted more than four minutes.
     assert!(began.elapsed() < Duration::from_secs(140), "{:?}", began.elapsed());
     assert_eq!((busy.stats.busy(), busy.stats.lost(), idle.stats.lost()), (1, 0, 0));
     assert!(!slow.tried().contains(&"suspect".to_owned()));
 }
 
-/// Where others always run beside it, it would be begun in company again and again, as if nothing had been.
+/// If other handlers always run beside it, it must not start again as if it had never crashed.
 #[tokio::test(start_paused = true)]
 async fn a_suspect_that_cannot_be_alone_before_its_call_stays_a_suspect() {
     let stage = Stage::new();
     let inbox = stage.outbox.inbox(CONSUMER, Keeping::default());
     let suspect = stage.raw("OrderPlaced", "k", "suspect", Headers::new());
-    // A process began it and was never heard of again.
+    // A process claimed it and crashed.
     inbox.claim(&arrival(&suspect, 2), None, Duration::from_secs(1)).await.expect("the store answers");
     let (slow, quick) = (told(|_| Do::DoneAfter(Duration::from_mins(30))), told(|_| Do::Done));
     let within = |deadline| Options { deadline: Some(deadline), ..Options::default() };
@@ -222,7 +222,7 @@ async fn one_that_is_given_up_does_not_pass_those_of_its_key_that_wait() {
         inbox.start(&arrival(&second, 2)).await.expect("the store answers");
     }
     stage.wire.put("0", second);
-    // Somebody had it before.
+    // Another process received it before.
     stage.wire.hand(1).receive(1).await.expect("the broker answers");
     stage.wire.redeliver();
     let _process = stage.start(ordered(), inside(&fails(0)));

@@ -1,4 +1,4 @@
-//! Dead letters: bytes as they came, keys that hold or go on, redrive, copies at a broker.
+//! Dead letters: original bytes, held and continuing keys, redrive, copies at a broker.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,4 +1,4 @@
-//! The runtime on a broker that people use.
+//! The runtime on the embedded broker.
 
 use std::sync::Arc;
 use std::time::Duration;

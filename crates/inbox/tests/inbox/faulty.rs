@@ -1,4 +1,4 @@
-//! The memory store's inbox behind a line that can be cut.
+//! The memory store's inbox with injected faults.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -11,24 +11,24 @@ use relevo_core::store::StoreError;
 use relevo_store_memory::{Inbox as Memory, Transaction};
 use uuid::Uuid;
 
-/// What the line does.
+/// The faults to inject.
 #[derive(Default)]
 pub(crate) struct Line {
-    /// Calls fail.
+    /// Every call fails.
     pub(crate) cut: AtomicBool,
-    /// Commits are refused, as by a constraint that is checked at the end.
+    /// The database rejects commits, like a deferred constraint.
     pub(crate) refuses: AtomicBool,
-    /// Commits fail, and did not happen.
+    /// Commits fail and have no effect.
     pub(crate) drops: AtomicBool,
-    /// Something is in the way of whoever ends the handling of this message.
+    /// Ending the attempt of this message fails, as if its row were locked.
     pub(crate) stuck: Mutex<Option<Entry>>,
-    /// Commits happen, and their answer is lost.
+    /// The next commit takes effect, but its reply is lost.
     pub(crate) deaf: AtomicBool,
-    /// Calls that begin a transaction.
+    /// Number of transactions begun.
     pub(crate) begun: AtomicU64,
-    /// Lanes are taken slowly.
+    /// Acquiring lanes is slow.
     pub(crate) slow: AtomicBool,
-    /// The one connection for calls about lanes.
+    /// The only connection for calls about lanes.
     pub(crate) lanes: tokio::sync::Mutex<()>,
 }
 

@@ -1,4 +1,4 @@
-//! Order: one of a key at a time, one process on a lane.
+//! Order: one message of a key at a time, one process per lane.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -48,7 +48,7 @@ async fn no_more_handlers_run_than_allowed() {
 async fn no_more_handlers_run_than_allowed_with_those_of_the_retry_table() {
     for concurrency in [1, 3] {
         let stage = Stage::new();
-        // Half of them fail once, and wait in the retry table while more come live.
+        // Half of them fail once and wait in the retry table while more live messages arrive.
         let slow = told(|incoming| match text(incoming).as_str() {
             "fails" if incoming.attempt() == 1 => Do::Fail,
             _ => Do::DoneAfter(Duration::from_secs(1)),
@@ -81,7 +81,7 @@ async fn the_retry_table_has_its_turn_while_live_messages_never_end() {
     }
     let _process = stage.start(config, inside(&handler));
     until("it is handled", async || stage.ledger().contains(&"k:waits".to_owned())).await;
-    // It failed at once and was due after 15 seconds; whatever jitter says, live messages were left.
+    // It failed at once and was due after 15 seconds. With any jitter, live messages were still waiting then.
     assert!(stage.ledger().len() < 60, "{}", stage.ledger().len());
 }
 
@@ -105,7 +105,7 @@ async fn a_failing_message_holds_back_its_own_key_only() {
     until("the bad one passed", async || of_key(&stage.ledger(), "bad").len() == 3).await;
     assert_eq!(of_key(&stage.ledger(), "bad"), [0, 1, 2], "those behind it waited in the retry table");
     assert_eq!(process.stats.behind(), 2);
-    // Once the queue is empty the key takes the live path again.
+    // Once the retry queue is empty, the key takes the live path again.
     stage.send("0", "bad", "3");
     until("the next one passed", async || of_key(&stage.ledger(), "bad") == [0, 1, 2, 3]).await;
     assert_eq!(process.stats.behind(), 2);
@@ -118,7 +118,7 @@ async fn a_lane_that_is_anothers_is_waited_for_and_its_deliveries_stay() {
     let first = stage.start(ordered(), inside(&fails(0)));
     acknowledged(&stage, 1).await;
     first.kill().await;
-    // Killed, it owns its lane until its last beat has ended.
+    // After a kill it owns its lane until its last heartbeat expires.
     stage.wire.move_lane("0", 2);
     stage.send("0", "k", "2");
     let killed = tokio::time::Instant::now();
@@ -171,7 +171,7 @@ async fn an_idle_lane_is_given_back_by_a_member_that_was_counted_as_dead() {
     stage.send("0", "k", "1");
     let first = stage.start(ordered(), inside(&fails(0)));
     acknowledged(&stage, 1).await;
-    // Nobody takes its lane while its line is cut, for longer than it counts as alive.
+    // No member takes its lane while its connection is cut for longer than a heartbeat lasts.
     stage.line.cut.store(true, Ordering::Relaxed);
     tokio::time::sleep(Duration::from_secs(15)).await;
     let beats = first.stats.beats();
@@ -192,7 +192,7 @@ async fn a_member_that_was_stopped_past_its_last_beat_keeps_its_deliveries_and_t
     }
     let first = stage.start(Config { beat_every: Duration::from_secs(2), ..ordered() }, inside(&slow));
     until("one is handled", async || stage.ledger().len() == 1).await;
-    // Its line is cut for longer than it counts as alive, and another member has the lane meanwhile.
+    // Its connection is cut for longer than a heartbeat lasts, and another member takes the lane meanwhile.
     stage.line.cut.store(true, Ordering::Relaxed);
     tokio::time::sleep(Duration::from_secs(15)).await;
     let inbox = stage.outbox.inbox("billing", relevo_core::inbox::Keeping::default());

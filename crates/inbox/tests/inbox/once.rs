@@ -1,4 +1,4 @@
-//! An effect happens once, whatever is delivered again.
+//! An effect happens once, whatever the broker delivers again.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -21,7 +21,7 @@ async fn an_effect_is_committed_and_then_the_message_acknowledged() {
         let process = stage.start(config, inside(&told(|_| Do::Done)));
         until("it is acknowledged", async || stage.wire.acknowledged().contains(&place)).await;
         assert_eq!(process.stats.done(), 1);
-        // The next consumer of the same number goes on where this one is closed.
+        // Killed, not stopped: a stop would close consumer 1, which the next process uses again.
         process.kill().await;
     }
     assert_eq!(stage.ledger(), ["k:1", "k:1"], "two messages, each once");
@@ -39,7 +39,7 @@ async fn a_message_that_comes_again_is_acknowledged_counted_and_not_handled() {
     assert_eq!((stage.ledger(), process.stats.duplicates(), process.stats.repeats()), (vec!["k:1".to_owned()], 2, 2));
 }
 
-/// Rule E5: the epoch of the relay's lease says who sent it, not what it is.
+/// Rule E5: the epoch of the relay's lease identifies the sender, not the message.
 #[tokio::test(start_paused = true)]
 async fn a_message_that_a_relay_sends_again_under_another_lease_is_a_repeat() {
     for handlers in [inside, call] {
@@ -64,7 +64,7 @@ async fn a_process_killed_between_commit_and_acknowledgement_repeats_nothing() {
         let stage = Stage::new();
         let deaf = stage.wire.clone();
         let handler = told(move |_| {
-            // The broker hears nothing from here on.
+            // From now on every call to the broker fails.
             deaf.fail(true);
             Do::Done
         });
@@ -144,7 +144,7 @@ async fn what_a_relay_sends_again_is_a_repeat_and_no_inversion() {
         let stage = Stage::new();
         let raws: Vec<_> =
             (0..3).map(|number| stage.raw("OrderPlaced", "k", &number.to_string(), Headers::new())).collect();
-        // A relay that died before it could write down that all three were sent: another one sends them again.
+        // A relay crashed before it could record that it published all three, so another relay publishes them again.
         for index in [0, 1, 2, 0, 1, 2] {
             stage.wire.put("0", raws[index].clone());
         }
@@ -154,7 +154,7 @@ async fn what_a_relay_sends_again_is_a_repeat_and_no_inversion() {
     }
 }
 
-/// Emits a message for each that it gets, the first time in a transaction that fails.
+/// Emits one message per received message, the first time in a transaction that fails.
 struct Emits;
 
 #[async_trait]

@@ -1,4 +1,4 @@
-//! What people order, and what they see.
+//! Operator controls, and the consumer status that operators see.
 
 use std::time::Duration;
 
@@ -51,7 +51,7 @@ async fn a_lane_whose_pause_was_not_answered_is_resumed_all_the_same() {
     stage.wire.lose_pause();
     stage.order(Some("a"), Order::Pause).await;
     until("it is paused", async || stage.wire.is_paused("a")).await;
-    // Before it is told once more.
+    // Before the pause is sent again.
     stage.order(Some("a"), Order::Resume).await;
     stage.send("a", "k", "2");
     acknowledged(&stage, 2).await;
@@ -110,7 +110,8 @@ async fn what_is_done_is_pruned_when_its_time_has_come() {
     acknowledged(&stage, 1).await;
     stage.outbox.age(KEEPING.done + Duration::from_secs(1));
     tokio::time::sleep(Duration::from_mins(2)).await;
-    // The inbox has forgotten it; only the age of the message could tell, and that is not old here.
+    // The inbox row was pruned. Only the age of the message could reveal the duplicate, and this message is not old
+    // enough.
     stage.wire.put("0", raw);
     acknowledged(&stage, 2).await;
     assert_eq!((process.stats.done(), process.stats.duplicates()), (2, 0));

@@ -1,4 +1,4 @@
-//! Database and broker go away and come back.
+//! Outages of the database and the broker.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -17,9 +17,9 @@ async fn while_the_database_is_away_nothing_is_taken_nor_acknowledged() {
         acknowledged(&stage, 1).await;
         stage.line.cut.store(true, Ordering::Relaxed);
         stage.send("0", "k", "2");
-        // By a call about a message: a sign of life that fails is counted too.
+        // The outage must be seen by a call about a message: failed heartbeats are counted too.
         until("it is found away", async || process.stats.database_away() > process.stats.beats_failed()).await;
-        // One call was waiting for messages when the database went.
+        // One `receive` call was waiting when the outage began.
         stage.send("0", "k3", "3");
         until("that one has ended", async || stage.wire.received() == 3).await;
         for number in 4..50 {
@@ -77,7 +77,7 @@ async fn a_broker_that_is_away_is_asked_again() {
 async fn what_was_not_committed_is_handled_again_soon_however_often() {
     for handlers in [inside, call] {
         let stage = Stage::new();
-        // It was delivered before, so that its starts are counted.
+        // It was delivered before, so its starts are counted.
         stage.send("0", "k", "1");
         let gone = stage.start(ordered(), handlers(&told(|_| Do::Hang)));
         until("it was received", async || gone.stats.received() == 1).await;
@@ -86,7 +86,7 @@ async fn what_was_not_committed_is_handled_again_soon_however_often() {
         let handler = told(|_| Do::DoneAfter(Duration::from_secs(1)));
         let process = stage.start_with(stage.wire.hand(2), ordered(), handlers(&handler));
         until("it runs", async || handler.tried().len() == 1).await;
-        // More often than a message may take processes down.
+        // More often than `starts_max`, the limit for starts that crash the process.
         stage.line.drops.store(true, Ordering::Relaxed);
         until("it was tried often", async || handler.tried().len() == 8).await;
         stage.line.drops.store(false, Ordering::Relaxed);
@@ -107,7 +107,7 @@ async fn a_queue_of_the_retry_table_that_was_left_is_taken_up_when_the_database_
         told(|incoming| if incoming.attempt() == 1 { Do::Fail } else { Do::DoneAfter(Duration::from_secs(1)) });
     stage.send("0", "k", "1");
     let process = stage.start(config, inside(&handler));
-    // More often than a message may take processes down.
+    // More often than `starts_max`, the limit for starts that crash the process.
     for tries in 2..=8 {
         let back = tokio::time::Instant::now();
         until("it is tried from the retry table", async || handler.tried().len() == tries).await;
@@ -120,7 +120,7 @@ async fn a_queue_of_the_retry_table_that_was_left_is_taken_up_when_the_database_
     assert_eq!((stage.dead().await.len(), process.stats.failed()), (0, 1));
 }
 
-/// The database is lost while the external service is called, and comes back while the claim lasts.
+/// The database fails during the external call and comes back while the claim lasts.
 #[tokio::test(start_paused = true)]
 async fn a_call_from_a_retry_queue_is_not_repeated_after_a_database_error() {
     let stage = Stage::new();
@@ -170,7 +170,7 @@ async fn a_far_side_is_not_called_again_because_its_answer_could_not_be_written_
     }
 }
 
-/// A handler that never manages to write its answer down fails in the end, as one that never manages anything else.
+/// A handler that can never commit its result fails in the end, like any other failing handler.
 #[tokio::test(start_paused = true)]
 async fn an_answer_that_can_never_be_written_down_is_a_failure() {
     let stage = Stage::new();

@@ -1,4 +1,4 @@
-//! Replays on purpose: fed from a log at a rate, handled once more, in order, beside what is live.
+//! Replays: read from a log at a limited rate, handled once more, in order, beside live messages.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::stage::{CONSUMER, Do, Stage, call, inside, ordered, told, unordered, until};
 
-/// A consumer whose outbox has a log, and a replay of all of it.
+/// A consumer whose outbox has a log, and a replay of the whole log.
 struct Scene {
     stage: Stage,
     log: OutboxLog,
@@ -21,7 +21,7 @@ struct Scene {
 }
 
 impl Scene {
-    /// So many messages of three keys are in the log, their payloads numbered from zero.
+    /// Puts `count` messages of three keys into the log, with payloads numbered from 0.
     fn new(count: usize) -> Self {
         let stage = Stage::new();
         let mut transaction = stage.outbox.begin();
@@ -65,7 +65,7 @@ impl Scene {
     }
 }
 
-/// What the ledger has of a key, in order.
+/// The ledger entries of a key, in order.
 fn of_key(ledger: &[String], key: &str) -> Vec<String> {
     let prefix = format!("{key}:");
     ledger.iter().filter_map(|line| line.strip_prefix(&prefix).map(str::to_owned)).collect()
@@ -184,7 +184,7 @@ async fn of_two_feeders_one_goes_on() {
     assert_eq!((scene.replay().await.fed, scene.stage.ledger().len()), (50, 50));
 }
 
-/// One of each kind of interruption after another, and everything is fed once in the end.
+/// Runs through every kind of interruption; in the end each message was enqueued once.
 #[tokio::test(start_paused = true)]
 async fn a_feeder_that_dies_at_any_step_loses_and_repeats_nothing() {
     let scene = Scene::new(40);
@@ -192,7 +192,8 @@ async fn a_feeder_that_dies_at_any_step_loses_and_repeats_nothing() {
     let number = scene.begin(1000, 1).await;
     let mut dead_feeders = 0;
     loop {
-        // Each lives for one step; every third one is stopped by a person after it, and every fifth cut in the middle.
+        // Each runner lives for one step. After every third step an operator stops and resumes the replay. Every fifth
+        // step is cancelled in the middle.
         let mut feeder = scene.feeder(ordered(), number, 1000);
         dead_feeders += 1;
         if dead_feeders % 5 == 0 {
@@ -207,7 +208,7 @@ async fn a_feeder_that_dies_at_any_step_loses_and_repeats_nothing() {
         if dead_feeders % 3 == 0 && scene.desk.stop_replay(CONSUMER, number).await.expect("the store answers") {
             assert!(scene.desk.resume_replay(CONSUMER, number, 1).await.expect("the store answers"));
         }
-        // Some of it is handled meanwhile, and some is not.
+        // Some messages are handled meanwhile, others are not.
         tokio::time::sleep(Duration::from_millis(dead_feeders % 4 * 150)).await;
     }
     scene.all_handled().await;
@@ -220,7 +221,7 @@ async fn a_feeder_that_dies_at_any_step_loses_and_repeats_nothing() {
     }
 }
 
-/// Live messages of a key go behind what was fed of it before they came, and never before one another.
+/// Live messages of a key go behind those enqueued before they arrived, and keep their own order.
 #[tokio::test(start_paused = true)]
 async fn live_messages_of_a_replayed_key_stay_in_their_order() {
     let scene = Scene::new(30);

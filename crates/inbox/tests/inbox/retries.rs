@@ -1,4 +1,4 @@
-//! What failed is tried again: in memory, then durably, then not at all.
+//! Failed messages are retried in memory, then durably, and are dead-lettered in the end.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -10,7 +10,7 @@ use relevo_inbox::{Config, Durable, Handlers, Options, Order, RuntimeError};
 
 use crate::stage::{Do, Stage, acknowledged, call, fails, inside, ordered, text, told, unordered, until};
 
-/// No jitter, so that times can be told.
+/// Without jitter, so that tests can assert exact times.
 fn exact(attempts_max: u32) -> Retries {
     let durable = Policy { jitter_percent: 0, attempts_max, ..Retries::default().durable };
     Retries { durable, ..Retries::default() }
@@ -64,7 +64,7 @@ async fn then_it_waits_in_the_retry_table_and_is_acknowledged_meanwhile() {
         until("it is handled", async || stage.ledger() == ["k:1"]).await;
         let times = handler.times("1", stage.began);
         assert_eq!(times[..4], [0, 10, 30, 80]);
-        // 15 s and 45 s later, give or take how often the table is looked at.
+        // 15 s and 45 s later, plus up to one polling interval of the retry table.
         assert!((230..=234).contains(&times[4]) && (680..=688).contains(&times[5]), "{times:?}");
         assert_eq!((process.stats.retried_later(), process.stats.done(), times.len()), (2, 1, 6));
     }
@@ -164,7 +164,7 @@ async fn without_order_the_broker_can_keep_what_waits_and_counts_the_tries() {
 async fn what_the_broker_took_back_untried_has_all_its_tries() {
     let stage = Stage::new();
     stage.send("0", "k", "1");
-    // Fetched ahead, as behind a breaker, by processes that ended before its turn.
+    // Prefetched, as behind a breaker, by processes that ended before handling it.
     for time in 1..=5 {
         let held = stage.wire.hand(1).receive(10).await.expect("a message");
         assert_eq!((held.len(), held[0].redelivered), (1, time > 1));

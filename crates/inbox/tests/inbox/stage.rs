@@ -1,4 +1,4 @@
-//! A store, a broker and consumers on virtual time, and handlers that do as they are told.
+//! A store, a broker and consumers in virtual time, with scripted handlers.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -25,10 +25,10 @@ use crate::faulty::{Faulty, Line};
 use crate::wire::{Hand, Wire};
 
 pub(crate) const CONSUMER: &str = "billing";
-/// When the wall clock of every test begins.
+/// Start of the wall clock in every test.
 pub(crate) const BEGUN: Timestamp = Timestamp::constant(1_700_000_000, 0);
 
-/// What a handler is told to do.
+/// What a scripted handler does.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Do {
     Done,
@@ -43,7 +43,7 @@ pub(crate) enum Do {
 
 type Script = Arc<dyn Fn(&Incoming) -> Do + Send + Sync>;
 
-/// A handler that writes `key:payload` into the ledger, or does as it is told.
+/// A handler that follows a script and writes `key:payload` into the ledger.
 #[derive(Clone)]
 pub(crate) struct Told {
     script: Script,
@@ -63,7 +63,7 @@ pub(crate) fn told(script: impl Fn(&Incoming) -> Do + Send + Sync + 'static) -> 
     }
 }
 
-/// Fails so many times for each payload, then is done.
+/// Fails `times` times for each payload, then succeeds.
 pub(crate) fn fails(times: u32) -> Told {
     let failed = Mutex::new(BTreeMap::<String, u32>::new());
     told(move |incoming| {
@@ -79,7 +79,7 @@ pub(crate) fn text(incoming: &Incoming) -> String {
 }
 
 impl Told {
-    /// When a payload was tried, since `from`, in tenths of a second.
+    /// When a payload was attempted, in tenths of a second since `from`.
     pub(crate) fn times(&self, payload: &str, from: Instant) -> Vec<u128> {
         let tries = self.tries.lock().expect("no handler panics with it");
         let of = tries.iter().filter(|(_, tried)| tried == payload);
@@ -122,7 +122,7 @@ impl Drop for Ends {
 #[async_trait]
 impl Inside<Transaction> for Told {
     async fn handle(&self, transaction: &mut Transaction, incoming: &Incoming) -> Handled {
-        // The effect comes first, so that a failure has something to undo.
+        // The effect comes first, so that a failure has something to roll back.
         transaction.record(format!("{}:{}", incoming.key(), text(incoming)))?;
         self.act(incoming).await
     }
@@ -163,12 +163,12 @@ impl Stage {
         }
     }
 
-    /// Counts messages and processes from one.
+    /// Numbers messages and processes from one.
     fn number(&self) -> u64 {
         self.next.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// A message of this key with this payload, and its type.
+    /// Builds a message of this type, key and payload.
     pub(crate) fn raw(&self, kind: &str, key: &str, payload: &str, headers: Headers) -> Raw {
         let number = self.number();
         let message = Message {
@@ -191,12 +191,12 @@ impl Stage {
         Raw::new(wire::headers(&publication, "/outbox"), publication.message.payload.clone())
     }
 
-    /// Publishes a message into a lane; says its place.
+    /// Publishes a message to a lane and returns its offset.
     pub(crate) fn send(&self, lane: &str, key: &str, payload: &str) -> u64 {
         self.wire.put(lane, self.raw("OrderPlaced", key, payload, Headers::new()))
     }
 
-    /// A process of the consumer.
+    /// Starts a process of the consumer.
     pub(crate) fn start(&self, config: Config, handlers: Handlers<Transaction>) -> Process {
         self.start_with(self.wire.hand(1), config, handlers)
     }
@@ -229,7 +229,7 @@ impl Stage {
     }
 }
 
-/// A running process; dropped, it is killed.
+/// A running process. Dropping it kills the process.
 pub(crate) struct Process {
     pub(crate) stop: CancellationToken,
     pub(crate) stats: Arc<Stats>,
@@ -237,31 +237,31 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// Stops orderly.
+    /// Shuts down cleanly.
     pub(crate) async fn stop(mut self) -> Result<(), RuntimeError> {
         self.stop.cancel();
         self.ended().await
     }
 
-    /// Waits for an end that comes by itself.
+    /// Waits until it ends on its own.
     pub(crate) async fn ended(&mut self) -> Result<(), RuntimeError> {
         self.task.join_next().await.expect("it runs").expect("it does not panic")
     }
 
-    /// Dies in the middle of whatever it does.
+    /// Kills it, whatever it is doing.
     pub(crate) async fn kill(mut self) {
         self.task.shutdown().await;
     }
 }
 
-/// One at a time of each key; the clock is the test's.
+/// One message per key at a time, on the test's clock.
 pub(crate) fn ordered() -> Config {
     let begun = Instant::now();
     let clock = Clock::new(move || BEGUN + begun.elapsed());
     Config { order: Order::ByKey { concurrency: 8 }, clock, ..Config::new(CONSUMER) }
 }
 
-/// Any at a time.
+/// Any messages at the same time.
 pub(crate) fn unordered() -> Config {
     Config { order: Order::None { concurrency: 8 }, ..ordered() }
 }
@@ -274,7 +274,7 @@ pub(crate) fn call(told: &Told) -> Handlers<Transaction> {
     Handlers::new().call("*", told.clone())
 }
 
-/// Waits, in virtual time, until it holds.
+/// Waits in virtual time until the condition holds.
 pub(crate) async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
     let end = Instant::now() + Duration::from_hours(2);
     while !holds().await {
@@ -283,7 +283,7 @@ pub(crate) async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
     }
 }
 
-/// Waits until so many places are acknowledged.
+/// Waits until `count` offsets are acknowledged.
 pub(crate) async fn acknowledged(stage: &Stage, count: usize) {
     until(&format!("{count} are acknowledged"), async || stage.wire.acknowledged().len() >= count).await;
 }

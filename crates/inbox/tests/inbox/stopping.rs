@@ -1,4 +1,4 @@
-//! The end of a process.
+//! Shutdown of a process.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -25,7 +25,7 @@ async fn what_runs_is_finished_and_the_rest_goes_back_at_once() {
         assert_eq!((stage.wire.acknowledged().len(), stage.ledger().len()), (running, running));
         assert_eq!(stage.wire.waiting(), 20 - running);
         assert_eq!(stage.shown().await.members.iter().filter(|member| member.alive).count(), 0);
-        // Another process has the lane without waiting for a beat to end.
+        // Another process acquires the lane without waiting for a heartbeat to expire.
         stage.wire.move_lane("0", 2);
         let stopped = tokio::time::Instant::now();
         let _next = stage.start_with(stage.wire.hand(2), ordered(), inside(&fails(0)));
@@ -34,7 +34,7 @@ async fn what_runs_is_finished_and_the_rest_goes_back_at_once() {
     }
 }
 
-/// The database is unreachable for so long that the claim of a retry queue ends, and comes back just before the stop.
+/// The database is unreachable until the claim of a retry queue has expired, and comes back just before the stop.
 #[tokio::test(start_paused = true)]
 async fn a_stop_does_not_wait_for_the_backoff_of_the_retry_table() {
     for half_seconds in 0..40 {
@@ -70,7 +70,7 @@ async fn what_does_not_end_in_time_is_dropped_and_costs_nothing() {
         let took = stopped.elapsed();
         assert!(took >= Duration::from_secs(10) && took < Duration::from_secs(12), "{took:?}");
         assert_eq!((stage.ledger().len(), stage.wire.waiting()), (0, 1));
-        // The next process need not wait until the call's claim ends.
+        // The next process need not wait until the claim of the call expires.
         stage.wire.move_lane("0", 2);
         let stopped = tokio::time::Instant::now();
         let _next = stage.start_with(stage.wire.hand(2), ordered(), handlers(&fails(0)));
@@ -104,7 +104,7 @@ async fn a_queue_of_the_retry_table_whose_handler_does_not_end_in_time_is_given_
         config.retries.memory.clear();
         stage.send("0", "k", "1");
         let handler = told(|incoming| if incoming.attempt() == 1 { Do::Fail } else { Do::Hang });
-        // More often than a message may take processes down.
+        // More often than `starts_max`, the limit for starts that crash the process.
         for round in 1..=8 {
             stage.wire.move_lane("0", round);
             let process = stage.start_with(stage.wire.hand(round), config.clone(), handlers(&handler));
@@ -202,7 +202,7 @@ async fn what_waits_for_a_seat_begins_nothing_and_keeps_its_attempts() {
     stage.send("0", "a", "slow");
     let process = stage.start(config, inside(&handler));
     until("it waits in the retry table", async || process.stats.failed() == 2).await;
-    // The other fails before the first runs again, and comes again while it does.
+    // The other message fails before the first runs again, and its retry is due while the first runs.
     tokio::time::sleep(Duration::from_secs(1)).await;
     stage.send("0", "b", "quick");
     until("the first runs again", async || tries("slow") == 3).await;

@@ -1,4 +1,4 @@
-//! What a member tells of itself.
+//! Statistics and status of a member.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,5 +1,5 @@
-//! A broker's consumer in memory, on virtual time: lanes, prefetch, tags, pauses, redelivery. What a real one does beyond that
-//! is shown with the embedded broker.
+//! A fake broker consumer in memory and virtual time, with lanes, prefetch, tags, pauses and redelivery. The tests with
+//! the embedded broker cover the rest of a real broker's behaviour.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -12,7 +12,7 @@ use relevo_core::{
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-/// The group's messages, shared by its consumers.
+/// Messages of the group, shared by its consumers.
 #[derive(Clone, Default)]
 pub(crate) struct Wire(Arc<Shared>);
 
@@ -26,24 +26,24 @@ struct Shared {
 struct State {
     lanes: BTreeMap<Lane, VecDeque<Kept>>,
     out: BTreeMap<DeliveryTag, (u64, Kept)>,
-    /// Each consumer's own.
+    /// Lanes paused by each consumer.
     paused: BTreeSet<(u64, Lane)>,
-    /// Which consumer has which lane; all are the first one's unless they were moved.
+    /// The consumer of each lane. Lanes that were never moved belong to consumer 1.
     owners: BTreeMap<Lane, u64>,
     closed: BTreeSet<u64>,
     next: u64,
-    /// Places of deliveries that are over, each with the delay of its retry, if it has one.
+    /// Offsets of settled deliveries, each with the delay of its retry, if any.
     settled: Vec<(u64, Option<Duration>)>,
     failing: bool,
-    /// Nothing is recorded for the messages at these places.
+    /// Settling these offsets fails.
     refused: BTreeSet<u64>,
-    /// Every consumer receives every lane.
+    /// The broker does not report ordered lanes.
     unordered: bool,
-    /// The broker has no delayed retries.
+    /// The broker does not support delayed retries.
     without_retries: bool,
-    /// How often one of these was refused.
+    /// Number of calls that failed because of `refused`.
     refusals: u64,
-    /// The answer to the next pause is lost.
+    /// The reply to the next pause is lost.
     deaf: bool,
     received: u64,
 }
@@ -66,12 +66,12 @@ pub(crate) struct Hand {
 }
 
 impl Wire {
-    /// A consumer that gets what is in its lanes.
+    /// A consumer that receives the messages of its lanes.
     pub(crate) fn hand(&self, number: u64) -> Hand {
         Hand { wire: self.clone(), number, prefetch: 100 }
     }
 
-    /// Puts a message into a lane; says its place.
+    /// Adds a message to a lane and returns its offset.
     pub(crate) fn put(&self, lane: &str, raw: Raw) -> u64 {
         let mut state = self.lock();
         state.next += 1;
@@ -84,7 +84,7 @@ impl Wire {
         place
     }
 
-    /// Everything that is out comes again, as after a crash of its consumer.
+    /// Redelivers all outstanding deliveries, as after a crash of their consumer.
     pub(crate) fn redeliver(&self) {
         let mut state = self.lock();
         let mut back: Vec<Kept> = std::mem::take(&mut state.out).into_values().map(|(_, kept)| kept).collect();
@@ -96,55 +96,55 @@ impl Wire {
         self.0.changed.notify_waiters();
     }
 
-    /// Gives a lane to another consumer; what is out of it comes again there.
+    /// Assigns a lane to another consumer, which receives its outstanding deliveries again.
     pub(crate) fn move_lane(&self, lane: &str, to: u64) {
         let lane = Lane::new(lane);
         self.lock().owners.insert(lane.clone(), to);
         self.redeliver();
     }
 
-    /// From now on no call answers well, or every call does again.
+    /// Makes every call fail, or succeed again.
     pub(crate) fn fail(&self, failing: bool) {
         self.lock().failing = failing;
         self.0.changed.notify_waiters();
     }
 
-    /// A broker that gives a lane to several consumers at once.
+    /// Reports no ordered lanes, like a broker that assigns a lane to several consumers at once.
     pub(crate) fn without_order(&self) {
         self.lock().unordered = true;
     }
 
-    /// A broker without delayed retries.
+    /// Makes it a broker without delayed retries.
     pub(crate) fn without_retries(&self) {
         self.lock().without_retries = true;
     }
 
-    /// From now on nothing is recorded for the message at this place.
+    /// Makes settling this offset fail.
     pub(crate) fn refuse(&self, place: u64) {
         self.lock().refused.insert(place);
     }
 
-    /// From now on the message at this place is like any other again.
+    /// Makes settling this offset succeed again.
     pub(crate) fn accept(&self, place: u64) {
         self.lock().refused.remove(&place);
     }
 
-    /// How often nothing was recorded because of [`refuse`](Self::refuse).
+    /// Number of calls that failed because of [`refuse`](Self::refuse).
     pub(crate) fn refusals(&self) -> u64 {
         self.lock().refusals
     }
 
-    /// The next pause happens, and its answer is lost.
+    /// Applies the next pause, but loses its reply.
     pub(crate) fn lose_pause(&self) {
         self.lock().deaf = true;
     }
 
-    /// Deliveries that are over, by place, in order: acknowledged, or to be delivered again after a delay.
+    /// Settled deliveries by offset, in order of settling: acknowledged, or retried after a delay.
     pub(crate) fn settled(&self) -> Vec<(u64, Option<Duration>)> {
         self.lock().settled.clone()
     }
 
-    /// Places that were acknowledged, in order of their number.
+    /// Acknowledged offsets, sorted.
     pub(crate) fn acknowledged(&self) -> Vec<u64> {
         let mut places: Vec<u64> =
             self.settled().into_iter().filter(|(_, delay)| delay.is_none()).map(|(place, _)| place).collect();
@@ -152,17 +152,17 @@ impl Wire {
         places
     }
 
-    /// Messages that nobody has acknowledged, and that are with no consumer.
+    /// Number of messages that are neither acknowledged nor outstanding at a consumer.
     pub(crate) fn waiting(&self) -> usize {
         self.lock().lanes.values().map(VecDeque::len).sum()
     }
 
-    /// Messages that were handed over so far.
+    /// Number of deliveries so far.
     pub(crate) fn received(&self) -> u64 {
         self.lock().received
     }
 
-    /// Whether the first consumer paused this lane.
+    /// Whether consumer 1 paused this lane.
     pub(crate) fn is_paused(&self, lane: &str) -> bool {
         self.lock().paused.contains(&(1, Lane::new(lane)))
     }
