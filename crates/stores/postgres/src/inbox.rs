@@ -34,7 +34,7 @@ use crate::classify::Error;
 use crate::migrate;
 use crate::queries::{column, json_answer};
 
-/// How often a claim is tried again when its retry queue was deleted in the meantime.
+/// Maximum number of attempts for a claim whose retry queue is deleted in the meantime.
 const CLAIMS_MAX: usize = 3;
 
 /// The inbox of one consumer.

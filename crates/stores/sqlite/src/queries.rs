@@ -154,7 +154,7 @@ pub(crate) fn waiting(stopped: &Stopped, now: i64) -> (&'static str, Option<i64>
 }
 
 /// Holds an address. Only a failed probe extends the hold. New messages for the address were not tried, and would
-/// postpone the probe for ever.
+/// postpone the probe forever.
 pub(crate) async fn hold(
     connection: &mut SqliteConnection,
     destination: &str,

@@ -58,8 +58,8 @@ impl Store {
         Ok(store)
     }
 
-    /// Reads, and acquires the write lock briefly, so that a read-only file fails now. If another connection is
-    /// writing, it skips the second check.
+    /// Reads, and acquires the write lock briefly, so that a read-only file fails now. If another connection holds the
+    /// lock, the write check is skipped.
     async fn try_out(&self) -> Result<(), Error> {
         self.reading.take().await?.give_back();
         let mut session = match self.settling.begin(Durability::Process).await {

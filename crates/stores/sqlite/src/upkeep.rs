@@ -41,8 +41,8 @@ pub(crate) async fn maintain(link: &Link) -> Result<Maintained, Error> {
     Ok(maintained)
 }
 
-/// Deletes from the lowest `seq` up to the first message that is too young or not settled by every destination, so that
-/// no retained row is scanned. A message with a time in the future comes from a wrong clock and does not stop the
+/// Deletes from the lowest `seq` up to the first message that is too young or not settled by every destination. No
+/// retained row is scanned. A message with a time in the future comes from a wrong clock and does not stop the
 /// deletion.
 async fn drop_messages(connection: &mut SqliteConnection) -> Result<u64, Error> {
     let sql = concat!(

@@ -44,8 +44,8 @@ async fn every_state_of_a_message_is_shown() {
     broker.fail(Rule::new(Match::Id(later), Class::Transient).times(1));
     broker.fail(Rule::new(Match::Address("wall".to_owned()), Class::Blocked));
     let hour = Duration::from_hours(1);
-    // The first pause is long, so that the status is visible. The test makes the message that succeeds on retry due
-    // below.
+    // The first pause is long, so that the status is visible. For the message that succeeds on retry, the test ends the
+    // pause below.
     let policy = Policy { base: hour, ceiling: hour, ..quick_route().policy };
     let routes = Routes::new(vec![Route { policy, ..quick_route() }]);
     let relay = Running::start(world.store().await, &broker, Config { routes, ..config() });

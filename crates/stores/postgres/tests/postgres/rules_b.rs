@@ -1,4 +1,5 @@
-//! Rule B: which ways of writing keep the order of a key. The tests assert the table of the documentation as it stands.
+//! Rule B: which ways of writing keep the order of a key. The tests assert the table in the documentation, so that it
+//! stays true.
 
 use crate::rules_support::{Bed, Reader, Session, code, emit};
 

@@ -28,7 +28,7 @@ impl OutboxLog {
         Self { store, sending }
     }
 
-    /// `payload` says whether to read payloads. Counting needs none.
+    /// Counting reads no payloads, so `payload` is false for it.
     async fn read_on(&self, filter: &Filter, ask: Ask, payload: bool) -> Result<Read, SourceError> {
         let looked = async {
             let mut session = self.store.reading.take().await?;

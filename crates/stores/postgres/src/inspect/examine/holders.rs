@@ -100,7 +100,7 @@ pub(super) async fn prepared(store: &Store) -> Result<Vec<Finding>, Error> {
     Ok(findings)
 }
 
-/// A replication slot without a reader retains rows and write-ahead log for ever.
+/// A replication slot without a reader retains rows and write-ahead log forever.
 pub(super) async fn slots(store: &Store) -> Result<Vec<Finding>, Error> {
     const SUBJECT: &str = "replication slots";
     let sql = format!(
