@@ -1,39 +1,39 @@
-//! What an error of the database means to a relay.
+//! Maps database errors to the failure classes of the relay.
 
 use relevo_core::store::StoreError;
 
-/// What can go wrong in a call.
+/// An error of a database call.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
-    /// The server answered with an error of its own.
+    /// The server returned an error.
     #[error(transparent)]
     Server(Box<sqlx::postgres::PgDatabaseError>),
-    /// The connection cannot be made, or broke.
+    /// The connection failed or broke.
     #[error(transparent)]
     Connection(sqlx::Error),
-    /// No answer in time.
+    /// The server did not respond before the deadline.
     #[error("no answer within {0:?}")]
     Deadline(std::time::Duration),
-    /// The answer cannot be read.
+    /// The response is malformed.
     #[error("the answer cannot be read: {0}")]
     Answer(&'static str),
-    /// There is no such destination.
+    /// The destination does not exist.
     #[error("destination \"{0}\" is not known; hint: add it with `relevo destination add`")]
     NoDestination(String),
-    /// A search came to the end of its time.
+    /// A search reached its time limit.
     #[error("message {id} was not found within {budget:?}; hint: look for it with `relevo outbox list --key KEY`")]
     NotFoundInTime {
-        /// What was looked for.
+        /// The message id.
         id: relevo_core::MessageId,
-        /// How long.
+        /// The time limit.
         budget: std::time::Duration,
     },
-    /// The server moved to another timeline under a lease.
+    /// The server switched to another timeline while the relay held a lease.
     #[error("the server moved from timeline {from} to {to}")]
     Timeline {
-        /// Where the lease was taken.
+        /// The timeline on which the lease was acquired.
         from: i64,
-        /// Where the server is now.
+        /// The current timeline of the server.
         to: i64,
     },
 }
@@ -51,21 +51,22 @@ impl From<sqlx::Error> for Error {
 }
 
 impl Error {
-    /// Whether another transaction was in the way: the same call may pass shortly after.
+    /// Whether another transaction blocked this call. The same call may succeed shortly after.
     pub(crate) fn is_contention(&self) -> bool {
-        // A lock that was not had in time, a snapshot that is too old, a circle of waits.
+        // Lock timeout, serialization failure, deadlock.
         matches!(self, Self::Server(error) if matches!(error.code(), "55P03" | "40001" | "40P01"))
     }
 
-    /// Whether the server ended the session, by an operator's order or because it goes down. What ran in it was rolled back.
+    /// Whether the server ended the session: an administrator terminated it, or the server is shutting down. Its open
+    /// transaction was rolled back.
     pub(crate) fn is_session_end(&self) -> bool {
         matches!(self, Self::Server(error) if error.code().starts_with("57P0"))
     }
 
-    /// Whether the connection can serve another call.
+    /// Whether the connection is still usable.
     pub(crate) fn keeps_connection(&self) -> bool {
         match self {
-            // 57P0x: the server is going down, or crashed. 25P03: it ended a session that stood still.
+            // 57P0x: the server is shutting down or crashed. 25P03: it ended a session that was idle in a transaction.
             Self::Server(error) => {
                 !error.code().starts_with("57P0") && !error.code().starts_with("08") && error.code() != "25P03"
             }
@@ -94,13 +95,14 @@ fn of_server(error: Box<sqlx::postgres::PgDatabaseError>) -> StoreError {
     match error.code() {
         "RV002" => StoreError::Standby,
         "RV003" => StoreError::Foreign { what: sentence },
-        // Switched off or unknown; a relay that lacks a grant, a login that is refused, a database that is not there.
+        // The destination is disabled or unknown, a privilege is missing, the login failed, or the database does not
+        // exist.
         "RV005" | "42501" | "28P01" | "28000" | "3D000" => StoreError::Refused { what: sentence },
-        // A missing schema, table or function, or one of another shape.
+        // A schema, table, function or column is missing or has another definition.
         "3F000" | "42P01" | "42883" | "42703" => {
             StoreError::Schema { what: format!("{sentence}; hint: run `relevo migrate`") }
         }
-        // Another transaction was in the way, or this one stood still for too long and was ended: nothing of it happened.
+        // Another transaction blocked this one, or it was idle for too long and was aborted. It changed nothing.
         "55P03" | "40001" | "40P01" | "57014" | "25P03" => StoreError::Away(error),
         code if code.starts_with("57P0") || code.starts_with("08") || code.starts_with("53") => StoreError::Away(error),
         _ => StoreError::Broken(error),

@@ -1,4 +1,4 @@
-//! How to reach an outbox.
+//! Connection settings of an outbox.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use sqlx::postgres::PgConnectOptions;
 pub struct Schema(String);
 
 impl Schema {
-    /// A schema by its name, as it stands in the catalogue.
+    /// Creates a schema name, spelled as in the catalogue.
     ///
     /// # Panics
     /// If the name is empty, longer than PostgreSQL's 63 bytes, or has other characters than ASCII letters, digits,
@@ -24,12 +24,12 @@ impl Schema {
         Self(name)
     }
 
-    /// The name as it stands in the catalogue.
+    /// The name as spelled in the catalogue.
     pub fn name(&self) -> &str {
         &self.0
     }
 
-    /// The name as SQL writes it.
+    /// The name as a quoted SQL identifier.
     pub fn quoted(&self) -> String {
         format!("\"{}\"", self.0)
     }
@@ -41,21 +41,21 @@ impl Default for Schema {
     }
 }
 
-/// How a relay reaches an outbox, and for which destination.
+/// Connection settings of a relay for one destination.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// The database.
+    /// Connection options of the database.
     pub connect: PgConnectOptions,
-    /// Where the outbox is.
+    /// The schema of the outbox.
     pub schema: Schema,
-    /// Whom the relay carries messages to.
+    /// The destination that the relay serves.
     pub destination: String,
-    /// No call takes longer; shorter than the lease.
+    /// Timeout of each call. It must be shorter than the lease.
     pub call_deadline: Duration,
 }
 
 impl Config {
-    /// The defaults: schema `relevo`, calls of at most five seconds.
+    /// Creates the default configuration: schema `relevo`, a call timeout of five seconds.
     pub fn new(connect: PgConnectOptions, destination: impl Into<String>) -> Self {
         Self {
             connect,

@@ -12,14 +12,14 @@ const SIGNATURE: &[u8] = b"PGCOPY\n\xff\r\n\0";
 /// Microseconds between 1970 and PostgreSQL's epoch, 2000.
 const EPOCH_MICROS: i64 = 946_684_800_000_000;
 
-/// The rows of one answer.
+/// The rows of one response.
 pub(crate) struct Rows {
     rest: Bytes,
     fields: usize,
 }
 
 impl Rows {
-    /// Checks the header; every row must have `fields` fields.
+    /// Checks the header. Every row must have `fields` fields.
     pub(crate) fn new(mut whole: Bytes, fields: usize) -> Result<Self, Error> {
         if whole.len() < SIGNATURE.len() + 8 || !whole.starts_with(SIGNATURE) {
             return Err(Error::Answer("not a binary copy"));
@@ -33,7 +33,7 @@ impl Rows {
         Ok(Self { rest: whole, fields })
     }
 
-    /// The next row, to be read field by field; `None` at the end.
+    /// Returns the next row, or `None` at the end.
     pub(crate) fn next_row(&mut self) -> Result<Option<Row<'_>>, Error> {
         let count = self.take(2)?.get_i16();
         if count == -1 {
@@ -53,7 +53,7 @@ impl Rows {
     }
 }
 
-/// One row; its fields are read in their order, each once.
+/// One row. Read its fields in order, each once.
 pub(crate) struct Row<'a>(&'a mut Rows);
 
 impl Row<'_> {
@@ -102,7 +102,7 @@ impl Row<'_> {
         self.exactly().map(|[byte]| byte != 0)
     }
 
-    /// What is never negative: a count, a number of seconds.
+    /// Reads a number that cannot be negative, such as a count or a number of seconds.
     pub(crate) fn count(&mut self) -> Result<u64, Error> {
         u64::try_from(self.int8()?).map_err(|_| Error::Answer("a count is negative"))
     }
@@ -140,8 +140,8 @@ impl Row<'_> {
         self.optional()?.map(text).transpose()
     }
 
-    /// Headers as the text of a JSON object. What is not a string (`emit` refuses it, a hand-made row may have it)
-    /// becomes its JSON text: one such row must not stop a shard.
+    /// Reads headers from the text of a JSON object. `emit` rejects values that are not strings, but a manual INSERT
+    /// may write them. Such a value becomes its JSON text, so that one row cannot block a shard.
     pub(crate) fn headers(&mut self) -> Result<Headers, Error> {
         let Some(json) = self.optional()? else { return Ok(Headers::new()) };
         if let Ok(headers) = serde_json::from_slice(&json) {

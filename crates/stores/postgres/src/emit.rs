@@ -1,4 +1,4 @@
-//! Emitting inside the caller's own transaction.
+//! Emits messages in the caller's own transaction.
 
 use relevo_core::limits::LimitError;
 use relevo_core::{Draft, MessageId, OnRepeat, Traces};
@@ -8,23 +8,23 @@ use sqlx::{AssertSqlSafe, Postgres, Row as _};
 use crate::config::Schema;
 use crate::inbox;
 
-/// Why a message was not emitted.
+/// The reason why `emit` failed.
 #[derive(Debug, thiserror::Error)]
 pub enum EmitError {
-    /// Something is too long, empty or malformed; the transaction is unharmed.
+    /// A field is too long, empty or malformed. The transaction is still usable.
     #[error(transparent)]
     Limit(#[from] LimitError),
-    /// The id was emitted before; the transaction can only be rolled back.
+    /// A message with this id already exists. The transaction must be rolled back.
     #[error("message id {0} was emitted before")]
     Repeated(MessageId),
-    /// The database refused; the transaction can only be rolled back.
+    /// The database returned an error. The transaction must be rolled back.
     #[error("the database refused the message")]
     Database(#[source] sqlx::Error),
 }
 
-/// An open transaction: the caller's own, or the one that a handler got from its inbox.
+/// An open transaction: the caller's own, or the one that an inbox passed to a handler.
 pub trait Transaction: sealed::Sealed + Send {
-    /// Its connection.
+    /// The connection of the transaction.
     fn connection(&mut self) -> &mut PgConnection;
 }
 
@@ -46,7 +46,7 @@ mod sealed {
     impl Sealed for crate::inbox::Transaction {}
 }
 
-/// An outbox to emit into.
+/// Emits messages into one outbox.
 #[derive(Clone, Debug)]
 pub struct Outbox {
     statement: std::sync::Arc<str>,
@@ -55,7 +55,7 @@ pub struct Outbox {
 }
 
 impl Outbox {
-    /// The outbox in this schema.
+    /// Uses the outbox in this schema.
     pub fn in_schema(schema: &Schema) -> Self {
         let statement = format!(
             "SELECT {}.emit_bytes($1, $2, $3, $4, $5, $6::text::jsonb, $7, to_timestamp($8::float8), $9, $10)",
@@ -64,23 +64,23 @@ impl Outbox {
         Self { statement: statement.into(), prepares: true, traces: Traces::off() }
     }
 
-    /// The same without prepared statements, which a pooler in transaction mode does not keep: each message costs a second
-    /// round trip.
+    /// Disables prepared statements, because a pooler in transaction mode does not keep them. Each message then costs a
+    /// second round trip.
     #[must_use]
     pub fn unprepared(self) -> Self {
         Self { prepares: false, ..self }
     }
 
-    /// The same, and each message that is sampled carries the span that emitted it. The span is told when the statement has
-    /// ended, whether or not the transaction commits.
+    /// Enables tracing: each sampled message carries the span that emitted it. The span ends when the statement ends,
+    /// whether or not the transaction commits.
     #[must_use]
     pub fn traced(self, traces: Traces) -> Self {
         Self { traces, ..self }
     }
 
-    /// Emits a message in the caller's transaction: it exists if and only if the transaction commits.
+    /// Emits a message in the caller's transaction. The message exists if and only if the transaction commits.
     ///
-    /// It takes a transaction and nothing else, so that effect and message cannot be torn apart by accident.
+    /// The argument must be a transaction, so that a caller cannot commit the effect without the message by accident.
     pub async fn emit(&self, tx: &mut impl Transaction, mut draft: Draft) -> Result<MessageId, EmitError> {
         let span = self.traces.create(&mut draft);
         let emitted = self.insert(tx, draft).await;
@@ -124,7 +124,7 @@ impl Default for Outbox {
     }
 }
 
-/// Emits into the outbox of the schema `relevo`, in the caller's transaction.
+/// Emits into the outbox of schema `relevo` in the caller's transaction.
 pub async fn emit(tx: &mut impl Transaction, draft: Draft) -> Result<MessageId, EmitError> {
     Outbox::default().emit(tx, draft).await
 }

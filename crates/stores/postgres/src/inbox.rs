@@ -1,8 +1,8 @@
-//! The inbox in PostgreSQL: handlers whose effects happen once.
+//! The PostgreSQL inbox: each handler's effects are applied once.
 //!
-//! A handler works in a [`Transaction`], which [`Outbox::emit`](crate::Outbox::emit) takes too. Its happy path is one round
-//! trip for BEGIN and the message's entry, the handler's own statements, one for COMMIT. Everything else is one statement of
-//! one round trip in the simple protocol, so that it works behind a pooler in transaction mode.
+//! A handler works in a [`Transaction`], which [`Outbox::emit`](crate::Outbox::emit) accepts too. Without errors, it
+//! costs one round trip for BEGIN and the inbox row, the handler's own statements, and one for COMMIT. Every other
+//! operation is one statement in the simple protocol, so that it works behind a pooler in transaction mode.
 
 mod config;
 mod handling;
@@ -34,10 +34,10 @@ use crate::classify::Error;
 use crate::migrate;
 use crate::queries::{column, json_answer};
 
-/// How often a claim looks again after a queue that it was to wait in was gone.
+/// Maximum number of attempts for a claim whose retry queue is deleted in the meantime.
 const CLAIMS_MAX: usize = 3;
 
-/// One consumer's inbox.
+/// The inbox of one consumer.
 pub struct Inbox {
     links: Arc<Links>,
     says: Says,
@@ -45,7 +45,7 @@ pub struct Inbox {
 }
 
 impl Inbox {
-    /// Connects, and checks the schema's version.
+    /// Connects and checks the schema version.
     pub async fn open(config: &Config, consumer: &str, keeping: Keeping) -> Result<Self, StoreError> {
         let links = Arc::new(Links::new(config));
         let rows = links.call(migrate::exists_query(&config.schema)).await?;
@@ -58,13 +58,13 @@ impl Inbox {
         Ok(Self { links, says: Says::new(config, consumer, keeping), wait: config.lock_timeout })
     }
 
-    /// Another consumer's inbox, over the same connections.
+    /// Returns the inbox of another consumer, on the same connections.
     #[must_use]
     pub fn of(&self, consumer: &str, keeping: Keeping) -> Self {
         Self { links: Arc::clone(&self.links), says: self.says.of(consumer, keeping), wait: self.wait }
     }
 
-    /// The transaction if its first statement said yes.
+    /// Begins a transaction. Keeps it open only if its first statement returned true.
     async fn open_if(&self, sql: String) -> Result<Begun<Transaction>, Error> {
         match unless_contended(self.links.begin(&sql).await)? {
             None => Ok(Begun::Busy),
@@ -81,7 +81,7 @@ impl Inbox {
         self.entered(enter, begun).await
     }
 
-    /// What became of messages that were to be entered.
+    /// Reads the result of inserting messages, and appends those that are behind a retry queue to it.
     async fn entered(
         &self,
         enter: Enter<'_>,
@@ -123,7 +123,8 @@ impl Inbox {
                 word if self.says.traces() => _ = read::state(word)?,
                 word => return Ok(Claimed::Repeat(read::state(word)?)),
             }
-            // It waits, or its repeat is traced: as when a handler's transaction enters it.
+            // The message is behind a retry queue, or its repeat is traced. Insert it the way a handler's transaction
+            // does.
             let enter = Enter { held, arrivals: std::slice::from_ref(arrival) };
             let (tx, entered) = match self.enter(enter).await? {
                 Begun::Open(tx, entered) => (tx, entered.first().copied()),
@@ -133,7 +134,7 @@ impl Inbox {
             match entered {
                 Some(Entered::Behind) => return self.links.commit(tx).await.map(|()| Claimed::Behind),
                 Some(Entered::Repeat(state)) => return self.links.commit(tx).await.map(|()| Claimed::Repeat(state)),
-                // The queue is gone meanwhile.
+                // The queue was deleted in the meantime.
                 Some(Entered::New) | None => self.links.roll_back(tx).await?,
             }
         }
@@ -154,13 +155,13 @@ impl Inbox {
     }
 }
 
-/// Each message once, in the order of their ids.
+/// Removes duplicates and sorts by id.
 fn once(arrivals: &[Arrival]) -> Vec<&Arrival> {
     let once: BTreeMap<Entry, &Arrival> = arrivals.iter().rev().map(|arrival| (arrival.entry, arrival)).collect();
     once.into_values().collect()
 }
 
-/// `None` if another worker was in the way.
+/// Returns `None` if another worker blocked the call.
 fn unless_contended<T>(answer: Result<T, Error>) -> Result<Option<T>, Error> {
     match answer {
         Ok(answer) => Ok(Some(answer)),
@@ -202,7 +203,7 @@ impl port::Inbox for Inbox {
 
     async fn start(&self, arrival: &Arrival) -> Result<u32, StoreError> {
         let rows = match self.links.call(self.says.start(arrival.entry)).await {
-            // Another worker has it in an open transaction: it is not this one that begins.
+            // Another worker has the message in an open transaction, so this start is not counted.
             Err(error) if error.is_contention() => self.links.call(self.says.started(arrival.entry)).await?,
             rows => rows?,
         };
@@ -256,7 +257,7 @@ impl port::Inbox for Inbox {
 
     async fn beat(&self, beat: &Beat) -> Result<Orders, StoreError> {
         let answer = json_answer(&self.links.beat(&self.says.beat(beat)).await?)?;
-        // Whoever was forgotten altogether shows by its lanes that this is not its first heartbeat.
+        // A deleted member still reports marks for its lanes. They show that this is not its first heartbeat.
         Ok(read::orders(&answer, !beat.marks.is_empty())?)
     }
 

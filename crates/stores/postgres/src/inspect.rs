@@ -1,5 +1,5 @@
-//! What people ask of an outbox. Everything is read by plain SELECTs, so that whoever was granted a relay's rights may
-//! ask, and nothing here needs a new version of the schema.
+//! Operator queries on an outbox. They are plain SELECTs, so a role with the relay's grants can run them. They need no
+//! new schema version.
 
 mod examine;
 mod listing;
@@ -90,13 +90,13 @@ impl Store {
         rows.iter().map(read).collect()
     }
 
-    /// The destination that this store is bound to, if it is there.
+    /// Returns the destination of this store, or an error if it does not exist.
     async fn this_destination(&self) -> Result<Destination, Error> {
         let found = self.all_destinations().await?.into_iter().find(|it| it.name == self.destination);
         found.ok_or_else(|| Error::NoDestination(self.destination.clone()))
     }
 
-    /// The shards of this destination, with the names of their relays where those are alive.
+    /// Lists the shards of this destination, with the names of their live relays.
     async fn leased_shards(&self) -> Result<Vec<Shard>, Error> {
         let sql = format!(
             "SELECT l.shard, coalesce(m.name, l.owner::text), l.epoch, \

@@ -1,8 +1,8 @@
-//! The outbox as a log in PostgreSQL 13 to 18.
+//! A transactional outbox and inbox in PostgreSQL 13 to 18.
 //!
-//! Writers call [`emit`] (or the SQL functions of the same name) inside their own transaction; a relay reads through
-//! [`Store`]. Every call of a relay is one statement of one round trip in the simple protocol, so that it works behind
-//! a pooler in transaction mode.
+//! Writers call [`emit`] (or the SQL functions of the same name) in their own transaction. A relay reads through
+//! [`Store`]. Every call of a relay is one statement and one round trip in the simple protocol. It therefore works
+//! behind a pooler in transaction mode.
 
 mod classify;
 mod config;

@@ -1,4 +1,4 @@
-//! One connection, made anew after it breaks.
+//! One connection that reconnects after a break.
 
 use std::time::Duration;
 
@@ -11,13 +11,15 @@ use tokio::time::timeout;
 
 use crate::classify::Error;
 
-/// Probes that the server's system sends without an answer until it ends the connection.
+/// Unanswered keepalive probes before the server's system ends the connection.
 const PROBES: u64 = 3;
 
-/// A new connection. The server notices within about `deadline` that this process or its machine vanished, and ends the
-/// session: its locks would keep others from a shard or a lane. That is shorter than a lease, as every deadline of a call.
+/// Opens a connection. If this process or its machine fails, the server notices within about `deadline` and ends the
+/// session. Otherwise the locks of the session would block a shard or a lane. `deadline` is shorter than a lease, like
+/// every call timeout.
 ///
-/// By statements, not by startup options: those are refused by poolers. On a connection without TCP they change nothing.
+/// Statements set these options, because poolers reject startup options. On a connection without TCP they have no
+/// effect.
 pub(crate) async fn connect(options: &PgConnectOptions, deadline: Duration) -> Result<PgConnection, Error> {
     let mut connection = options.connect().await?;
     sqlx::raw_sql(AssertSqlSafe(keepalives(deadline))).execute(&mut connection).await?;
@@ -25,7 +27,7 @@ pub(crate) async fn connect(options: &PgConnectOptions, deadline: Duration) -> R
 }
 
 fn keepalives(deadline: Duration) -> String {
-    // Whole seconds, none of them zero, which means the system's default of hours.
+    // Whole seconds and never zero, because zero means the system's default of hours.
     let interval = (deadline.as_secs() / (PROBES + 2)).max(1);
     let idle = deadline.as_secs().saturating_sub(PROBES * interval).max(1);
     let timeout_ms = deadline.as_millis().clamp(1, 1 << 30);
@@ -37,8 +39,8 @@ fn keepalives(deadline: Duration) -> String {
 
 /// A connection that serves one call at a time.
 ///
-/// A call that fails because the connection broke says so; only the next one connects again, so that no break goes
-/// unnoticed by the relay, which must then forget what it holds in memory.
+/// A call that fails because the connection broke returns an error. Only the next call reconnects, so that the relay
+/// notices every break and clears its caches.
 pub(crate) struct Link {
     options: PgConnectOptions,
     deadline: Duration,
@@ -50,15 +52,15 @@ impl Link {
         Self { options, deadline, connection: Mutex::new(None) }
     }
 
-    /// One statement in the simple protocol: one round trip, whatever pooler is in between.
+    /// Runs one statement in the simple protocol: one round trip, whatever pooler is in between.
     pub(crate) async fn call(&self, sql: String) -> Result<Vec<PgRow>, Error> {
         let statement =
             async |connection: &mut PgConnection| Ok(sqlx::raw_sql(AssertSqlSafe(sql)).fetch_all(connection).await?);
         self.serve(Error::keeps_connection, statement).await
     }
 
-    /// The answer of `COPY (…) TO STDOUT (FORMAT binary)`, whole. One that the server refuses costs the connection: the
-    /// client leaves the end of the refusal unread, and would take it for the next answer.
+    /// Returns the full result of `COPY (…) TO STDOUT (FORMAT binary)`. A server error costs the connection: the client
+    /// leaves the end of the error unread and would treat it as the next result.
     pub(crate) async fn copy(&self, query: String) -> Result<Bytes, Error> {
         let statement = format!("COPY ({query}) TO STDOUT (FORMAT binary)");
         let refused = |_: &Error| false;
@@ -79,7 +81,7 @@ impl Link {
         call: impl AsyncFnOnce(&mut PgConnection) -> Result<T, Error>,
     ) -> Result<T, Error> {
         let mut guard = self.connection.lock().await;
-        // Taken out while in use: a call that is cancelled in the middle leaves no half-read connection behind.
+        // The connection is taken out while in use, so that a cancelled call leaves no half-read connection behind.
         let taken = guard.take();
         let work = async {
             let mut connection = match taken {

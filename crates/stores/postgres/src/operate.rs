@@ -1,4 +1,4 @@
-//! What operators tell an outbox.
+//! Operator commands for an outbox.
 
 use async_trait::async_trait;
 use relevo_core::operate::{Operate, Start};
@@ -9,13 +9,14 @@ use crate::queries::{self, column, json_literal, literal};
 use crate::store::Store;
 
 impl Store {
-    /// Takes the outbox over as it is, after an upgrade or in a copy that shall publish from now on.
+    /// Adopts the outbox in this database after an upgrade, or in a copy that must publish from now on.
     pub async fn adopt(&self) -> Result<(), StoreError> {
         self.asking.call(format!("SELECT {}.adopt()", self.schema)).await?;
         Ok(())
     }
 
-    /// Gives every row a transaction id of this server, after a restore from a dump; says how many will be sent.
+    /// Assigns transaction ids of this server to all rows after a restore from a dump. Returns the number of messages
+    /// that will be sent.
     pub async fn rebase(&self) -> Result<i64, StoreError> {
         let rows = self.asking.call(format!("SELECT {}.rebase()", self.schema)).await?;
         Ok(rows.first().map(|row| column(row, 0)).transpose()?.unwrap_or(0))

@@ -1,4 +1,4 @@
-//! The statements a relay sends, and how their answers are read.
+//! Builds the statements of a relay and decodes their results.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::classify::Error;
 use crate::copy::{Row, Rows};
 use crate::snapshot::Tick;
 
-/// A string literal that means the same whatever `standard_conforming_strings` says. It cannot hold a NUL.
+/// Builds a string literal that does not depend on `standard_conforming_strings`. It cannot contain a NUL.
 pub(crate) fn literal(text: &str) -> String {
     let mut quoted = String::with_capacity(text.len() + 8);
     quoted.push_str(" E'");
@@ -34,12 +34,12 @@ pub(crate) fn literal(text: &str) -> String {
     quoted
 }
 
-/// JSON as a literal; a NUL, which jsonb cannot hold, becomes the replacement character.
+/// Builds a JSON literal. A NUL, which jsonb cannot store, becomes the replacement character.
 pub(crate) fn json_literal(value: &Value) -> String {
     literal(&without_nul(value.to_string()))
 }
 
-/// Replaces NULs in JSON. Text that only looks like one, a backslash before `u0000`, is written with two backslashes and stays.
+/// Replaces NULs in JSON. An escaped backslash before `u0000` is not a NUL and stays.
 fn without_nul(json: String) -> String {
     const NUL: &str = "\\u0000";
     if !json.contains(NUL) {
@@ -54,7 +54,7 @@ fn without_nul(json: String) -> String {
             kept.push('\u{fffd}');
             rest = after;
         } else {
-            // The backslash and what it escapes, of which more may follow that needs no look.
+            // Skip the backslash and the character that it escapes.
             let (escape, after) = rest.split_at(2);
             kept.push_str(escape);
             rest = after;
@@ -71,7 +71,7 @@ where
     Ok(row.try_get(index)?)
 }
 
-/// The one JSON value of an answer.
+/// Reads the only JSON value of a result.
 pub(crate) fn json_answer(rows: &[PgRow]) -> Result<Value, Error> {
     let row = rows.first().ok_or(Error::Answer("no row"))?;
     let text: &str = row.try_get_unchecked(0)?;
@@ -82,12 +82,12 @@ pub(crate) fn tick(row: &PgRow) -> Result<Tick, Error> {
     Tick::parse(column(row, 0)?, column(row, 1)?, column(row, 2)?, column(row, 3)?)
 }
 
-/// The messages of a window after a place, in sequence order. Numbers drawn before the first tick are looked up by
-/// their transactions, one index probe each, so that a long transaction costs no rescan.
+/// Selects the messages of a window after a position, in sequence order. Numbers drawn before the first tick are looked
+/// up by transaction, one index probe each, so that a long transaction causes no rescan.
 ///
-/// Written so that no statistics can mislead the planner. A filter inside CASE counts as half of the rows: as a plain
-/// condition it counts as next to none, and the whole window is scanned and sorted for every page. Rows that are
-/// compared as (xid, seq) leave it no index but that one: with `xid = x ORDER BY seq` it walks the whole history by
+/// Stale statistics cannot mislead the planner here. It estimates that a filter inside CASE matches half of the rows.
+/// For a plain condition it estimates almost none, and then scans and sorts the whole window for every page. Comparing
+/// rows as (xid, seq) leaves only one index to use. With `xid = x ORDER BY seq` the planner scans the whole history by
 /// sequence when a few large transactions wrote most of it.
 pub(crate) fn page(schema: &str, read: &Read<'_>, from: &Tick, to: &Tick, place: i64) -> String {
     let (leases, limit) = (read.leases, read.limit);
@@ -113,7 +113,7 @@ pub(crate) fn page(schema: &str, read: &Read<'_>, from: &Tick, to: &Tick, place:
             from.high,
         );
     }
-    // A large payload is left out, so that the page is bounded before anything is known of it.
+    // Large payloads are left out, so that the size of the page is limited before it is known.
     let small = small_bytes(read);
     format!(
         "SELECT seq, slot, octet_length(payload), id, created_at, topic, key, type, content_type, headers::text, \
@@ -121,7 +121,7 @@ pub(crate) fn page(schema: &str, read: &Read<'_>, from: &Tick, to: &Tick, place:
     )
 }
 
-/// Payloads up to this length cannot pass the limit of bytes, however many there are.
+/// Payloads up to this length cannot exceed the byte limit, even in a full page.
 fn small_bytes(read: &Read<'_>) -> usize {
     (read.bytes / read.limit.max(1)).clamp(1, 1 << 30)
 }
@@ -136,7 +136,7 @@ fn slot_filter(leases: &[Lease]) -> String {
     }
 }
 
-/// One row of a page; a large payload is still missing.
+/// One row of a page. A large payload is missing.
 pub(crate) struct PageRow {
     pub(crate) seq: i64,
     pub(crate) size: usize,
@@ -146,7 +146,7 @@ pub(crate) struct PageRow {
 }
 
 impl PageRow {
-    /// The entry, with the payload that was fetched for it if it was missing.
+    /// Returns the entry. Adds the payload that was fetched separately, if it was missing.
     pub(crate) fn complete(mut self, payloads: &mut BTreeMap<i64, Bytes>) -> Result<Entry, Error> {
         if !self.is_whole {
             self.message.payload = payloads.remove(&self.seq).ok_or(Error::Answer("a payload is gone"))?;
@@ -155,7 +155,7 @@ impl PageRow {
     }
 }
 
-/// Reads what [`page`] asks for.
+/// Reads the rows of [`page`].
 pub(crate) fn page_rows(answer: Bytes) -> Result<Vec<PageRow>, Error> {
     let mut rows = Rows::new(answer, 11)?;
     let mut page = Vec::new();
@@ -169,7 +169,7 @@ pub(crate) fn page_rows(answer: Bytes) -> Result<Vec<PageRow>, Error> {
     Ok(page)
 }
 
-/// The payloads that a page left out.
+/// Selects the payloads that a page left out.
 pub(crate) fn payloads(schema: &str, seqs: &[i64]) -> String {
     let seqs = seqs.iter().map(i64::to_string).collect::<Vec<_>>().join(",");
     format!("SELECT seq, payload FROM {schema}.message WHERE seq IN ({seqs})")
@@ -184,7 +184,7 @@ pub(crate) fn payload_rows(answer: Bytes) -> Result<BTreeMap<i64, Bytes>, Error>
     Ok(payloads)
 }
 
-/// The columns from `id` to `payload`, and whether the payload was there.
+/// Reads the columns from `id` to `payload`. Also returns whether the payload is present.
 fn message(row: &mut Row<'_>) -> Result<(Message, bool), Error> {
     let mut message = Message {
         id: MessageId::from_uuid(row.uuid()?),
@@ -225,7 +225,7 @@ pub(crate) fn take_leases(schema: &str, destination: &str, ask: &Ask) -> String 
     format!("SELECT {schema}.acquire_leases({}, {})::text", literal(destination), json_literal(&doc))
 }
 
-/// Reads the answer of [`take_leases`], and the timeline it was given on.
+/// Reads the result of [`take_leases`] and its timeline.
 pub(crate) fn leased(answer: &Value, ask: &Ask) -> Result<(Leased, i64), Error> {
     let malformed = Error::Answer("leases are malformed");
     let read = || -> Option<(Leased, i64)> {
@@ -254,7 +254,7 @@ pub(crate) fn leased(answer: &Value, ask: &Ask) -> Result<(Leased, i64), Error> 
     read().ok_or(malformed)
 }
 
-/// What is left of a lease; nothing if it is over.
+/// The remaining time of a lease, or zero if it has expired.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "between zero and a day")]
 fn whole_millis(millis: f64) -> u64 {
     millis.clamp(0.0, 86_400_000.0) as u64

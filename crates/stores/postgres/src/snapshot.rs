@@ -1,4 +1,4 @@
-//! A snapshot as PostgreSQL writes it, to decide on this side which late transactions a window holds.
+//! Parses a PostgreSQL snapshot, to determine in Rust which late transactions a window contains.
 
 use crate::classify::Error;
 
@@ -22,18 +22,18 @@ impl Snapshot {
         Ok(Self { text: text.to_owned(), xmin, xmax, open: open.map_err(|_| malformed())? })
     }
 
-    /// What `pg_visible_in_snapshot` says.
+    /// The same result as `pg_visible_in_snapshot`.
     pub(crate) fn sees(&self, xid: u64) -> bool {
         xid < self.xmin || (xid < self.xmax && !self.open.contains(&xid))
     }
 
-    /// As SQL reads it.
+    /// The text form that SQL accepts.
     pub(crate) fn text(&self) -> &str {
         &self.text
     }
 }
 
-/// One row of the table of ticks.
+/// One row of the table `tick`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Tick {
     pub(crate) no: i64,
@@ -56,7 +56,7 @@ impl Tick {
         Ok(Self { no, snapshot: Snapshot::parse(snapshot)?, high, late })
     }
 
-    /// The late transactions that a window from this tick to `to` holds.
+    /// Returns the late transactions that a window from this tick to `to` contains.
     pub(crate) fn late_until(&self, to: &Self) -> Vec<u64> {
         self.late.iter().copied().filter(|&xid| to.snapshot.sees(xid) && !self.snapshot.sees(xid)).collect()
     }

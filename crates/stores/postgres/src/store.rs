@@ -1,4 +1,4 @@
-//! The store ports over PostgreSQL.
+//! Implements the store ports with PostgreSQL.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -19,33 +19,33 @@ use crate::link::Link;
 use crate::snapshot::Tick;
 use crate::{migrate, queries};
 
-/// How many ticks are remembered; one that is not is read again.
+/// Maximum number of cached ticks. Other ticks are read again.
 const TICKS_MAX: usize = 64;
-/// Pruning a long history takes longer than a call of the hot path may.
+/// Maintenance of a long history takes longer than a call of the hot path may.
 const UPKEEP_DEADLINE: Duration = Duration::from_mins(1);
-/// How many scheduled messages enter the log in one transaction.
+/// Maximum number of scheduled messages that one transaction moves into the log.
 const ENTER_MAX: u32 = 1000;
 
-/// One outbox, seen by a relay for one destination.
+/// The outbox of one destination, as a relay uses it.
 ///
-/// One connection reads and another leases and settles, so that reading ahead overlaps with settling; a third does the
-/// upkeep, a fourth answers people.
+/// One connection reads and another leases and settles, so that reading ahead overlaps with settling. A third runs
+/// maintenance, and a fourth runs operator queries.
 pub struct Store {
     pub(crate) schema: String,
     pub(crate) destination: String,
     pub(crate) reading: Link,
     pub(crate) settling: Link,
-    /// Upkeep may take its time, or break, without touching a lease.
+    /// Slow or failed maintenance must not affect a lease.
     tending: Link,
-    /// So may what people ask; it connects when the first of them does.
+    /// Slow operator queries must not affect a lease either. It connects on first use.
     pub(crate) asking: Link,
     ticks: Mutex<BTreeMap<i64, Arc<Tick>>>,
-    /// The timeline on which the leases were taken; 0 before the first.
+    /// The timeline on which the leases were acquired. 0 before the first lease.
     timeline: AtomicI64,
 }
 
 impl Store {
-    /// Connects, and checks that the schema is the one that this program knows.
+    /// Connects and checks that this program supports the schema version.
     pub async fn open(config: Config) -> Result<Self, StoreError> {
         let store = Self {
             schema: config.schema.quoted(),
@@ -61,7 +61,7 @@ impl Store {
         Ok(store)
     }
 
-    /// The schema's newest version, and the oldest program that it serves.
+    /// Returns the newest schema version and the oldest program that runs on it.
     async fn newest(&self, schema: &Schema) -> Result<Option<(i32, Option<i32>)>, Error> {
         let rows = self.settling.call(migrate::exists_query(schema)).await?;
         let row = rows.first().ok_or(Error::Answer("no row"))?;
@@ -72,7 +72,7 @@ impl Store {
         rows.last().map(|row| Ok((queries::column(row, 0)?, queries::column(row, 1)?))).transpose()
     }
 
-    /// Forgets what may be wrong after a break: ticks are numbered anew by a promoted standby.
+    /// Clears the cached ticks after a break, because a promoted standby may number ticks differently.
     fn forget(&self) {
         lock(&self.ticks).clear();
     }
@@ -82,13 +82,13 @@ impl Store {
         error.into()
     }
 
-    /// Makes a tick, or gets the newest; lets scheduled messages enter the log first if some are due.
+    /// Creates a tick or returns the newest. If scheduled messages are due, moves them into the log first.
     async fn newest_tick(&self) -> Result<Arc<Tick>, Error> {
         let (tick, due) = self.make_tick().await?;
         if !due {
             return Ok(tick);
         }
-        // A transaction of its own: one that makes a tick writes no message.
+        // This needs its own transaction, because a transaction that creates a tick must not write messages.
         self.reading.call(format!("SELECT {}.move_due_scheduled({ENTER_MAX})", self.schema)).await?;
         Ok(self.make_tick().await?.0)
     }
@@ -99,7 +99,7 @@ impl Store {
         let tick = self.remember(queries::tick(row)?);
         let line: i32 = row.try_get(4)?;
         let known = self.timeline.load(Ordering::Relaxed);
-        // The beginning of time, which a loser of the very first tick gets, is on no timeline.
+        // The initial tick has no timeline. A process that loses the race for the first tick gets it.
         if known != 0 && line != 0 && known != i64::from(line) {
             return Err(Error::Timeline { from: known, to: line.into() });
         }
@@ -276,6 +276,6 @@ impl Upkeep for Store {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    // A map of ticks is whole after every change.
+    // The map of ticks is consistent after every change.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,4 +1,4 @@
-//! Everything that needs a PostgreSQL server, in one program: it links once, and what tests share stands once.
+//! All tests that need a PostgreSQL server, in one program: it links once, and tests share their support code.
 
 #[path = "postgres/conformance.rs"]
 mod conformance;

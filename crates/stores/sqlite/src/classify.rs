@@ -1,4 +1,4 @@
-//! What an error of SQLite means to a relay, and what a person can do about it.
+//! Maps SQLite errors to the failure classes of the relay, with advice for operators.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -9,60 +9,60 @@ use relevo_sqlite_file::FileError;
 
 use crate::disk;
 
-/// What can go wrong in a call.
+/// An error of a database call.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
-    /// Somebody else writes, for longer than we wait.
+    /// Another connection held the write lock for longer than the busy timeout.
     #[error(
         "is locked by another connection; hint: look for a process that keeps a write transaction open, such as an \
          application, a `sqlite3` shell or a backup (`fuser FILE` names those that have the file open), and end it"
     )]
     Busy,
-    /// The disk, or the file's quota, is used up.
+    /// The disk or the quota is full.
     #[error("cannot grow, the disk is full; hint: free space, nothing was lost")]
     Full,
-    /// Pages contradict each other.
+    /// The file is corrupt.
     #[error(
         "is damaged ({0}); hint: stop its users, keep a copy, then restore a backup or use `sqlite3 FILE .recover`"
     )]
     Damaged(String),
-    /// The file's first bytes are not SQLite's.
+    /// The file is not a SQLite database.
     #[error("is no SQLite database, or its header is damaged; hint: name another file, or restore a backup")]
     NoDatabase,
-    /// The file, its directory or its file system cannot be written.
+    /// The file, its directory or its file system is read-only.
     #[error(
         "cannot be written; hint: the file, its directory and the file system must be writable, for reading too: that needs \
          the files `-wal` and `-shm` beside it"
     )]
     ReadOnly,
-    /// The file is there and cannot be opened.
+    /// The file exists but cannot be opened.
     #[error("cannot be opened; hint: the user needs to read and write it and its directory")]
     Unopenable,
-    /// There is no file.
+    /// The file does not exist.
     #[error("does not exist; hint: check the path, or run `relevo migrate`")]
     Missing,
-    /// Another file took its place while it was open.
+    /// Another file replaced it while it was open.
     #[error("was replaced by another file while it was open")]
     Replaced,
-    /// The disk failed a read or a write.
+    /// A read or a write of the disk failed.
     #[error("cannot be read or written; hint: look for disk errors in the system's log")]
     Disk(#[source] sqlx::Error),
-    /// What was committed cannot be made durable.
+    /// Committed data cannot be flushed to the disk.
     #[error("cannot be flushed; hint: look for disk errors in the system's log")]
     Flush(#[source] std::io::Error),
-    /// No answer in time.
+    /// The call did not finish before the deadline.
     #[error("gave no answer within {0:?}; hint: look for a hanging disk")]
     Deadline(Duration),
-    /// The schema is missing, older or newer; or the file is not in WAL mode.
+    /// The schema is missing, older or newer, or the file is not in WAL mode.
     #[error("{0}")]
     Schema(String),
-    /// A person decides.
+    /// The store rejected the call, and an operator must decide.
     #[error("{0}")]
     Refused(String),
-    /// A relay asked for what no relay may ask for, or a row is not what it should be.
+    /// A relay sent an invalid request, or a row is malformed.
     #[error("has something that must not be: {0}")]
     Answer(String),
-    /// What SQLite or its driver say that we do not know.
+    /// An unknown error of SQLite or its driver.
     #[error("refused a call")]
     Driver(#[source] sqlx::Error),
 }
@@ -72,8 +72,8 @@ impl Error {
         Self::Answer(what.into())
     }
 
-    /// The same for a file that was open before: a process without handles, or a disk without room for the files beside
-    /// it, cannot open it again until that has passed.
+    /// Converts an error of a file that was open before. Without free file handles, or without disk space for the WAL
+    /// files, it cannot be reopened. That condition may be temporary.
     pub(crate) fn of_open_file(self, file: &Path) -> StoreError {
         match self {
             Self::Unopenable => StoreError::Away(Box::new(Located { file: file.to_owned(), error: self })),
@@ -81,10 +81,10 @@ impl Error {
         }
     }
 
-    /// At the port: the error names the file.
+    /// Converts to the error of the port, which names the file.
     pub(crate) fn of_file(self, file: &Path) -> StoreError {
         let error = match self {
-            // Shared memory and a flush say only "I/O error" when there is no space left.
+            // Shared memory and a flush report only "I/O error" when no disk space is left.
             Self::Disk(_) | Self::Flush(_) if disk::is_full(file) => Self::Full,
             other => other,
         };
@@ -103,7 +103,7 @@ impl Error {
     }
 }
 
-/// An error and the file that it is about, in one sentence.
+/// An error with the path of its file.
 #[derive(Debug)]
 struct Located {
     file: PathBuf,
@@ -142,7 +142,7 @@ impl From<sqlx::Error> for Error {
     }
 }
 
-/// Refuses a file on a network file system, unless that is allowed.
+/// Rejects a file on a network file system, unless that is allowed.
 pub(crate) fn check_local(file: &Path, allow_network_file_system: bool) -> Result<(), StoreError> {
     relevo_sqlite_file::check_local(file, allow_network_file_system)
         .map_err(|refused| StoreError::Refused { what: refused.to_string() })

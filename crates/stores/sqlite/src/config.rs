@@ -1,4 +1,4 @@
-//! How to reach an outbox.
+//! Connection settings of an outbox.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -10,22 +10,22 @@ const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 /// The write-ahead log is truncated to this size after a burst.
 const LOG_BYTES_KEPT: &str = "67108864";
 
-/// How a relay reaches an outbox, and for which destination.
+/// Connection settings of a relay for one destination.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     /// The database file.
     pub path: PathBuf,
     /// The destination that the relay publishes to.
     pub destination: String,
-    /// How long a call waits for a writer to end; shorter than the lease.
+    /// How long a call waits for another writer. It must be shorter than the lease.
     pub busy_timeout: Duration,
-    /// Accepts a file on a network file system. SQLite's locks and shared memory do not work across machines: a file
-    /// that two machines use will be corrupted.
+    /// Accepts a file on a network file system. SQLite's locks and shared memory do not work across machines. If two
+    /// machines use the file, it becomes corrupt.
     pub allow_network_file_system: bool,
 }
 
 impl Config {
-    /// The defaults: waits of at most five seconds, local file systems only.
+    /// Creates the default configuration: a busy timeout of five seconds, local file systems only.
     pub fn new(path: impl Into<PathBuf>, destination: impl Into<String>) -> Self {
         Self {
             path: path.into(),
@@ -36,16 +36,16 @@ impl Config {
     }
 }
 
-/// How an application connects to a file with an outbox: write-ahead log, `synchronous = FULL`, a wait of five seconds
-/// for other writers, foreign keys enforced. The file must exist.
+/// Connection options for an application: WAL mode, `synchronous = FULL`, a busy timeout of five seconds, and foreign
+/// keys enforced. The file must exist.
 ///
-/// A writer with less than `FULL` loses its last commits in a power failure, and with `OFF` may damage the file. The
-/// relay flushes what it reads before it publishes, so that nothing is published that a power failure takes back.
+/// A writer with less than `FULL` loses its last commits in a power failure, and `OFF` may corrupt the file. The relay
+/// flushes messages before it publishes them, so that a power failure cannot undo a published message.
 pub fn connect_options(path: impl AsRef<Path>) -> SqliteConnectOptions {
     plain_options(path.as_ref()).journal_mode(SqliteJournalMode::Wal).synchronous(SqliteSynchronous::Full)
 }
 
-/// The same for a file whose journal is left as it is.
+/// Connection options that leave the journal mode unchanged.
 pub(crate) fn plain_options(path: &Path) -> SqliteConnectOptions {
     SqliteConnectOptions::new()
         .filename(path)

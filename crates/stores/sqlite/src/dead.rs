@@ -1,4 +1,4 @@
-//! Dead letters: operators mark them, the owner of their shard acts.
+//! Dead letters: operators mark them, and the owner of their shard processes the marks.
 
 use relevo_core::store::{DeadFilter, DeadLetter, Lease, Mark, Marked, Stopped};
 use serde_json::json;
@@ -9,7 +9,7 @@ use crate::classify::Error;
 use crate::link::{Durability, Link};
 use crate::queries::{self, column, number, optional_time, time};
 
-/// Which letters a filter means: parameters 1 to 4, destination, ids, key, route.
+/// The condition of a filter. Parameters 1 to 4: destination, ids, key, route.
 macro_rules! filter {
     () => {
         " destination = ?1 AND (?2 IS NULL OR hex(id) IN (SELECT value FROM json_each(?2))) \
@@ -22,7 +22,7 @@ fn ids(filter: &DeadFilter) -> Option<String> {
     (!filter.ids.is_empty()).then(|| json!(filter.ids.iter().map(hex).collect::<Vec<_>>()).to_string())
 }
 
-/// Dead letters, whatever became of them, oldest first.
+/// Lists dead letters in all states, oldest first.
 pub(crate) async fn letters(
     link: &Link,
     destination: &str,
@@ -60,7 +60,7 @@ pub(crate) async fn letters(
     rows.iter().map(letter).collect()
 }
 
-/// Marks what is dead and unmarked; says how many. A second call marks nothing.
+/// Marks dead letters that have no mark yet and returns their number. A second call marks nothing.
 pub(crate) async fn mark(link: &Link, destination: &str, state: &str, mark: &Mark) -> Result<u64, Error> {
     if mark.by.is_empty() || mark.reason.is_empty() {
         return Err(Error::Refused("the requester and the reason of a mark are required".to_owned()));
@@ -88,7 +88,7 @@ pub(crate) async fn mark(link: &Link, destination: &str, state: &str, mark: &Mar
     Ok(marked)
 }
 
-/// Carries out the marks of these shards.
+/// Applies the marks of these shards.
 pub(crate) async fn carry_out_marks(
     connection: &mut SqliteConnection,
     destination: &str,
@@ -98,7 +98,7 @@ pub(crate) async fn carry_out_marks(
     if held.is_empty() {
         return Ok(());
     }
-    // The last first: each goes to the front of its key, so that the first ends up before the others.
+    // Last first: each one is inserted at the front of its key, so that the first ends up before the others.
     let sql = "SELECT id, key, state FROM relevo_dead_letter \
                WHERE destination = ?1 AND state IN ('redriving', 'discarding') \
                AND (?2 IS NULL OR slot IN (SELECT value FROM json_each(?2))) ORDER BY seq DESC";
@@ -116,7 +116,7 @@ pub(crate) async fn carry_out_marks(
 
 async fn redrive(connection: &mut SqliteConnection, destination: &str, id: Uuid, now: i64) -> Result<(), Error> {
     let statements = [
-        // A key that another dead letter holds stays held: this one then waits in front.
+        // A key that another dead letter blocks stays blocked. This message then waits at the front.
         "INSERT INTO relevo_parked_key AS k (destination, key, slot, state, attempts, next_at_ms, route, class, error, \
              since_ms) \
          SELECT destination, key, slot, 'retrying', 0, ?3, route, class, error, ?3 FROM relevo_dead_letter \
@@ -156,7 +156,7 @@ async fn discard(
     Ok(())
 }
 
-/// The next message of the key's queue may go at once.
+/// Makes the next message of the key due now.
 pub(crate) async fn go_on(
     connection: &mut SqliteConnection,
     destination: &str,
@@ -169,7 +169,7 @@ pub(crate) async fn go_on(
     Ok(())
 }
 
-/// Frees a key whose queue is empty, unless it waits for a person.
+/// Unparks a key whose queue is empty, unless a dead letter blocks it.
 pub(crate) async fn drop_if_empty(
     connection: &mut SqliteConnection,
     destination: &str,
@@ -180,7 +180,8 @@ pub(crate) async fn drop_if_empty(
     Ok(sqlx::query(sql).bind(destination).bind(key).execute(connection).await?.rows_affected() > 0)
 }
 
-/// Moves a parked message to the dead letters; one that was there before is opened again. `None` if it is not parked.
+/// Moves a parked message to the dead letters. An existing dead letter of it becomes dead again. Returns `None` if the
+/// message is not parked.
 pub(crate) async fn bury(
     connection: &mut SqliteConnection,
     destination: &str,

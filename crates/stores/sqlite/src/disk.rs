@@ -1,4 +1,4 @@
-//! The disk of the file: its free space, and whether what was written survives a power failure.
+//! The disk of the file: its free space, and flushing so that commits survive a power failure.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use crate::classify::Error;
 /// With fewer free bytes the next write fails.
 const FULL_BYTES: u64 = 64 << 10;
 
-/// How many bytes this user may still write beside the file.
+/// Returns how many bytes this user may still write on the file system of the file.
 pub(crate) fn free_bytes(file: &Path) -> Option<u64> {
     let answer = statvfs(directory(file)).ok()?;
     Some(answer.f_bavail.saturating_mul(answer.f_frsize))
@@ -24,23 +24,23 @@ fn directory(file: &Path) -> &Path {
     file.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// The write-ahead log that belongs to the file.
+/// Returns the path of the write-ahead log of the file.
 pub(crate) fn log_of(file: &Path) -> PathBuf {
     let mut name = file.as_os_str().to_owned();
     name.push("-wal");
     PathBuf::from(name)
 }
 
-/// Makes everything durable that is committed by now, whatever `synchronous` its writers had.
+/// Makes all commits so far durable, whatever `synchronous` setting their writers used.
 ///
-/// It is what a commit with `FULL` does at its end, without waiting for the write lock: an open transaction of an
-/// application must not keep the relay from reading. SQLite keeps no locks on this file, so that closing it frees none;
-/// on the database file itself it would.
+/// A commit with `FULL` ends with the same flush. This one does not wait for the write lock, because an application's
+/// open transaction must not stop the relay from reading. SQLite has no locks on the WAL file, so closing it here
+/// releases none. Closing the database file would release its locks.
 pub(crate) async fn flush(file: &Path) -> Result<(), Error> {
     let log = log_of(file);
     let flushed = tokio::task::spawn_blocking(move || match std::fs::File::open(log) {
         Ok(log) => log.sync_data(),
-        // Everything is in the database file, and was flushed before the log was removed.
+        // All data is in the database file. SQLite flushed it before it removed the log.
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
         Err(error) => Err(error),
     });

@@ -1,4 +1,4 @@
-//! Writing messages inside the caller's own transaction.
+//! Emits messages in the caller's own transaction.
 
 use std::path::Path;
 use std::pin::Pin;
@@ -17,33 +17,33 @@ use uuid::Uuid;
 use crate::classify::Error;
 use crate::queries::now;
 
-/// Why a message was not emitted.
+/// The reason why `emit` failed.
 #[derive(Debug, thiserror::Error)]
 pub enum EmitError {
-    /// Something is too long, empty or malformed; the transaction is unharmed.
+    /// A field is too long, empty or malformed. The transaction is still usable.
     #[error(transparent)]
     Limit(#[from] LimitError),
-    /// The id was emitted before; the transaction is unharmed.
+    /// A message with this id already exists. The transaction is still usable.
     #[error("message id {0} was emitted before")]
     Repeated(MessageId),
-    /// The file that the connection was opened with has no outbox. One in an attached file does not count: a commit over
-    /// several files is not atomic with a write-ahead log.
+    /// The main file of the connection has no outbox. An outbox in an attached file is not used: with a write-ahead
+    /// log, a commit over several files is not atomic.
     #[error("the connection's main file holds no outbox; hint: run `relevo migrate`, and do not attach the outbox")]
     NotInMain,
-    /// Another writer was first; roll back and try again.
+    /// Another writer committed first. Roll back and try again.
     #[error("the outbox is busy with another writer; hint: begin with `begin`, which waits for it")]
     Busy(#[source] sqlx::Error),
-    /// The database refused; the transaction can only be rolled back.
+    /// The database returned an error. The transaction must be rolled back.
     #[error("the database refused the message")]
     Database(#[source] sqlx::Error),
 }
 
-/// A transaction that is about to begin.
+/// The future that [`begin`] returns.
 pub type Beginning<'c> = Pin<Box<dyn Future<Output = Result<Transaction<'c, Sqlite>, sqlx::Error>> + Send + 'c>>;
 
-/// Where a transaction can begin: a pool or a connection.
+/// A pool or a connection, on which a transaction can begin.
 pub trait Begin<'c> {
-    /// Begins with the write lock.
+    /// Begins and acquires the write lock.
     fn begin_immediate(self) -> Beginning<'c>;
 }
 
@@ -62,30 +62,30 @@ impl<'c> Begin<'c> for &'c mut SqliteConnection {
 
 /// Begins a transaction with `BEGIN IMMEDIATE`, on a pool or on a connection.
 ///
-/// It waits for other writers now, and never fails because of them later. A plain `BEGIN` that reads first and emits
-/// afterwards fails at once if another writer committed in between.
+/// It waits for other writers now and cannot fail because of them later. A plain `BEGIN` that reads first and then
+/// emits fails at once if another writer committed in between.
 pub fn begin<'c>(on: impl Begin<'c>) -> Beginning<'c> {
     on.begin_immediate()
 }
 
-/// The outbox of the connection's main file.
+/// Emits messages into the outbox of the connection's main file.
 #[derive(Clone, Debug, Default)]
 pub struct Outbox {
     traces: Traces,
 }
 
 impl Outbox {
-    /// The same, and each message that is sampled carries the span that emitted it. The span is told when the statement has
-    /// ended, whether or not the transaction commits.
+    /// Enables tracing: each sampled message carries the span that emitted it. The span ends when the statement ends,
+    /// whether or not the transaction commits.
     #[must_use]
     pub fn traced(self, traces: Traces) -> Self {
         Self { traces }
     }
 
-    /// Emits a message in the caller's transaction: it exists if and only if the transaction commits.
+    /// Emits a message in the caller's transaction. The message exists if and only if the transaction commits.
     ///
-    /// It takes a transaction and nothing else, so that effect and message cannot be torn apart by accident. Whoever
-    /// emits holds the only write lock, so that `serialize` has nothing to add.
+    /// The argument must be a transaction, so that a caller cannot commit the effect without the message by accident.
+    /// The caller holds the only write lock, so `serialize` has no effect.
     pub async fn emit(&self, tx: &mut Transaction<'_, Sqlite>, mut draft: Draft) -> Result<MessageId, EmitError> {
         let span = self.traces.create(&mut draft);
         let emitted = Self::insert(tx, draft).await;
@@ -120,7 +120,7 @@ impl Outbox {
         Ok(id)
     }
 
-    /// Takes back a message whose time has not come; says whether it was still waiting.
+    /// Cancels a scheduled message. Returns whether it was still scheduled.
     pub async fn cancel(&self, tx: &mut Transaction<'_, Sqlite>, id: MessageId) -> Result<bool, EmitError> {
         let delete = sqlx::query("DELETE FROM main.relevo_scheduled WHERE id = ?1").bind(*id.as_uuid());
         Ok(delete.execute(&mut **tx).await.map_err(refused)?.rows_affected() > 0)
@@ -132,18 +132,18 @@ pub async fn emit(tx: &mut Transaction<'_, Sqlite>, draft: Draft) -> Result<Mess
     Outbox::default().emit(tx, draft).await
 }
 
-/// Takes back a message whose time has not come, in the caller's transaction; says whether it was still waiting.
+/// Cancels a scheduled message in the caller's transaction. Returns whether it was still scheduled.
 pub async fn cancel(tx: &mut Transaction<'_, Sqlite>, id: MessageId) -> Result<bool, EmitError> {
     Outbox::default().cancel(tx, id).await
 }
 
-/// What a failure on the caller's own connection to this file means, and what a person can do about it: beginning and
-/// committing tell it in the driver's words only.
+/// Classifies an error of the caller's own connection to this file and adds advice. Begin and commit report only the
+/// driver's error.
 pub fn explain(error: sqlx::Error, file: &Path) -> StoreError {
     Error::from(error).of_file(file)
 }
 
-/// Takes a caller's id; false if it was taken before.
+/// Claims an id that the caller chose. Returns false if it was already claimed.
 async fn claim(tx: &mut Transaction<'_, Sqlite>, id: MessageId) -> Result<bool, EmitError> {
     let insert = sqlx::query(concat!(
         "INSERT OR IGNORE INTO main.relevo_dedup_id (id, claimed_at_ms) VALUES (?1, ",
@@ -154,7 +154,7 @@ async fn claim(tx: &mut Transaction<'_, Sqlite>, id: MessageId) -> Result<bool, 
     Ok(claimed.rows_affected() > 0)
 }
 
-/// Puts a message aside until its time; false if that has come already.
+/// Stores a message until it is due. Returns false if it is due already.
 async fn schedule(
     tx: &mut Transaction<'_, Sqlite>,
     id: MessageId,
@@ -175,7 +175,7 @@ async fn schedule(
 
 type Insert<'q> = Query<'q, Sqlite, SqliteArguments>;
 
-/// What every insert of a message has in common: parameters 1 to 8.
+/// Binds parameters 1 to 8, which every insert of a message shares.
 fn bind<'q>(insert: Insert<'q>, id: MessageId, draft: &'q Draft) -> Insert<'q> {
     let headers = (!draft.headers.is_empty())
         .then(|| serde_json::to_string(&draft.headers).expect("a map of strings is always JSON"));

@@ -1,4 +1,4 @@
-//! The settings that the promises stand on.
+//! Checks the settings that the guarantees depend on.
 
 use std::time::Duration;
 
@@ -12,13 +12,13 @@ use crate::queries::{column, now};
 use crate::store::Store;
 use crate::{config, disk, migrate};
 
-/// How long pages are compared; a large file is looked at in part.
+/// Time limit of the page check. A large file is checked only in part.
 const CHECK_BUDGET: Duration = Duration::from_secs(5);
-/// How many steps of SQLite's machine lie between two glances at the clock.
+/// The number of SQLite virtual machine steps between two checks of the time.
 const CHECK_STEPS: i32 = 100_000;
-/// Less free space than that is worth a warning.
+/// Free space below this is a warning.
 const SPACE_LOW: u64 = 1 << 30;
-/// A write-ahead log beyond that means that something keeps it from being emptied.
+/// A write-ahead log above this size means that something prevents checkpoints.
 const LOG_LARGE: u64 = 256 << 20;
 
 impl Store {
@@ -78,7 +78,7 @@ async fn journal(connection: &mut SqliteConnection) -> Result<Finding, Error> {
     Ok(finding(severity, "journal_mode", &mode, (!good).then_some("run `relevo migrate`")))
 }
 
-/// It belongs to each connection: a writer's cannot be seen from here.
+/// The setting belongs to each connection, so the setting of a writer is not visible here.
 fn synchronous() -> Finding {
     let seen = "of writers cannot be seen; relays flush what they read before they publish it";
     finding(Severity::Note, "synchronous", seen, Some("writers connect with `connect_options`, or set FULL"))
@@ -93,7 +93,7 @@ async fn version(connection: &mut SqliteConnection) -> Result<Finding, Error> {
     Ok(finding(severity, "schema version", &seen, (!good).then_some("run `relevo migrate`, or upgrade the program")))
 }
 
-/// Whether something waits that is older than retention: it is kept, and the file grows.
+/// Checks for unsettled messages that are older than the retention. They are kept, and the file grows.
 async fn retention(connection: &mut SqliteConnection) -> Result<Finding, Error> {
     let sql = concat!(
         "SELECT s.retention_ms / 3600000, (SELECT ",
@@ -112,7 +112,7 @@ async fn retention(connection: &mut SqliteConnection) -> Result<Finding, Error> 
     Ok(finding(severity, "retention", &seen, beyond.then_some(fix)))
 }
 
-/// Compares pages as far as the time allows.
+/// Checks pages until the time limit.
 async fn pages(mut connection: SqliteConnection) -> Result<Finding, Error> {
     let deadline = Instant::now() + CHECK_BUDGET;
     connection.lock_handle().await?.set_progress_handler(CHECK_STEPS, move || Instant::now() < deadline);

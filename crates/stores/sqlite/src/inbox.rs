@@ -1,8 +1,8 @@
-//! The inbox in a SQLite file: the effect of a handler happens once.
+//! The SQLite inbox: each handler's effects are applied once.
 //!
-//! A handler works in a transaction of sqlx, which [`Outbox::emit`](crate::Outbox::emit) takes too, and which has the file's
-//! one write lock from its beginning: everything else that writes waits for it. That is all the locking there is. Handlers
-//! should be quick, and must not write to the file in any other way.
+//! A handler works in an sqlx transaction, which [`Outbox::emit`](crate::Outbox::emit) accepts too. It holds the file's
+//! only write lock from its beginning, and all other writers wait for it. There is no other locking. Handlers should be
+//! fast, and must not write to the file in any other way.
 
 mod config;
 mod dead;
@@ -40,7 +40,7 @@ use crate::link::{Durability, Link};
 use crate::store::DISK_DEADLINE;
 use crate::{classify, disk};
 
-/// One consumer's inbox.
+/// The inbox of one consumer.
 pub struct Inbox {
     links: Arc<Links>,
     consumer: String,
@@ -53,15 +53,15 @@ struct Links {
     handling: Handlers,
     /// For calls that can return "busy".
     brief: Link,
-    /// For calls that have nothing better to do than to wait.
+    /// For calls that can afford to wait.
     patient: Link,
-    /// Heartbeats wait for no other call of this process.
+    /// A separate connection, so that heartbeats wait for no other call of this process.
     beating: Link,
     wait: Duration,
     deadline: Duration,
 }
 
-/// A transaction of its own on one of the links.
+/// Runs work in its own transaction on one of the links.
 macro_rules! change {
     ($inbox:expr, $link:ident, $durability:ident, $session:ident, $work:expr) => {
         async {
@@ -73,7 +73,7 @@ macro_rules! change {
     };
 }
 
-/// A transaction for a handler, whose first statements say what was entered, or nothing if it is not to be.
+/// Begins a handler's transaction. Its first statements return what was inserted, or `None` if it must not continue.
 macro_rules! open {
     ($inbox:expr, $tx:ident, $work:expr) => {
         $inbox.links.within(async {
@@ -85,7 +85,7 @@ macro_rules! open {
 }
 
 impl Inbox {
-    /// Opens the file, and checks that its schema is the one that this program knows and that it lies on a local disk.
+    /// Opens the file. Checks that this program supports its schema version and that it is on a local disk.
     pub async fn open(config: &Config, consumer: &str, keeping: Keeping) -> Result<Self, StoreError> {
         classify::check_local(&config.path, config.allow_network_file_system)?;
         let link = |wait| Link::new(&config.path, wait);
@@ -102,7 +102,7 @@ impl Inbox {
         Ok(Self { links: Arc::new(links), consumer: consumer.to_owned(), keeping })
     }
 
-    /// Another consumer's inbox, over the same connections.
+    /// Returns the inbox of another consumer, on the same connections.
     #[must_use]
     pub fn of(&self, consumer: &str, keeping: Keeping) -> Self {
         Self { links: Arc::clone(&self.links), consumer: consumer.to_owned(), keeping }
@@ -112,7 +112,7 @@ impl Inbox {
         Asking { consumer: &self.consumer, traced: self.keeping.trace.is_some() }
     }
 
-    /// Hands a transaction to its handler, or ends it if its first statements found that it is not to be.
+    /// Returns the transaction for the handler, or rolls it back if its first statements returned `None`.
     async fn hand(&self, tx: Handling, entered: Result<Option<Vec<Entered>>, Error>) -> Result<Begun<Handling>, Error> {
         match entered {
             Ok(Some(entered)) => Ok(Begun::Open(tx, entered)),
@@ -129,14 +129,14 @@ impl Inbox {
 }
 
 impl Links {
-    /// Connects, and flushes what a process that was killed in its commit may have left: SQLite finds it again when the file is
-    /// opened, and a repeat of it is acknowledged without a commit of its own.
+    /// Connects, and flushes what a process that was killed during a commit may have left. SQLite recovers that commit
+    /// when it opens the file. A repeat of its message is then acknowledged without another commit.
     async fn try_out(&self) -> Result<(), Error> {
         self.brief.take().await?.give_back();
         disk::flush(&self.file).await
     }
 
-    /// Within the deadline, and what failed names the file.
+    /// Applies the deadline. Errors name the file.
     async fn within<T>(&self, work: impl Future<Output = Result<T, Error>>) -> Result<T, StoreError> {
         let result = timeout(self.deadline, work).await.unwrap_or(Err(Error::Deadline(self.deadline)));
         result.map_err(|error| error.of_open_file(&self.file))
@@ -145,21 +145,22 @@ impl Links {
     async fn commit(&self, tx: Handling) -> Result<(), Error> {
         let committed = tx.commit().await;
         if committed.is_err() {
-            // Nobody can tell whether SQLite has ended the transaction.
+            // It is unknown whether SQLite has ended the transaction.
             self.handling.forget().await;
         }
         Ok(committed?)
     }
 
     async fn roll_back(&self, tx: Handling) {
-        // SQLite may have done it before, because of a full disk for one; a connection that closes does it at the latest.
+        // SQLite may have rolled back already, for example because the disk is full. Closing the connection rolls back
+        // in any case.
         if tx.rollback().await.is_err() {
             self.handling.forget().await;
         }
     }
 }
 
-/// The result of a call, or `busy` if another connection wrote for too long.
+/// Returns the result, or `busy` if another connection held the write lock for too long.
 async fn unless_busy<T>(work: impl Future<Output = Result<T, Error>>, busy: T) -> Result<T, Error> {
     match work.await {
         Err(Error::Busy) => Ok(busy),
@@ -167,7 +168,7 @@ async fn unless_busy<T>(work: impl Future<Output = Result<T, Error>>, busy: T) -
     }
 }
 
-/// What became of the one message that a transaction was opened for.
+/// The result for the one message of a transaction.
 fn new_if(entered: bool) -> Option<Vec<Entered>> {
     entered.then(|| vec![Entered::New])
 }

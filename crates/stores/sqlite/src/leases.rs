@@ -1,4 +1,4 @@
-//! Taking, renewing and giving back shards, and regrouping them.
+//! Acquires, renews and releases shard leases, and reshards destinations.
 
 use std::time::Duration;
 
@@ -12,8 +12,8 @@ use crate::classify::Error;
 use crate::link::{Durability, Link};
 use crate::queries::{self, column, millis, now, number};
 
-/// Relays ask often, so that shards which become free are taken at once. That only reads, unless there is something to
-/// change: an application that writes for seconds does not keep a relay from its leases.
+/// Relays call this often, so that free shards are acquired soon. Without changes it only reads, so an application that
+/// writes for seconds does not block the relay's leases.
 pub(crate) async fn lease(link: &Link, destination: &str, ask: &Ask) -> Result<Leased, Error> {
     let mut session = link.take().await?;
     let board = load(&mut session, destination, ask).await?;
@@ -21,7 +21,7 @@ pub(crate) async fn lease(link: &Link, destination: &str, ask: &Ask) -> Result<L
     if board.is_quiet(ask) {
         return Ok(board.leased(ask));
     }
-    // A power failure may undo a takeover: it also ends every process that has seen it.
+    // A power failure may undo an acquisition, but it also ends every process that has seen it.
     let mut session = link.begin(Durability::Process).await?;
     give_back(&mut session, destination, ask).await?;
     regroup_step(&mut session, destination).await?;
@@ -34,7 +34,7 @@ pub(crate) async fn lease(link: &Link, destination: &str, ask: &Ask) -> Result<L
     Ok(board.leased(ask))
 }
 
-/// A shard's lease as its row says.
+/// The lease row of a shard.
 #[derive(Clone, Debug)]
 struct Row {
     shard: u16,
@@ -43,7 +43,7 @@ struct Row {
     until: i64,
 }
 
-/// Everything that a relay's fair share depends on.
+/// The state from which a relay's fair share follows.
 #[derive(Clone, Debug)]
 struct Board {
     now: i64,
@@ -55,8 +55,8 @@ struct Board {
 }
 
 impl Board {
-    /// A lease that ends further ahead than leases last was given by a clock that has been set back since: its end would
-    /// not come for as long as that. It counts as expired, and one's own is written anew.
+    /// Treats a lease as expired if it ends later than any lease can. Its clock was set back since, and it would not
+    /// expire for that long. The relay's own lease is written again.
     fn distrust_the_future(&mut self, ask: &Ask) {
         let latest = self.now + millis((ask.lease * 20).max(Duration::from_mins(10)));
         let rows = self.rows.iter_mut().map(|row| &mut row.until);
@@ -66,7 +66,7 @@ impl Board {
         }
     }
 
-    /// From when on a row of this relay is not worth rewriting: two thirds of its time are left.
+    /// Rows of this relay that expire after this time are not renewed: two thirds of the lease are left.
     fn fresh(&self, ask: &Ask) -> i64 {
         self.now + millis(ask.lease) / 3 * 2
     }
@@ -80,7 +80,7 @@ impl Board {
         row.owner.is_none() || row.until < self.now
     }
 
-    /// Whether nothing would change.
+    /// Whether no row would change.
     fn is_quiet(&self, ask: &Ask) -> bool {
         let fresh = self.fresh(ask);
         let mine = || self.rows.iter().filter(|row| row.owner == Some(ask.owner));
@@ -91,14 +91,14 @@ impl Board {
             && (mine().count() >= self.fair() || !self.rows.iter().any(|row| self.is_free(row)))
     }
 
-    /// Counts this relay among the live ones.
+    /// Adds this relay to the live relays.
     fn count(&mut self, ask: &Ask) {
         let until = self.now + millis(ask.lease);
         self.members.retain(|(owner, _)| *owner != ask.owner);
         self.members.push((ask.owner, until));
     }
 
-    /// Renews what this relay has and takes free shards up to its fair share; gives the rows that changed.
+    /// Renews this relay's leases and acquires free shards up to its fair share. Returns the changed rows.
     fn take(&mut self, ask: &Ask) -> Vec<Row> {
         let (fair, fresh) = (self.fair(), self.fresh(ask));
         let until = self.now + millis(ask.lease);
@@ -108,7 +108,7 @@ impl Board {
             let free = self.is_free(&self.rows[index]);
             let row = &mut self.rows[index];
             if row.owner == Some(ask.owner) {
-                // An expired lease that no relay took is still ours, with the same epoch.
+                // An expired lease that no other relay acquired is still ours, with the same epoch.
                 if row.until >= fresh {
                     continue;
                 }
@@ -140,7 +140,7 @@ impl Board {
     }
 }
 
-/// One statement, so that all of it is of one moment.
+/// A single statement reads one consistent state.
 async fn load(connection: &mut SqliteConnection, destination: &str, ask: &Ask) -> Result<Board, Error> {
     let sql = concat!(
         "SELECT d.shards, d.enabled, d.reshard_to, d.reshard_seq, ",
@@ -223,8 +223,8 @@ async fn write_members(connection: &mut SqliteConnection, destination: &str, ask
     Ok(())
 }
 
-/// Takes the next step of a regrouping, if every shard is ready for it: all finish their windows, all meet at the number
-/// that the furthest has reached, and there the new shards begin.
+/// Takes the next step of a reshard when every shard is ready. All shards finish their windows, then all advance to the
+/// number of the furthest one. The new shards start there.
 async fn regroup_step(connection: &mut SqliteConnection, destination: &str) -> Result<(), Error> {
     let sql = "SELECT d.reshard_to, d.reshard_seq, max(p.to_seq), min(p.from_seq), min(p.from_seq = p.to_seq) \
                FROM relevo_destination AS d JOIN relevo_progress AS p ON p.destination = d.name \
@@ -237,7 +237,7 @@ async fn regroup_step(connection: &mut SqliteConnection, destination: &str) -> R
     if at.is_none() && !exhausted {
         return Ok(());
     }
-    // An owner that had not heard of the regrouping may have gone further since; the others follow it.
+    // An owner that did not know of the reshard may have advanced further. The other shards follow it.
     let at = at.map_or(furthest, |at| at.max(furthest));
     if !(exhausted && nearest == at) {
         let update = sqlx::query("UPDATE relevo_destination SET reshard_seq = ?2 WHERE name = ?1");
@@ -255,14 +255,14 @@ async fn regroup_step(connection: &mut SqliteConnection, destination: &str) -> R
     Ok(())
 }
 
-/// The numbers from 0 up to parameter 2, as the beginning of a statement.
+/// A `WITH` clause for the numbers from 0 to below parameter 2.
 macro_rules! numbers {
     () => {
         "WITH RECURSIVE number (n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM number WHERE n + 1 < ?2) "
     };
 }
 
-/// Gives a destination these shards in place of those it has, all at one number.
+/// Replaces the shards of a destination. All new shards start at one number.
 pub(crate) async fn add_shards(
     connection: &mut SqliteConnection,
     destination: &str,
@@ -289,7 +289,8 @@ pub(crate) async fn add_shards(
     Ok(())
 }
 
-/// Where newly leased shards stand. Reads what is committed by now, so that nothing a former owner settled is missed.
+/// Returns the positions of newly leased shards. It reads committed rows after the lease, so it includes everything
+/// that a former owner settled.
 pub(crate) async fn standing(link: &Link, destination: &str, leases: &[Lease]) -> Result<Vec<Standing>, Error> {
     let Some(first) = leases.first() else { return Ok(Vec::new()) };
     let mut session = link.take().await?;
@@ -315,7 +316,7 @@ pub(crate) async fn standing(link: &Link, destination: &str, leases: &[Lease]) -
     Ok(standings)
 }
 
-/// Leaves politely: the leases are free at once.
+/// Releases all leases of a relay that shuts down, so that they are free at once.
 pub(crate) async fn leave(link: &Link, destination: &str, owner: Uuid) -> Result<(), Error> {
     let mut session = link.begin(Durability::Process).await?;
     for sql in [

@@ -1,10 +1,11 @@
-//! The outbox as a log in a SQLite file, for one machine: nothing to install, several processes may share the file.
+//! A transactional outbox and inbox in a SQLite file, for one machine. It needs no server, and several processes may
+//! share the file.
 //!
-//! A writer begins with [`begin`], so that it holds the file's one write lock from its first statement, and calls
-//! [`emit`] inside that transaction; a relay reads through [`Store`]. There is one writer at a time, so the order of the
-//! numbers is the order of the commits. Every connection that emits should be made from [`connect_options`].
+//! A writer begins with [`begin`], so that it holds the file's only write lock from its first statement. It calls
+//! [`emit`] in that transaction, and a relay reads through [`Store`]. Only one transaction writes at a time, so
+//! sequence numbers are in commit order. Open every connection that emits with [`connect_options`].
 //!
-//! The receiver's side, where a handler's effect happens once, is in [`inbox`].
+//! The consumer side, which applies each handler's effects once, is in [`inbox`].
 //!
 //! ```
 //! # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {

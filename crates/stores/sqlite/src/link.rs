@@ -1,4 +1,4 @@
-//! One connection, made anew after anything failed on it.
+//! One connection that is reopened after any failure.
 
 use std::ops::{Deref, DerefMut};
 use std::os::unix::fs::MetadataExt as _;
@@ -12,13 +12,13 @@ use tokio::sync::{Mutex, MutexGuard};
 use crate::classify::Error;
 use crate::{config, migrate};
 
-/// How many rows the driver reads ahead of us: each costs a switch between threads if there is no room for it.
+/// The number of rows that the driver reads ahead. A row that does not fit costs a thread switch.
 const ROWS_AHEAD: usize = 256;
 
-/// What a commit survives.
+/// Which failures a commit survives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Durability {
-    /// The end of the process; in a power failure it may be lost, with nothing that came after it kept.
+    /// A process crash. A power failure may undo the commit and everything after it.
     Process,
     /// A power failure too.
     Power,
@@ -34,14 +34,14 @@ pub(crate) struct Link {
 
 struct Open {
     connection: SqliteConnection,
-    /// Device and inode: another file of the same name is another outbox.
+    /// Device and inode. Another file of the same name is another outbox.
     identity: (u64, u64),
     durability: Durability,
 }
 
 impl Link {
     pub(crate) fn new(file: &Path, busy_timeout: Duration) -> Self {
-        // A file that is not in WAL mode is refused when it is checked, not changed: its users may have their reasons.
+        // A file that is not in WAL mode is rejected by the check, not converted, because its users may need that mode.
         let options = config::plain_options(file)
             .busy_timeout(busy_timeout)
             .synchronous(SqliteSynchronous::Normal)
@@ -50,8 +50,8 @@ impl Link {
         Self { file: file.to_owned(), busy_timeout, options, slot: Mutex::new(None) }
     }
 
-    /// The connection, for one call. Whoever drops it without giving it back closes it, and ends a transaction that is
-    /// open on it: so does every error, and every call that is cancelled.
+    /// Acquires the connection for one call. Dropping it without releasing it closes it and rolls back an open
+    /// transaction. Errors and cancelled calls do this.
     pub(crate) async fn take(&self) -> Result<Session<'_>, Error> {
         let mut slot = self.slot.lock().await;
         let identity = identity(&self.file)?;
@@ -63,13 +63,13 @@ impl Link {
         Ok(Session { slot, open })
     }
 
-    /// The connection, in a transaction that has the write lock from its beginning.
+    /// Acquires the connection and begins a transaction that holds the write lock.
     pub(crate) async fn begin(&self, durability: Durability) -> Result<Session<'_>, Error> {
         let mut session = self.level(durability).await?;
         match sqlx::query("BEGIN IMMEDIATE").execute(&mut *session).await.map_err(Error::from) {
             Ok(_) => Ok(session),
             Err(error) => {
-                // Nothing was begun: the connection is as good as before.
+                // No transaction began, so the connection is reusable.
                 if matches!(error, Error::Busy) {
                     session.give_back();
                 }
@@ -78,7 +78,7 @@ impl Link {
         }
     }
 
-    /// The same without waiting for another writer; nothing if there is one.
+    /// Like `begin`, but does not wait for another writer. Returns `None` if there is one.
     pub(crate) async fn begin_at_once(&self, durability: Durability) -> Result<Option<Session<'_>>, Error> {
         let mut session = self.level(durability).await?;
         sqlx::query("PRAGMA busy_timeout = 0").execute(&mut *session).await?;
@@ -115,7 +115,7 @@ impl Link {
     }
 }
 
-/// A connection that is in use.
+/// A connection in use.
 pub(crate) struct Session<'a> {
     slot: MutexGuard<'a, Option<Open>>,
     open: Open,
@@ -127,7 +127,7 @@ impl Session<'_> {
         *self.slot = Some(self.open);
     }
 
-    /// Commits, and ends the call.
+    /// Commits and ends the call.
     pub(crate) async fn commit(mut self) -> Result<(), Error> {
         sqlx::query("COMMIT").execute(&mut *self).await?;
         self.give_back();

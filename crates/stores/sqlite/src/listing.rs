@@ -1,4 +1,4 @@
-//! Where messages stand: what the log, progress and the side tables say together.
+//! Message status: combines the log, the progress and the side tables.
 
 use std::collections::BTreeMap;
 
@@ -9,11 +9,11 @@ use sqlx::sqlite::{SqliteConnection, SqliteRow};
 use crate::classify::Error;
 use crate::queries::{self, column, number, optional_time, time};
 
-/// How far the shards of a destination have come.
+/// The progress of a destination's shards.
 pub(crate) struct Progress {
     pub(crate) on: bool,
     pub(crate) shards: u16,
-    /// By shard.
+    /// Indexed by shard.
     upto: Vec<i64>,
 }
 
@@ -29,12 +29,12 @@ impl Progress {
         Ok(Self { on, shards, upto })
     }
 
-    /// Up to which number everything of this slot is settled.
+    /// Everything of this slot is settled up to this number.
     pub(crate) fn upto(&self, slot: u16) -> i64 {
         self.upto.get(usize::from(shard_of(slot, self.shards))).copied().unwrap_or(0)
     }
 
-    /// Shards that have come equally far, by how far.
+    /// Groups shards by position.
     pub(crate) fn groups(&self) -> BTreeMap<i64, Vec<u16>> {
         let mut groups: BTreeMap<i64, Vec<u16>> = BTreeMap::new();
         for (shard, upto) in (0..self.shards).zip(&self.upto) {
@@ -44,21 +44,21 @@ impl Progress {
     }
 }
 
-/// A message in a list, with what is needed to tell when it went out.
+/// A message of a list, with what is needed to find its publish time.
 pub(crate) struct Line {
     pub(crate) listed: Listed,
     slot: u16,
     created_at_ms: i64,
-    /// It had been parked, and went out then.
+    /// Whether it was parked before it was published.
     delivered: bool,
 }
 
-/// Which messages: everything that is set must hold.
+/// Selects messages. All given conditions must hold.
 #[derive(Default)]
 pub(crate) struct Lines<'a> {
-    /// From this number.
+    /// Inclusive.
     pub(crate) from: i64,
-    /// Up to and without this one.
+    /// Exclusive.
     pub(crate) before: i64,
     pub(crate) key: Option<&'a str>,
     pub(crate) topic: Option<&'a str>,
@@ -68,7 +68,7 @@ pub(crate) struct Lines<'a> {
 }
 
 impl Lines<'_> {
-    /// Those messages, newest first: of the log, and those that wait or are dead although the log has dropped them.
+    /// Loads the messages, newest first. Includes parked and dead messages that retention deleted from the log.
     pub(crate) async fn load(
         &self,
         connection: &mut SqliteConnection,
@@ -144,7 +144,7 @@ fn line(row: &SqliteRow, progress: &Progress) -> Result<Line, Error> {
 }
 
 impl Line {
-    /// The line with the time at which it was settled as delivered, as long as the history says it.
+    /// Adds the publish time, as long as the history contains it.
     pub(crate) async fn complete(self, connection: &mut SqliteConnection, destination: &str) -> Result<Listed, Error> {
         let mut listed = self.listed;
         if listed.status != Status::Published || self.delivered {

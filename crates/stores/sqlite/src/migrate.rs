@@ -15,13 +15,13 @@ use crate::queries::{column, now};
 /// One version of the schema.
 #[derive(Clone, Copy, Debug)]
 pub struct Migration {
-    /// Its number. Versions are applied in ascending order.
+    /// Versions are applied in ascending order.
     pub version: i32,
-    /// What it is about, in one word.
+    /// A short name for operators.
     pub name: &'static str,
-    /// The SQL scripts that make it, in the order in which they run.
+    /// SQL scripts, run in this order.
     pub files: &'static [&'static str],
-    /// The oldest program, by the version that it came with, that can use this version.
+    /// The oldest program, by its own schema version, that runs on this version.
     pub compatible_from: i32,
 }
 
@@ -42,36 +42,36 @@ const BASELINE: Migration = Migration {
     compatible_from: 1,
 };
 
-/// Every version, oldest first. A later one is `migrations/0002_*.sql`.
+/// All versions, oldest first. Later versions are `migrations/0002_*.sql` and so on.
 const MIGRATIONS: &[Migration] = &[BASELINE];
 
-/// The version that this program comes with.
+/// The newest schema version that this program knows.
 pub const VERSION: i32 = MIGRATIONS[MIGRATIONS.len() - 1].version;
 
-/// The oldest version that this program can use.
+/// The oldest schema version that this program runs on.
 const OLDEST_SUPPORTED: i32 = 1;
 
-/// How long the change to the write-ahead log is tried: SQLite does not wait for other connections by itself there.
+/// Time limit for switching to WAL mode. SQLite applies no busy timeout to it.
 const JOURNAL_WAIT: Duration = Duration::from_secs(5);
 const JOURNAL_PAUSE: Duration = Duration::from_millis(20);
 
-/// Creates the file if it does not exist, and brings its schema up to [`VERSION`] in one transaction; returns the
-/// versions that this call applied. It does not touch the application's own tables.
+/// Migrates the schema to [`VERSION`] in one transaction. Creates the file if it does not exist. Returns the versions
+/// that it applied. It does not change the application's own tables.
 ///
-/// A second process waits for the first and then has nothing to do. A failure changes nothing. A file that a newer
-/// program has migrated is refused, unless its schema is compatible with this program.
+/// A second process waits for the first and then applies nothing. A failure changes nothing. A file that a newer
+/// program migrated is rejected, unless its schema is compatible with this program.
 pub async fn migrate(path: impl AsRef<Path>) -> Result<Vec<i32>, StoreError> {
     apply(path, MIGRATIONS).await
 }
 
-/// The same for another list of versions, for tests of an upgrade.
+/// Like [`migrate`], with another list of versions: tests add versions that do not exist yet.
 #[doc(hidden)]
 pub async fn apply(path: impl AsRef<Path>, list: &[Migration]) -> Result<Vec<i32>, StoreError> {
     let path = path.as_ref();
     apply_missing(path, list).await.map_err(|error| error.of_file(path))
 }
 
-/// The versions that [`migrate`] would apply; all of them if the file does not exist.
+/// The versions that [`migrate`] would apply now. All of them if the file does not exist.
 pub async fn pending(path: impl AsRef<Path>) -> Result<Vec<i32>, StoreError> {
     let path = path.as_ref();
     let newest = async {
@@ -85,7 +85,7 @@ pub async fn pending(path: impl AsRef<Path>) -> Result<Vec<i32>, StoreError> {
     Ok(missing(MIGRATIONS, newest).map(|migration| migration.version).collect())
 }
 
-/// The SQL that [`migrate`] runs on an empty file, as a script that `sqlite3` can run.
+/// The SQL that [`migrate`] runs on an empty file, as a script for `sqlite3`.
 pub fn script() -> String {
     let mut script = "PRAGMA journal_mode = WAL;\nBEGIN IMMEDIATE;\n\n".to_owned();
     for migration in MIGRATIONS {
@@ -99,7 +99,7 @@ pub fn script() -> String {
 async fn apply_missing(path: &Path, list: &[Migration]) -> Result<Vec<i32>, Error> {
     let mut connection = config::plain_options(path).create_if_missing(true).connect().await?;
     use_log(&mut connection).await?;
-    // An error drops the connection, which rolls the transaction back.
+    // An error drops the connection, which rolls back the transaction.
     sqlx::query("BEGIN IMMEDIATE").execute(&mut connection).await?;
     let newest = newest(&mut connection).await?;
     if let Some(newest) = newest.filter(SchemaVersion::is_too_new) {
@@ -143,7 +143,7 @@ fn step(migration: &Migration) -> String {
     )
 }
 
-/// The newest version of a file.
+/// The newest schema version of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SchemaVersion {
     pub(crate) version: i32,
@@ -159,13 +159,13 @@ impl SchemaVersion {
         self.version > VERSION && self.compatible_from > VERSION
     }
 
-    /// Whether this program can use the file.
+    /// Whether this program runs on the schema of the file.
     pub(crate) fn is_compatible(&self) -> bool {
         !self.is_too_old() && !self.is_too_new()
     }
 }
 
-/// The newest version that was applied; `None` if the file has no outbox.
+/// Returns the newest applied version, or `None` if the file has no outbox.
 pub(crate) async fn newest(connection: &mut SqliteConnection) -> Result<Option<SchemaVersion>, Error> {
     let exists = "SELECT 1 FROM main.sqlite_schema WHERE name = 'relevo_migration'";
     if sqlx::query(exists).fetch_optional(&mut *connection).await?.is_none() {
@@ -176,7 +176,8 @@ pub(crate) async fn newest(connection: &mut SqliteConnection) -> Result<Option<S
     Ok(Some(SchemaVersion { version: column(&row, 0)?, compatible_from: column(&row, 1)? }))
 }
 
-/// Refuses a file whose schema or journal this program cannot use, and names the command that fixes it.
+/// Rejects a file whose schema or journal mode this program does not support. The error names the command that fixes
+/// it.
 pub(crate) async fn check(connection: &mut SqliteConnection) -> Result<(), Error> {
     match newest(connection).await? {
         None => return Err(Error::Schema("holds no outbox; hint: run `relevo migrate`".to_owned())),

@@ -64,7 +64,7 @@ impl Store {
         Ok(Duration::from_millis(u64::try_from(column::<i64>(&row, 0)?).unwrap_or(0)))
     }
 
-    /// One statement about the destination; says whether it was there.
+    /// Runs one statement on the destination. Returns whether the destination exists.
     async fn change(&self, sql: &'static str, value: i64) -> Result<bool, Error> {
         let mut session = self.settling.begin(Durability::Power).await?;
         let changed = sqlx::query(sql).bind(&self.destination).bind(value).execute(&mut *session).await?;

@@ -1,4 +1,4 @@
-//! What statements have in common, and how their rows are read.
+//! Code that all statements share, and the decoding of their rows.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use uuid::Uuid;
 
 use crate::classify::Error;
 
-/// The clock that every predicate uses, in milliseconds since 1970, as an expression of SQL.
+/// An SQL expression for the clock that every condition uses, in milliseconds since 1970.
 macro_rules! now {
     () => {
         "CAST(round(unixepoch('subsec') * 1000) AS INTEGER)"
@@ -31,7 +31,7 @@ where
     Ok(row.try_get(index)?)
 }
 
-/// A number that fits a smaller type.
+/// Reads a number into a smaller type.
 pub(crate) fn number<T: TryFrom<i64>>(row: &SqliteRow, index: usize) -> Result<T, Error> {
     T::try_from(column(row, index)?).map_err(|_| Error::answer("a number is out of range"))
 }
@@ -56,7 +56,8 @@ pub(crate) fn optional_time(row: &SqliteRow, index: usize) -> Result<Option<Time
     column::<Option<i64>>(row, index)?.map(timestamp).transpose()
 }
 
-/// Eight columns: id, time, topic, key, type, content type, headers, payload. A payload that was left out is empty here.
+/// Reads eight columns: id, time, topic, key, type, content type, headers, payload. A payload that was left out is
+/// empty.
 pub(crate) fn message(row: &SqliteRow, first: usize) -> Result<Message, Error> {
     let headers: Option<&str> = column(row, first + 6)?;
     let headers = match headers {
@@ -75,23 +76,23 @@ pub(crate) fn message(row: &SqliteRow, first: usize) -> Result<Message, Error> {
     })
 }
 
-/// Ten columns: seq, slot, and those of [`message`].
+/// Reads ten columns: seq, slot, and those of [`message`].
 pub(crate) fn entry(row: &SqliteRow, first: usize) -> Result<Entry, Error> {
     Ok(Entry { seq: column(row, first)?, slot: number(row, first + 1)?, message: Arc::new(message(row, first + 2)?) })
 }
 
-/// Three columns: from, to, place.
+/// Reads three columns: from, to, place.
 pub(crate) fn position(row: &SqliteRow, first: usize) -> Result<Position, Error> {
     Ok(Position { from: column(row, first)?, to: column(row, first + 1)?, place: column(row, first + 2)? })
 }
 
-/// Up to where everything of a shard is settled. One number says it, because numbers are in commit order.
+/// Everything of a shard is settled up to this number. One number is enough, because numbers are in commit order.
 pub(crate) fn upto(position: &Position) -> i64 {
     position.from.max(position.place)
 }
 
-/// The slots of these leases' shards as a JSON array, for `slot IN (SELECT value FROM json_each(?))`; `None` when they
-/// are all of the destination's.
+/// The slots of the leased shards as a JSON array, for `slot IN (SELECT value FROM json_each(?))`. `None` if the leases
+/// cover the whole destination.
 pub(crate) fn slots(leases: &[Lease]) -> Option<String> {
     let first = leases.first()?;
     if leases.len() >= usize::from(first.shards) {
@@ -110,8 +111,8 @@ fn tokens(leases: &[Lease]) -> String {
     tokens.to_string()
 }
 
-/// Those of the leases that are still held, and the time. In a transaction that has the write lock nobody can take them
-/// until it ends.
+/// Returns the leases that are still held, and the time. No other relay can acquire them before a transaction with the
+/// write lock ends.
 pub(crate) async fn held(
     connection: &mut SqliteConnection,
     destination: &str,
@@ -141,7 +142,7 @@ pub(crate) fn millis(duration: Duration) -> i64 {
     i64::try_from(duration.as_millis()).unwrap_or(i64::MAX).min(1 << 50)
 }
 
-/// How a key waits after its head stopped: state, next attempt, address.
+/// The parked state of a key after its head failed: state, next attempt, address.
 pub(crate) fn waiting(stopped: &Stopped, now: i64) -> (&'static str, Option<i64>, Option<&str>) {
     match &stopped.stop {
         Stop::Retry { after } => ("retrying", Some(now + millis(*after)), None),
@@ -152,8 +153,8 @@ pub(crate) fn waiting(stopped: &Stopped, now: i64) -> (&'static str, Option<i64>
     }
 }
 
-/// Holds an address. Only a probe that failed holds it for longer: messages that arrive meanwhile were not even tried,
-/// and would put the probe off for ever.
+/// Holds an address. Only a failed probe extends the hold. New messages for the address were not tried, and would
+/// postpone the probe forever.
 pub(crate) async fn hold(
     connection: &mut SqliteConnection,
     destination: &str,

@@ -1,4 +1,4 @@
-//! Runs: parked messages whose time has come, and what came of them.
+//! Retry runs: parked messages that are due, and their outcomes.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ use crate::dead;
 use crate::link::{Durability, Link};
 use crate::queries::{self, column, now, number, waiting};
 
-/// Carries out what operators marked, then gives the runs that are due.
+/// Applies the marks of operators, then returns the due runs.
 pub(crate) async fn due(
     link: &Link,
     destination: &str,
@@ -22,7 +22,7 @@ pub(crate) async fn due(
     let mut session = link.take().await?;
     let (marked, due) = something(&mut session, destination).await?;
     if marked {
-        // Only marks change anything: runs alone need no write lock.
+        // Only marks change rows. Reading runs needs no write lock.
         session.give_back();
         session = link.begin(Durability::Power).await?;
         let (held, now) = queries::held(&mut session, destination, leases).await?;
@@ -41,7 +41,7 @@ pub(crate) async fn due(
     Ok(runs)
 }
 
-/// Whether something is marked, and whether something is due: what an idle relay asks five times a second.
+/// Whether a mark or a run is due. An idle relay polls this five times a second.
 async fn something(connection: &mut SqliteConnection, destination: &str) -> Result<(bool, bool), Error> {
     let sql = concat!(
         "SELECT EXISTS (SELECT 1 FROM relevo_dead_letter \
@@ -64,7 +64,7 @@ async fn ready(
     keys: usize,
     messages: usize,
 ) -> Result<Vec<Run>, Error> {
-    // One probe an address, by the key that has waited longest: while it is held the others would only fail too.
+    // One probe per address, by the key that has waited longest. Probes of other keys would fail too.
     let sql = "WITH ready AS ( \
                    SELECT * FROM (SELECT k.key, k.slot, k.attempts, k.state, k.address, k.next_at_ms AS at \
                        FROM relevo_parked_key AS k \
@@ -118,7 +118,7 @@ fn run(row: &SqliteRow, key: &str) -> Result<Run, Error> {
     })
 }
 
-/// Records what came of runs.
+/// Records the outcomes of runs.
 pub(crate) async fn advance(link: &Link, destination: &str, advances: &[Advance]) -> Result<Vec<Advanced>, Error> {
     let mut session = link.begin(Durability::Power).await?;
     let leases: BTreeSet<Lease> = advances.iter().map(|advance| advance.lease).collect();
@@ -136,7 +136,7 @@ pub(crate) async fn advance(link: &Link, destination: &str, advances: &[Advance]
     Ok(answers)
 }
 
-/// What one run came to, at one moment.
+/// Records the outcome of one run.
 struct Step<'a> {
     destination: &'a str,
     now: i64,
@@ -152,7 +152,7 @@ impl Step<'_> {
         match &self.advance.stopped {
             Some((no, stopped)) => self.stopped(connection, *no, stopped).await?,
             None if !self.advance.delivered.is_empty() => self.go_on(connection).await?,
-            // Nothing is known of it, as in an outage: it waits as it did.
+            // The outcome is unknown, as in an outage. The key stays as it was.
             None => {}
         }
         if dead::drop_if_empty(connection, self.destination, &self.advance.key).await? {
@@ -163,7 +163,7 @@ impl Step<'_> {
         Ok(if column(&row, 0)? { Advanced::Waits } else { Advanced::Unparked })
     }
 
-    /// The address passes: every key that waits for it goes on.
+    /// The address works again: all keys that wait for it are due now.
     async fn release(&self, connection: &mut SqliteConnection, address: &str) -> Result<(), Error> {
         let delete = sqlx::query("DELETE FROM relevo_address_hold WHERE destination = ?1 AND address = ?2");
         delete.bind(self.destination).bind(address).execute(&mut *connection).await?;
@@ -190,7 +190,7 @@ impl Step<'_> {
         Ok(())
     }
 
-    /// The next message of the queue may go at once.
+    /// Makes the next message of the queue due now.
     async fn go_on(&self, connection: &mut SqliteConnection) -> Result<(), Error> {
         dead::go_on(connection, self.destination, &self.advance.key, self.now).await
     }
@@ -209,7 +209,7 @@ impl Step<'_> {
                 self.wait(connection, stopped, Some(id)).await
             }
             Stop::Retry { .. } | Stop::Address { .. } | Stop::Quarantine { .. } => {
-                // A redriven message has come to the front meanwhile: it goes first, with attempts of its own.
+                // A redriven message was inserted at the front in the meantime. It goes first, with its own attempts.
                 if self.is_overtaken(connection, no).await? {
                     return self.go_on(connection).await;
                 }

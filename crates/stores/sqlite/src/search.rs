@@ -1,4 +1,4 @@
-//! Finding messages: backwards through the log, within a time budget.
+//! Searches backwards through the log within a time budget.
 
 use std::time::Duration;
 
@@ -13,9 +13,9 @@ use crate::listing::{Lines, Progress};
 use crate::queries::{self, column, time};
 use crate::store::Store;
 
-/// How many messages are looked at between two glances at the clock.
+/// The number of messages read between two checks of the time.
 const CHUNK: i64 = 2000;
-/// Scheduled messages have no number in the log; a search that is among them goes on at this plus their own.
+/// Scheduled messages have no number in the log. The cursor of a search among them is this value plus their own number.
 const SCHEDULED: i64 = 1 << 62;
 
 impl Store {
@@ -63,14 +63,14 @@ impl Store {
         }
         session.give_back();
         found.next = match found.messages.last() {
-            // Full of scheduled messages: the next ones are, too, or the log's newest.
+            // The page is full of scheduled messages. The next page continues with them, or with the newest of the log.
             Some(last) if last.seq.is_none() && found.messages.len() >= limit => Some(self.place_of(last).await?),
             _ => Some(before).filter(|before| *before > 0),
         };
         Ok(found)
     }
 
-    /// Where a search goes on after a scheduled message.
+    /// The cursor of a search after a scheduled message.
     async fn place_of(&self, listed: &Listed) -> Result<i64, Error> {
         let mut session = self.reading.take().await?;
         let select = sqlx::query("SELECT ordinal FROM relevo_scheduled WHERE id = ?1").bind(*listed.id.as_uuid());
@@ -79,7 +79,7 @@ impl Store {
         Ok(SCHEDULED + row.map(|row| column::<i64>(&row, 0)).transpose()?.unwrap_or(0))
     }
 
-    /// One message with all that is known of it.
+    /// Returns one message with all its details.
     pub(crate) async fn shown(&self, id: MessageId) -> Result<Option<Shown>, Error> {
         let mut session = self.reading.take().await?;
         let progress = Progress::load(&mut session, &self.destination).await?;
@@ -112,7 +112,7 @@ impl Store {
     }
 }
 
-/// Where the next messages of the log end, and when the last of them was emitted; zero when there are no more.
+/// Returns the end of the next chunk of the log and the emit time there. Returns zero if the chunk is the last.
 async fn chunk(connection: &mut SqliteConnection, before: i64) -> Result<(i64, Option<Timestamp>), Error> {
     let sql = "SELECT seq, created_at_ms FROM relevo_message WHERE seq < ?1 ORDER BY seq DESC LIMIT 1 OFFSET ?2";
     let row = sqlx::query(sql).bind(before).bind(CHUNK - 1).fetch_optional(connection).await?;
@@ -140,7 +140,7 @@ async fn scheduled(
     select.fetch_all(connection).await?.iter().map(|row| waiting(row, [0, 1, 2, 3, 4, 5])).collect()
 }
 
-/// A scheduled message, from the columns of its id, topic, key, type, time of emit and time at which it is due.
+/// Reads a scheduled message. The columns are id, topic, key, type, emit time, due time.
 pub(crate) fn waiting(row: &SqliteRow, columns: [usize; 6]) -> Result<Listed, Error> {
     let [id, topic, key, kind, created_at, due_at] = columns;
     Ok(Listed {

@@ -1,4 +1,4 @@
-//! Settling: how far the shards have come, and what is parked on the way. One transaction, with the write lock.
+//! Settles shards: records their progress and parks messages, in one transaction with the write lock.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,10 +11,10 @@ use crate::classify::Error;
 use crate::link::{Durability, Link};
 use crate::queries::{self, column, upto, waiting};
 
-/// Checks each shard's lease and the heads that its messages wait behind; then changes all of the shard, or nothing.
+/// Checks each shard's lease and the heads that its messages queue behind. Then changes all of the shard, or nothing.
 pub(crate) async fn settle(link: &Link, destination: &str, settlement: &Settlement) -> Result<Settled, Error> {
     check(settlement)?;
-    // Progress alone may be lost in a power failure: it costs repeats, which have the same id. What is parked may not.
+    // A power failure may undo progress: it causes repeats, which have the same id. It must not undo parked messages.
     let durability = if settlement.parks.is_empty() { Durability::Process } else { Durability::Power };
     let mut session = link.begin(durability).await?;
     let leases: Vec<Lease> = settlement.progress.iter().map(|(lease, _)| *lease).collect();
@@ -50,7 +50,7 @@ fn is_of(park: &Park, lease: &Lease) -> bool {
     shard_of(park.slot, lease.shards) == lease.shard
 }
 
-/// What no relay may ask for; found before anything is changed.
+/// Rejects an invalid request before anything is changed.
 fn check(settlement: &Settlement) -> Result<(), Error> {
     for park in &settlement.parks {
         if !settlement.progress.iter().any(|(lease, _)| is_of(park, lease)) {
@@ -60,7 +60,7 @@ fn check(settlement: &Settlement) -> Result<(), Error> {
     Ok(())
 }
 
-/// Those of the parks' keys that wait already.
+/// Returns those keys of the parks that are parked already.
 async fn existing(
     connection: &mut SqliteConnection,
     destination: &str,
@@ -73,7 +73,7 @@ async fn existing(
     select.fetch_all(connection).await?.iter().map(|row| column(row, 0)).collect()
 }
 
-/// Messages that were to wait behind a head which is gone.
+/// Returns messages that would queue behind a head that no longer exists.
 fn passed(parks: &[&Park], existing: &BTreeSet<String>) -> Vec<i64> {
     let mut created = BTreeSet::new();
     let mut passed = Vec::new();
@@ -89,7 +89,7 @@ fn passed(parks: &[&Park], existing: &BTreeSet<String>) -> Vec<i64> {
     passed
 }
 
-/// Keys that wait from now on, and those that wait already.
+/// Parks messages, under new keys and under keys that are parked already.
 struct Parking<'a> {
     destination: &'a str,
     existing: BTreeSet<String>,
@@ -108,7 +108,8 @@ impl Parking<'_> {
             if stopped.stop == Stop::DeadContinue {
                 buried.push(letter(park.seq, stopped));
             } else if self.existing.contains(&*park.key) {
-                // Even one that can never pass waits its turn: buried now, it would let go of the key when the head goes.
+                // Even a message that can never succeed waits its turn. As a dead letter it could not block the key
+                // after the head is delivered.
                 queued.push(park.seq);
             } else {
                 heads.push(self.head(park, stopped));
@@ -151,7 +152,7 @@ impl Parking<'_> {
         Ok(())
     }
 
-    /// Copies messages to the ends of their keys' queues.
+    /// Appends messages to the queues of their keys.
     async fn queue(&self, connection: &mut SqliteConnection, seqs: &[i64]) -> Result<(), Error> {
         if seqs.is_empty() {
             return Ok(());
@@ -198,7 +199,7 @@ fn all_found(wanted: usize, found: u64) -> Result<(), Error> {
     if u64::try_from(wanted) == Ok(found) { Ok(()) } else { Err(Error::answer("a parked message is not in the log")) }
 }
 
-/// Moves the shards, and writes one line of history for those that came equally far.
+/// Advances the shards, and writes one history row per group of shards at the same position.
 async fn record(
     connection: &mut SqliteConnection,
     destination: &str,

@@ -1,4 +1,4 @@
-//! The store ports over SQLite.
+//! Implements the store ports with SQLite.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
@@ -19,12 +19,12 @@ use crate::link::{Durability, Link};
 use crate::queries::{self, column, now};
 use crate::{classify, dead, disk, leases, runs, settle, upkeep};
 
-/// How many scheduled messages enter the log in one transaction.
+/// Maximum number of scheduled messages that one transaction moves into the log.
 const ENTER_MAX: i64 = 1000;
-/// Beyond waiting for a writer: what a disk may take for one call.
+/// The time that one call may take on the disk, in addition to the busy timeout.
 pub(crate) const DISK_DEADLINE: Duration = Duration::from_secs(30);
 
-/// One outbox, seen by a relay for one destination.
+/// The outbox of one destination, as a relay uses it.
 ///
 /// One connection reads and another leases and settles, so that reading ahead overlaps with settling.
 pub struct Store {
@@ -33,14 +33,14 @@ pub struct Store {
     pub(crate) reading: Link,
     pub(crate) settling: Link,
     deadline: Duration,
-    /// Everything up to this number is known to survive a power failure.
+    /// Everything up to this number survives a power failure.
     flushed: AtomicI64,
-    /// It could be opened once: if it cannot be now, that may pass.
+    /// The file was opened before, so a failure to open it now may be temporary.
     opened: AtomicBool,
 }
 
 impl Store {
-    /// Opens the file, and checks that its schema is the one that this program knows and that it lies on a local disk.
+    /// Opens the file. Checks that this program supports its schema version and that it is on a local disk.
     pub async fn open(config: Config) -> Result<Self, StoreError> {
         let file = config.path;
         classify::check_local(&file, config.allow_network_file_system)?;
@@ -58,8 +58,8 @@ impl Store {
         Ok(store)
     }
 
-    /// Reads, and takes the write lock for a moment: a file that cannot be written is told now. An open writer is not
-    /// waited for twice.
+    /// Reads, and acquires the write lock briefly, so that a read-only file fails now. If another connection holds the
+    /// lock, the write check is skipped.
     async fn try_out(&self) -> Result<(), Error> {
         self.reading.take().await?.give_back();
         let mut session = match self.settling.begin(Durability::Process).await {
@@ -67,22 +67,22 @@ impl Store {
             Err(Error::Busy) => return Ok(()),
             Err(error) => return Err(error),
         };
-        // Changes nothing, and still needs a file that can be written: BEGIN alone begins to read where it is not.
+        // The UPDATE changes nothing, but it needs a writable file. On a read-only file BEGIN alone succeeds as a read.
         sqlx::query("UPDATE relevo_settings SET only_row = 1 WHERE false").execute(&mut *session).await?;
         session.commit().await
     }
 
-    /// One call: within its deadline, and what failed names the file.
+    /// Runs one call with the deadline. Errors name the file.
     pub(crate) async fn call<T>(&self, work: impl Future<Output = Result<T, Error>>) -> Result<T, StoreError> {
         let result = timeout(self.deadline, work).await.unwrap_or(Err(Error::Deadline(self.deadline)));
         result.map_err(|error| {
-            // It may be another file next time.
+            // The next call may open another file.
             self.flushed.store(0, Ordering::Relaxed);
             if self.opened.load(Ordering::Relaxed) { error.of_open_file(&self.file) } else { error.of_file(&self.file) }
         })
     }
 
-    /// The highest number that is committed; lets scheduled messages enter the log first if some are due.
+    /// Returns the highest committed number. If scheduled messages are due, moves them into the log first.
     async fn newest(&self) -> Result<i64, Error> {
         let (newest, due) = self.look().await?;
         if !due {
@@ -92,7 +92,7 @@ impl Store {
         if self.enter_due().await? { Ok(self.look().await?.0) } else { Ok(newest) }
     }
 
-    /// What an idle relay asks: two steps down two trees.
+    /// Polls for new and due messages. It costs two B-tree lookups.
     async fn look(&self) -> Result<(i64, bool), Error> {
         let sql = concat!(
             "SELECT coalesce((SELECT max(seq) FROM relevo_message), 0), \
@@ -106,7 +106,8 @@ impl Store {
         Ok((column(&row, 0)?, column(&row, 1)?))
     }
 
-    /// Moves due scheduled messages to the log, in the order of their times; false while another connection writes.
+    /// Moves due scheduled messages to the log in order of their due times. Returns false while another connection
+    /// writes.
     async fn enter_due(&self) -> Result<bool, Error> {
         let Some(mut session) = self.settling.begin_at_once(Durability::Power).await? else { return Ok(false) };
         let now: i64 = column(&sqlx::query(concat!("SELECT ", now!())).fetch_one(&mut *session).await?, 0)?;
@@ -149,7 +150,7 @@ impl Store {
         Ok(Page { entries, end })
     }
 
-    /// Before anything of a window is published, all of it survives a power failure: once a window, not once a page.
+    /// Flushes the whole window before any of it is published. Once per window, not once per page.
     async fn flush(&self, to: i64) -> Result<(), Error> {
         if self.flushed.load(Ordering::Relaxed) < to {
             disk::flush(&self.file).await?;
@@ -159,15 +160,15 @@ impl Store {
     }
 }
 
-/// The messages of a window after its place, and whether there may be more of them.
+/// Reads the messages of a window after its position. Returns whether there may be more.
 async fn page(
     connection: &mut SqliteConnection,
     read: &Read<'_>,
     window: Position,
 ) -> Result<(Vec<Entry>, bool), Error> {
     let limit = read.limit.max(1);
-    // Payloads up to this length cannot pass the limit of bytes, however many there are. A larger one is left out, so
-    // that the page is bounded before anything is known of it.
+    // Payloads up to this length cannot exceed the byte limit, even in a full page. Larger ones are left out, so that
+    // the size of the page is limited before it is known.
     let small = i64::try_from((read.bytes / limit).max(1)).unwrap_or(i64::MAX);
     let sql = "SELECT seq, slot, id, created_at_ms, topic, key, type, content_type, headers, \
                CASE WHEN length(payload) <= ?4 THEN payload END, length(payload) FROM relevo_message \

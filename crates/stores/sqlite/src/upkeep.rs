@@ -10,14 +10,14 @@ use crate::classify::Error;
 use crate::link::{Durability, Link};
 use crate::queries::{column, now};
 
-/// How many rows one transaction deletes: applications wait for it.
+/// The number of rows that one transaction deletes. It is small because applications wait for it.
 const BATCH: i64 = 2000;
-/// How long one call goes on: the relay's leases are renewed by the same connection.
+/// Time limit of one call. It is short because the same connection renews the relay's leases.
 const TIME_MAX: Duration = Duration::from_secs(1);
-/// Up to how many messages that are held back are counted.
+/// Counting of held-back messages stops here.
 const COUNT_MAX: i64 = 10_000;
 
-/// Deletes old messages and prunes histories. A writer that does not end leaves it for the next time.
+/// Deletes old messages and prunes history. If another writer holds the lock, the next call continues.
 pub(crate) async fn maintain(link: &Link) -> Result<Maintained, Error> {
     let mut maintained = Maintained::default();
     let began = Instant::now();
@@ -41,8 +41,9 @@ pub(crate) async fn maintain(link: &Link) -> Result<Maintained, Error> {
     Ok(maintained)
 }
 
-/// Deletes from the lowest `seq` up to the first message that is too young or not settled by every destination, so that
-/// no retained row is scanned. A message with a time in the future comes from a wrong clock, and does not stop it.
+/// Deletes from the lowest `seq` up to the first message that is too young or not settled by every destination. No
+/// retained row is scanned. A message with a time in the future comes from a wrong clock and does not stop the
+/// deletion.
 async fn drop_messages(connection: &mut SqliteConnection) -> Result<u64, Error> {
     let sql = concat!(
         "DELETE FROM relevo_message WHERE seq < coalesce(( \
@@ -58,7 +59,7 @@ async fn drop_messages(connection: &mut SqliteConnection) -> Result<u64, Error> 
     Ok(sqlx::query(sql).bind(BATCH).execute(connection).await?.rows_affected())
 }
 
-/// Says how much the longest of them deleted.
+/// Returns the largest number of rows that one statement deleted.
 async fn prune(connection: &mut SqliteConnection) -> Result<u64, Error> {
     let statements = [
         concat!(
@@ -97,7 +98,7 @@ async fn prune(connection: &mut SqliteConnection) -> Result<u64, Error> {
     Ok(most)
 }
 
-/// Which destination holds old messages back.
+/// Names the destinations that hold back old messages.
 async fn warnings(connection: &mut SqliteConnection) -> Result<Vec<String>, Error> {
     let sql = concat!(
         "SELECT p.destination, (SELECT count(*) FROM ( \

@@ -1,4 +1,4 @@
-//! Comparing what was committed with what was settled.
+//! Compares committed with settled messages.
 
 use jiff::Timestamp;
 use relevo_core::operate::{Backlog, Range, Status, Verified};
@@ -12,17 +12,17 @@ use crate::listing::Progress;
 use crate::queries::{self, column, number, optional_time};
 use crate::store::Store;
 
-/// Up to how many messages a backlog is counted.
+/// A backlog is counted exactly up to this number.
 const EXACT_MAX: i64 = 10_000;
 
-/// The slots of these shards; `None` for all of them.
+/// The slots of these shards. `None` for all of them.
 pub(crate) fn slots_of(progress: &Progress, shards: &[u16]) -> Option<String> {
     let lease = |shard: &u16| Lease { shard: *shard, shards: progress.shards, epoch: 0, owner: Uuid::nil() };
     queries::slots(&shards.iter().map(lease).collect::<Vec<_>>())
 }
 
 impl Store {
-    /// How much waits: exact up to 10 000, an estimate above.
+    /// The size of the backlog: exact up to 10 000, an estimate above.
     pub(crate) async fn count_backlog(&self) -> Result<Backlog, Error> {
         let mut session = self.reading.take().await?;
         let progress = Progress::load(&mut session, &self.destination).await?;
@@ -89,7 +89,7 @@ impl Store {
     }
 }
 
-/// From the numbers alone: each shard has about its share of what lies between.
+/// Estimates from sequence numbers alone: each shard has about an equal share of the range.
 async fn estimate(connection: &mut SqliteConnection, progress: &Progress) -> Result<i64, Error> {
     let newest = sqlx::query("SELECT coalesce(max(seq), 0) FROM relevo_message").fetch_one(connection).await?;
     let newest: i64 = column(&newest, 0)?;
@@ -97,7 +97,7 @@ async fn estimate(connection: &mut SqliteConnection, progress: &Progress) -> Res
     Ok(progress.groups().into_iter().map(behind).sum::<i64>() / i64::from(progress.shards))
 }
 
-/// What must not be.
+/// Finds states that must never occur.
 async fn contradictions(
     connection: &mut SqliteConnection,
     destination: &str,

@@ -1,4 +1,4 @@
-//! What is sampled for those who watch. Every statement costs the same whatever the file holds.
+//! Samples for monitoring. Every statement costs the same whatever the file size is.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::queries::{column, now, number};
 use crate::store::Store;
 use crate::verify::slots_of;
 
-/// What is counted is counted no further.
+/// Counting stops here.
 const COUNT_MAX: i64 = 10_000;
 
 #[async_trait]
@@ -61,7 +61,7 @@ impl Store {
     }
 }
 
-/// Messages are deleted one by one: the first that is too old is what holds the others back.
+/// Retention deletes messages one by one, so the first unsettled one holds back all others.
 fn holdback(unsettled: Option<i64>, retention: i64, now: i64) -> Duration {
     unsettled.map_or(Duration::ZERO, |since| millis(now - since - retention))
 }
@@ -81,7 +81,7 @@ async fn holdbacks(connection: &mut SqliteConnection) -> Result<Vec<(String, Dur
     Ok(holdbacks)
 }
 
-/// When the oldest message of the log was emitted that is not settled.
+/// Returns the emit time of the oldest unsettled message of the log.
 async fn oldest_unsettled(connection: &mut SqliteConnection, destination: &str) -> Result<Option<i64>, Error> {
     let progress = Progress::load(connection, destination).await?;
     let mut oldest: Option<i64> = None;
@@ -97,7 +97,7 @@ async fn oldest_unsettled(connection: &mut SqliteConnection, destination: &str) 
     Ok(oldest)
 }
 
-/// What a dead member last said of a breaker says nothing any more.
+/// The breaker state of a dead member is ignored.
 async fn consumers(connection: &mut SqliteConnection) -> Result<Vec<ConsumerVitals>, Error> {
     let sql = concat!(
         "WITH clock (now) AS (SELECT ",
@@ -132,7 +132,7 @@ async fn consumers(connection: &mut SqliteConnection) -> Result<Vec<ConsumerVita
     rows.iter().map(consumer).collect()
 }
 
-/// A clock that was set back makes nothing younger than now.
+/// A negative age, after the clock was set back, becomes zero.
 fn millis(millis: i64) -> Duration {
     Duration::from_millis(u64::try_from(millis).unwrap_or(0))
 }

@@ -1,4 +1,4 @@
-//! Why a key does not move, and who works on which shard.
+//! Explains why a key is blocked, and lists the owners of shards.
 
 use std::time::Duration;
 
@@ -14,10 +14,10 @@ use crate::queries::{self, column, now, number, optional_time, time};
 use crate::search::waiting;
 use crate::store::Store;
 
-/// Up to how many messages that wait are counted.
+/// Counting of waiting messages stops here.
 const COUNT_MAX: i64 = 10_000;
 
-/// What a key waits for, the message in front, since when, and how many wait.
+/// The cause, the first message, since when the key waits, and how many messages wait.
 type Found = (Cause, Option<Listed>, Option<Timestamp>, u64);
 
 impl Store {
@@ -70,7 +70,7 @@ async fn shards(connection: &mut SqliteConnection, destination: &str, count: u16
         let lasts = u64::try_from(column::<i64>(row, 3)?).unwrap_or(0);
         Ok(Shard {
             shard: number(row, 0)?,
-            // The owner has no row among the relays: it has died, and no relay has taken the shard yet.
+            // The owner has no row in the table of relays: it died, and no relay has acquired the shard yet.
             owner: is_owned.then(|| name.unwrap_or_else(|| "a stopped relay".to_owned())),
             epoch: column(row, 2)?,
             lasts: if is_owned { Duration::from_millis(lasts) } else { Duration::ZERO },

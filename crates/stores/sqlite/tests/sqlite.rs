@@ -1,4 +1,4 @@
-//! Everything that needs a real file, in one program: it links once, and what tests share stands once.
+//! All tests that need a real file, in one program: it links once, and tests share their support code.
 
 #[path = "sqlite/conformance.rs"]
 mod conformance;

@@ -1,4 +1,4 @@
-//! How handlers reach an inbox.
+//! Connection settings of an inbox.
 
 use std::time::Duration;
 
@@ -6,35 +6,35 @@ use sqlx::postgres::PgConnectOptions;
 
 use crate::config::Schema;
 
-/// How an inbox is reached, and what its transactions wait for.
+/// Connection settings and time limits of an inbox.
 ///
-/// The inbox prepares no statements. Behind a pooler in transaction mode handlers must not either: their queries say
-/// `persistent(false)`, and they emit through [`Outbox::unprepared`](crate::Outbox::unprepared).
+/// The inbox prepares no statements. Behind a pooler in transaction mode handlers must not prepare any either: use
+/// `persistent(false)` for queries and emit through [`Outbox::unprepared`](crate::Outbox::unprepared).
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// The database.
+    /// Connection options of the database.
     pub connect: PgConnectOptions,
-    /// Where the inbox is.
+    /// The schema of the inbox.
     pub schema: Schema,
-    /// Handlers' transactions that may be open at once, each on a connection of its own. Somewhat more than the consumer's
-    /// concurrency: the connection of a handler that was ended is used until its transaction is rolled back.
+    /// Maximum number of open handler transactions. Each uses its own connection. Set it slightly above the consumer's
+    /// concurrency, because an aborted handler keeps its connection until its rollback completes.
     pub handlers_max: u32,
-    /// Connections for everything else: claims, setbacks, due queues.
+    /// Maximum number of connections for all other calls: claims, failures, due queues.
     pub calls_max: u32,
-    /// How long a message waits for another worker's transaction until it is busy. Handlers' own statements wait as their
-    /// session says.
+    /// How long a message waits for another worker's transaction before it is reported as busy. The handler's own
+    /// statements use the lock timeout of their session.
     pub lock_timeout: Duration,
-    /// The server ends a handler's transaction if one of its statements runs, or nothing happens in it, for so long: its locks
-    /// keep the lane from everybody. Longer than any handler may take. Zero for never; a session with a
-    /// `statement_timeout` or `idle_in_transaction_session_timeout` of its own keeps it.
+    /// Longest statement or idle period in a handler's transaction. The server then aborts it, because its locks block
+    /// the lane. It must be longer than any handler takes. Zero disables it. A session that sets `statement_timeout` or
+    /// `idle_in_transaction_session_timeout` keeps its own value.
     pub stall_deadline: Duration,
-    /// No call takes longer.
+    /// Timeout of each call.
     pub call_deadline: Duration,
 }
 
 impl Config {
-    /// The defaults: schema `relevo`, twenty handlers at once, waits of 100 ms, transactions that stand still for five minutes at
-    /// most, calls of at most five seconds.
+    /// Creates the default configuration: schema `relevo`, twenty concurrent handlers, a lock timeout of 100 ms, a
+    /// stall timeout of five minutes, and a call timeout of five seconds.
     pub fn new(connect: PgConnectOptions) -> Self {
         Self {
             connect,

@@ -1,7 +1,7 @@
-//! Handlers' transactions, and the connections that they are made of.
+//! Handlers' transactions and their connection pool.
 //!
-//! A pool of its own, because every round trip counts here: BEGIN goes with the first statement, COMMIT with the check that
-//! must go before it, and a connection that ended well is put back as it is.
+//! This crate has its own pool because every round trip counts here. BEGIN is sent with the first statement, and COMMIT
+//! with the check before it. A healthy connection returns to the pool without a reset.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -18,31 +18,31 @@ use tokio::time::timeout;
 use crate::classify::Error;
 use crate::link;
 
-/// How long a transaction that was dropped may take to be rolled back; its connection counts as used until then.
+/// Timeout for rolling back a dropped transaction. Its connection counts as used until then.
 const ROLLED_BACK_WITHIN: Duration = Duration::from_secs(30);
 
-/// The server answers COMMIT in a transaction that an error has ended by rolling it back, and the client takes that for success:
-/// so a statement goes first, which is refused there, and COMMIT is then not looked at.
+/// In an aborted transaction the server answers COMMIT with a rollback, and the client treats that as success. The
+/// SELECT fails in such a transaction, and the server then ignores the COMMIT.
 const COMMIT: &str = "SELECT 1; COMMIT";
 const COMMIT_STATEMENTS: u32 = 2;
 
-/// The connections of handlers.
+/// The connection pool of handlers.
 pub(super) struct Handling {
     options: PgConnectOptions,
     deadline: Duration,
-    /// As many as there may be connections.
+    /// One permit per connection.
     permits: Arc<Semaphore>,
     idle: Mutex<Vec<PgConnection>>,
 }
 
 impl Handling {
-    /// Connects when it is first used.
+    /// Creates a pool that connects on first use.
     pub(super) fn new(options: PgConnectOptions, most: u32, deadline: Duration) -> Self {
         let permits = Arc::new(Semaphore::new(most.max(1) as usize));
         Self { options, deadline, permits, idle: Mutex::default() }
     }
 
-    /// Opens a transaction and says the first thing in it. An error that the server answers leaves nothing open.
+    /// Begins a transaction and runs its first statement. If the server returns an error, no transaction stays open.
     pub(super) async fn begin(self: &Arc<Self>, sql: &str) -> Result<(Transaction, Vec<PgRow>), Error> {
         let permit = Arc::clone(&self.permits).acquire_owned().await.expect("it is never closed");
         let sql = format!("BEGIN; {sql}");
@@ -58,7 +58,7 @@ impl Handling {
                     let open = Open { connection, permit };
                     return Ok((Transaction { open: Some(open), home: Arc::clone(self) }, rows));
                 }
-                // It broke while nobody used it, and nothing was done in it: another one may live.
+                // The connection broke while idle, so nothing ran on it. Try another one.
                 Err(error) if was_idle && !error.keeps_connection() => {}
                 Err(error) => {
                     if error.keeps_connection() {
@@ -72,13 +72,13 @@ impl Handling {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Vec<PgConnection>> {
-        // Nothing panics while it is held.
+        // No code panics while it holds this lock.
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A connection on which sqlx counts a transaction as open, for as long as it lives: so a handler's own `begin` makes a
-/// savepoint, and BEGIN and COMMIT are said as text.
+/// Opens a connection on which sqlx always counts a transaction as open. A handler's own `begin` therefore creates a
+/// savepoint. BEGIN and COMMIT are sent as text.
 async fn connect(options: &PgConnectOptions, deadline: Duration) -> Result<PgConnection, Error> {
     let mut connection = link::connect(options, deadline).await?;
     std::mem::forget(connection.begin().await?);
@@ -86,17 +86,17 @@ async fn connect(options: &PgConnectOptions, deadline: Duration) -> Result<PgCon
     Ok(connection)
 }
 
-/// In the simple protocol, which knows no prepared statements.
+/// Uses the simple protocol, which has no prepared statements.
 async fn say(connection: &mut PgConnection, sql: String) -> Result<Vec<PgRow>, Error> {
     Ok(sqlx::raw_sql(AssertSqlSafe(sql)).fetch_all(connection).await?)
 }
 
-/// The transaction that a handler works in.
+/// The transaction in which a handler works.
 ///
-/// It is sqlx's connection to a handler: `sqlx::query(…).execute(&mut **transaction)`. What the handler begins on it is a
-/// savepoint. Dropped, it is rolled back.
+/// A handler uses it as an sqlx connection: `sqlx::query(…).execute(&mut **transaction)`. A `begin` on it creates a
+/// savepoint. Dropping it rolls it back.
 pub struct Transaction {
-    /// Until it has ended.
+    /// `None` after the transaction has ended.
     open: Option<Open>,
     home: Arc<Handling>,
 }
@@ -107,7 +107,7 @@ struct Open {
 }
 
 impl Transaction {
-    /// One more statement.
+    /// Runs one more statement.
     pub(super) async fn say(&mut self, sql: String) -> Result<Vec<PgRow>, Error> {
         say(self, sql).await
     }
@@ -116,7 +116,7 @@ impl Transaction {
         self.end(COMMIT).await
     }
 
-    /// Commits and begins the next, in one round trip. The outer error is the commit's.
+    /// Commits and begins the next transaction in one round trip. The outer error is the commit's.
     pub(super) async fn commit_and_begin(mut self, sql: &str) -> Result<Result<(Self, Vec<PgRow>), Error>, Error> {
         let statement = format!("{COMMIT}; BEGIN; {sql}");
         let (mut ended, mut rows) = (0, Vec::new());
@@ -147,7 +147,7 @@ impl Transaction {
         self.end("ROLLBACK").await
     }
 
-    /// A connection that did not take this well is not used again.
+    /// A connection on which this fails is not reused.
     async fn end(mut self, sql: &str) -> Result<(), Error> {
         self.say(sql.to_owned()).await?;
         if let Some(Open { connection, permit }) = self.open.take() {
@@ -179,12 +179,12 @@ impl fmt::Debug for Transaction {
 }
 
 impl Drop for Transaction {
-    /// Its connection may be in the middle of something: it is told to roll back, and closed.
+    /// The connection may be in the middle of a statement, so it is rolled back and closed.
     fn drop(&mut self) {
         let Some(Open { mut connection, permit }) = self.open.take() else { return };
         let Ok(runtime) = Handle::try_current() else { return };
         runtime.spawn(async move {
-            // Whether or not the server can be told, what is not committed does not happen.
+            // Even if the server cannot be reached, uncommitted changes are lost.
             _ = timeout(ROLLED_BACK_WITHIN, say(&mut connection, "ROLLBACK".to_owned())).await;
             drop((connection, permit));
         });

@@ -13,21 +13,21 @@ use super::handling::{Handling, Transaction};
 use crate::classify::Error;
 use crate::link::{self, Link};
 
-/// What stands before every call: later statements of a function must see what others committed meanwhile, whatever the
-/// database's default is.
+/// Prefix of every call. Later statements of a function must see concurrent commits, whatever the database's default
+/// isolation level is.
 const READ_COMMITTED: &str = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED;";
 
 /// The connections of one process to the inboxes of one schema.
 pub(super) struct Links {
     handling: Arc<Handling>,
     calling: Calling,
-    /// Heartbeats wait for nothing else.
+    /// A separate connection, so that heartbeats never wait for other calls.
     beating: Link,
     deadline: Duration,
 }
 
 impl Links {
-    /// Connects when it is first used.
+    /// Creates connections that open on first use.
     pub(super) fn new(config: &Config) -> Self {
         Self {
             handling: Arc::new(Handling::new(config.connect.clone(), config.handlers_max, config.call_deadline)),
@@ -37,12 +37,12 @@ impl Links {
         }
     }
 
-    /// A transaction for a handler, with the first thing that is said in it.
+    /// Begins a handler's transaction and runs its first statement.
     pub(super) async fn begin(&self, sql: &str) -> Result<(Transaction, Vec<PgRow>), Error> {
         self.within(self.handling.begin(sql)).await
     }
 
-    /// One statement in a handler's transaction, in the simple protocol.
+    /// Runs one statement in a handler's transaction, in the simple protocol.
     pub(super) async fn say(&self, tx: &mut Transaction, sql: String) -> Result<Vec<PgRow>, Error> {
         self.within(tx.say(sql)).await
     }
@@ -51,7 +51,7 @@ impl Links {
         self.within(tx.commit()).await
     }
 
-    /// Commits and begins the next; the outer error is the commit's.
+    /// Commits and begins the next transaction. The outer error is the commit's.
     pub(super) async fn commit_and_begin(
         &self,
         tx: Transaction,
@@ -64,12 +64,12 @@ impl Links {
         self.within(tx.roll_back()).await
     }
 
-    /// One statement as a transaction of its own, in one round trip, whatever pooler is in between.
+    /// Runs one statement as its own transaction in one round trip. Any pooler in between supports this.
     pub(super) async fn call(&self, sql: String) -> Result<Vec<PgRow>, Error> {
         self.within(self.calling.call(&format!("{READ_COMMITTED} {sql}"))).await
     }
 
-    /// A heartbeat's statement, on a connection of its own.
+    /// Runs a heartbeat statement on its own connection.
     pub(super) async fn beat(&self, sql: &str) -> Result<Vec<PgRow>, Error> {
         self.beating.call(format!("{READ_COMMITTED} {sql}")).await
     }
@@ -79,7 +79,7 @@ impl Links {
     }
 }
 
-/// A statement of its own that needs READ COMMITTED, for connections that are made elsewhere.
+/// Prefixes a statement that needs READ COMMITTED, for connections that other modules open.
 pub(super) fn read_committed(sql: &str) -> String {
     format!("{READ_COMMITTED} {sql}")
 }
@@ -88,23 +88,23 @@ fn beating(options: PgConnectOptions, deadline: Duration) -> Link {
     Link::new(options, deadline)
 }
 
-/// The connections of calls. A pool of its own, because that of sqlx pings a connection when it is taken and again when it
-/// is returned: three round trips for one call.
+/// The connection pool for calls. The pool of sqlx pings a connection when it is acquired and again when it is
+/// released: three round trips for one call.
 struct Calling {
     options: PgConnectOptions,
     deadline: Duration,
-    /// As many as there may be connections.
+    /// One permit per connection.
     permits: Semaphore,
     idle: Mutex<Vec<PgConnection>>,
 }
 
 impl Calling {
-    /// Connects when it is first used.
+    /// Creates a pool that connects on first use.
     fn new(options: PgConnectOptions, most: u32, deadline: Duration) -> Self {
         Self { options, deadline, permits: Semaphore::new(most.max(1) as usize), idle: Mutex::default() }
     }
 
-    /// One statement. A connection is taken out while it is in use: after a call that is cancelled it is closed.
+    /// Runs one statement. The connection leaves the pool while in use, so that a cancelled call closes it.
     async fn call(&self, sql: &str) -> Result<Vec<PgRow>, Error> {
         let _permit = self.permits.acquire().await.expect("it is never closed");
         loop {
@@ -116,10 +116,10 @@ impl Calling {
             };
             let result = sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).fetch_all(&mut connection).await;
             match result.map_err(Error::from) {
-                // The server ended the session while nobody used it: the statement was not run.
+                // The server ended the session while it was idle, so the statement did not run.
                 Err(error) if was_idle && error.is_session_end() => {}
                 Err(error) if !error.keeps_connection() => {
-                    // Whatever broke this one has mostly broken the others.
+                    // The cause probably broke the other idle connections too.
                     self.lock().clear();
                     return Err(error);
                 }
@@ -132,7 +132,7 @@ impl Calling {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Vec<PgConnection>> {
-        // Nothing panics while it is held.
+        // No code panics while it holds this lock.
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

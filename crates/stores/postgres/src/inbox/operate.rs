@@ -1,4 +1,4 @@
-//! What operators see of consumers and do with them.
+//! Operator commands for consumers.
 
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ impl Store {
         self.asking.call(read_committed(&call)).await
     }
 
-    /// All consumers, or the one with this name.
+    /// Lists all consumers, or only the one with this name.
     async fn inbox_consumers(&self, only: &str) -> Result<Vec<PgRow>, Error> {
         let schema = &self.schema;
         let remembers = "round(date_part('epoch', k.done_retention) * 1000)::bigint";
@@ -121,7 +121,8 @@ impl Operate for Store {
     }
 
     async fn known(&self, id: MessageId) -> Result<Vec<Known>, StoreError> {
-        // The key of the table begins with the consumer, so that each is asked for it, stepping from name to name.
+        // The primary key begins with the consumer. The query steps from one consumer name to the next and looks up the
+        // id for each.
         let schema = &self.schema;
         let sql = format!(
             "WITH RECURSIVE name (n) AS ((SELECT consumer FROM {schema}.inbox ORDER BY consumer LIMIT 1) UNION ALL \
@@ -213,7 +214,7 @@ fn consumer(row: &PgRow) -> Result<Consumer, Error> {
     })
 }
 
-/// Reads the answer of `inbox_show_consumer`; `None` if it is malformed.
+/// Reads the result of `inbox_show_consumer`. Returns `None` if it is malformed.
 fn shown(consumer: Consumer, answer: &Value) -> Option<Shown> {
     let text = |value: &Value| value.as_str().map(str::to_owned);
     let at = |value: &Value| value.as_i64().and_then(|micros| time(micros).ok());

@@ -1,4 +1,4 @@
-//! How the answers of an inbox are read.
+//! Decodes the results of inbox statements.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ use uuid::Uuid;
 use crate::classify::Error;
 use crate::queries::column;
 
-/// The first column of the only row.
+/// Returns the first column of the only row.
 pub(super) fn only<'r, T>(rows: &'r [PgRow]) -> Result<T, Error>
 where
     T: sqlx::Decode<'r, sqlx::Postgres> + sqlx::Type<sqlx::Postgres>,
@@ -27,14 +27,14 @@ pub(super) fn state(word: &str) -> Result<State, Error> {
     State::of(word).ok_or(Error::Answer("a state is not known"))
 }
 
-/// What became of messages that were to be entered.
+/// The result of inserting messages.
 pub(super) enum Answers {
     Each(BTreeMap<Entry, Entered>),
     Lost,
     Busy,
 }
 
-/// Reads the answer of `inbox_insert_many`: nothing of messages that are new.
+/// Reads the result of `inbox_insert_many`, which returns no row for a new message.
 pub(super) fn answers(rows: &[PgRow]) -> Result<Answers, Error> {
     let text: Option<&str> = only(rows)?;
     match text {
@@ -57,7 +57,7 @@ fn answer(line: &str) -> Result<(Entry, Entered), Error> {
     Ok((Entry { id, replay }, entered))
 }
 
-/// What each arrival is told, in their order. Of one that stands twice the second is a repeat of the first.
+/// Returns one result per arrival, in the given order. A second arrival with the same id is a repeat of the first.
 pub(super) fn in_order(arrivals: &[Arrival], mut answers: BTreeMap<Entry, Entered>) -> Vec<Entered> {
     let mut told = Vec::with_capacity(arrivals.len());
     for Arrival { entry, .. } in arrivals {
@@ -73,7 +73,7 @@ pub(super) fn in_order(arrivals: &[Arrival], mut answers: BTreeMap<Entry, Entere
     told
 }
 
-/// Claimed queues, each with its messages in order.
+/// Reads claimed queues, each with its messages in order.
 pub(super) fn dues(rows: &[PgRow]) -> Result<Vec<Due>, Error> {
     let mut dues: Vec<Due> = Vec::new();
     for row in rows {
@@ -95,7 +95,7 @@ pub(super) fn dues(rows: &[PgRow]) -> Result<Vec<Due>, Error> {
     Ok(dues)
 }
 
-/// The columns from `id` to `correlation`, without the queue.
+/// Reads the columns from `id` to `correlation`. The queue is an argument.
 pub(super) fn arrival(row: &PgRow, first: usize, queue: bytestring::ByteString) -> Result<Arrival, Error> {
     let names: Vec<Vec<u8>> = column(row, first + 2)?;
     let values: Vec<Vec<u8>> = column(row, first + 3)?;
@@ -119,7 +119,7 @@ pub(super) fn arrival(row: &PgRow, first: usize, queue: bytestring::ByteString) 
     })
 }
 
-/// What is never negative; nothing counts as none.
+/// Converts a count. NULL is zero.
 pub(super) fn count(number: Option<i32>) -> Result<u32, Error> {
     u32::try_from(number.unwrap_or(0)).map_err(|_| Error::Answer("a count is negative"))
 }
@@ -128,12 +128,12 @@ pub(super) fn whole(number: i64) -> Result<u64, Error> {
     u64::try_from(number).map_err(|_| Error::Answer("a count is negative"))
 }
 
-/// Microseconds since 1970.
+/// Converts microseconds since 1970.
 pub(super) fn time(micros: i64) -> Result<Timestamp, Error> {
     Timestamp::from_microsecond(micros).map_err(|_| Error::Answer("a time is out of range"))
 }
 
-/// Reads the answer of `inbox_heartbeat`: how the member's row was found, and the orders.
+/// Reads the result of `inbox_heartbeat`: the state of the member's row, and the controls.
 pub(super) fn orders(answer: &Value, beat_before: bool) -> Result<Orders, Error> {
     let lane = |value: &Value| value.as_str().map(Lane::new);
     let read = || -> Option<Orders> {
@@ -151,7 +151,7 @@ pub(super) fn orders(answer: &Value, beat_before: bool) -> Result<Orders, Error>
     read().ok_or(Error::Answer("orders are malformed"))
 }
 
-/// The words of `inbox_claim_call`'s row.
+/// The row that `inbox_claim_call` returns.
 pub(super) struct ClaimRow<'r> {
     pub(super) word: &'r str,
     pub(super) token: Option<Uuid>,

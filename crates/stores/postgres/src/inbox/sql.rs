@@ -1,4 +1,4 @@
-//! The statements of an inbox, with literals in their text.
+//! Builds the statements of an inbox, with literals in their text.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -11,13 +11,13 @@ use uuid::Uuid;
 use super::config::Config;
 use crate::queries::{json_literal, literal, millis};
 
-/// What every statement of one consumer says.
+/// Builds the statements of one consumer.
 #[derive(Clone)]
 pub(super) struct Says {
     schema: String,
     consumer: String,
     wait_ms: u64,
-    /// For calls that have nothing better to do than to wait.
+    /// Lock timeout of calls that can afford to wait.
     patience_ms: u64,
     stall_ms: u64,
     keeping: Keeping,
@@ -28,7 +28,7 @@ impl Says {
         Self {
             schema: config.schema.quoted(),
             consumer: literal(consumer),
-            // Zero would be for ever.
+            // Zero would disable the timeout.
             wait_ms: millis(config.lock_timeout).max(1),
             patience_ms: (millis(config.call_deadline) / 2).max(1),
             stall_ms: millis(config.stall_deadline).min(i32::MAX.unsigned_abs().into()),
@@ -44,7 +44,7 @@ impl Says {
         self.keeping.trace.is_some()
     }
 
-    /// `entries` stand once each.
+    /// `entries` must not contain duplicates.
     pub(super) fn enter(&self, held: Option<&Held>, entries: &[&Arrival]) -> String {
         let Self { schema, consumer, wait_ms, stall_ms, .. } = self;
         if let [arrival] = entries
@@ -78,7 +78,7 @@ impl Says {
         format!("SELECT {}.inbox_record_start({}, {}, {})", self.schema, self.consumer, named(entry), self.wait_ms)
     }
 
-    /// The same without a look at what is not committed.
+    /// Reads the committed starts only, without waiting for open transactions.
     pub(super) fn started(&self, entry: Entry) -> String {
         format!("SELECT {}.inbox_starts({}, {})", self.schema, self.consumer, named(entry))
     }
@@ -192,7 +192,7 @@ impl Says {
         )
     }
 
-    /// All lanes and the member itself without `lanes`.
+    /// Releases these lanes. Without `lanes`, releases all lanes and removes the member.
     pub(super) fn give_back(&self, owner: Uuid, lanes: Option<&[Lane]>) -> String {
         let lanes = lanes.map_or_else(|| "NULL".to_owned(), |lanes| texts(lanes.iter().map(Lane::name)));
         format!(
@@ -202,9 +202,9 @@ impl Says {
     }
 
     pub(super) fn prune(&self, limit: usize) -> String {
-        // One literal takes no more than 24 days of milliseconds.
+        // A literal of milliseconds cannot exceed 24 days.
         let interval = |time: Duration| format!("interval '1 millisecond' * {}", millis(time));
-        // Those of a time when traces were kept are pruned too.
+        // Traces from an earlier configuration are pruned too.
         let trace = self.keeping.trace.unwrap_or(self.keeping.done);
         format!(
             "SELECT {}.inbox_prune({}, {}, {}, {}, {})",
@@ -218,14 +218,14 @@ impl Says {
     }
 }
 
-/// Whether a message's headers and payload are sent too.
+/// Whether to send a message's headers and payload too.
 #[derive(Clone, Copy)]
 pub(super) enum Body {
     Whole,
     Left,
 }
 
-/// An array of messages.
+/// Builds an array of messages.
 pub(super) fn arrivals(schema: &str, arrivals: &[&Arrival], body: Body) -> String {
     let rows: Vec<_> = arrivals.iter().map(|arrival| row(schema, arrival, body)).collect();
     format!("ARRAY[{}]::{schema}.inbox_arrival[]", rows.join(","))
@@ -253,7 +253,7 @@ fn row(schema: &str, arrival: &Arrival, body: Body) -> String {
     )
 }
 
-/// The arguments of a setback.
+/// Builds the arguments of a failure.
 fn why(setback: &Setback) -> String {
     let (stop, after) = match setback.stop {
         Stop::Wait { after } => ("wait", millis(after)),
@@ -297,7 +297,7 @@ fn byte_strings<'a>(values: impl Iterator<Item = &'a [u8]>) -> String {
     format!("ARRAY[{}]::bytea[]", values.map(bytes).collect::<Vec<_>>().join(","))
 }
 
-/// Bytes as a literal that means the same whatever `standard_conforming_strings` says.
+/// Builds a bytes literal that does not depend on `standard_conforming_strings`.
 fn bytes(value: &[u8]) -> String {
     let mut text = String::with_capacity(value.len() * 2 + 8);
     text.push_str(" E'\\\\x");

@@ -1,4 +1,4 @@
-//! What `relevo doctor` asks of the database: the settings and the state that the promises stand on.
+//! The database checks of `relevo doctor`: the settings and the state that the guarantees depend on.
 
 mod holders;
 mod outbox;
@@ -38,7 +38,7 @@ pub(super) async fn examine(store: &Store) -> Result<Vec<Finding>, Error> {
     Ok(findings)
 }
 
-/// Opening the store has refused what this program cannot run on; what is left is worth knowing.
+/// Opening the store has already rejected incompatible versions. This reports the remaining differences.
 async fn schema_version(store: &Store) -> Result<Finding, Error> {
     const SUBJECT: &str = "schema version";
     let sql = format!("SELECT max(version)::bigint FROM {}.migration", store.schema);
@@ -56,7 +56,7 @@ async fn schema_version(store: &Store) -> Result<Finding, Error> {
     })
 }
 
-/// A role that may not look is told so; whatever else goes wrong ends the examination.
+/// Reports a missing privilege as a finding. Any other error ends the examination.
 fn or_note(subject: &str, looked: Result<Vec<Finding>, Error>) -> Result<Vec<Finding>, Error> {
     match looked {
         Err(Error::Server(error)) if error.code() == "42501" => {
@@ -71,7 +71,7 @@ fn finding(severity: Severity, subject: &str, seen: impl Into<String>) -> Findin
     Finding { severity, subject: subject.to_owned(), seen: seen.into(), fix: None }
 }
 
-/// Advice at the end of a finding.
+/// Adds advice to a finding.
 trait Mended {
     fn mended_by(self, fix: impl Into<String>) -> Self;
 }
@@ -83,7 +83,7 @@ impl Mended for Finding {
     }
 }
 
-/// A duration in its largest unit, as people say it.
+/// Formats a duration in its largest sensible unit.
 fn about(duration: Duration) -> String {
     let seconds = duration.as_secs();
     match seconds {

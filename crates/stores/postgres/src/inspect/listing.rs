@@ -1,4 +1,4 @@
-//! Where messages stand, as SQL: the log, the side tables and the newest progress, joined for a range of numbers.
+//! Message status in SQL: joins the log, the side tables and the latest progress for a range of sequence numbers.
 
 use bytes::Bytes;
 use relevo_core::operate::{Listed, Search, Status};
@@ -9,7 +9,7 @@ use crate::copy::{Row, Rows};
 use crate::queries::{literal, whole_message};
 use crate::store::Store;
 
-/// Where messages of a status can be.
+/// The tables that can hold messages of a status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Sources {
     pub(super) log: bool,
@@ -21,7 +21,7 @@ impl Sources {
     pub(super) const ALL: Self = Self { log: true, parked: true, dead: true };
     pub(super) const LOG: Self = Self { log: true, parked: false, dead: false };
 
-    /// `None` for what is not in the log yet.
+    /// Returns `None` for scheduled messages, which are not in the log yet.
     pub(super) fn of(status: Option<Status>) -> Option<Self> {
         let none = Self { log: false, parked: false, dead: false };
         match status {
@@ -36,10 +36,10 @@ impl Sources {
     }
 }
 
-/// A range of numbers: the first, and the one past the last.
+/// A range of sequence numbers. The end is exclusive.
 pub(super) type Numbers = std::ops::Range<i64>;
 
-/// What a search asks of each message, apart from its status.
+/// Builds the conditions of a search, except the status.
 pub(super) fn condition(search: &Search) -> String {
     let texts = [("key", &search.key), ("topic", &search.topic), ("type", &search.kind)];
     let texts =
@@ -49,7 +49,7 @@ pub(super) fn condition(search: &Search) -> String {
     texts.chain(times).collect()
 }
 
-/// SQL that knows the outbox and the destination.
+/// Builds SQL for one outbox and one destination.
 pub(super) struct Sql {
     schema: String,
     destination: String,
@@ -60,17 +60,18 @@ impl Sql {
         Self { schema: store.schema.clone(), destination: literal(&store.destination) }
     }
 
-    /// `FROM` a table of the outbox, with what this destination has of it.
+    /// Builds a `FROM` clause for the rows of this destination.
     pub(super) fn own(&self, table: &str) -> String {
         format!("{}.{table} WHERE destination = {}", self.schema, self.destination)
     }
 
-    /// Messages in a range of numbers. What retention dropped from the log may still wait or be dead.
+    /// Selects messages in a range of sequence numbers. A message that retention deleted from the log may still be
+    /// parked or dead.
     fn source(&self, from: Sources, numbers: &Numbers, condition: &str) -> String {
         let Self { schema, .. } = self;
         let columns = "slot, id, created_at, topic, key, type";
         let range = format!("seq >= {} AND seq < {}{condition}", numbers.start, numbers.end);
-        // Where the log is read too, it has the row, as long as it keeps it.
+        // Avoids duplicates: while the log has the row, the log provides it.
         let gone = format!("AND NOT EXISTS (SELECT 1 FROM {schema}.message AS o WHERE o.seq = q.seq)");
         let gone = if from.log { &*gone } else { "" };
         let side = |table: &str, more: &str| {
@@ -90,8 +91,8 @@ impl Sql {
         parts.join(" UNION ALL ")
     }
 
-    /// Messages in a range of numbers, each with its `status`; further columns are those of the joined tables: `m` the
-    /// message, `x` its dead letter, `p` and `k` where it is parked, `st` where its shard stands.
+    /// Selects messages in a range of sequence numbers, each with its `status`. The other columns come from joined
+    /// tables: `m` the message, `x` its dead letter, `p` and `k` its parked state, `st` the position of its shard.
     pub(super) fn standing(&self, from: Sources, numbers: &Numbers, condition: &str) -> String {
         let Self { schema, destination } = self;
         let (low, high) = (numbers.start, numbers.end);
@@ -118,7 +119,7 @@ impl Sql {
         )
     }
 
-    /// The `WITH` that [`Sql::standing`] needs: where each shard stands, once for the whole statement.
+    /// The `WITH` clause that [`Sql::standing`] needs. It computes the position of each shard once per statement.
     pub(super) fn stand(&self) -> String {
         format!(
             "WITH stand AS MATERIALIZED (SELECT d.shards, s.shard, s.settled_seq, f.snapshot AS f, f.max_seq, f.late_xids, \
@@ -130,7 +131,7 @@ impl Sql {
         )
     }
 
-    /// A list, newest first. When each was published is looked up only for those that are listed.
+    /// Lists messages, newest first. The publish time is looked up only for listed messages.
     pub(super) fn list(
         &self,
         from: Sources,
@@ -161,7 +162,7 @@ impl Sql {
         )
     }
 
-    /// The highest number below `before` and when it was emitted.
+    /// Selects the highest number below `before` and its emit time.
     pub(super) fn top(&self, from: Sources, before: i64) -> String {
         let newest =
             |table: &str| format!("(SELECT seq, created_at FROM {table} seq < {before} ORDER BY seq DESC LIMIT 1)");
@@ -178,12 +179,12 @@ impl Sql {
         format!("SELECT seq, created_at FROM ({}) AS tops ORDER BY seq DESC LIMIT 1", parts.join(" UNION ALL "))
     }
 
-    /// The lowest number from `from` on in the log and when it was emitted.
+    /// Selects the lowest number of the log that is at least `from`, and its emit time.
     pub(super) fn next(&self, from: i64) -> String {
         format!("SELECT seq, created_at FROM {}.message WHERE seq >= {from} ORDER BY seq LIMIT 1", self.schema)
     }
 
-    /// Messages whose time has not come, newest first.
+    /// Selects scheduled messages, newest first.
     pub(super) fn scheduled(&self, condition: &str, limit: usize) -> String {
         format!(
             "SELECT ordinal, id, created_at, topic, key, type, due_at FROM {}.scheduled WHERE true{condition} \
@@ -192,7 +193,7 @@ impl Sql {
         )
     }
 
-    /// A whole message of a table, by a condition on its columns.
+    /// Selects a full message of a table by a condition on its columns.
     pub(super) fn whole(&self, table: &str, condition: &str) -> String {
         let own = if matches!(table, "parked_message" | "dead_letter") {
             format!("destination = {} AND ", self.destination)
@@ -215,7 +216,7 @@ impl Sql {
     }
 }
 
-/// Reads what [`Sql::list`] asks for.
+/// Reads the rows of [`Sql::list`].
 pub(super) fn listed(answer: Bytes) -> Result<Vec<Listed>, Error> {
     let mut rows = Rows::new(answer, 11)?;
     let mut list = Vec::new();
@@ -233,7 +234,7 @@ pub(super) fn listed(answer: Bytes) -> Result<Vec<Listed>, Error> {
     Ok(list)
 }
 
-/// Reads what [`Sql::scheduled`] asks for, each with its number in the waiting room.
+/// Reads the rows of [`Sql::scheduled`], each with its ordinal in the table `scheduled`.
 pub(super) fn scheduled(answer: Bytes) -> Result<Vec<(i64, Listed)>, Error> {
     let mut rows = Rows::new(answer, 7)?;
     let mut list = Vec::new();
@@ -246,7 +247,7 @@ pub(super) fn scheduled(answer: Bytes) -> Result<Vec<(i64, Listed)>, Error> {
     Ok(list)
 }
 
-/// The columns that every list begins with; the rest is as for a message that waits for its time.
+/// Reads the columns that every list begins with. The other fields have the values of a scheduled message.
 fn beginning(row: &mut Row<'_>) -> Result<Listed, Error> {
     Ok(Listed {
         seq: None,
@@ -263,7 +264,7 @@ fn beginning(row: &mut Row<'_>) -> Result<Listed, Error> {
     })
 }
 
-/// Reads what [`Sql::whole`] asks for.
+/// Reads the rows of [`Sql::whole`].
 pub(super) fn whole(answer: Bytes) -> Result<Option<Message>, Error> {
     let mut rows = Rows::new(answer, 8)?;
     let row = rows.next_row()?;

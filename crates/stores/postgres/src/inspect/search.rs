@@ -1,5 +1,5 @@
-//! Searching backwards by ranges of numbers, within a time budget. There is no index on keys or topics: it would slow
-//! every emit down for a question that is asked now and then.
+//! Searches backwards by ranges of sequence numbers within a time budget. Keys and topics have no index, because it
+//! would slow every emit for a rare query.
 
 use std::time::{Duration, Instant};
 
@@ -11,15 +11,15 @@ use crate::classify::Error;
 use crate::copy::Rows;
 use crate::store::Store;
 
-/// Numbers of the first range; ranges grow while they are quick.
+/// The width of the first range. Ranges grow while statements are fast.
 const FIRST_WIDTH: i64 = 4096;
 const QUICK: Duration = Duration::from_millis(30);
 const SLOW: Duration = Duration::from_millis(250);
-/// Numbers are drawn a moment before the clock is read, by many writers at once, and clocks are set: times are in the
-/// order of numbers only to about so much.
+/// Tolerance for times. Writers draw numbers just before they read the clock, many at once, and clocks are adjusted.
+/// Times follow the order of numbers only within this tolerance.
 const SLACK: SignedDuration = SignedDuration::from_secs(60);
 
-/// How many numbers one statement looks at: as many as take a while, and not long.
+/// The number of sequence numbers that one statement reads. It adapts to the time that statements take.
 pub(super) struct Width(i64);
 
 impl Width {
@@ -47,7 +47,7 @@ pub(super) async fn search(store: &Store, search: &Search, limit: usize, budget:
         found.next = search.before;
         return Ok(found);
     }
-    // What waits for its time is the newest, and has numbers of its own: they are counted below zero.
+    // Scheduled messages are the newest. Their own numbers are negative here.
     let in_waiting_room = search.before.is_none_or(|before| before < 0);
     if in_waiting_room && search.status.is_none_or(|status| status == Status::Scheduled) {
         scheduled(store, search, limit, &mut found).await?;
@@ -72,7 +72,7 @@ pub(super) async fn search(store: &Store, search: &Search, limit: usize, budget:
         if search.since.is_some_and(|since| later(at) < since) {
             return Ok(found);
         }
-        // One range is looked at whatever the budget is, so that every call gets further.
+        // Read one range whatever the budget is, so that every call makes progress.
         if began.elapsed() >= budget && !is_first {
             found.next = Some(top.saturating_add(1));
             found.ran_out_at = Some(at);
@@ -88,14 +88,14 @@ pub(super) async fn search(store: &Store, search: &Search, limit: usize, budget:
         before = numbers.start;
         if found.messages.len() >= limit {
             let last = found.messages.last().and_then(|last| last.seq).unwrap_or(before);
-            // Nothing is left below the last one if no row is.
+            // If no row is below the last one, the search is complete.
             found.next = probe(store, sql.top(from, last)).await?.map(|_| last);
             return Ok(found);
         }
     }
 }
 
-/// Fills in what waits for its time; says where to go on if there is more of it than the limit.
+/// Adds scheduled messages. Sets the next position if there are more than the limit.
 async fn scheduled(store: &Store, search: &Search, limit: usize, found: &mut Found) -> Result<(), Error> {
     let after = search.before.map_or_else(String::new, |before| format!(" AND ordinal < {}", before.unsigned_abs()));
     let condition = listing::condition(search) + &after;
@@ -105,14 +105,15 @@ async fn scheduled(store: &Store, search: &Search, limit: usize, found: &mut Fou
         list.truncate(limit);
         found.next = list.last().map(|(no, _)| -no);
     } else if list.len() == limit && search.status.is_none() {
-        // The log comes next, from its end.
+        // The search continues in the log, from its end.
         found.next = Some(i64::MAX);
     }
     found.messages.extend(list.into_iter().map(|(_, listed)| listed));
     Ok(())
 }
 
-/// The first number of the log whose message was emitted at this time or later, about; past all of them if there is none.
+/// Returns the first number of the log whose message was emitted at about this time or later. Returns a number past all
+/// of them if there is none.
 pub(super) async fn number_at(store: &Store, time: Timestamp) -> Result<i64, Error> {
     let sql = Sql::of(store);
     let first = probe(store, sql.next(i64::MIN)).await?;
@@ -130,19 +131,19 @@ pub(super) async fn number_at(store: &Store, time: Timestamp) -> Result<i64, Err
     Ok(if low >= past { i64::MAX } else { low })
 }
 
-/// A number and the time of its emit.
+/// Reads a sequence number and its emit time.
 pub(super) async fn probe(store: &Store, sql: String) -> Result<Option<(i64, Timestamp)>, Error> {
     let mut rows = Rows::new(store.asking.copy(sql).await?, 2)?;
     let row = rows.next_row()?;
     row.map(|mut row| Ok((row.int8()?, row.timestamp()?))).transpose()
 }
 
-/// A little later, to be on the safe side.
+/// Adds the clock tolerance.
 pub(super) fn later(time: Timestamp) -> Timestamp {
     time.saturating_add(SLACK).unwrap_or(Timestamp::MAX)
 }
 
-/// A little earlier.
+/// Subtracts the clock tolerance.
 pub(super) fn earlier(time: Timestamp) -> Timestamp {
     time.saturating_sub(SLACK).unwrap_or(Timestamp::MIN)
 }

@@ -1,4 +1,5 @@
-//! One message by its id. The log has no index on ids: most ids tell when they were made, and times tell numbers.
+//! Finds one message by its id. The log has no index on ids, but most ids contain their creation time, which leads to a
+//! range of numbers.
 
 use std::time::{Duration, Instant};
 
@@ -12,9 +13,9 @@ use crate::classify::Error;
 use crate::copy::Rows;
 use crate::store::Store;
 
-/// An id is made so close to the message's own time.
+/// An id is created at most this long before or after its message.
 const NEAR: SignedDuration = SignedDuration::from_secs(5);
-/// Then the log is searched from its end, for so long.
+/// Time limit of the search from the end of the log.
 const BUDGET: Duration = Duration::from_secs(30);
 
 pub(super) async fn show(store: &Store, id: MessageId) -> Result<Option<Shown>, Error> {
@@ -23,7 +24,7 @@ pub(super) async fn show(store: &Store, id: MessageId) -> Result<Option<Shown>, 
     let waiting = listing::scheduled(store.asking.copy(sql.scheduled(&own, 1)).await?)?;
     if let Some((_, listed)) = waiting.into_iter().next() {
         let whole = listing::whole(store.asking.copy(sql.whole("scheduled", &format!("id = '{id}'"))).await?)?;
-        // It may have entered the log in between, where it is found below.
+        // It may have entered the log in the meantime. Then the code below finds it.
         if let Some(message) = whole {
             return Ok(Some(Shown { listed, message }));
         }
@@ -44,7 +45,7 @@ pub(super) async fn show(store: &Store, id: MessageId) -> Result<Option<Shown>, 
     Ok(None)
 }
 
-/// Where the message with this number stands.
+/// Returns the status of the message with this number.
 pub(super) async fn standing(store: &Store, seq: i64) -> Result<Option<Listed>, Error> {
     let numbers = Numbers { start: seq, end: seq.saturating_add(1) };
     let condition = listing::condition(&Search::default());
@@ -69,7 +70,7 @@ async fn number_of(store: &Store, id: MessageId) -> Result<Option<i64>, Error> {
     {
         return Ok(Some(seq));
     }
-    // A message that waited for its time entered the log long after its id was made.
+    // A scheduled message entered the log long after its id was created.
     let began = Instant::now();
     let mut width = Width::first();
     let mut before = i64::MAX;
@@ -102,7 +103,7 @@ async fn one(store: &Store, sql: String) -> Result<Option<i64>, Error> {
     row.map(|mut row| row.int8()).transpose()
 }
 
-/// When a caller brought this id.
+/// Returns when a caller used this id.
 async fn claimed_at(store: &Store, id: MessageId) -> Result<Option<Timestamp>, Error> {
     let sql = format!("SELECT claimed_at FROM {}.dedup_id WHERE id = '{id}'", store.schema);
     let mut rows = Rows::new(store.asking.copy(sql).await?, 1)?;
@@ -110,7 +111,7 @@ async fn claimed_at(store: &Store, id: MessageId) -> Result<Option<Timestamp>, E
     row.map(|mut row| row.timestamp()).transpose()
 }
 
-/// When a version 7 id was made, as it says itself.
+/// Returns the creation time that a version 7 id contains.
 fn made_at(id: MessageId) -> Option<Timestamp> {
     let uuid = id.as_uuid();
     if uuid.get_version_num() != 7 {

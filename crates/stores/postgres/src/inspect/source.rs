@@ -1,7 +1,7 @@
-//! The outbox's log as a source of replays: read forwards by ranges of numbers, in plain SELECTs.
+//! The outbox log as a replay source, read forwards by ranges of sequence numbers with plain SELECTs.
 //!
-//! What commits while the log is read may have a number that was passed already. That is no loss: it is live, and the relay
-//! carries it.
+//! A transaction that commits during the read may add a number that was already passed. No message is lost: it is live,
+//! and the relay publishes it.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -19,33 +19,33 @@ use crate::copy::Rows;
 use crate::queries::whole_message;
 use crate::store::Store;
 
-/// How many messages one call looks at.
+/// The number of messages that one call reads.
 const CHUNK: usize = 5_000;
 
-/// The log of an outbox, with what its relay does to messages.
+/// The log of an outbox, with the routing of its relay.
 pub struct OutboxLog {
     store: Arc<Store>,
     sending: Sending,
 }
 
 impl OutboxLog {
-    /// The log of this outbox, whose messages are sent like this.
+    /// Creates a replay source for this outbox. `sending` defines how its messages are sent.
     pub const fn new(store: Arc<Store>, sending: Sending) -> Self {
         Self { store, sending }
     }
 
-    /// The numbers that a filter leaves, from the first one on; the second one is the last.
+    /// Returns the bounds of a filter: the first is exclusive, the second inclusive.
     async fn bounds(&self, filter: &Filter, after: u64) -> Result<(i64, i64), Error> {
         let signed = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
         let mut low = signed(filter.start(after));
-        // Where the reader stands is behind that already.
+        // After the first page the position is already past that time.
         if let Some(since) = filter.since.filter(|_| after == 0) {
             low = low.max(number_at(&self.store, earlier(since)).await?.saturating_sub(1));
         }
         Ok((low, filter.to.map_or(i64::MAX, signed)))
     }
 
-    /// The last of the next numbers, whether there may be others behind it, and the time there.
+    /// Returns the end of the next chunk, whether it is full, and its newest emit time.
     async fn chunk(&self, low: i64, high: i64) -> Result<Option<Chunk>, Error> {
         let sql = format!(
             "SELECT max(c.seq), count(*), max(c.created_at) FROM (SELECT seq, created_at FROM {}.message \
@@ -66,7 +66,7 @@ impl OutboxLog {
         let Some(chunk) = self.chunk(low, high).await? else {
             return Ok(Read { messages: Vec::new(), next: ask.after.max(low.unsigned_abs()), ended: true });
         };
-        // A running sum of what stands before each, so that large payloads are not even sent.
+        // A running sum of the payloads before each row stops the page at its byte limit. Larger payloads are not sent.
         let sql = format!(
             "SELECT seq, id, created_at, topic, key, type, content_type, headers::text, payload FROM (\
              SELECT m.*, sum(octet_length(m.payload)::bigint) OVER (ORDER BY m.seq) - octet_length(m.payload) AS before \
@@ -94,7 +94,7 @@ impl OutboxLog {
         Ok(Read { messages: found, next: next.unsigned_abs(), ended })
     }
 
-    /// Counts by topic and type, which decide the route, and by key if the address may have it.
+    /// Counts by topic and type, which determine the route, and by key if the filter names an address.
     async fn count_all(&self, filter: &Filter) -> Result<u64, Error> {
         let (mut low, high) = self.bounds(filter, 0).await?;
         let Some((last, _)) = probe(&self.store, Sql::of(&self.store).top(Sources::LOG, i64::MAX)).await? else {
@@ -124,7 +124,7 @@ impl OutboxLog {
         Ok(counted)
     }
 
-    /// Whether messages of this kind have a route, to an address that is meant.
+    /// Whether messages of this kind have a route to an address of the filter.
     fn takes(
         &self,
         filter: &Filter,
@@ -147,7 +147,7 @@ impl OutboxLog {
     }
 }
 
-/// Some numbers of the log in a row.
+/// A range of consecutive log rows.
 struct Chunk {
     last: i64,
     is_full: bool,

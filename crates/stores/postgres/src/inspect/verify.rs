@@ -1,5 +1,5 @@
-//! Compares what was committed with what was settled: counts by ranges of numbers, then looks for what must not be.
-//! Every check is one statement, so that traffic in between contradicts nothing.
+//! Compares committed with settled messages: counts by ranges of sequence numbers, then checks for contradictions.
+//! Every check is one statement, so that concurrent traffic cannot cause a false contradiction.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -13,7 +13,7 @@ use crate::classify::Error;
 use crate::copy::Rows;
 use crate::store::Store;
 
-/// So many of one kind are named, the rest counted.
+/// Maximum number of examples per contradiction. Further ones are only counted.
 const NAMED_MAX: usize = 5;
 
 pub(super) async fn verify(store: &Store, range: Range) -> Result<Verified, Error> {
@@ -43,12 +43,12 @@ pub(super) async fn verify(store: &Store, range: Range) -> Result<Verified, Erro
     Ok(verified)
 }
 
-/// What was counted so far.
+/// The counts so far.
 #[derive(Default)]
 struct Tally {
     counts: BTreeMap<Status, u64>,
     oldest_unsettled: Option<Timestamp>,
-    /// Messages that no later window can hold, and those that a window passed without holding them.
+    /// Messages that no later window can contain. `skipped` counts those that a window passed without containing them.
     stranded: u64,
     skipped: u64,
     examples: Vec<i64>,
@@ -56,8 +56,9 @@ struct Tally {
 
 impl Tally {
     async fn add(&mut self, store: &Store, sql: &Sql, numbers: &Numbers, condition: &str) -> Result<(), Error> {
-        // A window holds numbers above its tick's highest, and below it those of transactions that were late: nothing else
-        // is ever read. What is visible at the tick has a number up to its highest, because that was taken afterwards.
+        // A window contains numbers above the tick's `max_seq`, and below it those of late transactions. Nothing else
+        // is ever read. A message that is visible at the tick has a number up to `max_seq`, because `max_seq` is read
+        // afterwards.
         let query = format!(
             "{} SELECT status, count(*), min(created_at), \
              count(*) FILTER (WHERE stranded), count(*) FILTER (WHERE skipped), \
@@ -117,8 +118,8 @@ impl Tally {
     }
 }
 
-/// Something that must not be: how to tell it, and which rows would be it. `@` stands for the schema, `$` for the
-/// destination.
+/// A condition that must never hold: its description, and the query that finds violations. `@` stands for the schema,
+/// `$` for the destination.
 struct Check {
     what: &'static str,
     rows: &'static str,

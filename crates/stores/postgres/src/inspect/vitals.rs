@@ -1,5 +1,5 @@
-//! What is sampled for those who watch. A relay asks every few seconds for as long as it runs: every statement here costs the
-//! same whatever the tables hold, and is written so that no statistics can mislead the planner, as those that read pages are.
+//! Samples for monitoring. A relay runs these statements every few seconds. Each costs the same whatever the table
+//! sizes are, and stale statistics cannot mislead the planner, as for reading pages.
 
 use std::time::Duration;
 
@@ -13,16 +13,17 @@ use crate::copy::Rows;
 use crate::queries::{column, literal};
 use crate::store::Store;
 
-/// What is counted is counted no further.
+/// Counting stops here.
 const COUNT_MAX: u32 = 10_000;
 
-/// How many transactions began after the oldest that a session of `pg_stat_activity` holds, null if it holds none. A snapshot
-/// holds the rows of its own database; a standby's is of none, and holds those of all. A transaction that has written holds
-/// the snapshots of every database, and between two statements it has no snapshot itself.
+/// The age in transactions of the oldest one that a session of `pg_stat_activity` holds back, or null if it holds none
+/// back. A snapshot holds back rows of its own database. A standby's snapshot has no database and holds back rows of
+/// all. A transaction that has written holds back the snapshots of every database. Between two statements it has no
+/// snapshot itself.
 pub(super) const HELD_BY_SESSION: &str = "greatest(age(backend_xid), \
      CASE WHEN datname IS NULL OR datname = current_database() THEN age(backend_xmin) END)::bigint";
 
-/// A vacuum has a snapshot that holds nothing back. A slot has no time; its transactions are counted all the same.
+/// A vacuum's snapshot holds nothing back, so it is excluded. A slot has no start time, but its transactions count.
 fn horizon() -> String {
     format!(
         "SELECT coalesce(max(transactions), 0), \
@@ -50,7 +51,7 @@ impl Sample for Store {
 }
 
 impl Store {
-    /// The statements that sampling sends, for whoever wants to know what they cost.
+    /// The statements that sampling sends, so that tests can check their cost.
     pub fn sampling_statements(&self) -> Vec<String> {
         let destination = literal(&self.destination);
         vec![
@@ -112,7 +113,7 @@ impl Store {
                 dead: row.count()?,
                 breakers: serde_json::from_str(&row.string()?).map_err(|_| Error::Answer("not JSON"))?,
             };
-            // One that a person had forgotten is told of for as long as it has left something.
+            // A removed consumer is reported while it has waiting messages or dead letters.
             let is_forgotten = row.boolean()?;
             if !is_forgotten || consumer.waiting > 0 || consumer.dead > 0 {
                 consumers.push(consumer);
@@ -122,18 +123,18 @@ impl Store {
     }
 }
 
-/// A clock that was set back makes nothing younger than now.
+/// A negative age, after the clock was set back, becomes zero.
 fn millis(millis: i64) -> Duration {
     Duration::from_millis(u64::try_from(millis).unwrap_or(0))
 }
 
-/// Milliseconds since a time; null where there is none.
+/// Milliseconds since a time, or null.
 fn since(time: &str) -> String {
     format!("floor(date_part('epoch', clock_timestamp() - {time}) * 1000)::bigint")
 }
 
-/// Messages that are not settled, of each group of shards that stand at the same position: those above it by sequence, and
-/// those of late transactions below it. Whatever was settled is passed by index.
+/// Selects unsettled messages of each group of shards at the same position: those above it by sequence number, and
+/// those of late transactions below it. Settled messages are skipped by index.
 fn unsettled(schema: &str, columns: &str, limit: u32) -> String {
     let wanted = "m.slot % d.shards = ANY (g.shards) AND NOT pg_visible_in_snapshot(m.xid, g.f)";
     format!(
@@ -148,7 +149,7 @@ fn unsettled(schema: &str, columns: &str, limit: u32) -> String {
     )
 }
 
-/// Where a destination stands, the oldest message that it has not settled, and until when the oldest full partition is kept.
+/// The position of a destination, its oldest unsettled message, and the end of retention of the oldest full partition.
 fn standing(schema: &str, destination: &str) -> String {
     format!(
         "d AS (SELECT shards FROM {schema}.destination WHERE name = {destination}), \
@@ -169,7 +170,7 @@ fn standing(schema: &str, destination: &str) -> String {
     )
 }
 
-/// For how long a destination that [stands](standing) somewhere has kept the oldest full partition.
+/// How long a destination [has retained](standing) the oldest full partition past its retention.
 fn held_back() -> String {
     let since = since("kept.until");
     format!("coalesce((SELECT {since} FROM kept CROSS JOIN oldest WHERE oldest.seq < kept.end_seq), 0)")
@@ -204,8 +205,8 @@ fn vitals(schema: &str, destination: &str) -> String {
     )
 }
 
-/// Those that only have rows in the inbox are found by stepping from name to name. What a dead member last said of a breaker
-/// says nothing any more. The last column is true for a removed consumer that has handled nothing since.
+/// Consumers that only have inbox rows are found by stepping from name to name. The breaker state of a dead member is
+/// ignored. The last column is true for a removed consumer that has handled nothing since.
 fn consumers(schema: &str) -> String {
     format!(
         "WITH RECURSIVE step (n) AS ( \

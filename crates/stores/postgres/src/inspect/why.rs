@@ -1,4 +1,4 @@
-//! Why a key does not move.
+//! Explains why a key is blocked.
 
 use std::time::{Duration, Instant};
 
@@ -16,9 +16,9 @@ use crate::copy::Rows;
 use crate::queries::literal;
 use crate::store::Store;
 
-/// Messages that wait are counted up to here,
+/// Counting of waiting messages stops here,
 const COUNTED_MAX: u64 = 10_000;
-/// and, once the first is found, for so long.
+/// and at this time limit after the first one is found.
 const COUNT_BUDGET: Duration = Duration::from_secs(5);
 
 pub(super) async fn why(store: &Store, key: &str) -> Result<Why, Error> {
@@ -40,14 +40,15 @@ pub(super) async fn why(store: &Store, key: &str) -> Result<Why, Error> {
         Waiting { since: None, count: 0, head: None }.because(Cause::Nothing)
     };
     let (mut cause, Waiting { head, count, since }) = answer;
-    // Whatever else is in the way, nothing moves while it is off; but a person is needed first where one is.
+    // Nothing is published while the destination is disabled. But a dead letter needs an operator first, so it outranks
+    // this cause.
     if !destination.on && !matches!(cause, Cause::Nothing | Cause::Scheduled { .. } | Cause::Dead { .. }) {
         cause = Cause::SwitchedOff;
     }
     Ok(Why { cause, head, waiting: count, since, shard })
 }
 
-/// What waits of a key.
+/// The waiting messages of a key.
 struct Waiting {
     head: Option<Listed>,
     count: u64,
@@ -60,12 +61,12 @@ impl Waiting {
     }
 }
 
-/// A key's row of the parked ones, and what it points at.
+/// The `parked_key` row of a key, with its hold and its dead letter.
 struct Parked {
     state: String,
-    /// When it is tried, or its address is probed.
+    /// The time of the next retry or address probe.
     next_at: Option<Timestamp>,
-    /// That time has come.
+    /// Whether that time has passed.
     is_due: bool,
     hold: Option<Hold>,
     dead: Option<(MessageId, String)>,
@@ -133,15 +134,16 @@ async fn of_parked(store: &Store, key: &str, parked: Parked, shard: &Shard) -> R
         }
         ("held", Some(hold), _) => Cause::Held { hold, probe_at: parked.next_at },
         ("quarantined", ..) => Cause::Quarantined { at },
-        // One that another dead letter holds is marked, and waits for the owner like any other.
+        // A key blocked by another dead letter: the mark waits for the shard's owner.
         _ => marked(store, key).await?.map_or(Cause::Retry { at }, |(id, mark)| Cause::Marked { id, mark }),
     };
-    // What could go on now does not, because nobody is there to do it.
+    // The key is due, but no relay owns the shard.
     let nobody = shard.lasts.is_zero() && is_due && !matches!(cause, Cause::Dead { .. });
     Ok(Waiting { head, count, since }.because(if nobody { Cause::NoRelay } else { cause }))
 }
 
-/// A dead letter of the key that a person marked and nobody acted on yet. The index holds marked ones only.
+/// Returns a dead letter of the key that an operator marked and no relay has processed. The index contains only marked
+/// ones.
 async fn marked(store: &Store, key: &str) -> Result<Option<(MessageId, String)>, Error> {
     let sql = format!(
         "SELECT id, state FROM {}.dead_letter WHERE destination = {} AND state IN ('redriving', 'discarding') AND key = {} \
@@ -163,7 +165,7 @@ async fn listed_by_id(store: &Store, id: MessageId) -> Result<Option<Listed>, Er
     }
 }
 
-/// Messages of the key that nobody has read, the first of them, and how many.
+/// Returns the first unread message of the key and the number of them.
 async fn unread(store: &Store, key: &str, shard: u16) -> Result<Option<Waiting>, Error> {
     let sql = Sql::of(store);
     let schema = sql.schema();
@@ -178,7 +180,7 @@ async fn unread(store: &Store, key: &str, shard: u16) -> Result<Option<Waiting>,
             key = literal(key),
         )
     };
-    // Numbers that were drawn before the tick, by transactions that ended after it, come first.
+    // Numbers drawn before the tick by transactions that ended after it come first.
     let late = format!(
         "(SELECT o.* FROM unnest(s.late_xids) AS x CROSS JOIN LATERAL \
          (SELECT * FROM {schema}.message AS o WHERE o.xid = x AND o.seq <= s.max_seq) AS o)"
@@ -216,7 +218,7 @@ async fn pairs(store: &Store, sql: String) -> Result<Vec<(i64, Timestamp)>, Erro
     Ok(pairs)
 }
 
-/// The first message of the key whose time has not come, and how many there are.
+/// Returns the first scheduled message of the key and the number of them.
 async fn scheduled(store: &Store, key: &str) -> Result<Option<(Listed, u64)>, Error> {
     let schema = &store.schema;
     let of_key = literal(key);

@@ -1,4 +1,4 @@
-//! The suite that every store runs, on each version, and behind a pooler in transaction mode.
+//! Runs the store suite on each version, and behind a pooler in transaction mode.
 
 mod postgres_13 {
     relevo_conformance::store_suite!(crate::harness::shared_13, crate::harness::mortal_13);
@@ -8,7 +8,7 @@ mod postgres_15 {
     relevo_conformance::store_suite!(crate::harness::shared_15, crate::harness::mortal_15);
 }
 
-/// A publication of all tables needs a replica identity in each that is updated or deleted from.
+/// A publication of all tables requires a replica identity in each table that has updates or deletes.
 mod postgres_18_with_a_publication {
     relevo_conformance::store_suite!(crate::harness::published_18, crate::harness::mortal_18);
 }

@@ -1,4 +1,4 @@
-//! An outbox of one test's own, relays that run on it, and what must be true of everything they sent.
+//! A migrated outbox per test, relays that run on it, and checks of everything that they sent.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 pub(crate) const MAIN: &str = "main";
-/// Nothing that a test waits for takes longer.
+/// Timeout of every wait in a test.
 const DEADLINE: Duration = Duration::from_secs(20);
 
 /// Polls until the condition holds.
@@ -35,7 +35,7 @@ pub(crate) async fn execute(connection: &mut PgConnection, sql: &str) -> Result<
     sqlx::raw_sql(AssertSqlSafe(sql)).fetch_all(connection).await
 }
 
-/// The SQLSTATE with which a statement is refused, and the sentence.
+/// Returns the SQLSTATE and the message of the error that a statement must raise.
 pub(crate) async fn refusal(connection: &mut PgConnection, sql: &str) -> (String, String) {
     match execute(connection, sql).await {
         Err(sqlx::Error::Database(error)) => {
@@ -52,7 +52,7 @@ pub(crate) struct World {
 }
 
 impl World {
-    /// On the shared server of version 15, with [`MAIN`] of eight shards, which starts with the oldest message.
+    /// On the shared server of version 15, with destination [`MAIN`]: eight shards, from the oldest message on.
     pub(crate) async fn new() -> Self {
         Self::on(PgVersion::V15).await
     }
@@ -69,7 +69,7 @@ impl World {
         world
     }
 
-    /// On a server of its own, which may be killed.
+    /// On a private server, which a test may kill.
     pub(crate) async fn alone() -> Self {
         Self::alone_on(PgVersion::V15).await
     }
@@ -102,13 +102,13 @@ impl World {
         self.rows(sql).await;
     }
 
-    /// The one number that a query gives.
+    /// Returns the only number of a query result.
     pub(crate) async fn number(&self, sql: &str) -> i64 {
         let rows = self.rows(&format!("SELECT ({sql})::bigint")).await;
         rows[0].try_get(0).unwrap_or_else(|error| panic!("{sql}: {error}"))
     }
 
-    /// The first column of a query, as text.
+    /// Returns the first column of a query result as text.
     pub(crate) async fn texts(&self, sql: &str) -> Vec<String> {
         let rows = self.rows(sql).await;
         rows.iter().map(|row| row.try_get(0).unwrap_or_else(|error| panic!("{sql}: {error}"))).collect()
@@ -122,7 +122,7 @@ impl World {
         store(self.database.options(), destination).await
     }
 
-    /// A proxy in front of the server, and a store that goes through it.
+    /// Starts a proxy in front of the server, and a store that connects through it.
     pub(crate) async fn proxied(&self) -> (Arc<CutProxy>, Arc<Store>) {
         let options = self.database.options();
         let upstream: SocketAddr = format!("127.0.0.1:{}", options.get_port()).parse().expect("a loopback address");
@@ -131,7 +131,7 @@ impl World {
         (proxy, store(options, MAIN).await)
     }
 
-    /// Emits `count` messages over `keys` keys in one transaction; gives them in order.
+    /// Emits `count` messages over `keys` keys in one transaction. Returns them in order.
     pub(crate) async fn emit_some(&self, count: usize, keys: usize) -> Ledger {
         let sql = format!(
             "SELECT relevo.emit_bytes('orders', 'k-' || n % {keys}, 'Counted', convert_to(n::text, 'UTF8'), 'text/plain'), \
@@ -140,7 +140,7 @@ impl World {
         Ledger::read(&self.rows(&sql).await)
     }
 
-    /// One message of each of these keys, each in a transaction of its own.
+    /// Emits one message per key, each in its own transaction.
     pub(crate) async fn emit(&self, keys: &[&str]) -> Vec<MessageId> {
         let mut connection = self.connect().await;
         let mut ids = Vec::new();
@@ -154,7 +154,7 @@ impl World {
         ids
     }
 
-    /// Waits until nothing is pending or parked.
+    /// Waits until no message is pending or parked.
     pub(crate) async fn drained(&self) {
         self.drained_for(MAIN).await;
     }
@@ -169,13 +169,13 @@ impl World {
         .await;
     }
 
-    /// How many shards each owner holds, the most first.
+    /// Returns the number of shards of each owner, in descending order.
     pub(crate) async fn shares(&self) -> Vec<i64> {
         let sql = "SELECT count(*) FROM relevo.lease WHERE owner IS NOT NULL GROUP BY owner ORDER BY 1 DESC";
         self.rows(sql).await.iter().map(|row| row.try_get(0).expect("a count")).collect()
     }
 
-    /// P8: in no shard was anything settled under an older epoch after a newer one.
+    /// P8: in no shard is a settlement of an older epoch after one of a newer epoch.
     pub(crate) async fn assert_epochs_never_go_back(&self) {
         let back = "SELECT count(*) FROM (SELECT epoch < lag(epoch) OVER (PARTITION BY destination, shards, shard \
                     ORDER BY progress_id) AS back FROM relevo.progress) AS p WHERE back";
@@ -187,12 +187,12 @@ pub(crate) async fn store(options: PgConnectOptions, destination: &str) -> Arc<S
     Arc::new(Store::open(Config::new(options, destination)).await.expect("a migrated database"))
 }
 
-/// What was committed, in the order of commits within each key.
+/// The committed messages, in commit order within each key.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Ledger(pub(crate) Vec<(String, MessageId)>);
 
 impl Ledger {
-    /// From rows of id and key.
+    /// Reads rows of id and key.
     pub(crate) fn read(rows: &[PgRow]) -> Self {
         let read = |row: &PgRow| {
             let id: Uuid = row.try_get(0).expect("an id");
@@ -209,8 +209,8 @@ impl Ledger {
         self.0.len()
     }
 
-    /// P1, P2, P3: everything of this arrived and nothing else did, and first appearances of each key follow its order.
-    /// Gives the number of repeats.
+    /// P1, P2, P3: all of these messages arrived and no others. The first deliveries of each key follow its order.
+    /// Returns the number of repeats.
     pub(crate) fn check(&self, broker: &MemoryBroker) -> usize {
         let receipts = broker.receipts();
         let known: BTreeSet<MessageId> = self.0.iter().map(|(_, id)| *id).collect();
@@ -235,7 +235,7 @@ impl Ledger {
     }
 }
 
-/// Defaults with short pauses; leases last ten seconds, so that a busy machine costs none.
+/// Defaults with short pauses. Leases last ten seconds, so that a slow machine loses none.
 pub(crate) fn config() -> RelayConfig {
     RelayConfig {
         routes: Routes::new(vec![quick_route()]),
@@ -247,7 +247,7 @@ pub(crate) fn config() -> RelayConfig {
     }
 }
 
-/// Leases that a test can outlive.
+/// Leases short enough to expire within a test.
 pub(crate) fn short_leases() -> RelayConfig {
     RelayConfig {
         lease: Duration::from_secs(2),
@@ -257,7 +257,7 @@ pub(crate) fn short_leases() -> RelayConfig {
     }
 }
 
-/// Three attempts within a blink.
+/// Three attempts with very short pauses.
 pub(crate) fn quick_route() -> Route {
     let policy = Policy {
         base: Duration::from_millis(30),
@@ -268,7 +268,7 @@ pub(crate) fn quick_route() -> Route {
     Route { policy, ..Route::everything() }
 }
 
-/// A relay in a task of its own. Dropping it is a crash: nothing is finished, nothing is given back.
+/// A relay in its own task. Dropping it simulates a crash: it neither finishes its work nor releases its leases.
 pub(crate) struct Running {
     stop: CancellationToken,
     task: JoinSet<Result<(), RelayError>>,
@@ -293,26 +293,25 @@ impl Running {
         Self { stop, task, stats }
     }
 
-    /// Stops it politely and waits for its end.
+    /// Shuts the relay down and waits until it ends.
     pub(crate) async fn stop(self) {
         self.stop.cancel();
         self.ended().await.expect("a relay that is told to stop has no complaint");
     }
 
-    /// Waits until it has stopped, which somebody else told it.
+    /// Waits until the relay has ended after another shutdown request.
     pub(crate) async fn stopped(self) {
         self.ended().await.expect("a relay that is told to stop has no complaint");
     }
 
-    /// Waits until it ends by itself.
+    /// Waits until the relay ends without a request.
     pub(crate) async fn ended(mut self) -> Result<(), RelayError> {
         let ended = tokio::time::timeout(DEADLINE, self.task.join_next()).await;
         ended.expect("it ends in time").expect("one task").expect("it does not panic")
     }
 }
 
-/// Writers that emit until they are told to stop, each with keys of its own, and fail if an emit waits for a lock that somebody
-/// keeps.
+/// Writers that emit until they are stopped, each with its own keys. They fail if an emit waits too long for a lock.
 pub(crate) struct Traffic {
     stop: CancellationToken,
     tasks: JoinSet<Ledger>,
@@ -328,13 +327,13 @@ impl Traffic {
         Self { stop, tasks }
     }
 
-    /// Ends the writers once the broker has received so much; gives what they committed.
+    /// Stops the writers after the broker has received this many messages. Returns what they committed.
     pub(crate) async fn stop_after(self, broker: &MemoryBroker, received: u64) -> Ledger {
         until("traffic arrives", async || broker.received() >= received).await;
         self.stop().await
     }
 
-    /// Ends the writers; gives what they committed.
+    /// Stops the writers. Returns what they committed.
     pub(crate) async fn stop(mut self) -> Ledger {
         self.stop.cancel();
         let mut ledger = Ledger::default();
@@ -353,7 +352,7 @@ async fn write(options: PgConnectOptions, writer: usize, stop: CancellationToken
     while !stop.is_cancelled() {
         n += 1;
         let key = format!("w{writer}-{}", n % 7);
-        // Every seventh transaction is rolled back: it must never be seen.
+        // Every seventh transaction is rolled back. Its message must never be delivered.
         let end = if n % 7 == 3 { "ROLLBACK" } else { "COMMIT" };
         execute(&mut connection, "BEGIN").await.expect("a transaction");
         let sql = format!("SELECT relevo.emit('orders', '{key}', 'Counted', '{n}'), '{key}'");

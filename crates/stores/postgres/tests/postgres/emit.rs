@@ -1,4 +1,5 @@
-//! The contract of the SQL functions and of `emit` in Rust: what goes in comes out, and what cannot is refused by name.
+//! The contract of the SQL functions and of `emit` in Rust: messages arrive unchanged, and invalid arguments raise a
+//! specific error.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -15,7 +16,7 @@ use relevo_testkit::PgVersion;
 use sqlx::{Connection as _, Row as _};
 use uuid::Uuid;
 
-/// A call with good arguments, except for these.
+/// A call with valid arguments, except for these.
 fn call(function: &str, changed: &[(&str, &str)]) -> String {
     let mut arguments = vec![("topic", "'orders'"), ("key", "'o-1'"), ("type", "'OrderPlaced'"), ("payload", "'{}'")];
     if function == "emit_bytes" {
@@ -133,7 +134,7 @@ async fn every_absurd_element_is_refused_by_its_place_and_name() {
     }
 }
 
-/// What the broker gets, in order.
+/// Returns what the broker receives, in order.
 async fn delivered(world: &World) -> Vec<Message> {
     let broker = MemoryBroker::new(Settings::default());
     let got = Arc::new(Mutex::new(Vec::new()));

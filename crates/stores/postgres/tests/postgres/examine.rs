@@ -1,4 +1,4 @@
-//! What `doctor` finds, each provoked on a real server.
+//! Tests each finding of `doctor` on a real server.
 
 use crate::e2e_support::{MAIN, World, execute, store};
 use relevo_core::operate::{Finding, Inspect as _, Severity};
@@ -14,7 +14,7 @@ fn of<'a>(findings: &'a [Finding], subject: &str) -> Vec<&'a Finding> {
     findings.iter().filter(|finding| finding.subject == subject).collect()
 }
 
-/// The one finding of a subject.
+/// Returns the only finding of a subject.
 fn one<'a>(findings: &'a [Finding], subject: &str) -> &'a Finding {
     let found = of(findings, subject);
     assert_eq!(found.len(), 1, "{subject}: {found:?}");
@@ -70,7 +70,7 @@ async fn whoever_holds_xmin_is_named() {
     for subject in ["held xmin", "prepared transactions", "replication slots"] {
         assert_eq!(one(&none, subject).severity, Severity::Good, "{subject}");
     }
-    // The slot first: making one waits for every open transaction.
+    // The slot comes first, because its creation waits for all open transactions.
     world.run("SELECT pg_create_logical_replication_slot('forgotten', 'pgoutput')").await;
     let mut holder = world.connect().await;
     let hold = "SET application_name = 'report'; BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1";
@@ -79,11 +79,11 @@ async fn whoever_holds_xmin_is_named() {
     let write = "SET application_name = 'import'; BEGIN; SELECT relevo.emit('orders', 'k', 'T', '{}')";
     execute(&mut writer, write).await.expect("a transaction");
     world.run("BEGIN; SELECT relevo.emit('orders', 'k', 'T', '{}'); PREPARE TRANSACTION 'it''s lost'").await;
-    // A transaction is told once it is older than a second.
+    // A transaction is reported when it is older than a second.
     crate::e2e_support::until("the session is told", async || {
         let findings = examine(&store).await;
         let told = |seen: &str| of(&findings, "held xmin").iter().any(|it| it.seen.contains(seen));
-        // The second has written, and no snapshot.
+        // The second session has written and has no snapshot.
         told("`report`, idle in transaction") && told("`import`, idle in transaction")
     })
     .await;

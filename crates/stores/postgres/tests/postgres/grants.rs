@@ -1,4 +1,4 @@
-//! Two grants: a writer may only emit, a relay may read and settle; nobody runs code as the owner.
+//! Two grants: a writer may only emit, and a relay may read and settle. No role can run code as the owner.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use relevo_testkit::postgres::Private;
 use sqlx::ConnectOptions as _;
 use sqlx::postgres::PgConnection;
 
-/// A server of its own, because roles belong to the whole of it.
+/// On a private server, because roles belong to the whole server.
 async fn world_with_roles(version: PgVersion) -> World {
     let server = Private::start(version).await;
     let world = World { database: server.database().await, server: Some(server) };
@@ -29,7 +29,7 @@ async fn session(world: &World, role: &str) -> PgConnection {
     world.database.options().username(role).connect().await.expect("a role that may log in")
 }
 
-/// What a role may call in the schema.
+/// Returns the functions of the schema that a role may call.
 pub(crate) async fn may_call(world: &World, role: &str) -> Vec<String> {
     let sql = format!(
         "SELECT DISTINCT proname::text FROM pg_proc WHERE pronamespace = 'relevo'::regnamespace \
@@ -38,7 +38,7 @@ pub(crate) async fn may_call(world: &World, role: &str) -> Vec<String> {
     world.texts(&sql).await
 }
 
-/// What a role may do with tables, views and sequences of the schema, other than the rights listed.
+/// Returns the privileges of a role on tables, views and sequences of the schema, except those listed.
 pub(crate) async fn rights(world: &World, role: &str, apart_from: &str) -> Vec<String> {
     let sql = format!(
         "SELECT c.relname || ' ' || r FROM pg_class AS c, unnest('{{SELECT,INSERT,UPDATE,DELETE,TRUNCATE,REFERENCES,TRIGGER}}'::text[]) AS r \
@@ -162,7 +162,7 @@ async fn a_role_without_a_grant_can_do_nothing() {
     refuse(&mut stranger, &["SELECT relevo.emit('orders', 'k', 'T', '{}')", "SELECT * FROM relevo.message"]).await;
 }
 
-/// Functions and operators of its own, found before the server's, that write down who ran them.
+/// Functions and operators that a search path finds before the server's own. They record which role ran them.
 const TRAPS: &str = "
     CREATE SCHEMA evil;
     CREATE TABLE evil.caught (who text);

@@ -1,4 +1,4 @@
-//! The PostgreSQL store as the suite sees it.
+//! The harness of the store suite for PostgreSQL.
 
 use std::time::Duration;
 
@@ -29,7 +29,7 @@ pub(crate) async fn shared_15() -> Postgres {
     on(PgVersion::V15).await
 }
 
-/// With a publication `FOR ALL TABLES`, as change data capture creates one.
+/// With a publication `FOR ALL TABLES`, as change data capture creates it.
 pub(crate) async fn published_18() -> Postgres {
     let harness = on(PgVersion::V18).await;
     harness.run("CREATE PUBLICATION everything FOR ALL TABLES").await;
@@ -129,7 +129,7 @@ impl StoreHarness for Postgres {
         server.start_again().await;
     }
 
-    /// Stored times become earlier: nobody has to wait.
+    /// Moves stored times back, so that no test has to wait.
     async fn let_pass(&self, time: Duration) {
         let time = format!("interval '{} milliseconds'", time.as_millis());
         for (table, column) in [
@@ -168,12 +168,12 @@ impl StoreHarness for Postgres {
     }
 
     fn capabilities(&self) -> Capabilities {
-        // Progress alone is committed asynchronously; a shared server has other tests' transactions.
+        // Progress alone commits asynchronously. A shared server also runs transactions of other tests.
         Capabilities { alone: false, durable_progress: false, ..Capabilities::default() }
     }
 }
 
-/// A transaction of an application, on a connection of its own.
+/// An application's transaction on its own connection.
 pub(crate) struct Session(PgConnection);
 
 impl Session {

@@ -1,5 +1,5 @@
-//! The suite that every inbox runs, on each version, behind a pooler in transaction mode, with a publication of all tables, and where
-//! another isolation level is the database's default.
+//! Runs the inbox suite on each version, behind a pooler in transaction mode, with a publication of all tables, and
+//! with another default isolation level.
 
 mod postgres_13 {
     relevo_conformance::inbox_suite!(crate::inbox_harness::on_13);

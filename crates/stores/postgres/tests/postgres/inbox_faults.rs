@@ -1,4 +1,4 @@
-//! The inbox while sessions are killed, the network is cut and rows are pruned; and with many messages at once.
+//! The inbox while sessions are killed, the network is cut and rows are pruned, and with many messages at once.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -51,7 +51,7 @@ async fn effect(tx: &mut Transaction, arrival: &Arrival) -> Result<(), sqlx::Err
     insert.execute(&mut **tx).await.map(|_| ())
 }
 
-/// Handles one message, whatever is in the way, as long as it is not known to have been handled.
+/// Handles one message, unless it was already handled.
 async fn handle(inbox: &Inbox, arrival: &Arrival) -> Result<(), StoreError> {
     let arrivals = std::slice::from_ref(arrival);
     match inbox.begin(Enter { held: None, arrivals }).await? {
@@ -208,7 +208,7 @@ async fn a_transaction_that_stands_still_is_ended_by_the_server() {
     assert!(slow.is_err(), "a statement that runs for too long is ended too");
 }
 
-/// The network breaks at random while messages are handled: each has one effect in the end.
+/// The network breaks at random while messages are handled. Each message still has exactly one effect.
 #[tokio::test]
 async fn every_message_has_one_effect_over_a_network_that_is_cut() {
     let world = world().await;
@@ -220,7 +220,7 @@ async fn every_message_has_one_effect_over_a_network_that_is_cut() {
     for worker in 0..4_u64 {
         let inbox = inbox(options.clone()).await;
         workers.spawn(async move {
-            // Each message is delivered to two of the workers.
+            // Each message is delivered to two workers.
             for number in (0..200).filter(|number| number % 4 == worker || (number + 1) % 4 == worker) {
                 let mut tries = 0;
                 while let Err(error) = handle(&inbox, &arrival(number)).await {
@@ -242,7 +242,7 @@ async fn every_message_has_one_effect_over_a_network_that_is_cut() {
     assert_eq!(world.number("SELECT count(*) FROM relevo.inbox WHERE state = 'done'").await, 200);
 }
 
-/// Transactions that the server ends because they cannot be put in an order are tried again, and that is all.
+/// Transactions that fail with a serialization error are tried again.
 #[tokio::test]
 async fn every_message_has_one_effect_under_serializable() {
     let world = world().await;
@@ -287,7 +287,7 @@ async fn a_batch_of_five_hundred_is_one_transaction() {
         error: "no".to_owned(),
         backtrace: None,
     };
-    // Another message of queue `7` waits, so that the seventh of the batch waits behind it.
+    // Another message of queue `7` is waiting, so the seventh of the batch queues behind it.
     let waiting = Arrival { queue: "7".into(), ..arrival(1000) };
     inbox.set_back(&waiting, None, None, &setback).await.expect("a database");
     let batch: Vec<Arrival> = (0..500).rev().map(arrival).collect();
@@ -305,7 +305,7 @@ async fn a_batch_of_five_hundred_is_one_transaction() {
     assert_eq!(world.number("SELECT count(*) FROM relevo.inbox_retry_message WHERE queue = '7'").await, 2);
 }
 
-/// Old rows go in batches while new ones come, and nothing that is young, waits or is dead goes with them.
+/// Deletes old rows in batches while new ones arrive. Rows that are young, waiting or dead stay.
 #[tokio::test]
 async fn pruning_under_load_takes_only_what_is_old() {
     let world = world().await;

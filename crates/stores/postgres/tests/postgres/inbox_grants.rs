@@ -1,4 +1,4 @@
-//! Two more grants: a consumer may consume and reads nothing; an operator may read and act.
+//! Two more grants: a consumer may consume but reads no table, and an operator may read and run commands.
 
 use relevo_core::inbox::operate::{DeadFilter, Mark, Operate};
 use relevo_core::inbox::{Begun, Enter, Inbox as _, Keeping};
@@ -80,7 +80,8 @@ async fn an_operator_may_read_and_act() {
     .await;
 }
 
-/// Functions and operators of the caller's own, found before the server's, that write down who ran them.
+/// Functions and operators that the caller's search path finds before the server's own. They record which role ran
+/// them.
 const TRAPS: &str = "CREATE SCHEMA evil; CREATE TABLE evil.caught (who text); \
     CREATE FUNCTION evil.spring() RETURNS void LANGUAGE sql AS 'INSERT INTO evil.caught VALUES (current_user)'; \
     CREATE FUNCTION evil.equal(text, text) RETURNS boolean LANGUAGE sql AS 'SELECT evil.spring(); SELECT true'; \
@@ -121,7 +122,7 @@ async fn a_search_path_full_of_traps_catches_no_owner() {
     }
 }
 
-/// Without a grant there is nothing.
+/// Without a grant, a role has no access.
 #[tokio::test]
 async fn a_stranger_is_told_what_it_lacks() {
     let world = world(PgVersion::V15).await;

@@ -1,4 +1,4 @@
-//! The inbox as the suite sees it.
+//! The harness of the inbox suite for PostgreSQL.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ use uuid::Uuid;
 use crate::migrated;
 use crate::rules_support::code;
 
-/// Longer than anybody holds a row who lets go of it at all.
+/// Longer than any test holds a row lock that it releases.
 const PATIENT: Duration = Duration::from_secs(30);
 
 pub(crate) struct Postgres {
@@ -47,7 +47,7 @@ pub(crate) async fn pooled() -> Postgres {
     prepared(PgVersion::V15, Some(pooler)).await
 }
 
-/// Where READ COMMITTED is not the default.
+/// With REPEATABLE READ as the default isolation level.
 pub(crate) async fn repeatable_read() -> Postgres {
     let harness = on_15().await;
     let name = harness.database.name();
@@ -79,7 +79,7 @@ async fn execute(connection: &mut PgConnection, sql: &str) -> Result<Vec<PgRow>,
     sqlx::raw_sql(AssertSqlSafe(sql)).fetch_all(connection).await
 }
 
-/// A statement that makes stored times earlier, unless somebody holds one for so long.
+/// Builds statements that move stored times back. They fail if another session holds a row for longer than `wait`.
 fn earlier(columns: &[(&str, &str)], time: Duration, wait: Duration) -> String {
     let wait = wait.as_millis();
     let time = format!("interval '1 millisecond' * {}", time.as_millis());
@@ -102,7 +102,7 @@ impl Harness for Postgres {
     }
 
     async fn effect(&self, transaction: &mut Handling<Self>, line: &str) {
-        // Unnamed, as whoever may stand behind a pooler does it.
+        // Not prepared, as a handler behind a pooler must do it.
         let effect = sqlx::query("INSERT INTO ledger (line) VALUES ($1)").bind(line).persistent(false);
         effect.execute(&mut **transaction).await.expect("a table of the test");
     }
@@ -122,8 +122,8 @@ impl Harness for Postgres {
         rows.iter().map(|row| MessageId::from_uuid(row.try_get::<Uuid, _>(0).expect("an id"))).collect()
     }
 
-    /// Stored times become earlier. Where a transaction of the case holds a row, time really passes: until the row is free,
-    /// or all of it.
+    /// Moves stored times back. If a transaction of the test holds a row, it really waits: until the row is free, or
+    /// for the whole time.
     async fn pass(&self, time: Duration) {
         let columns = [
             ("inbox", "claim_expires_at"),

@@ -1,8 +1,8 @@
-//! Speed does not fall with history: what handlers and pruning call finds its rows by index among a million.
+//! History does not slow down the inbox: handlers and pruning find their rows by index among a million.
 
 use crate::rules_support::{Bed, Session};
 
-/// A million handled messages, a hundred thousand queues that are not due, as many dead letters that nobody looked at.
+/// A million handled messages, a hundred thousand queues that are not due, and as many unmarked dead letters.
 const HISTORY: &str = "
     INSERT INTO relevo.inbox (consumer, message_id, entered_at)
     SELECT 'billing', md5(n::text)::uuid, now() - interval '20 days' + n * interval '1 second'
@@ -16,10 +16,10 @@ const HISTORY: &str = "
     SELECT 'billing', 'q' || n, md5('waits' || n)::uuid, 0, '{}', '{}', '', 'orders', '0'
     FROM generate_series(1, 100000) AS n;";
 
-/// The pages that a call touches, its functions' statements included, when everything is known to the session.
+/// Returns the number of pages that a call reads, including the statements of its functions, with warm caches.
 pub(crate) async fn pages(session: &mut Session, call: &str) -> i64 {
     for _ in 0..7 {
-        // More often than PostgreSQL plans anew, so that the plan that stays is looked at.
+        // PostgreSQL switches to a generic plan after some runs. These runs make sure that it has.
         session.run(&format!("BEGIN; {call}; ROLLBACK")).await;
     }
     session.run("BEGIN").await;
@@ -58,7 +58,7 @@ async fn a_million_rows_are_passed_by_index() {
     check(&mut early, "empty").await;
     let mut loading = bed.session().await;
     for statement in HISTORY.split(';').filter(|statement| !statement.trim().is_empty()) {
-        // Longer than a statement of a test usually may take.
+        // Loading takes longer than the usual statement timeout of a test.
         loading.slowly(statement).await;
     }
     check(&mut early, "planned while the tables were empty").await;

@@ -1,4 +1,4 @@
-//! The example in Python that the guide shows, run as a user would run it.
+//! Runs the Python example of the guide, as a user would run it.
 
 use std::io::Write as _;
 use std::process::{Command, Stdio};
@@ -8,7 +8,7 @@ use crate::e2e_support::World;
 const EXAMPLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../docs/guides/examples/inbox.py");
 const GUIDE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../docs/guides/inbox-sql.md");
 
-/// A Python that has psycopg; a machine without one fails the test.
+/// Returns a Python with psycopg. The test fails on a machine without one.
 fn python() -> String {
     std::env::var("RELEVO_TEST_PYTHON").unwrap_or_else(|_| "/usr/bin/python3".to_owned())
 }
@@ -19,7 +19,7 @@ async fn world() -> World {
     world
 }
 
-/// What the example says to these deliveries, one a line, and whether it ended well.
+/// Returns the example's output for these deliveries, one line each, and whether it succeeded.
 fn run(world: &World, deliveries: &[String]) -> (Vec<String>, bool) {
     let options = world.database.options();
     let url = format!("postgres://postgres@127.0.0.1:{}/{}", options.get_port(), world.database.name());
@@ -60,7 +60,7 @@ async fn a_repeat_has_no_second_effect() {
     let (lines, ended_well) = run(&world, &deliveries);
     assert!(ended_well);
     assert_eq!(lines, [said(1, "handled"), said(2, "handled"), said(1, "repeat")]);
-    // Another process, later.
+    // A later run in another process.
     assert_eq!(run(&world, &deliveries[..1]).0, [said(1, "repeat")]);
     assert_eq!(world.texts("SELECT order_id FROM invoices ORDER BY order_id").await, ["o-1", "o-2"]);
     assert_eq!(world.texts("SELECT key FROM relevo.message ORDER BY seq").await, ["o-1", "o-2"]);

@@ -1,4 +1,4 @@
-//! How often a call of the inbox waits for the database.
+//! Counts the database round trips of each inbox call.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use tokio::task::JoinSet;
 
 use crate::e2e_support::World;
 
-/// Counts how often a client speaks after the server did.
+/// Counts how often the client sends after the server has sent.
 #[derive(Default)]
 struct Turns {
     count: AtomicUsize,
@@ -30,7 +30,7 @@ async fn forward(mut from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unp
     }
 }
 
-/// A proxy in front of the database, for one connection at a time.
+/// Starts a proxy in front of the database, for one connection at a time.
 async fn counting(upstream: SocketAddr) -> (SocketAddr, Arc<Turns>, JoinSet<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let addr = listener.local_addr().expect("an address");

@@ -1,10 +1,10 @@
-//! Rules E1 to E4 and C3 for the inbox: each with the interleaving that goes wrong without it.
+//! Rules E1 to E4 and C3 for the inbox, each with the interleaving that fails without the rule.
 
 use crate::rules_support::{Bed, Session, code};
 
 const OLD: &str = "00000000-0000-4000-8000-00000000000a";
 const NEW: &str = "00000000-0000-4000-8000-00000000000b";
-/// The lane, as its owner at epoch 1 holds it.
+/// The lane as its owner holds it at epoch 1.
 const LANE_OF_OLD: &str = "'lane', 1, '00000000-0000-4000-8000-00000000000a'";
 const LANE_OF_NEW: &str = "'lane', 2, '00000000-0000-4000-8000-00000000000b'";
 const NO_LANE: &str = "NULL, NULL, NULL";
@@ -25,7 +25,7 @@ fn begin(number: u32) -> String {
     format!("SELECT relevo.inbox_insert('billing', '{}')", id(number))
 }
 
-/// How a message is entered: by itself, or with others.
+/// Whether a message is inserted alone or with others.
 #[derive(Clone, Copy)]
 enum Form {
     One,
@@ -54,7 +54,7 @@ impl Form {
         }
     }
 
-    /// The end of its look at the queue.
+    /// The end of the statement that checks the queue.
     fn look(self) -> &'static str {
         match self {
             Self::One => "p_queue",
@@ -168,7 +168,7 @@ async fn e1_an_old_snapshot_is_told_to_try_again() {
     }
 }
 
-/// A worker whose claim is over, and another that claimed after it: both have called.
+/// A worker whose claim has expired, and another that claimed after it. Both have made the call.
 async fn two_callers(bed: &Bed) -> (String, String) {
     let mut session = bed.session().await;
     let late: String = session.one(&claim(1)).await;
@@ -292,7 +292,7 @@ async fn e4_a_lane_does_not_move_while_a_handler_has_it() {
         assert_eq!(new.one::<Option<i64>>(&take(NEW)).await, None, "it is left out");
         old.run(&format!("{}; COMMIT", effect("m1"))).await;
         assert_eq!(new.one::<i64>(&take(NEW)).await, 2);
-        // The takeover waits for nobody, and is waited for: the old owner learns what became of the lane.
+        // A takeover waits for no session, but the old owner waits for it and then finds that the lane is lost.
         let mut new_takes = bed.session().await;
         new_takes.run("BEGIN; UPDATE relevo.inbox_lane SET epoch = epoch + 1").await;
         assert_eq!(old.refusal(&form.enter(2, LANE_OF_NEW)).await, "55P03");
@@ -307,7 +307,7 @@ async fn e4_a_look_at_the_lane_without_a_lock_inverts_a_key() {
         let bed = with_a_dead_owner().await;
         bed.mutate(form.function(), "p_lane_owner FOR SHARE", "p_lane_owner").await;
         let (mut old, mut new) = (bed.session().await, bed.session().await);
-        // The old owner has handled nothing of m2 and begins m3, which it was handed too: its process stands still there.
+        // The old owner has not handled m2. It begins m3, which was delivered to it too, and its process pauses there.
         old.run("BEGIN").await;
         assert_eq!(said(&mut old, &form.enter(3, LANE_OF_OLD)).await, None);
         assert_eq!(new.one::<i64>(&take(NEW)).await, 2);
@@ -317,7 +317,7 @@ async fn e4_a_look_at_the_lane_without_a_lock_inverts_a_key() {
     }
 }
 
-/// A consumer whose only member is dead, and another that begins: its first heartbeat is not committed yet.
+/// A consumer whose only member is dead, and a new member whose first heartbeat is not committed yet.
 async fn with_a_first_heartbeat(bed: &Bed) -> Session {
     let mut session = bed.session().await;
     session.run(&beat(OLD)).await;
@@ -355,7 +355,7 @@ async fn e4_without_a_common_lock_a_living_consumer_is_forgotten() {
     assert_eq!(session.one::<i64>("SELECT count(*) FROM relevo.inbox_member").await, 1);
 }
 
-/// A queue whose only message was just handled by whoever claimed it; its token.
+/// A queue whose only message was just handled. Returns the token of its claim.
 async fn with_an_emptied_queue(bed: &Bed) -> String {
     let mut session = bed.session().await;
     assert_eq!(session.one::<String>(&set_back(1, NO_LANE, "retry")).await, "kept");

@@ -1,4 +1,4 @@
-//! Every call of the ports once, in the order of a message's life.
+//! Calls every method of the inbox ports once, in the order of a message's life cycle.
 
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ fn setback(stop: Stop) -> Setback {
     Setback { stop, attempts: 1, class: "refused", error: "no".to_owned(), backtrace: None }
 }
 
-/// What a member calls; leaves a dead letter, whose message is 4.
+/// All calls of a member. Leaves message 4 as a dead letter.
 pub(crate) async fn everything(inbox: &relevo_store_postgres::inbox::Inbox) {
     let owner = Uuid::from_u128(1);
     let beat = Beat {
@@ -77,7 +77,7 @@ pub(crate) async fn everything(inbox: &relevo_store_postgres::inbox::Inbox) {
     inbox.leave(owner).await.expect("leave");
 }
 
-/// What an operator calls.
+/// All calls of an operator.
 pub(crate) async fn operate(operator: &impl Operate) {
     assert_eq!(operator.consumers().await.expect("consumers").len(), 1);
     assert!(operator.consumer("billing", 10).await.expect("consumer").is_some());

@@ -1,4 +1,4 @@
-//! What people ask of an outbox: lists, one message, why a key waits, shards.
+//! Operator queries on an outbox: lists, one message, why a key is blocked, shards.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use relevo_store_postgres::Store;
 const PLENTY: Duration = Duration::from_mins(1);
 const HOUR: Duration = Duration::from_hours(1);
 
-/// The first retry is an hour away, so that what waits is still waiting when it is looked at.
+/// The first retry is an hour later, so that parked messages stay parked during the test.
 fn patient() -> Config {
     let policy = Policy { base: HOUR, ceiling: HOUR, ..quick_route().policy };
     Config { routes: Routes::new(vec![Route { policy, ..quick_route() }]), ..config() }
@@ -86,7 +86,7 @@ async fn a_search_keeps_to_times_and_gaps_cost_nothing() {
     let world = World::new().await;
     let old = world.emit(&["a"]).await[0];
     world.run("UPDATE relevo.message SET created_at = created_at - interval '1 hour'").await;
-    // A gap as wide as all numbers that a day of rollbacks could use up.
+    // A gap as large as a day of rollbacks could cause.
     world.run("SELECT setval('relevo.message_seq', 900000000000)").await;
     let new = world.emit(&["a"]).await[0];
     let store = world.store().await;
@@ -185,7 +185,7 @@ async fn a_message_is_found_whatever_its_id_tells() {
     world.emit_some(5000, 10).await;
     let one = async |sql: &str| world.texts(sql).await[0].parse::<MessageId>().expect("an id");
     let brought = one("SELECT relevo.emit('orders', 'k', 'T', '1', id => gen_random_uuid())::text").await;
-    // Its id is older than its place in the log, and nobody remembers when it was brought.
+    // Its random id contains no time, and its row in `dedup_id` is deleted.
     let moved = one("SELECT relevo.emit('orders', 'k', 'T', '2', id => gen_random_uuid())::text").await;
     world.run(&format!("DELETE FROM relevo.dedup_id WHERE id = '{moved}'")).await;
     world.emit_some(5000, 10).await;
@@ -264,7 +264,7 @@ async fn every_cause_is_told() {
     assert!(matches!(why(&store, "odd").await.cause, Cause::Quarantined { .. }));
     relay.stop().await;
 
-    // Nobody is there to act on a mark, which is then the reason; nor to try what is due.
+    // The shard has an owner, so the mark itself is the cause. Without an owner the cause is the missing relay.
     world.run("UPDATE relevo.lease SET owner = gen_random_uuid(), expires_at = now() + interval '1 hour'").await;
     assert_eq!(store.redrive(&mark(emitted[4])).await.expect("a mark"), 1);
     let marked = Cause::Marked { id: emitted[4], mark: "redriving".to_owned() };

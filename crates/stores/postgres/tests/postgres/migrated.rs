@@ -1,5 +1,5 @@
-//! Databases with an inbox: one of each server is migrated, and the others are copies of it, which takes half the time. An
-//! outbox would refuse to run in one: a copy is a restored database to it.
+//! Databases with an inbox. One database per server is migrated and the others are copies of it, which takes half the
+//! time. An outbox rejects such a copy as a restored database.
 
 use relevo_store_postgres::{Schema, migrate};
 use relevo_testkit::PgVersion;
@@ -9,7 +9,7 @@ use tokio::sync::OnceCell;
 
 static ORIGINALS: [OnceCell<Database>; 3] = [const { OnceCell::const_new() }; 3];
 
-/// A database of the caller's own on the shared server of this version, with an inbox.
+/// Creates a database with an inbox for one test, on the shared server of this version.
 pub(crate) async fn database(version: PgVersion) -> Database {
     let server = Server::shared(version);
     let place = match version {
@@ -21,7 +21,7 @@ pub(crate) async fn database(version: PgVersion) -> Database {
         let database = server.database().await;
         let mut connection = database.connect().await;
         migrate::migrate(&mut connection, &Schema::default()).await.expect("an empty database");
-        // Nobody may be connected to what is copied.
+        // PostgreSQL copies a database only without other connections to it.
         connection.close().await.expect("a server");
         database
     });

@@ -1,4 +1,4 @@
-//! The schema: applied once, by whoever comes first, wherever it shall be, and checked before anybody relies on it.
+//! The schema: applied once, by the first process, in any schema name, and checked before use.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -80,7 +80,8 @@ const SECOND: Migration = Migration {
 /// A version on which no older program runs.
 const THIRD: Migration = Migration { version: VERSION + 2, name: "third", files: &[], compatible_from: VERSION + 2 };
 
-/// Other sessions queue behind one that waits for an exclusive lock: a handler's transaction would stop all of them.
+/// Other sessions queue behind a session that waits for an exclusive lock. One handler's transaction would block all of
+/// them.
 #[tokio::test]
 async fn sessions_continue_while_a_migration_waits_for_a_table() {
     let database = database().await;
@@ -106,7 +107,7 @@ async fn sessions_continue_while_a_migration_waits_for_a_table() {
     assert_eq!(applied.expect("nobody is in the way"), [SECOND.version]);
 }
 
-/// Two outboxes in one database, one of them with a name that must be quoted.
+/// Two outboxes in one database, one with a name that needs quotes.
 #[tokio::test]
 async fn another_schema_works_from_end_to_end() {
     let database = database().await;
@@ -143,7 +144,7 @@ async fn another_schema_works_from_end_to_end() {
     }
 }
 
-/// Every function, table, column, index and constraint, with its text and its rights.
+/// Lists every function, table, column, index and constraint with its definition and privileges.
 const CATALOGUE: &str = "
     SELECT concat_ws(' ', 'function', p.oid::regprocedure, p.prosecdef, p.provolatile, p.proconfig, p.proacl,
         pg_get_function_result(p.oid), md5(p.prosrc)) COLLATE \"C\" AS line
@@ -220,7 +221,7 @@ async fn a_program_runs_on_a_newer_version_only_if_that_is_compatible() {
     assert!(what.contains("version 3") && what.contains("upgrade the program"), "{what}");
 }
 
-/// The schema as it is. A change of the SQL changes this file in the same commit.
+/// The snapshot of the schema. A change of the SQL changes the snapshot in the same commit.
 #[tokio::test]
 async fn the_catalogue_is_the_recorded_one() {
     let database = database().await;
@@ -231,8 +232,8 @@ async fn the_catalogue_is_the_recorded_one() {
     insta::assert_snapshot!("catalogue", lines.join("\n"));
 }
 
-/// A rolling restart: the schema is migrated while relays and consumers with restricted roles run and writers write. Relays are then
-/// replaced one by one. No operator grants anything again.
+/// A rolling restart: the schema is migrated while writers, relays and consumers with restricted roles run. Relays are
+/// then replaced one by one. No operator repeats a grant.
 #[tokio::test]
 async fn a_schema_is_migrated_under_running_relays_and_consumers() {
     let world = World::alone().await;

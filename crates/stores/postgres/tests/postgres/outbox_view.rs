@@ -1,4 +1,4 @@
-//! What operators see of an outbox: the view, and the backlog.
+//! The operator's view of an outbox: the view `outbox` and the backlog.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use relevo_core::{Class, MessageId, Policy, Route, Routes};
 use relevo_relay::Config;
 use sqlx::Row as _;
 
-/// One line of the view: status, attempts, and whether there is a next attempt, an error and a time of publication.
+/// One row of the view: status, attempts, and whether it has a next attempt, an error and a publish time.
 async fn line(world: &World, id: MessageId) -> (String, i32, bool, bool, bool) {
     let sql = format!(
         "SELECT status, attempts, next_attempt_at IS NOT NULL, last_error IS NOT NULL, published_at IS NOT NULL \
@@ -44,7 +44,8 @@ async fn every_state_of_a_message_is_shown() {
     broker.fail(Rule::new(Match::Id(later), Class::Transient).times(1));
     broker.fail(Rule::new(Match::Address("wall".to_owned()), Class::Blocked));
     let hour = Duration::from_hours(1);
-    // The first pause is long enough to be seen; the one that passes the second time is helped along below.
+    // The first pause is long, so that the status is visible. For the message that succeeds on retry, the test ends the
+    // pause below.
     let policy = Policy { base: hour, ceiling: hour, ..quick_route().policy };
     let routes = Routes::new(vec![Route { policy, ..quick_route() }]);
     let relay = Running::start(world.store().await, &broker, Config { routes, ..config() });
@@ -114,7 +115,7 @@ async fn the_backlog_is_exact_up_to_a_limit_and_an_estimate_above() {
     until("one is dead and one waits", async || backlog(10_000).await == (0, true, 1, 1)).await;
     relay.stop().await;
     world.emit_some(200, 50).await;
-    // Rolled back, and so counted by no exact number.
+    // These are rolled back, so an exact count excludes them.
     world.run("BEGIN; SELECT relevo.emit('orders', 'k', 'T', '{}') FROM generate_series(1, 20); ROLLBACK").await;
     assert_eq!(backlog(10_000).await, (200, true, 1, 1));
     assert_eq!(backlog(200).await, (200, true, 1, 1), "the limit itself is exact");

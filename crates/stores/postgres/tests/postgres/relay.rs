@@ -1,4 +1,4 @@
-//! The production relay on PostgreSQL: what is committed arrives once, in order, whatever goes on beside it.
+//! The production relay on PostgreSQL: committed messages arrive once and in order, whatever else happens.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -89,7 +89,7 @@ async fn what_a_stopped_relay_had_confirmed_is_not_sent_again() {
     assert_eq!(ledger.check(&broker), 0);
 }
 
-/// A hot key holds back the settlement of its own shard, and of no other.
+/// A hot key delays the settlement of its own shard only.
 #[tokio::test]
 async fn what_was_confirmed_behind_a_slow_key_is_settled_on_the_way_out() {
     let world = World::new().await;
@@ -138,7 +138,7 @@ async fn large_payloads_pass_through_a_small_memory() {
     relay.stop().await;
     assert_eq!(broker.received(), 50);
     let most = most.load(Ordering::Relaxed);
-    // Two fill the memory; a third may have been read while there was a last byte of room.
+    // Two payloads fill the memory. A third may have been read while one byte was still free.
     assert!((1..=3).contains(&most), "{most} payloads of 4 MiB were in memory, where 8 MiB are allowed");
 }
 
@@ -192,7 +192,7 @@ async fn regrouping_under_traffic_loses_and_inverts_nothing() {
 async fn retention_under_traffic_blocks_no_emit_and_drops_nothing_unsent() {
     let world = World::new().await;
     world.run("UPDATE relevo.settings SET partition_rows = 200, partitions_ahead = 3, retention = '0'").await;
-    // The next number is the last of the first partition, so that small ones follow.
+    // The next number is the last of the first partition, so that small partitions follow.
     world.run("SELECT setval('relevo.message_seq', 999999)").await;
     let broker = broker();
     let upkeep = Config { maintain_every: Duration::from_millis(20), ..config() };

@@ -1,4 +1,5 @@
-//! The broker refuses, stalls and goes away: what waits, what flows, what is buried and dug up again.
+//! The broker rejects, stalls and fails: which messages wait, which are delivered, which are dead-lettered and
+//! redriven.
 
 use std::time::Duration;
 
@@ -16,7 +17,7 @@ fn mark() -> Mark {
     Mark { filter: DeadFilter::default(), dry_run: false, by: "ana".to_owned(), reason: "mended".to_owned() }
 }
 
-/// What the broker received of one key, in order.
+/// Returns what the broker received of one key, in order.
 fn received(broker: &MemoryBroker, key: &str) -> Vec<MessageId> {
     broker.receipts().into_iter().filter(|receipt| receipt.key == key).map(|receipt| receipt.id).collect()
 }
@@ -25,7 +26,7 @@ async fn status(world: &World, id: MessageId) -> String {
     world.texts(&format!("SELECT status FROM relevo.outbox WHERE id = '{id}'")).await.join(", ")
 }
 
-/// P5.
+/// Property P5.
 #[tokio::test]
 async fn an_outage_counts_no_attempt_and_buries_nothing() {
     let world = World::new().await;
@@ -33,7 +34,8 @@ async fn an_outage_counts_no_attempt_and_buries_nothing() {
     broker.down();
     let relay = Running::start(world.store().await, &broker, config());
     let ledger = world.emit_some(300, 30).await;
-    // Each key's first at once, then one message again and again: more often than the policy's three attempts.
+    // The first message of each key at once, then one message repeatedly: more often than the three attempts of the
+    // policy.
     until("the relay has tried many times", async || relay.stats.attempts() > 30 + 6).await;
     assert_eq!((broker.received(), relay.stats.outages()), (0, 1));
     assert_eq!(world.number("SELECT count(*) FROM relevo.dead_letter").await, 0);
@@ -44,7 +46,7 @@ async fn an_outage_counts_no_attempt_and_buries_nothing() {
     assert_eq!(ledger.check(&broker), 0);
 }
 
-/// P4.
+/// Property P4.
 #[tokio::test]
 async fn a_failing_key_holds_back_only_itself_and_recovers_in_order() {
     let world = World::new().await;
@@ -169,7 +171,7 @@ async fn a_blocked_address_holds_only_itself_and_a_probe_frees_it() {
     assert_eq!((log.len(), log.check(&broker)), (200, 0));
 }
 
-/// New messages for the address, each of a new key, must not put its probe off.
+/// New messages for the address, each with a new key, must not postpone its probe.
 #[tokio::test]
 async fn a_blocked_address_is_probed_under_traffic() {
     let world = World::new().await;
@@ -219,7 +221,7 @@ async fn a_message_that_takes_connections_down_is_quarantined_while_others_flow(
     broker.fail(Rule::new(Match::Id(ids[0]), Class::Unknown));
     let probing = Config { quarantine_probe: Duration::from_millis(100), ..config() };
     let relay = Running::start(world.store().await, &broker, probing);
-    // Only another message that passes proves that it is not an outage.
+    // Only a delivery of another message proves that this is not an outage.
     let traffic = Traffic::start(&world, 2);
     until("it is quarantined", async || status(&world, ids[0]).await == "quarantined").await;
     let then = broker.received();

@@ -1,4 +1,4 @@
-//! The database goes away under a relay, in the worst moments.
+//! The database fails under a running relay, at the worst moments.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,7 +14,7 @@ fn broker() -> MemoryBroker {
     MemoryBroker::new(Settings::default())
 }
 
-/// Calls `act` when the broker has received its `n`-th message.
+/// Calls `act` when the broker receives its `n`-th message.
 fn at_receipt(broker: &MemoryBroker, n: usize, act: impl Fn() + Send + Sync + 'static) {
     let count = AtomicUsize::new(0);
     broker.on_receipt(move |_| {
@@ -24,7 +24,7 @@ fn at_receipt(broker: &MemoryBroker, n: usize, act: impl Fn() + Send + Sync + 's
     });
 }
 
-/// The writer did not wait for the disk: what was published must be in the log all the same.
+/// The writer commits asynchronously, but every published message must be in the log after the crash.
 #[tokio::test]
 async fn a_killed_server_loses_nothing_and_leaves_no_ghost() {
     let world = World::alone().await;
@@ -55,7 +55,7 @@ async fn a_killed_server_loses_nothing_and_leaves_no_ghost() {
     world.private().start_again().await;
     world.drained().await;
     relay.stop().await;
-    // What the crash took from a writer that did not wait is not lost by the relay; but nothing of it may have been sent.
+    // The crash may lose commits of an asynchronous writer. The relay must not have sent any of those.
     let kept = Ledger::read(&world.rows("SELECT id, key FROM relevo.message ORDER BY seq").await);
     kept.check(&broker);
     assert_eq!(&kept.0[..], &ledger.0[..kept.len()], "the log holds what was committed first");
@@ -70,7 +70,7 @@ async fn a_connection_cut_between_confirm_and_settle_repeats_the_same_ids() {
     let (proxy, store) = world.proxied().await;
     let (wire, reached) = (Arc::clone(&proxy), Arc::new(Notify::new()));
     let told = Arc::clone(&reached);
-    // From the first receipt on nothing reaches the server, so nothing can be settled.
+    // After the first receipt no data reaches the server, so the relay cannot settle.
     at_receipt(&broker, 1, move || {
         wire.freeze();
         told.notify_one();

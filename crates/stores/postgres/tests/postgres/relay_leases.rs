@@ -1,4 +1,4 @@
-//! Several relays: who holds which shard, and what one that lost its lease can still do.
+//! Several relays: which relay holds which shard, and what a relay with a lost lease can still do.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,12 +12,12 @@ fn broker() -> MemoryBroker {
     MemoryBroker::new(Settings::default())
 }
 
-/// Leases that a busy machine does not outlive.
+/// Leases long enough to survive on a slow machine.
 fn patient() -> Config {
     Config { lease: Duration::from_secs(5), ..config() }
 }
 
-/// How many shards somebody holds.
+/// Counts the shards with a live lease.
 async fn held(world: &World) -> i64 {
     world.number("SELECT count(*) FROM relevo.lease WHERE owner IS NOT NULL AND expires_at > clock_timestamp()").await
 }
@@ -82,7 +82,7 @@ async fn a_relay_that_dies_is_replaced_within_the_lease() {
     until("one relay holds everything", async || world.shares().await == [8] && held(&world).await == 8).await;
     let took = began.elapsed();
     let lease = short_leases().lease;
-    // The lease was renewed at most a moment before. What a busy machine adds is not the relay's.
+    // The relay renewed its lease just before it died. The tolerance covers a slow machine.
     assert!(took <= lease + Duration::from_secs(10), "it took {took:?}");
     let ledger = traffic.stop().await;
     world.drained().await;
@@ -95,7 +95,7 @@ async fn a_relay_that_dies_is_replaced_within_the_lease() {
 async fn a_relay_that_leaves_is_replaced_at_once() {
     let world = World::new().await;
     let broker = broker();
-    // Ten seconds of lease: it is not its end that the other waits for.
+    // The lease lasts ten seconds, so the other relay does not wait for its end.
     let stays = Running::start(world.store().await, &broker, config());
     let leaves = Running::start(world.store().await, &broker, config());
     until("both hold half", async || world.shares().await == [4, 4]).await;
@@ -110,7 +110,7 @@ async fn a_relay_that_leaves_is_replaced_at_once() {
     assert_eq!(ledger.check(&broker), 0);
 }
 
-/// As if its process had been stopped by a signal, with messages on their way.
+/// Simulates a process that a signal stopped while messages were in flight.
 #[tokio::test]
 async fn a_relay_that_slept_past_its_lease_settles_nothing() {
     let world = World::new().await;
@@ -125,7 +125,7 @@ async fn a_relay_that_slept_past_its_lease_settles_nothing() {
         ended = &mut sleeper => panic!("it ended: {ended:?}"),
         () = until("its first messages are on their way", async || broker.received() > 0) => {}
     }
-    // From here on nobody polls it.
+    // From here on no task polls the relay.
     let confirmed = stats.published();
     let other = Running::start(world.store().await, &broker, short_leases());
     until("another relay took everything", async || world.shares().await == [8] && other.stats.published() > 0).await;
@@ -154,7 +154,7 @@ async fn a_relay_that_slept_past_its_lease_settles_nothing() {
     ledger.check(&broker);
 }
 
-/// Its settlement was on the wire while another relay took over, and arrives at last.
+/// Its settlement was in flight while another relay took over, and arrives afterwards.
 #[tokio::test]
 async fn a_settlement_that_arrives_after_the_takeover_changes_nothing() {
     let world = World::new().await;

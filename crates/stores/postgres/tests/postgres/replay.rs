@@ -1,4 +1,4 @@
-//! The suite that every log runs which messages are replayed from, on each version.
+//! Runs the replay source suite on each version.
 
 use std::sync::Arc;
 

@@ -1,14 +1,14 @@
-//! Rules A1 to A5: how ticks are made, and what a window holds. Each test shows what breaks without the rule.
+//! Rules A1 to A5: how ticks are created, and what a window contains. Each test shows what fails without the rule.
 
 use crate::rules_support::{Bed, Reader, code, emit};
 use relevo_core::store::Position;
 
-/// The pauses that tests put into functions: they wait for whoever holds this lock.
+/// The pause that tests insert into functions: they wait for the session that holds this lock.
 const PAUSE: &str = "PERFORM pg_advisory_xact_lock(7);";
 const NONE: [&str; 0] = [];
 const TICK: &str = "SELECT tick FROM relevo.make_tick()";
 
-/// The youngest transaction is open: the snapshot ends before it and lists nothing.
+/// The newest transaction is open. The snapshot ends before it and does not list it.
 async fn with_the_youngest_writer_open(bed: &Bed) -> Vec<String> {
     let mut reader = Reader::start(bed).await;
     let mut writer = bed.session().await;
@@ -29,12 +29,12 @@ async fn a1_a_writer_that_no_snapshot_lists_is_read_when_it_commits() {
     assert_eq!(with_the_youngest_writer_open(&bed).await, ["late", "next"]);
 
     let naive = Bed::quiet(&[]).await;
-    // Late are only those that the snapshot lists, not those up to the tick's own id.
+    // The mutation treats only listed transactions as late, not all up to the tick's own id.
     naive.mutate("make_tick", "b::text::bigint - 1", "-1").await;
     assert_eq!(with_the_youngest_writer_open(&naive).await, ["next"]);
 }
 
-/// A message is written while the tick pauses.
+/// A message is written while the creation of a tick is paused.
 async fn with_a_message_during_the_tick(bed: &Bed) -> Vec<String> {
     let mut reader = Reader::start(bed).await;
     bed.emit("k", "before").await;
@@ -76,7 +76,7 @@ async fn a1_a_message_between_the_tick_s_sequence_and_its_own_id_is_read_once() 
 async fn a1_emit_has_its_transaction_id_before_it_draws_a_number() {
     let bed = Bed::shared(8).await;
     bed.emit("k", "warm").await;
-    // The short way, the long way, and many at once.
+    // The fast path, the full path, and the batch.
     for call in [
         "relevo.emit('topic', 'k', 'paused', '{}')",
         "relevo.emit('topic', 'k', 'paused', '{}', headers => '{\"a\": \"b\"}')",
@@ -85,7 +85,7 @@ async fn a1_emit_has_its_transaction_id_before_it_draws_a_number() {
         let mut reader = Reader::start(&bed).await;
         reader.drain().await;
         let drawn: i64 = bed.session().await.one("SELECT last_value FROM relevo.message_seq").await;
-        // The number is drawn before the row looks for its partition.
+        // The number is drawn before the row is routed to its partition.
         let mut pause = bed.session().await;
         pause.run("BEGIN; LOCK TABLE relevo.message_1 IN ACCESS EXCLUSIVE MODE").await;
         let writer = bed.session().await.start(&format!("SELECT {call}"));
@@ -121,7 +121,8 @@ async fn a1_a_number_drawn_before_the_transaction_id_is_lost() {
     )
     .await;
     let mut reader = Reader::start(&bed).await;
-    // The first number after a checkpoint, and one of 32 otherwise, is logged and assigns an id; the others do not.
+    // PostgreSQL logs the first number after a checkpoint, and otherwise one of 32. Only a logged number assigns a
+    // transaction id.
     bed.emit("k", "warm").await;
     assert_eq!(reader.drain().await, ["warm"]);
     let mut pause = bed.session().await;
@@ -149,7 +150,8 @@ async fn a2_a_tick_is_refused_where_its_snapshot_would_be_old() {
 
 #[tokio::test]
 async fn a2_a_snapshot_from_before_the_lock_reads_a_message_twice() {
-    // Under REPEATABLE READ the function's snapshot is the transaction's; in one statement it is the statement's.
+    // Under REPEATABLE READ the function uses the snapshot of the transaction. In one statement it uses the snapshot of
+    // the statement.
     for naive in [
         "BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT naive_make_tick(); COMMIT",
         "INSERT INTO naive_tick (snapshot, high, late)
@@ -178,7 +180,7 @@ async fn a2_a_snapshot_from_before_the_lock_reads_a_message_twice() {
     }
 }
 
-/// Ticks as ours, but made after a wait for the lock; tick 1 is the beginning of time.
+/// Ticks like the real ones, but created after waiting for the lock. Tick 1 is the initial tick.
 const NAIVE_TICKS: &str = "
     CREATE TABLE naive_tick (no int GENERATED ALWAYS AS IDENTITY, snapshot pg_snapshot, high bigint, late xid8[]);
     INSERT INTO naive_tick (snapshot, high, late) VALUES ('3:3:', 0, '{}');
@@ -220,7 +222,7 @@ async fn a2_a_loser_does_not_wait_and_uses_the_winner_s_tick() {
 #[tokio::test]
 async fn a3_a_place_with_the_last_tick_only_loses_two_messages() {
     let bed = Bed::shared(8).await;
-    // Without the lock: the second tick's number is drawn, the third tick commits first.
+    // Without the lock: the second tick draws its number, but the third tick commits first.
     bed.run(&NAIVE_TICKS.replace(PAUSE, "")).await;
     let mut slow = bed.session().await;
     for label in ["m1", "m2", "m3"] {
@@ -235,7 +237,8 @@ async fn a3_a_place_with_the_last_tick_only_loses_two_messages() {
     let newest = "SELECT no::text FROM naive_tick ORDER BY no";
     assert_eq!(quick.list(newest).await, ["1", "3"]);
     assert_eq!(quick.list("SELECT naive_window(1, 3) LIMIT 1").await, ["m1"]);
-    // It settles `tick 3, place 1` and dies; the next relay takes the tick before the third for the window's beginning.
+    // It settles `tick 3, place 1` and dies. The next relay assumes that the window begins at the tick before the
+    // third.
     slow.run("COMMIT").await;
     assert_eq!(quick.list(newest).await, ["1", "2", "3"]);
     assert_eq!(quick.list("SELECT naive_window(2, 3)").await, ["m4", "m5"], "m2 and m3 are gone");
@@ -285,7 +288,7 @@ async fn a4_a_transaction_that_wrote_makes_no_tick() {
     }
 }
 
-/// A mover of due messages is open; another message commits first.
+/// A transaction that moves due messages is open, and another message commits first.
 async fn with_a_commit_before_the_mover_s(bed: &Bed) -> Vec<String> {
     let mut reader = Reader::start(bed).await;
     bed.run("SELECT relevo.emit('topic', 'k', 'due', '{}', deliver_at => clock_timestamp() + interval '1 hour')").await;
@@ -314,7 +317,7 @@ async fn a4_due_messages_enter_in_a_transaction_that_makes_no_tick() {
 
     let naive = Bed::shared(8).await;
     naive.mutate("make_tick", "pg_current_xact_id_if_assigned() IS NOT NULL", "false").await;
-    // The tick sees its own message, and not the one that committed before it.
+    // The tick sees its own message, but not the one that committed before it.
     assert_eq!(with_a_commit_before_the_mover_s(&naive).await, ["due", "other", "first"]);
 }
 
@@ -323,7 +326,7 @@ async fn a5_an_idle_outbox_still_sees_a_late_commit() {
     for naive in [false, true] {
         let bed = Bed::quiet(&[]).await;
         if naive {
-            // Nothing is new unless a number was drawn.
+            // The mutation reports nothing new unless a number was drawn.
             bed.mutate("make_tick", "unnest(last_tick.late_xids)", "unnest('{}'::xid8[])").await;
         }
         let mut reader = Reader::start(&bed).await;

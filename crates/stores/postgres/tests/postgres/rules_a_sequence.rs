@@ -1,4 +1,4 @@
-//! The last number of a tick: a sequence's row, read while numbers are drawn, may say a number that nobody has.
+//! The last number of a tick: while numbers are drawn, the row of a sequence may show a number that no transaction has.
 
 use std::time::Duration;
 
@@ -8,10 +8,10 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 const WRITERS: usize = 4;
-/// The row that is read without its lock goes back several times a second; this is for the slowest machine.
+/// Reading the row without its lock shows a decrease several times a second. The limit is for the slowest machine.
 const IN_VAIN: Duration = Duration::from_mins(2);
 
-/// Reads again and again for at most two seconds; says how often, and how often the number was lower than before.
+/// Builds a function that reads repeatedly for two seconds. It returns the number of reads and of decreases.
 fn reads(number: &str) -> String {
     format!(
         "CREATE OR REPLACE FUNCTION backs(OUT reads bigint, OUT backs bigint) LANGUAGE plpgsql AS $$

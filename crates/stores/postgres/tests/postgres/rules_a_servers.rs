@@ -1,5 +1,4 @@
-//! Rules A6 to A8 and what else a server does: crashes, standbys, history, other databases, two-phase commit,
-//! savepoints.
+//! Rules A6 to A8, and other server events: crashes, standbys, history, other databases, two-phase commit, savepoints.
 
 use crate::rules_support::{Bed, Reader, Session, emit};
 use relevo_core::store::{Ask, Ceiling, Leases as _, OutboxReader as _, Position, Read, StoreError};
@@ -12,7 +11,7 @@ use uuid::Uuid;
 const NONE: [&str; 0] = [];
 const LABELS: &str = "SELECT type FROM relevo.message ORDER BY seq";
 
-/// A server on which asynchronous commits stay in memory until somebody flushes.
+/// A server on which asynchronous commits stay in memory until a session flushes them.
 async fn forgetful() -> Bed {
     let bed = Bed::quiet(&[
         ("synchronous_commit", "off"),
@@ -26,7 +25,7 @@ async fn forgetful() -> Bed {
     let walwriter: i32 = session.one("SELECT pid FROM pg_stat_activity WHERE backend_type = 'walwriter'").await;
     let stop = std::process::Command::new("sh").args(["-c", &format!("kill -STOP {walwriter}")]).status();
     assert!(stop.expect("`sh` runs").success());
-    // A flush, and the beginning of a file: what follows fits into a page that nobody has a reason to write.
+    // Flushes and starts a new WAL file. The following records fit into one page, which no process needs to write.
     session.run("SET synchronous_commit = on; CREATE TABLE flushed (); SELECT pg_switch_wal()").await;
     bed
 }
@@ -85,7 +84,7 @@ async fn a7_a_relay_refuses_a_standby() {
     let written: String = bed.session().await.one("SELECT pg_current_wal_flush_lsn()::text").await;
     replayed(&mut there, &written).await;
 
-    // The naive reader's snapshot calls an open transaction visible.
+    // The naive reader's snapshot treats an open transaction as visible.
     let open: String = writer.one("SELECT pg_current_xact_id()::text").await;
     let sees = format!("pg_visible_in_snapshot('{open}', pg_current_snapshot())");
     assert!(there.one::<bool>(&format!("SELECT {sees}")).await, "on the standby");
@@ -118,7 +117,8 @@ async fn replayed(session: &mut Session, lsn: &str) {
     }
 }
 
-/// How many pages of messages and their indexes sessions have touched; counted when they end.
+/// Returns the number of pages of messages and their indexes that sessions have read. PostgreSQL counts them when
+/// sessions end.
 async fn touched(bed: &Bed) -> i64 {
     let others = "SELECT NOT EXISTS (SELECT 1 FROM pg_stat_activity WHERE datname = current_database()
         AND pid <> pg_backend_pid() AND backend_type = 'client backend')";
@@ -196,7 +196,7 @@ async fn a8_a_page_of_some_shards_costs_a_page_and_not_the_window() {
     drop(large);
     let leases = Reader::start(&bed).await.leases;
 
-    // All of it above the first tick; all of it late.
+    // First all messages are above the tick, then all are late.
     for after in [Position::at(0), Position::at(open)] {
         let before = touched(&bed).await;
         let store = bed.store().await;
@@ -242,7 +242,7 @@ async fn a_prepared_transaction_is_read_after_it_is_committed() {
     writer.run(&format!("BEGIN; {}; PREPARE TRANSACTION '{name}'", emit("k", "prepared"))).await;
     drop(writer);
     bed.emit("k", "next").await;
-    // A cursor over the numbers passes it by.
+    // A cursor over the numbers skips it.
     let mut naive = bed.session().await;
     let cursor: i64 = naive.one("SELECT max(seq) FROM relevo.message").await;
     let read = [reader.drain().await, reader.drain().await];
@@ -271,7 +271,7 @@ async fn a_savepoint_s_messages_belong_to_the_whole_transaction() {
     let before: String = naive.one("SELECT pg_current_snapshot()::text").await;
     assert_eq!(reader.drain().await, ["other"]);
     writer.run("COMMIT").await;
-    // The system column names the savepoint's own transaction, which no snapshot lists.
+    // The system column contains the savepoint's own transaction id, which no snapshot lists.
     let by = |xid: &str| {
         format!("SELECT type FROM relevo.message WHERE NOT pg_visible_in_snapshot({xid}, '{before}') ORDER BY seq")
     };

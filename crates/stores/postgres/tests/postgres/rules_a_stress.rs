@@ -1,4 +1,4 @@
-//! Rules A1 to A5 together: many writers with every kind of lock, against readers that jump.
+//! Rules A1 to A5 together: many writers with every kind of lock, and readers that skip ticks.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -14,7 +14,7 @@ const WRITERS: u64 = 8;
 const KEYS: usize = 12;
 const TIME: Duration = Duration::from_secs(5);
 
-/// A small generator, so that a failure names its seed.
+/// A small random generator, so that a failure reports its seed.
 struct Dice(u64);
 
 impl Dice {
@@ -24,8 +24,8 @@ impl Dice {
     }
 }
 
-/// One random transaction. Under a key's lock it takes the key's next number and emits it, so that each key's
-/// committed messages are 1, 2, 3, … in commit order. A key has one kind of lock.
+/// Runs one random transaction. Under the lock of a key it takes the next number of the key and emits it. The committed
+/// messages of each key are therefore 1, 2, 3, … in commit order. Each key has one kind of lock.
 async fn transaction(session: &mut Session, dice: &mut Dice) -> Result<(), sqlx::Error> {
     let level = ["READ COMMITTED", "READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"][dice.roll(4)];
     session.try_rows(&format!("BEGIN ISOLATION LEVEL {level}")).await?;
@@ -60,21 +60,21 @@ async fn write(mut session: Session, seed: u64, end: Instant) {
     let mut dice = Dice(seed);
     while Instant::now() < end {
         if let Err(error) = transaction(&mut session, &mut dice).await {
-            // Serialization failures and deadlocks are what these levels and locks end in now and then.
+            // These isolation levels and locks cause occasional serialization failures and deadlocks.
             assert!(["40001", "40P01"].contains(&&*code(&error)), "writer {seed}: {error}");
             session.run("ROLLBACK").await;
         }
     }
 }
 
-/// Ticks that the reader did not ask for: it jumps over them.
+/// Creates ticks that the reader did not request. It skips them.
 async fn tick(mut session: Session, end: Instant) {
     while Instant::now() < end {
         session.run("SELECT relevo.make_tick()").await;
     }
 }
 
-/// What a reader behind a cursor of numbers gets.
+/// Counts the messages that a reader with a cursor over numbers gets.
 async fn follow_numbers(mut session: Session, stop: CancellationToken) -> usize {
     let (mut cursor, mut read) = (0_i64, 0);
     while !stop.is_cancelled() {
@@ -136,7 +136,7 @@ async fn under_stress_nothing_is_lost_inverted_or_repeated() {
         }
     }
     loop {
-        // The rest of a window may be empty, and the next one not.
+        // The rest of a window may be empty although the next window is not.
         let in_window = !reader.at.is_exhausted();
         if log.page(&mut reader, 7).await == 0 && !in_window {
             break;

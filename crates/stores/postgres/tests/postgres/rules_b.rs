@@ -1,5 +1,5 @@
-//! Rule B: which ways of writing keep the order of a key, and which do not. The table of the documentation is asserted
-//! as it is, so that it stays true.
+//! Rule B: which ways of writing keep the order of a key. The tests assert the table in the documentation, so that it
+//! stays true.
 
 use crate::rules_support::{Bed, Reader, Session, code, emit};
 
@@ -7,11 +7,11 @@ const LOCK: &str = "SELECT 1 FROM agg WHERE id = 'k' FOR UPDATE";
 const UPDATE: &str = "UPDATE agg SET n = n + 1 WHERE id = 'k'";
 const RIGHT: [&str; 2] = ["first", "second"];
 const INVERTED: [&str; 2] = ["second", "first"];
-/// PostgreSQL computes the row again after it waited for one that changed, and emits again.
+/// After waiting for a changed row, PostgreSQL evaluates the row again and emits again.
 const INVERTED_AND_DOUBLED: [&str; 3] = ["second", "first", "second"];
 
-/// Two writers of one aggregate. The first has the aggregate's row and has not emitted yet; the second begins with
-/// `shape` and waits; the first emits, commits, and the second goes on. What is read, in order.
+/// Two writers of one aggregate. The first holds the row of the aggregate and has not emitted yet. The second begins
+/// with `shape` and waits. The first then emits and commits, and the second continues. Returns what is read, in order.
 async fn second_writer(first_has: &str, setup: &str, shape: &str) -> Vec<String> {
     let bed = Bed::shared(8).await;
     bed.run(
@@ -30,25 +30,25 @@ async fn second_writer(first_has: &str, setup: &str, shape: &str) -> Vec<String>
     reader.drain().await
 }
 
-/// A shape keeps the order whether the first writer only locked the row or changed it.
+/// The shape keeps the order, whether the first writer locked or changed the row.
 async fn keeps_the_order(setup: &str, shape: &str) {
     for first_has in [LOCK, UPDATE] {
         assert_eq!(second_writer(first_has, setup, shape).await, RIGHT, "{first_has}; {shape}");
     }
 }
 
-/// A shape inverts in both cases.
+/// The shape inverts the order in both cases.
 async fn inverts(setup: &str, shape: &str, where_it_changed: &[&str]) {
     assert_eq!(second_writer(LOCK, setup, shape).await, INVERTED, "{shape}");
     assert_eq!(second_writer(UPDATE, setup, shape).await, where_it_changed, "{shape}");
 }
 
-/// The second writer's emit.
+/// The emit of the second writer.
 fn second() -> String {
     emit("k", "second").replace("SELECT ", "")
 }
 
-/// A trigger on the aggregate that emits; the first writer's session does not fire it.
+/// A trigger on the aggregate that emits. The session of the first writer does not fire it.
 fn trigger(when: &str, each: &str) -> String {
     format!(
         "CREATE FUNCTION tell() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -137,7 +137,7 @@ async fn serialize_orders_writers_that_lock_nothing() {
     assert_eq!(reader.drain().await, ["first", "free", "first again", "second"]);
 }
 
-/// The first writer holds the key's lock and has not emitted; the second one's emit waits for it.
+/// The first writer holds the lock of the key and has not emitted. The second writer's emit waits for the lock.
 async fn second_waits_for_the_lock(bed: &Bed, lock: &str, first: &str, second: &str) -> Vec<String> {
     let mut reader = Reader::start(bed).await;
     let mut holder = bed.session().await;
@@ -191,7 +191,7 @@ async fn emit_draws_its_number_after_it_waited_for_its_id() {
     assert_eq!(order, ["meanwhile", "second"]);
 }
 
-/// Two keys in the order in which their locks are taken.
+/// Returns two keys in the order in which their locks are acquired.
 async fn keys_in_lock_order(bed: &Bed) -> [String; 2] {
     let keys = "SELECT k FROM unnest(ARRAY['a', 'b']) AS k ORDER BY relevo.advisory_lock_key('key/' || k)";
     bed.session().await.list(keys).await.try_into().expect("two keys")
@@ -202,7 +202,7 @@ fn drafts(fields: [String; 2]) -> String {
     format!("'[{}]'", drafts.join(", "))
 }
 
-/// A third session holds the higher lock; a call that names it first, then one that names it last.
+/// A third session holds the higher lock. One call names that key first, the other names it last.
 async fn opposite_calls(bed: &Bed, function: &str) -> Vec<Result<(), String>> {
     let [low, high] = keys_in_lock_order(bed).await;
     let of = |key: &String| format!("\"key\": \"{key}\", \"lock_key\": true");
@@ -257,8 +257,8 @@ async fn emit_many_claims_ids_in_sorted_order() {
     let down = bed.session().await.start(&format!("SELECT relevo.emit_many({})", drafts([of(HIGH), of(LOW)])));
     bed.until_blocked(&down).await;
     let up = bed.session().await.start(&format!("SELECT relevo.emit_many({})", drafts([of(LOW), of(HIGH)])));
-    // The first has taken the lower id already, although it was named last: the second waits for it and not for the
-    // holder.
+    // The first call has already claimed the lower id, although it was named last. The second call waits for it, not
+    // for the holder.
     bed.until("the second waits for the first", &format!("SELECT pg_blocking_pids({}) = ARRAY[{}]", up.pid, down.pid))
         .await;
     holder.run("ROLLBACK").await;
@@ -276,7 +276,7 @@ async fn single_emits_of_ids_in_opposite_orders_deadlock() {
     let up = up.start(&with_id(HIGH));
     bed.until_blocked(&up).await;
     let down = down.start(&with_id(LOW));
-    // Whoever is not the victim goes on when the victim's transaction has ended.
+    // The other transaction continues when the victim's transaction has ended.
     let mut ends =
         [up.answer().await.1.map(|_| ()), down.answer().await.1.map(|_| ())].map(|end| end.map_err(|e| code(&e)));
     ends.sort();

@@ -1,4 +1,4 @@
-//! Rules C1, C2 and P8: who may settle, and what a takeover sees.
+//! Rules C1, C2 and P8: which relay may settle, and what a takeover sees.
 
 use crate::rules_support::{Bed, Session};
 use serde_json::{Value, json};
@@ -9,14 +9,14 @@ const PARKED: &str = "SELECT key FROM relevo.parked_key";
 const PROGRESS: &str = "SELECT count(*) FROM relevo.progress WHERE from_tick > 0";
 const NONE: [&str; 0] = [];
 
-/// Takes what is free; the shards and epochs of all that this owner holds.
+/// Acquires free leases. Returns the shards and epochs of all leases of this owner.
 async fn take(session: &mut Session, owner: &str) -> Value {
     let ask = json!({ "owner": owner, "name": "relay", "lease_ms": 600_000, "release": [] });
     let answer: String = session.one(&format!("SELECT relevo.acquire_leases('main', '{ask}')::text")).await;
     serde_json::from_str::<Value>(&answer).expect("JSON")["leases"].clone()
 }
 
-/// Settles message 1, of key `k`, as parked, and the shard as being at tick 1.
+/// Parks message 1 of key `k`, and settles the shard at tick 1.
 fn settle(shard: u16, epoch: i64, owner: &str) -> String {
     let park = json!({
         "seq": 1, "slot": shard, "key": "k", "stop": "retrying", "after_ms": 0, "attempts": 1, "class": "transient",
@@ -28,7 +28,7 @@ fn settle(shard: u16, epoch: i64, owner: &str) -> String {
     format!("SELECT relevo.settle('main', '{doc}')::text")
 }
 
-/// One message that the old owner read, its leases expired: anybody may take them.
+/// One message that the old owner has read. Its leases have expired, so any relay may acquire them.
 async fn with_an_expired_owner() -> Bed {
     let bed = Bed::shared(2).await;
     bed.emit("k", "m").await;
@@ -145,7 +145,8 @@ async fn c2_an_owner_that_hangs_while_it_takes_leases_is_ended_by_the_server() {
     assert_eq!(take(&mut new, NEW).await, json!([[0, 2], [1, 2]]));
 }
 
-/// After a failover two owners may hold the same epoch: what the old one tries, and what the new one finds.
+/// After a failover two owners may hold the same epoch. Returns the result of the old owner's settlement and the stored
+/// progress.
 async fn with_equal_epochs(bed: &Bed) -> (String, i64) {
     bed.emit("k", "m").await;
     let mut session = bed.session().await;
@@ -161,7 +162,7 @@ async fn p8_an_equal_epoch_of_another_owner_settles_nothing() {
     assert_eq!(with_equal_epochs(&bed).await, (r#"{"lost": [0], "passed": []}"#.to_owned(), 0));
     let mut session = bed.session().await;
     assert_eq!(session.list(PARKED).await, NONE);
-    // Nor can it advance or carry out anything of what the true owner parked.
+    // The old owner also cannot settle or process messages that the real owner parked.
     session.run(&settle(0, 1, NEW)).await;
     let due = |owner: &str| {
         let doc = json!({ "leases": [[0, 1, owner]], "shards": 2, "keys": 9, "messages": 9 });

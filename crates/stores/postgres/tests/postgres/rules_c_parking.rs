@@ -13,7 +13,7 @@ const NONE: [&str; 0] = [];
 const KEYS: &str = "SELECT key FROM relevo.parked_key";
 const QUEUE: &str = "SELECT type FROM relevo.parked_message ORDER BY ordinal";
 
-/// Key `k` is parked with m1, and m2 was read.
+/// Key `k` is parked with m1, and m2 has been read.
 async fn with_a_parked_key() -> Bed {
     let bed = Bed::shared(1).await;
     let mut session = bed.session().await;
@@ -30,7 +30,7 @@ async fn with_a_parked_key() -> Bed {
     bed
 }
 
-/// A settlement up to a place of the window from tick 0 to 1, or at tick 1.
+/// Settles up to a position in the window from tick 0 to 1, or at tick 1.
 fn settle(progress: &[i64; 3], park: &Value) -> String {
     let [from, to, place] = progress;
     let doc = json!({
@@ -39,12 +39,12 @@ fn settle(progress: &[i64; 3], park: &Value) -> String {
     format!("SELECT relevo.settle('main', '{doc}')::text")
 }
 
-/// The window task: m2 waits behind its key.
+/// The window task queues m2 behind its key.
 fn append() -> String {
     settle(&[1, 1, 0], &json!({ "seq": 2, "slot": 0, "key": "k" }))
 }
 
-/// The retry task: m1 went out.
+/// The retry task has delivered m1.
 fn unpark() -> String {
     let run = json!({ "key": "k", "shard": 0, "delivered": [1], "ordinal": null, "park": null, "released": null });
     format!("SELECT relevo.settle_parked('main', '{}')::text", json!({ "leases": [[0, 1, OWNER]], "runs": [run] }))
@@ -90,7 +90,7 @@ async fn c3_a_message_appended_while_its_key_is_freed_goes_back_to_the_live_path
     );
 }
 
-/// What the window task does if it only looks whether its key is parked.
+/// The window task, if it only checks whether its key is parked.
 fn naive_append(keys: &str, queue: &str) -> String {
     format!(
         "INSERT INTO {queue} (destination, key, ordinal, seq, slot, id, created_at, topic, type, content_type, payload)
@@ -99,7 +99,7 @@ fn naive_append(keys: &str, queue: &str) -> String {
     )
 }
 
-/// What the retry task does if one statement shall both look and delete.
+/// The retry task, if one statement both checks and deletes.
 fn naive_unpark(keys: &str, queue: &str) -> String {
     format!("DELETE FROM {keys} WHERE key = 'k' AND NOT EXISTS (SELECT 1 FROM {queue} WHERE key = 'k')")
 }
@@ -127,7 +127,7 @@ async fn c3_a_delete_that_looks_in_the_same_statement_takes_the_message_with_it(
     let mut window = bed.session().await;
     bed.run("DELETE FROM relevo.parked_message WHERE seq = 1").await;
     window.run(&format!("BEGIN; {}", naive_append("relevo.parked_key", "relevo.parked_message"))).await;
-    // The foreign key makes it wait; what it saw before it waited decides all the same.
+    // The foreign key makes it wait, but the rows that it saw before the wait still decide.
     let retry = bed.session().await.start(&naive_unpark("relevo.parked_key", "relevo.parked_message"));
     bed.until_blocked(&retry).await;
     window.run("COMMIT").await;
@@ -162,7 +162,7 @@ async fn c6_a_held_address_and_a_third_unknown_park_their_keys_uncounted_and_the
         bed.emit(key, label).await;
     }
     let page = reader.page(100, Ceiling::Open).await;
-    // Naive: m1 is not settled as long as its address is blocked, and the shard stays before it.
+    // Naive: m1 is not settled while its address is blocked, and the shard stays before it.
     reader.settle(Position { from: 0, to: page.end.to, place: page.entries[0].seq - 1 }).await;
     let again = reader.page(100, Ceiling::Open).await;
     assert_eq!(again.entries.len(), 4, "m3 went out and is read again for as long as that lasts");
@@ -183,7 +183,7 @@ async fn c6_a_held_address_and_a_third_unknown_park_their_keys_uncounted_and_the
     assert_eq!(session.list(keys).await, ["blocked held 0", "unknown quarantined 0 t"]);
     assert_eq!(session.list(QUEUE).await, ["m1", "m2", "m4"]);
     assert_eq!(session.list("SELECT address FROM relevo.address_hold").await, ["x"]);
-    // Days later the attempts are still none.
+    // Days later there are still no attempts.
     session
         .run(
             "UPDATE relevo.address_hold SET next_at = now();
@@ -210,7 +210,7 @@ async fn c7_a_parked_key_is_found_by_its_slot_whatever_the_shards() {
     session.run("CREATE TABLE naive_key AS SELECT key, slot % 8 AS shard FROM relevo.parked_key").await;
     reader.leave().await;
     session.run("SELECT relevo.reshard_destination('main', 3)").await;
-    // One takes the step to the meeting tick, the next regroups, the last takes the new shards.
+    // The first reader advances to the common tick, the second reshards, and the last acquires the new shards.
     for _ in 0..2 {
         Reader::start(&bed).await.leave().await;
     }

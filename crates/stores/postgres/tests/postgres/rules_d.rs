@@ -1,4 +1,4 @@
-//! RULES.md D1 and D2: retention drops what is old and settled, and nothing that anybody may still need.
+//! RULES.md D1 and D2: retention deletes messages that are old and settled, and no message that a relay may still need.
 
 use std::time::Duration;
 
@@ -13,12 +13,12 @@ fn broker() -> MemoryBroker {
     MemoryBroker::new(Settings::default())
 }
 
-/// A relay that leaves the upkeep to the test.
+/// A relay that leaves maintenance to the test.
 async fn relay(world: &World, broker: &MemoryBroker) -> Running {
     Running::start(world.store().await, broker, Config { maintain_every: Duration::from_hours(1), ..config() })
 }
 
-/// The sequence goes on in the partition after the one it is in.
+/// Advances the sequence to the next partition.
 async fn next_partition(world: &World) {
     maintain(world).await;
     world
@@ -29,14 +29,14 @@ async fn next_partition(world: &World) {
         .await;
 }
 
-/// Everything that retention looks at was long ago.
+/// Moves all times that retention checks far into the past.
 async fn age(world: &World) {
     for (table, column) in [("message", "created_at"), ("progress", "settled_at"), ("tick", "created_at")] {
         world.run(&format!("UPDATE relevo.{table} SET {column} = {column} - interval '100 days'")).await;
     }
 }
 
-/// Upkeep until there is nothing left to do, whatever lock was in its way the first time.
+/// Runs maintenance until nothing is left to do, even if a lock blocked it at first.
 async fn maintain(world: &World) -> Vec<String> {
     let store = world.store().await;
     let mut warnings = Vec::new();
@@ -55,7 +55,7 @@ async fn kept(world: &World) -> i64 {
     world.number("SELECT count(*) FROM relevo.message").await
 }
 
-/// A transaction with one message of key `late` that is not committed yet.
+/// A transaction with one uncommitted message of key `late`.
 async fn open_writer(world: &World) -> PgConnection {
     let mut writer = world.connect().await;
     execute(&mut writer, "BEGIN").await.expect("a transaction");
@@ -63,7 +63,7 @@ async fn open_writer(world: &World) -> PgConnection {
     writer
 }
 
-/// The rule's reason: both ways that everybody tries first wait for the writer, block every emit, and lose its row.
+/// The reason for the rule: both obvious ways wait for the writer, block every emit, and lose its row.
 #[tokio::test]
 async fn dropping_or_detaching_a_partition_loses_what_an_open_writer_commits_into_it() {
     for naive in [
@@ -127,7 +127,7 @@ async fn upkeep_keeps_what_an_open_writer_commits_and_blocks_no_emit_meanwhile()
     let emptied = "SELECT count(*) FROM relevo.message_partition WHERE first_seq = 1 AND emptied_at IS NOT NULL";
     assert_eq!(world.number(emptied).await, 0, "the partition was left alone");
 
-    // Committed, as old as its partition, and unread: it is kept all the same.
+    // It is committed, as old as its partition, and unread. It must still be kept.
     until("what is committed is settled", async || broker.received() == 3 + emitted).await;
     relay.stop().await;
     execute(&mut writer, "COMMIT").await.expect("the writer's row is committed");
@@ -144,7 +144,7 @@ async fn upkeep_keeps_what_an_open_writer_commits_and_blocks_no_emit_meanwhile()
     assert_eq!(world.number(first).await, 0, "settled and old: it is dropped");
 }
 
-/// A clock that was set back chooses no partition, neither for a row nor for the drop.
+/// A clock that was set back affects neither the partition of a row nor the choice of partitions to drop.
 #[tokio::test]
 async fn a_clock_that_was_set_back_drops_nothing_that_is_not_settled() {
     let world = World::new().await;
@@ -171,7 +171,7 @@ async fn a_clock_that_was_set_back_drops_nothing_that_is_not_settled() {
 async fn without_a_prepared_partition_messages_go_to_the_overflow_and_are_read_and_deleted() {
     let world = World::new().await;
     let broker = broker();
-    // As if no relay had run for months.
+    // Simulates months without a relay.
     world.run("SELECT setval('relevo.message_seq', 50000000)").await;
     world.emit(&["a", "a"]).await;
     let overflow = "SELECT count(*) FROM relevo.message_overflow";
@@ -203,7 +203,7 @@ async fn without_a_prepared_partition_messages_go_to_the_overflow_and_are_read_a
     assert_eq!(world.number(&prepared).await, 0, "the partition in use stays, without what is far too old");
 }
 
-/// A partition that takes years to fill does not keep its messages for years.
+/// A partition that takes years to fill must not keep its messages for years.
 #[tokio::test]
 async fn where_partitions_fill_slowly_what_is_old_and_settled_is_deleted_by_itself() {
     let world = World::new().await;
@@ -227,7 +227,7 @@ async fn where_partitions_fill_slowly_what_is_old_and_settled_is_deleted_by_itse
     maintain(&world).await;
     assert_eq!(kept(&world).await, 1, "the young one");
 
-    // What was drawn first and commits last is old before anybody has read it.
+    // A message with the first number that commits last is old before a relay has read it.
     relay.stop().await;
     execute(&mut writer, "COMMIT").await.expect("the writer's row is committed");
     make_old("100 days").await;
@@ -245,7 +245,8 @@ async fn where_partitions_fill_slowly_what_is_old_and_settled_is_deleted_by_itse
     assert_eq!(kept(&world).await, 1, "the young one");
 }
 
-/// There is nowhere else to put a message, so an emit waits while upkeep tries to get past the open writer; not for long.
+/// The default partition is the only place for these messages, so an emit waits briefly while maintenance tries to lock
+/// it.
 #[tokio::test]
 async fn an_open_writer_in_the_overflow_costs_other_emits_a_moment_at_most() {
     let world = World::new().await;
@@ -284,7 +285,7 @@ async fn the_newest_progress_and_its_ticks_outlive_any_age() {
         ledger.add(world.emit_some(40, 20).await);
         world.drained().await;
         if round == 2 {
-            // Stays where it starts, at a tick that is not the newest any more when it is pruned.
+            // It stays at its first tick, which is not the newest any more when ticks are pruned.
             world.run("SELECT relevo.add_destination('stopped', 1, 'now')").await;
         }
     }
@@ -341,7 +342,7 @@ async fn a_destination_that_is_being_added_holds_retention_back() {
     assert_eq!(kept(&world).await, 0, "the partition in use is empty");
 }
 
-/// D2: which of the two gives way is a person's choice, and it is said long before.
+/// D2: the setting decides whether rows are kept or lost, and a warning comes long before.
 #[tokio::test]
 async fn a_stopped_destination_fills_the_disk_or_loses_as_the_setting_says() {
     let world = World::new().await;
@@ -368,7 +369,7 @@ async fn a_stopped_destination_fills_the_disk_or_loses_as_the_setting_says() {
     assert_eq!(kept(&world).await, 0);
     assert_eq!(world.number("SELECT rows FROM relevo.data_loss").await, 30);
 
-    // Whoever is started now goes on with what comes.
+    // A relay that starts now continues with new messages.
     let late = MemoryBroker::new(Settings::default());
     let second = Running::start(world.store_for("stopped").await, &late, config());
     let ids = world.emit(&["k-1"]).await;
@@ -380,7 +381,8 @@ async fn a_stopped_destination_fills_the_disk_or_loses_as_the_setting_says() {
     relay.stop().await;
 }
 
-/// F13: a writer drew its number, paused for longer than the retention, and inserts into a partition that was emptied meanwhile.
+/// F13: a writer drew its number, paused for longer than the retention, and inserts into a partition that was emptied
+/// in the meantime.
 #[tokio::test]
 async fn f13_a_partition_is_not_dropped_with_the_message_of_a_paused_writer() {
     let world = World::new().await;
@@ -394,7 +396,7 @@ async fn f13_a_partition_is_not_dropped_with_the_message_of_a_paused_writer() {
     until("what is committed arrives", async || broker.received() == 3).await;
     world.drained().await;
     age(&world).await;
-    // A session that has the parent open keeps the partition from being dropped, not from being emptied.
+    // A session that has the parent table open prevents dropping the partition, but not emptying it.
     let mut other = world.connect().await;
     execute(&mut other, "BEGIN; LOCK TABLE ONLY relevo.message IN ACCESS SHARE MODE").await.expect("a lock");
     maintain(&world).await;

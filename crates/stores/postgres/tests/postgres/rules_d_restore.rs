@@ -1,4 +1,4 @@
-//! RULES.md D3 and D4: failover, reconnection, and databases that are not the one in which the rows were written.
+//! RULES.md D3 and D4: failover, reconnection, and databases other than the one in which the rows were written.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -24,7 +24,7 @@ fn ask(owner: Uuid) -> Ask {
     Ask { owner, name: "relay".to_owned(), lease: Duration::from_mins(1), give_back: Vec::new() }
 }
 
-/// Delivers some of what is there and stops politely.
+/// Delivers some of the stored messages and shuts down.
 async fn deliver_some(world: &World, broker: &MemoryBroker, count: usize) {
     let stop = CancellationToken::new();
     let (seen, told) = (AtomicUsize::new(0), stop.clone());
@@ -38,7 +38,7 @@ async fn deliver_some(world: &World, broker: &MemoryBroker, count: usize) {
     broker.on_receipt(|_| ());
 }
 
-/// What a store answers in a database that is not its own.
+/// Returns the store's error in a foreign database.
 async fn foreign(store: &Store) -> String {
     match store.lease(ask(Uuid::from_u128(1))).await {
         Err(StoreError::Foreign { what }) => what,
@@ -46,7 +46,7 @@ async fn foreign(store: &Store) -> String {
     }
 }
 
-/// The primary dies; its standby, which lacks what was not replicated, is promoted.
+/// The primary dies. Its standby is promoted without the data that was not replicated.
 #[tokio::test]
 async fn a_lease_from_the_old_timeline_settles_nothing_on_the_new_one() {
     let world = World::alone().await;
@@ -58,7 +58,7 @@ async fn a_lease_from_the_old_timeline_settles_nothing_on_the_new_one() {
     assert!(!leased.timeline_changed);
     let emitted = world.emit_some(20, 10).await;
     replicated(primary, &standby, &world).await;
-    // From here on the standby gets nothing: this message is published, and has no row afterwards.
+    // From here on the standby receives nothing. This message is published, and its row is lost afterwards.
     let mut session = standby.options().connect().await.expect("a standby that can be read");
     execute(&mut session, "ALTER SYSTEM SET primary_conninfo = ''").await.expect("a setting");
     execute(&mut session, "SELECT pg_reload_conf()").await.expect("a setting");
@@ -91,7 +91,7 @@ async fn a_lease_from_the_old_timeline_settles_nothing_on_the_new_one() {
     assert!(!new.lease(ask(owner)).await.expect("leases").timeline_changed, "once");
     new.leave(owner).await.expect("they are given back");
 
-    // The new primary gives out the lost message's numbers again, to another message.
+    // The new primary assigns the number of the lost message to another message.
     let rows = execute(&mut session, "SELECT relevo.emit('orders', 'k-0', 'OrderPlaced', '{}'), 'k-0'").await;
     let mut ledger = emitted;
     ledger.add(Ledger::read(&rows.expect("a good message")));
@@ -134,7 +134,7 @@ async fn a_broken_connection_is_told_once_and_then_made_anew() {
     store.lease(ask(owner)).await.expect("leases again");
 }
 
-/// The original goes on publishing, and so must not the copy.
+/// The original still publishes, so the copy must not.
 #[tokio::test]
 async fn a_copied_database_is_refused_until_it_is_adopted() {
     let world = World::alone().await;
@@ -167,7 +167,7 @@ async fn an_upgraded_cluster_is_refused_until_it_is_adopted() {
     let broker = broker();
     let mut ledger = world.emit_some(1000, 100).await;
     deliver_some(&world, &broker, 300).await;
-    // `pg_upgrade` changes the system identifier and nothing else.
+    // `pg_upgrade` changes only the system identifier.
     world.run("UPDATE relevo.database_identity SET system_identifier = system_identifier + 1").await;
     let store = world.store().await;
     assert!(foreign(&store).await.contains("relevo adopt"));
@@ -179,7 +179,7 @@ async fn an_upgraded_cluster_is_refused_until_it_is_adopted() {
     assert_eq!(ledger.check(&broker), 0);
 }
 
-/// A dump in a younger server: every stored transaction is in its future.
+/// A dump restored in a younger server: every stored transaction id is in its future.
 #[tokio::test]
 async fn a_restored_dump_is_refused_until_it_is_rebased() {
     let world = World::alone().await;
@@ -211,7 +211,7 @@ async fn a_restored_dump_is_refused_until_it_is_rebased() {
     assert_eq!(ledger.check(&broker), 0);
 }
 
-/// Numbers that were given out before would be below what is settled.
+/// Reassigned numbers would be below the settled position.
 #[tokio::test]
 async fn a_sequence_that_went_back_is_noticed_by_the_next_tick() {
     let world = World::new().await;
@@ -222,7 +222,7 @@ async fn a_sequence_that_went_back_is_noticed_by_the_next_tick() {
     assert_eq!((&*code, message.contains("went back")), ("RV003", true), "{message}");
 }
 
-/// Nothing in it differs from the original: only a person knows, and has a switch.
+/// A clone does not differ from the original. Only an operator knows, and disables the destination.
 #[tokio::test]
 async fn a_physical_clone_keeps_the_identity_and_is_stopped_by_the_switch() {
     let world = World::alone().await;

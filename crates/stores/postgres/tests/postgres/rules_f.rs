@@ -10,7 +10,7 @@ use sqlx::Row as _;
 const A: &str = "00000000-0000-4000-8000-00000000000a";
 const B: &str = "00000000-0000-4000-8000-00000000000b";
 
-/// F4: a publication of all tables makes PostgreSQL refuse updates and deletes in a table without a replica identity.
+/// F4: with a publication of all tables, PostgreSQL rejects updates and deletes in a table without a replica identity.
 #[tokio::test]
 async fn f4_every_table_that_changes_has_a_replica_identity() {
     for version in PgVersion::ALL {
@@ -72,7 +72,8 @@ async fn f5_rows_that_are_not_due_cost_nothing() {
     }
 }
 
-/// F6: one relay releases an address while another parks a message for it, behind a key that waits for the same address.
+/// F6: one relay releases an address while another parks a message for it, behind a key that waits for the same
+/// address.
 #[tokio::test]
 async fn f6_releasing_an_address_and_parking_for_it_do_not_deadlock() {
     let bed = Bed::shared(2).await;

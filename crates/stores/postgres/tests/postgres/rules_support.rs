@@ -1,4 +1,4 @@
-//! Sessions that wait for each other in plain sight, and a small reader, for the tests of the rules.
+//! Support for the tests of the rules: sessions that visibly wait for each other, and a small reader.
 
 use std::time::Duration;
 
@@ -14,12 +14,12 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 use uuid::Uuid;
 
-/// No wait of a test is longer.
+/// Timeout of every wait in a test.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(10);
 const POLL: Duration = Duration::from_millis(2);
 const LEASE: Duration = Duration::from_mins(10);
 
-/// An outbox of one test's own, with the destination `main`.
+/// An outbox for one test, with destination `main`.
 pub(crate) struct Bed {
     pub(crate) database: Database,
     pub(crate) server: Option<Private>,
@@ -31,7 +31,7 @@ impl Bed {
         Self::prepared(Server::shared(PgVersion::V15).database().await, None, shards).await
     }
 
-    /// On a server where no transaction is anybody else's, for what depends on the very next transaction id.
+    /// On a private server without other transactions, for tests that depend on the next transaction id.
     pub(crate) async fn quiet(settings: &[(&str, &str)]) -> Self {
         let settings = [&[("autovacuum", "off")], settings].concat();
         let server = Private::start_with(PgVersion::V15, &settings).await;
@@ -54,17 +54,17 @@ impl Bed {
         Store::open(Config::new(self.database.options(), "main")).await.expect("a migrated database")
     }
 
-    /// Runs one statement in a session of its own.
+    /// Runs one statement in its own session.
     pub(crate) async fn run(&self, sql: &str) {
         self.session().await.run(sql).await;
     }
 
-    /// Emits in a transaction of its own.
+    /// Emits in its own transaction.
     pub(crate) async fn emit(&self, key: &str, label: &str) {
         self.run(&emit(key, label)).await;
     }
 
-    /// Changes a phrase of one of our functions, in this test's own database, to show what breaks without it.
+    /// Replaces a phrase of a function in the database of this test, to show what fails without it.
     pub(crate) async fn mutate(&self, function: &str, phrase: &str, instead: &str) {
         let mut session = self.session().await;
         let source: String = session.one(&format!("SELECT pg_get_functiondef('relevo.{function}'::regproc)")).await;
@@ -72,7 +72,7 @@ impl Bed {
         session.run(&source.replacen(phrase, instead, 1)).await;
     }
 
-    /// Waits until a query says true.
+    /// Waits until a query returns true.
     pub(crate) async fn until(&self, what: &str, query: &str) {
         let mut session = self.session().await;
         let deadline = Instant::now() + DEADLINE;
@@ -82,7 +82,7 @@ impl Bed {
         }
     }
 
-    /// Waits until a started statement waits for another session.
+    /// Waits until a started statement is blocked by another session.
     pub(crate) async fn until_blocked(&self, pending: &Pending) {
         let query = format!("SELECT cardinality(pg_blocking_pids({})) > 0", pending.pid);
         self.until("the statement waits for a lock", &query).await;
@@ -112,7 +112,7 @@ impl Session {
         timeout(DEADLINE, rows).await.unwrap_or_else(|_| panic!("no answer within {DEADLINE:?}: {sql}"))
     }
 
-    /// A statement that may take longer than others.
+    /// Runs a statement that may take longer than others.
     pub(crate) async fn slowly(&mut self, sql: &str) {
         sqlx::raw_sql(AssertSqlSafe(sql))
             .execute(&mut self.connection)
@@ -128,7 +128,7 @@ impl Session {
         self.rows(sql).await;
     }
 
-    /// The only value of a query.
+    /// Returns the only value of a query.
     pub(crate) async fn one<T>(&mut self, sql: &str) -> T
     where
         T: for<'r> sqlx::Decode<'r, sqlx::Postgres> + sqlx::Type<sqlx::Postgres>,
@@ -138,12 +138,12 @@ impl Session {
         rows[0].try_get(0).unwrap_or_else(|error| panic!("{sql}: {error}"))
     }
 
-    /// The first column of a query.
+    /// Returns the first column of a query.
     pub(crate) async fn list(&mut self, sql: &str) -> Vec<String> {
         self.rows(sql).await.iter().map(|row| row.try_get(0).expect("text")).collect()
     }
 
-    /// The code of the error that a statement must end with.
+    /// Returns the code of the error that a statement must raise.
     pub(crate) async fn refusal(&mut self, sql: &str) -> String {
         match self.try_rows(sql).await {
             Ok(_) => panic!("it was not refused: {sql}"),
@@ -151,7 +151,7 @@ impl Session {
         }
     }
 
-    /// The same, for a transaction that is rolled back afterwards.
+    /// Like `refusal`, in a transaction that is rolled back afterwards.
     pub(crate) async fn refusal_in(&mut self, begin: &str, sql: &str) -> String {
         self.run(begin).await;
         let code = self.refusal(sql).await;
@@ -159,7 +159,7 @@ impl Session {
         code
     }
 
-    /// Sends a statement and does not wait for its answer.
+    /// Sends a statement without waiting for its result.
     pub(crate) fn start(mut self, sql: &str) -> Pending {
         let (pid, sql) = (self.pid, sql.to_owned());
         let mut task = JoinSet::new();
@@ -171,7 +171,7 @@ impl Session {
     }
 }
 
-/// The code of a server's error.
+/// Returns the code of a server error.
 pub(crate) fn code(error: &sqlx::Error) -> String {
     let database = error.as_database_error().unwrap_or_else(|| panic!("not the server's: {error}"));
     database.code().expect("a code").into_owned()
@@ -184,12 +184,12 @@ pub(crate) struct Pending {
 }
 
 impl Pending {
-    /// Its session and its answer.
+    /// Returns its session and its result.
     pub(crate) async fn answer(mut self) -> (Session, Result<Vec<PgRow>, sqlx::Error>) {
         self.task.join_next().await.expect("one task").expect("it does not panic")
     }
 
-    /// Its session, after it went well.
+    /// Returns its session after success.
     pub(crate) async fn done(self) -> Session {
         let (session, answer) = self.answer().await;
         answer.expect("the statement goes well");
@@ -197,7 +197,7 @@ impl Pending {
     }
 }
 
-/// Reads and settles all shards together, and publishes nowhere.
+/// Reads and settles all shards together, without publishing.
 pub(crate) struct Reader {
     pub(crate) store: Store,
     pub(crate) leases: Vec<Lease>,
@@ -215,7 +215,7 @@ impl Reader {
         Self { store, leases, at }
     }
 
-    /// Ends, so that another reader can go on.
+    /// Releases the leases, so that another reader can continue.
     pub(crate) async fn leave(self) {
         self.store.leave(self.leases[0].owner).await.expect("an answer");
     }
@@ -232,14 +232,14 @@ impl Reader {
         self.at = end;
     }
 
-    /// Reads and settles one page; its labels.
+    /// Reads and settles one page. Returns its labels.
     pub(crate) async fn next(&mut self, limit: usize) -> Vec<String> {
         let page = self.page(limit, Ceiling::Open).await;
         self.settle(page.end).await;
         labels(&page)
     }
 
-    /// Reads and settles the window that ends at a tick; its labels.
+    /// Reads and settles the window that ends at a tick. Returns its labels.
     pub(crate) async fn read_to_tick(&mut self, tick: i64) -> Vec<String> {
         let page = self.page(100, Ceiling::Tick(tick)).await;
         assert_eq!(page.end, Position::at(tick), "one page to the window's end");
@@ -247,11 +247,11 @@ impl Reader {
         labels(&page)
     }
 
-    /// Reads and settles to the end of what is committed; the labels.
+    /// Reads and settles all committed messages. Returns their labels.
     pub(crate) async fn drain(&mut self) -> Vec<String> {
         let mut labels = Vec::new();
         loop {
-            // The rest of a window may be empty, and the next one not.
+            // The rest of a window may be empty although the next window is not.
             let in_window = !self.at.is_exhausted();
             let page = self.next(100).await;
             if page.is_empty() && !in_window {

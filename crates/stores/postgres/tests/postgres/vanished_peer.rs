@@ -1,4 +1,4 @@
-//! A process whose machine vanishes without a word to the server.
+//! A process whose machine fails without closing its connections.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -17,13 +17,13 @@ use uuid::Uuid;
 
 use crate::e2e_support::World;
 
-/// The default lease of a relay, and the time after which a consumer that is silent loses its lanes.
+/// The default lease of a relay, and the time after which a consumer without heartbeats loses its lanes.
 const LEASE: Duration = Duration::from_secs(10);
-/// `BPF_RET | BPF_K`: takes so many bytes of each packet.
+/// `BPF_RET | BPF_K`: accepts a fixed number of bytes of each packet.
 const TAKE: u16 = 0x06;
 
-/// A proxy that vanishes when it is told to: its system drops every packet of the server unread, answers nothing, and sends
-/// nothing.
+/// A proxy that can simulate a lost machine: its kernel drops every packet of the server unread, answers nothing, and
+/// sends nothing.
 async fn vanishing(upstream: SocketAddr, vanish: watch::Receiver<bool>) -> (SocketAddr, JoinSet<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let addr = listener.local_addr().expect("an address");
@@ -39,7 +39,7 @@ async fn vanishing(upstream: SocketAddr, vanish: watch::Receiver<bool>) -> (Sock
                     _ = vanish.wait_for(|vanished| *vanished) => {}
                 }
                 SockRef::from(&server).attach_filter(&[SockFilter::new(TAKE, 0, 0, 0)]).expect("Linux has filters");
-                // Both stay open: closing them would tell the server.
+                // Both stay open, because closing them would notify the server.
                 std::future::pending::<()>().await;
             });
         }
@@ -68,7 +68,7 @@ async fn the_session_of_a_vanished_process_ends_before_its_lease() {
         place: Some(1),
         correlation: None,
     };
-    // A transaction that holds the message, and would hold its lane, from others.
+    // A transaction that locks the message, and would lock its lane.
     let Begun::Open(mut tx, _) = inbox.begin(Enter { held: None, arrivals: &[arrival] }).await.expect("a database")
     else {
         panic!("nobody else has it");

@@ -1,4 +1,4 @@
-//! What was committed against what was settled, and each contradiction made on purpose.
+//! Compares committed with settled messages, and provokes each contradiction.
 
 use std::time::Duration;
 
@@ -37,7 +37,7 @@ async fn what_was_committed_is_counted_by_where_it_stands() {
     })
     .await;
     relay.stop().await;
-    // Rolled back ones are no part of it.
+    // Rolled-back messages do not count.
     world.run("BEGIN; SELECT relevo.emit('orders', 'k', 'T', '{}'); ROLLBACK").await;
     world.emit(&["pending"]).await;
     let verified = verify(&store).await;
@@ -74,7 +74,7 @@ async fn a_range_is_a_range_of_time() {
     assert_eq!(committed(Range::default()).await, 3);
 }
 
-/// The statements run in one session in which foreign keys are not checked: that is how such rows come about.
+/// Runs the statements in a session that does not check foreign keys. Such rows can only be created that way.
 async fn contradicted(world: &World, sql: &str) -> Vec<String> {
     let mut connection = world.connect().await;
     let unchecked = format!("SET session_replication_role = replica; {sql}");
@@ -82,7 +82,7 @@ async fn contradicted(world: &World, sql: &str) -> Vec<String> {
     verify(&*world.store().await).await.contradictions
 }
 
-/// A parked key, with a state and what that state needs.
+/// A parked key in a state, with the columns that this state needs.
 fn key(state: &str, more: &str) -> String {
     format!(
         "INSERT INTO relevo.parked_key (destination, key, slot, state, attempts, next_at, address, dead_id, route, class, error) \
@@ -145,7 +145,8 @@ async fn a_message_that_no_window_will_hold_is_found() {
     world.run("SELECT relevo.make_tick()").await;
     world.emit(&["a", "b"]).await;
     world.run("SELECT relevo.make_tick()").await;
-    // The shards stand at a tick that has their number below its highest, and does not know their transactions.
+    // The shards are at a tick whose `max_seq` is above the messages' numbers, but which does not list their
+    // transactions.
     world
         .run(
             "UPDATE relevo.tick SET snapshot = '3:3:', late_xids = '{}' WHERE tick = (SELECT max(tick) FROM relevo.tick); \
@@ -157,7 +158,7 @@ async fn a_message_that_no_window_will_hold_is_found() {
     let told = verify(&store).await.contradictions;
     let lost = "2 messages are neither settled nor ahead of their shard: no window will hold them, such as number 1";
     assert_eq!(told, [lost]);
-    // And the other way round: visible at the tick, with a number that it does not know.
+    // The reverse: visible at the tick, with a number above its `max_seq`.
     world
         .run(
             "UPDATE relevo.tick SET snapshot = pg_current_snapshot(), max_seq = 0 \

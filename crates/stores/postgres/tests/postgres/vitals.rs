@@ -1,4 +1,4 @@
-//! What is sampled for those who watch, and that it costs the same however much there is.
+//! Sampling for monitoring, and that its cost does not depend on the amount of data.
 
 use std::time::Duration;
 
@@ -11,8 +11,8 @@ use sqlx::ConnectOptions as _;
 use crate::e2e_support::{MAIN, Running, World, config, until};
 use crate::rules_support::{Bed, Session};
 
-/// A million messages that every shard has settled, in a few transactions, and as many that were handled by a consumer; dead
-/// letters of both that people have dealt with.
+/// A million messages that every shard has settled, in a few transactions, and 300 000 that a consumer has handled.
+/// Both also have dead letters that operators discarded.
 const HISTORY: &str = "
     INSERT INTO relevo.message (seq, xid, slot, id, created_at, topic, key, type, content_type, payload)
     SELECT nextval('relevo.message_seq'), pg_current_xact_id(), n % 256, gen_random_uuid(), now(), 'orders', 'k' || n, 'T', 'c', ''
@@ -30,21 +30,21 @@ const HISTORY: &str = "
     SELECT 'billing', gen_random_uuid(), 0, 'q' || n, n, '{}', '{}', '', 'orders', '0', 'poison', 'bad', 1, now(), 'discarded', now()
     FROM generate_series(1, 50000) AS n";
 
-/// Everything that is committed is settled, by all shards at once.
+/// Settles all committed messages in all shards at once.
 const SETTLE: &str = "
     SELECT relevo.make_tick();
     INSERT INTO relevo.progress (destination, shards, shard, from_tick, to_tick, settled_seq, epoch)
     SELECT 'main', 8, s, t.tick, t.tick, 0, 1 FROM generate_series(0, 7) AS s,
         (SELECT max(tick) AS tick FROM relevo.tick) AS t";
 
-/// The pages that each statement touches.
+/// Returns the number of pages that each statement reads.
 async fn pages(session: &mut Session, statements: &[String]) -> Vec<i64> {
     let mut counts = Vec::new();
     for statement in statements {
         let explain = format!("EXPLAIN (ANALYZE, BUFFERS, TIMING OFF, SUMMARY OFF) {statement}");
         session.run(&explain).await;
         let plan = session.list(&explain).await;
-        // The first line about buffers is that of the whole statement, unless it touched none.
+        // The first line about buffers covers the whole statement, unless it read none.
         let buffers = plan.iter().find(|line| line.contains("Buffers:"));
         let numbers = buffers.iter().flat_map(|line| line.split([' ', '=']));
         counts.push(numbers.filter_map(|word| word.parse::<i64>().ok()).sum());
@@ -69,7 +69,7 @@ async fn ten_messages_cost_as_much_as_a_million() {
     all(&mut loading, SETTLE).await;
     let few = pages(&mut bed.session().await, &statements).await;
     all(&mut loading, HISTORY).await;
-    // In the middle of a window of a million: what was settled of it is passed by index.
+    // In the middle of a window of a million messages. Settled messages are skipped by index.
     loading.run("SELECT relevo.make_tick()").await;
     loading
         .run(
@@ -86,7 +86,7 @@ async fn ten_messages_cost_as_much_as_a_million() {
     let analysed = pages(&mut bed.session().await, &statements).await;
     for (what, counts) in [("in the middle of a window", middle), ("not analysed", many), ("analysed", analysed)] {
         for ((few, count), statement) in few.iter().zip(counts).zip(&statements) {
-            // Trees that hold a million rows are two pages deeper, in each of the few places that are looked up.
+            // Indexes of a million rows are two pages deeper, for each of the few lookups.
             assert!(count <= few + 60, "{what}: {count} pages, {few} with ten messages: {statement}");
         }
     }
@@ -180,7 +180,7 @@ async fn a_destination_that_takes_nothing_holds_retention_back() {
     world.run("UPDATE relevo.message SET created_at = created_at - interval '7 days 1 hour' WHERE seq < 1000000").await;
     let holdback = store.vitals().await.unwrap().holdback;
     assert!(holdback > Duration::from_secs(3500) && holdback < Duration::from_secs(3700), "{holdback:?}");
-    // Whoever carries to another destination tells of this one too.
+    // A relay of another destination reports this one too.
     world.run("SELECT relevo.add_destination('other', 2, 'now')").await;
     let all = world.store_for("other").await.surroundings().await.unwrap().holdbacks;
     let all: Vec<_> = all.iter().map(|(name, held)| (name.as_str(), *held >= holdback)).collect();

@@ -9,7 +9,7 @@ use super::rows::{arrival, clock, hex_ids};
 use crate::classify::Error;
 use crate::queries::{column, now, number, time};
 
-/// Which letters a filter means: parameters 1 to 7.
+/// The condition of a filter. Parameters 1 to 7.
 macro_rules! filter {
     () => {
         " (?1 IS NULL OR consumer = ?1) AND (?2 IS NULL OR hex(id) IN (SELECT value FROM json_each(?2))) \
@@ -19,7 +19,7 @@ macro_rules! filter {
 }
 
 fn filtered<'q>(sql: &'static str, filter: &'q DeadFilter) -> Query<'q, Sqlite, SqliteArguments> {
-    // Times are kept in milliseconds: one that lies between two of them means the later one.
+    // The database stores milliseconds. A time between two of them is rounded up.
     let millis = |at: jiff::Timestamp| -(-at.as_microsecond()).div_euclid(1000);
     sqlx::query(sql)
         .bind(filter.consumer.as_deref())
@@ -31,7 +31,7 @@ fn filtered<'q>(sql: &'static str, filter: &'q DeadFilter) -> Query<'q, Sqlite, 
         .bind(filter.until.map(millis))
 }
 
-/// Dead letters, oldest first.
+/// Lists dead letters, oldest first.
 pub(super) async fn letters(
     connection: &mut SqliteConnection,
     filter: &DeadFilter,
@@ -63,13 +63,13 @@ fn letter(row: &SqliteRow) -> Result<DeadLetter, Error> {
     })
 }
 
-/// How many pending letters a filter means.
+/// Counts the pending dead letters that match a filter.
 pub(super) async fn count(connection: &mut SqliteConnection, filter: &DeadFilter) -> Result<u64, Error> {
     let sql = concat!("SELECT count(*) FROM relevo_inbox_dead_letter WHERE state = 'dead' AND", filter!());
     number(&filtered(sql, filter).fetch_one(connection).await?, 0)
 }
 
-/// A pending letter that a mark touches.
+/// A pending dead letter that a mark changes.
 struct Pending {
     row: i64,
     consumer: String,
@@ -78,7 +78,7 @@ struct Pending {
     holds: bool,
 }
 
-/// Puts pending letters back into their queues, or aside; says how many.
+/// Redrives or discards pending dead letters. Returns their number.
 pub(super) async fn mark(connection: &mut SqliteConnection, fate: Fate, mark: &Mark) -> Result<u64, Error> {
     let sql = concat!(
         "SELECT rowid, consumer, queue, ordinal, blocks_queue FROM relevo_inbox_dead_letter WHERE state = 'dead' AND",
@@ -109,12 +109,12 @@ pub(super) async fn mark(connection: &mut SqliteConnection, fate: Fate, mark: &M
     Ok(rows.len() as u64)
 }
 
-/// How long the letter at this position waits if so many a second are tried.
+/// The delay of the letter at this position, for a rate per second.
 fn pace(position: i64, rate: u32) -> i64 {
     position.saturating_mul(1000) / i64::from(rate.max(1))
 }
 
-/// Puts a dead letter back where it was in its queue: in front of everything that came after it.
+/// Puts a dead letter back at its old position in its queue, before all later messages.
 async fn reopen(connection: &mut SqliteConnection, letter: &Pending, now: i64, at: i64) -> Result<(), Error> {
     ensure(connection, &letter.consumer, &letter.queue, at).await?;
     for sql in [
@@ -137,8 +137,8 @@ async fn reopen(connection: &mut SqliteConnection, letter: &Pending, now: i64, a
     );
     sqlx::query(sql).bind(letter.row).execute(&mut *connection).await?;
     if free(connection, letter, now).await? {
-        // Whoever works on it finds the new head, and gives it back: until then nobody else calls for what that one calls
-        // for. Where it is not the head, everything stays as it is.
+        // A worker that has claimed the queue finds the new head and releases the queue. Its claim stays until then, so
+        // that no other worker makes the same call. If this letter is not the head, nothing changes.
         let sql = "UPDATE relevo_inbox_retry_queue SET next_at_ms = ?4 WHERE consumer = ?1 AND queue = ?2 AND NOT \
                    EXISTS (SELECT 1 FROM relevo_inbox_retry_message \
                    WHERE consumer = ?1 AND queue = ?2 AND ordinal < ?3)";
@@ -148,7 +148,8 @@ async fn reopen(connection: &mut SqliteConnection, letter: &Pending, now: i64, a
     Ok(())
 }
 
-/// A queue that waited for this letter goes on when its first message may be tried; true unless another one holds it.
+/// Unblocks a queue that this letter blocked. The queue is then due when its first message is. Returns false if another
+/// letter still blocks it.
 async fn free(connection: &mut SqliteConnection, letter: &Pending, now: i64) -> Result<bool, Error> {
     let sql = "SELECT 1 FROM relevo_inbox_dead_letter WHERE consumer = ?1 AND queue = ?2 AND blocks_queue";
     let holder = sqlx::query(sql).bind(&letter.consumer).bind(&letter.queue).fetch_optional(&mut *connection).await?;

@@ -12,7 +12,8 @@ use super::rows::{Asking, append, clock, note, note_repeat, of_entry, state};
 use crate::classify::Error;
 use crate::queries::{column, millis, now, number};
 
-/// Whether the owner still has the lane. No member can take it before the transaction ends. True without a lane.
+/// Whether the owner still has the lane. No other member can acquire it before the transaction ends. True without a
+/// lane.
 pub(super) async fn holds(
     connection: &mut SqliteConnection,
     consumer: &str,
@@ -24,7 +25,7 @@ pub(super) async fn holds(
     Ok(select.fetch_optional(connection).await?.is_some())
 }
 
-/// Enters messages, in the order asked; `None` if the lane is lost.
+/// Inserts messages in the given order. Returns `None` if the lane is lost.
 pub(super) async fn enter(
     connection: &mut SqliteConnection,
     asking: Asking<'_>,
@@ -36,7 +37,7 @@ pub(super) async fn enter(
     let waiting = waiting_queues(connection, asking.consumer, enter.arrivals).await?;
     let mut entered = Vec::with_capacity(enter.arrivals.len());
     for arrival in enter.arrivals {
-        // One that stands twice finds the row of the first.
+        // A duplicate in the same call finds the row of the first.
         entered.push(if !insert(connection, asking.consumer, arrival.entry).await? {
             let (state, _) = known(connection, asking.consumer, arrival.entry).await?;
             note_repeat(connection, asking, arrival, state).await?;
@@ -52,7 +53,7 @@ pub(super) async fn enter(
     Ok(Some(entered))
 }
 
-/// Those of the messages' queues that wait in the retry table.
+/// Returns those queues of the messages that are in the retry table.
 async fn waiting_queues(
     connection: &mut SqliteConnection,
     consumer: &str,
@@ -65,7 +66,8 @@ async fn waiting_queues(
     rows.iter().map(|row| column(row, 0)).collect()
 }
 
-/// Enters a message as done; false if it is known. One that was open, or whose call is over, is new.
+/// Inserts a message as done. Returns false if it is known. A message that was only started, or whose call has expired,
+/// counts as new.
 async fn insert(connection: &mut SqliteConnection, consumer: &str, entry: Entry) -> Result<bool, Error> {
     let sql = concat!(
         "INSERT INTO relevo_inbox AS i (consumer, message_id, replay, entered_at_ms) VALUES (?1, ?2, ?3, ",
@@ -77,7 +79,7 @@ async fn insert(connection: &mut SqliteConnection, consumer: &str, entry: Entry)
     Ok(of_entry(sql, consumer, entry).execute(connection).await?.rows_affected() > 0)
 }
 
-/// What a message that is known counts as, and until when its call may run.
+/// Returns the state of a known message, and the expiry of its call.
 async fn known(connection: &mut SqliteConnection, consumer: &str, entry: Entry) -> Result<(State, Option<i64>), Error> {
     let sql =
         "SELECT state, claim_expires_at_ms FROM relevo_inbox WHERE consumer = ?1 AND message_id = ?2 AND replay = ?3";
@@ -85,7 +87,7 @@ async fn known(connection: &mut SqliteConnection, consumer: &str, entry: Entry) 
     Ok((state(&row, 0)?, column(&row, 1)?))
 }
 
-/// A message that was entered waits behind the others of its queue instead.
+/// Appends an inserted message to its retry queue instead.
 async fn put_behind(connection: &mut SqliteConnection, asking: Asking<'_>, arrival: &Arrival) -> Result<(), Error> {
     let sql = "UPDATE relevo_inbox SET state = 'waiting', unfinished_starts = 0, claim_token = NULL, \
                claim_expires_at_ms = NULL \
@@ -96,7 +98,7 @@ async fn put_behind(connection: &mut SqliteConnection, asking: Asking<'_>, arriv
     note(connection, asking, arrival, State::Waiting).await
 }
 
-/// What was entered as handled counts as skipped.
+/// Changes an inserted message from done to skipped.
 pub(super) async fn skip(connection: &mut SqliteConnection, consumer: &str, entry: Entry) -> Result<(), Error> {
     for sql in [
         "UPDATE relevo_inbox SET state = 'skipped' \
@@ -109,7 +111,8 @@ pub(super) async fn skip(connection: &mut SqliteConnection, consumer: &str, entr
     Ok(())
 }
 
-/// Notes that handling begins; says how often it did. A message that has ended, waits or is in a call is left as it is.
+/// Records that handling starts. Returns how often it has started. A message that is settled, waiting or in a call is
+/// not changed.
 pub(super) async fn start(connection: &mut SqliteConnection, consumer: &str, entry: Entry) -> Result<u32, Error> {
     let sql = concat!(
         "INSERT INTO relevo_inbox AS i (consumer, message_id, replay, state, unfinished_starts, entered_at_ms) \
@@ -122,7 +125,7 @@ pub(super) async fn start(connection: &mut SqliteConnection, consumer: &str, ent
     number(&of_entry(sql, consumer, entry).fetch_one(connection).await?, 0)
 }
 
-/// Handling ended without a result: it counts from zero again, and a claim of this token ends.
+/// Handling ended without a result: resets the number of starts, and releases the claim of this token.
 pub(super) async fn ended(
     connection: &mut SqliteConnection,
     consumer: &str,
@@ -174,7 +177,7 @@ pub(super) async fn claim(
     Ok(Claimed::Mine(Claim { token, started: number(&row, 0)? }))
 }
 
-/// Enters the result of a call; false if the lane or the claim is another's.
+/// Inserts the result of a call. Returns false if the lane or the claim is lost.
 pub(super) async fn enter_claimed(
     connection: &mut SqliteConnection,
     asking: Asking<'_>,

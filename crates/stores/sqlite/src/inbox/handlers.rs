@@ -1,4 +1,4 @@
-//! The connection that handlers work on, one after the other.
+//! The connection that handlers use, one after the other.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -11,13 +11,14 @@ use tokio::time::timeout;
 use crate::classify::Error;
 use crate::{config, link, migrate};
 
-/// The transaction that a handler works in.
+/// The transaction in which a handler works.
 pub(super) type Handling = Transaction<'static, Sqlite>;
 
-/// One connection, because one transaction at a time can write: those of this process wait for it in their order.
+/// A single connection, because only one transaction can write at a time. Handlers of this process wait for it in
+/// order.
 ///
-/// Its commits survive a power failure, for they are followed by an acknowledgement. SQLite refuses to change that inside of
-/// a transaction, and handlers have the connection in no other way.
+/// Its commits must survive a power failure, because an acknowledgement follows them. SQLite does not change that
+/// setting inside a transaction, and handlers get the connection only inside one.
 pub(super) struct Handlers {
     file: PathBuf,
     options: SqliteConnectOptions,
@@ -27,12 +28,12 @@ pub(super) struct Handlers {
 
 struct Open {
     pool: SqlitePool,
-    /// Device and inode: another file of the same name is another inbox.
+    /// Device and inode. Another file of the same name is another inbox.
     identity: (u64, u64),
 }
 
 impl Handlers {
-    /// Connects when it is first used.
+    /// Creates a pool that connects on first use.
     pub(super) fn new(file: &Path, wait: Duration) -> Self {
         let options = config::plain_options(file)
             .busy_timeout(wait)
@@ -41,10 +42,10 @@ impl Handlers {
         Self { file: file.to_owned(), options, wait, pool: Mutex::new(None) }
     }
 
-    /// A transaction that has the write lock; `None` if somebody else had it for too long.
+    /// Begins a transaction with the write lock. Returns `None` if another connection held the lock for too long.
     pub(super) async fn begin(&self) -> Result<Option<Handling>, Error> {
         match self.try_begin().await {
-            // A transaction before it left the connection in no known state, as a full disk does.
+            // An earlier transaction left the connection in an unknown state, for example because the disk was full.
             Err(Error::Driver(DriverError::InvalidSavePointStatement | DriverError::WorkerCrashed)) => {
                 self.forget().await;
                 self.try_begin().await
@@ -55,7 +56,7 @@ impl Handlers {
 
     async fn try_begin(&self) -> Result<Option<Handling>, Error> {
         let pool = self.pool().await?;
-        // Once to come to its turn in this process, and once more for the other processes.
+        // One wait for this process's turn, and one for other processes.
         let Ok(begun) = timeout(self.wait * 2, pool.begin_with("BEGIN IMMEDIATE")).await else { return Ok(None) };
         match begun.map_err(Error::from) {
             Ok(transaction) => Ok(Some(transaction)),
@@ -86,7 +87,7 @@ impl Handlers {
         Ok(pool)
     }
 
-    /// Closes the connection, and with it a transaction that may still be open on it. The next handler has another one.
+    /// Closes the connection and any open transaction on it. The next handler gets a new connection.
     pub(super) async fn forget(&self) {
         *self.pool.lock().await = None;
     }

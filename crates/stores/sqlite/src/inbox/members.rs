@@ -14,7 +14,7 @@ use super::rows::clock;
 use crate::classify::Error;
 use crate::queries::{column, millis};
 
-/// Records a member's heartbeat and state; returns what operators ordered.
+/// Records a member's heartbeat and state. Returns the controls that operators set.
 pub(super) async fn beat(connection: &mut SqliteConnection, consumer: &str, beat: &Beat) -> Result<Orders, Error> {
     let now = clock(connection).await?;
     let sql = "INSERT INTO relevo_inbox_consumer AS c (name) VALUES (?1) \
@@ -33,12 +33,12 @@ pub(super) async fn beat(connection: &mut SqliteConnection, consumer: &str, beat
     upsert.bind(now).bind(last).execute(&mut *connection).await?;
     tell(connection, consumer, beat).await?;
     let mut orders = orders(connection, consumer).await?;
-    // A member without a row that reports lanes had a heartbeat before: its row was deleted.
+    // A member without a row that reports lanes had a heartbeat before, so its row was deleted.
     orders.was_dead = before.map_or(!beat.marks.is_empty(), |until| until <= now);
     Ok(orders)
 }
 
-/// Writes marks and breakers of its own lanes. A breaker that it does not name is closed.
+/// Writes marks and breakers of the member's own lanes. A breaker that it does not report is closed.
 async fn tell(connection: &mut SqliteConnection, consumer: &str, beat: &Beat) -> Result<(), Error> {
     let sql = "SELECT lane FROM relevo_inbox_lane WHERE consumer = ?1 AND owner = ?2";
     let rows = sqlx::query(sql).bind(consumer).bind(beat.owner).fetch_all(&mut *connection).await?;
@@ -73,8 +73,8 @@ async fn orders(connection: &mut SqliteConnection, consumer: &str) -> Result<Ord
     Ok(orders)
 }
 
-/// Takes lanes for a living member: its own, free ones, and those whose owner is dead. No handler's transaction is open while
-/// this one is.
+/// Acquires lanes for a live member: its own, free ones, and those of dead owners. No handler's transaction is open at
+/// the same time.
 pub(super) async fn take(
     connection: &mut SqliteConnection,
     consumer: &str,
@@ -104,7 +104,7 @@ pub(super) async fn take(
     Ok(taken)
 }
 
-/// Frees lanes of a member, or all of them if none are named.
+/// Releases lanes of a member, or all of them if none are named.
 pub(super) async fn give_back(
     connection: &mut SqliteConnection,
     consumer: &str,
@@ -118,7 +118,7 @@ pub(super) async fn give_back(
     Ok(())
 }
 
-/// Frees the lanes of a member and forgets it.
+/// Releases the lanes of a member and removes it.
 pub(super) async fn leave(connection: &mut SqliteConnection, consumer: &str, owner: Uuid) -> Result<(), Error> {
     give_back(connection, consumer, owner, None).await?;
     let delete = sqlx::query("DELETE FROM relevo_inbox_member WHERE consumer = ?1 AND owner = ?2");

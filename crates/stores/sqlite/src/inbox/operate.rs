@@ -1,4 +1,4 @@
-//! What operators see of consumers and do with them.
+//! Operator commands for consumers.
 
 use async_trait::async_trait;
 use relevo_core::MessageId;
@@ -12,7 +12,7 @@ use super::{dead, members, replays, show};
 use crate::link::Durability;
 use crate::store::Store;
 
-/// Looks at the file, which waits for no writer.
+/// Reads the file. A read waits for no writer.
 macro_rules! look {
     ($store:expr, $session:ident, $work:expr) => {
         $store
@@ -26,7 +26,7 @@ macro_rules! look {
     };
 }
 
-/// Changes the file, in one transaction that survives a power failure.
+/// Changes the file in one transaction that survives a power failure.
 macro_rules! change {
     ($store:expr, $session:ident, $work:expr) => {
         $store

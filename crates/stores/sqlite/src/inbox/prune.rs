@@ -1,5 +1,5 @@
-//! Retention: deletes rows of handled messages. Messages in retry queues and dead letters that no operator has marked are
-//! never deleted.
+//! Retention: deletes rows of handled messages. It never deletes messages in retry queues, or dead letters that no
+//! operator has marked.
 
 use std::time::Duration;
 
@@ -10,10 +10,10 @@ use super::rows::clock;
 use crate::classify::Error;
 use crate::queries::millis;
 
-/// How long a dead member is still shown.
+/// How long a dead member stays listed.
 const DEAD_MEMBERS: Duration = Duration::from_hours(24);
 
-/// Deletes rows that are older than their retention, at most `limit` of each kind; returns whether there may be more.
+/// Deletes rows that are older than their retention, at most `limit` of each kind. Returns whether there may be more.
 pub(super) async fn prune(
     connection: &mut SqliteConnection,
     consumer: &str,
@@ -40,7 +40,7 @@ pub(super) async fn prune(
             "DELETE FROM relevo_inbox_trace WHERE (id, consumer, replay) IN ( \
              SELECT id, consumer, replay FROM relevo_inbox_trace \
              WHERE consumer = ?1 AND at_ms < ?2 ORDER BY at_ms LIMIT ?3)",
-            // Those of a time when traces were kept are pruned too.
+            // Traces from an earlier configuration are pruned too.
             keeping.trace.unwrap_or(keeping.done),
         ),
         (

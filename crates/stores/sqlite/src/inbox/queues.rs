@@ -10,7 +10,7 @@ use super::rows::{Asking, arrival, clock, note, of_entry};
 use crate::classify::Error;
 use crate::queries::{column, millis, number};
 
-/// Makes a queue that is tried at this time, unless it is there.
+/// Creates a queue that is due at this time, unless it exists.
 pub(super) async fn ensure(
     connection: &mut SqliteConnection,
     consumer: &str,
@@ -22,7 +22,7 @@ pub(super) async fn ensure(
     Ok(())
 }
 
-/// Deletes a queue that is empty and not blocked; returns whether it did.
+/// Deletes a queue that is empty and not blocked. Returns whether it did.
 pub(super) async fn drop_if_empty(
     connection: &mut SqliteConnection,
     consumer: &str,
@@ -33,7 +33,7 @@ pub(super) async fn drop_if_empty(
     Ok(sqlx::query(sql).bind(consumer).bind(queue).execute(connection).await?.rows_affected() > 0)
 }
 
-/// Claims queues whose time has come, those that waited longest first, each with its first messages.
+/// Claims due queues, longest waiting first, each with its first messages.
 pub(super) async fn due(
     connection: &mut SqliteConnection,
     consumer: &str,
@@ -53,7 +53,7 @@ pub(super) async fn due(
     Ok(dues)
 }
 
-/// Claims one queue. Its messages end before the first that is not to be tried yet.
+/// Claims one queue. Its messages end before the first that is not due.
 async fn claim(
     connection: &mut SqliteConnection,
     consumer: &str,
@@ -95,7 +95,7 @@ fn waiting(row: &SqliteRow) -> Result<Waiting, Error> {
     })
 }
 
-/// Whether the claim is still this one; `at` asks too that it has not expired by then.
+/// Whether the claim is still valid. With `at`, the claim must also not have expired by then.
 pub(super) async fn is_claimed(
     connection: &mut SqliteConnection,
     consumer: &str,
@@ -108,7 +108,7 @@ pub(super) async fn is_claimed(
     Ok(select.fetch_optional(connection).await?.is_some())
 }
 
-/// The number of the first message that is left.
+/// Returns the number of the first remaining message.
 pub(super) async fn first(
     connection: &mut SqliteConnection,
     consumer: &str,
@@ -118,8 +118,8 @@ pub(super) async fn first(
     column(&sqlx::query(sql).bind(consumer).bind(queue).fetch_one(connection).await?, 0)
 }
 
-/// Takes the first message of a claimed queue out of it, and enters it as done. False if the claim is another's by now or
-/// has expired, or if another message is the first.
+/// Removes the first message of a claimed queue and inserts it as done. Returns false if the claim is lost or has
+/// expired, or if another message is the first.
 pub(super) async fn enter_first(
     connection: &mut SqliteConnection,
     asking: Asking<'_>,
@@ -147,7 +147,7 @@ pub(super) async fn enter_first(
     Ok(true)
 }
 
-/// When a queue that is neither claimed nor blocked is tried next: as soon as its first message may be.
+/// Returns when a queue that is neither claimed nor blocked is due: when its first message is.
 pub(super) async fn first_at(
     connection: &mut SqliteConnection,
     consumer: &str,
@@ -160,7 +160,7 @@ pub(super) async fn first_at(
     Ok(not_before.map_or(now, |not_before| not_before.max(now)))
 }
 
-/// Ends a claim. An empty queue is gone, the others are due as soon as their first message is.
+/// Releases a claim. Deletes an empty queue. Any other queue is due when its first message is.
 pub(super) async fn release(connection: &mut SqliteConnection, consumer: &str, due: &Due) -> Result<(), Error> {
     if !is_claimed(connection, consumer, due, None).await? || drop_if_empty(connection, consumer, &due.queue).await? {
         return Ok(());
@@ -171,7 +171,7 @@ pub(super) async fn release(connection: &mut SqliteConnection, consumer: &str, d
                CASE WHEN NOT blocked THEN ?3 END \
                WHERE consumer = ?1 AND queue = ?2";
     sqlx::query(sql).bind(consumer).bind(&*due.queue).bind(next).execute(&mut *connection).await?;
-    // It was given back in peace, whatever was begun.
+    // The worker released the queue properly, so unfinished starts do not count.
     let sql = "UPDATE relevo_inbox_retry_message SET unfinished_starts = 0 WHERE consumer = ?1 AND queue = ?2 AND unfinished_starts > 0";
     sqlx::query(sql).bind(consumer).bind(&*due.queue).execute(connection).await?;
     Ok(())

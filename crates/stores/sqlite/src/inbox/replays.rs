@@ -1,4 +1,4 @@
-//! Replays on purpose: messages put into the retry table under a number of their own.
+//! Replays that an operator requested: their messages enter the retry table under the number of the replay.
 
 use relevo_core::inbox::operate::{Fed, Plan, Portion, Replay, ReplayState};
 use relevo_core::inbox::{Arrival, Entry};
@@ -9,14 +9,14 @@ use super::rows::{append, clock, of_entry};
 use crate::classify::Error;
 use crate::queries::{column, now, number, time};
 
-/// The number of dead letters of a replay that no operator redrove.
+/// Counts the dead letters of a replay that no operator redrove.
 macro_rules! dead {
     () => {
         "(SELECT count(*) FROM relevo_inbox_dead_letter AS d \
          WHERE d.consumer = ?1 AND d.replay = ?2 AND d.replay > 0 AND d.state <> 'redriven')"
     };
 }
-/// Begins a replay; gives its number.
+/// Creates a replay and returns its number.
 pub(super) async fn begin(connection: &mut SqliteConnection, plan: &Plan) -> Result<u32, Error> {
     let insert = sqlx::query("INSERT OR IGNORE INTO relevo_inbox_consumer (name) VALUES (?1)");
     insert.bind(&plan.consumer).execute(&mut *connection).await?;
@@ -31,8 +31,8 @@ pub(super) async fn begin(connection: &mut SqliteConnection, plan: &Plan) -> Res
     number(&insert.bind(now).fetch_one(connection).await?, 0)
 }
 
-/// Puts messages into their queues that were not fed before, if the replay runs and stands where they begin. One that has
-/// too many dead letters stops now.
+/// Appends new messages to their queues if the replay is running and its cursor is where they begin. Stops a replay
+/// that has too many dead letters.
 pub(super) async fn feed(
     connection: &mut SqliteConnection,
     consumer: &str,
@@ -75,8 +75,8 @@ pub(super) async fn feed(
     Ok(Fed::Kept)
 }
 
-/// Stops a replay; what of it waits and was never begun is taken out, as if it had not been fed, and the reader goes on before
-/// the first of it.
+/// Stops a replay. Removes its waiting messages that were never started, as if they had not been fed. The cursor moves
+/// back before the first of them.
 pub(super) async fn stop(connection: &mut SqliteConnection, consumer: &str, replay: u32) -> Result<bool, Error> {
     let of_replay = |sql: &'static str| sqlx::query(sql).bind(consumer).bind(i64::from(replay));
     let sql =
@@ -91,11 +91,11 @@ pub(super) async fn stop(connection: &mut SqliteConnection, consumer: &str, repl
     let mut first: Option<(i64, Option<String>)> = None;
     for row in &gone {
         let entry = Entry { id: crate::queries::id(row, 1)?, replay };
-        // No broker repeats what came from a replay: the row protects nothing.
+        // No broker redelivers a replayed message, so the row is not needed for deduplication.
         let sql =
             "DELETE FROM relevo_inbox WHERE consumer = ?1 AND message_id = ?2 AND replay = ?3 AND state = 'waiting'";
         of_entry(sql, consumer, entry).execute(&mut *connection).await?;
-        // A member that has claimed a queue releases it.
+        // If a member has claimed the queue, the member releases it.
         let queue: &str = column(row, 0)?;
         let sql = "SELECT 1 FROM relevo_inbox_retry_queue WHERE consumer = ?1 AND queue = ?2 AND claim_token IS NULL";
         if sqlx::query(sql).bind(consumer).bind(queue).fetch_optional(&mut *connection).await?.is_some() {
@@ -114,7 +114,7 @@ pub(super) async fn stop(connection: &mut SqliteConnection, consumer: &str, repl
     Ok(true)
 }
 
-/// Lets a stopped replay run again, until it has so many dead letters more than now.
+/// Resumes a stopped replay with a limit of `dead_more` additional dead letters.
 pub(super) async fn resume(
     connection: &mut SqliteConnection,
     consumer: &str,
@@ -126,13 +126,13 @@ pub(super) async fn resume(
         dead!(),
         " WHERE consumer = ?1 AND number = ?2 AND state = 'stopped'"
     );
-    // Half of the range, so that the sum stays within it.
+    // Half of the range, so that the sum does not overflow.
     let dead_more = i64::try_from(dead_more).unwrap_or(i64::MAX).min(i64::MAX / 2);
     let update = sqlx::query(sql).bind(consumer).bind(i64::from(replay)).bind(dead_more);
     Ok(update.execute(connection).await?.rows_affected() > 0)
 }
 
-/// The replays of a consumer, newest first. Done is what was fed and neither waits nor is dead.
+/// Lists the replays of a consumer, newest first. A fed message that is neither waiting nor dead counts as done.
 pub(super) async fn list(connection: &mut SqliteConnection, consumer: &str) -> Result<Vec<Replay>, Error> {
     let sql = concat!(
         "SELECT r.number, r.source, r.count, r.rate, r.dead_letters_max, r.requested_by, r.reason, r.state, r.fed, \

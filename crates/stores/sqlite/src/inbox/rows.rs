@@ -1,4 +1,4 @@
-//! How messages are written to rows, and read from them.
+//! Writes messages to rows and reads them back.
 
 use std::fmt::Write as _;
 
@@ -12,7 +12,7 @@ use sqlx::sqlite::{Sqlite, SqliteArguments, SqliteConnection, SqliteRow};
 use crate::classify::Error;
 use crate::queries::{column, id, now, number};
 
-/// Whose rows are meant, and whether their ways are traced.
+/// The consumer whose rows are used, and whether its messages are traced.
 #[derive(Clone, Copy)]
 pub(super) struct Asking<'a> {
     pub(super) consumer: &'a str,
@@ -21,12 +21,12 @@ pub(super) struct Asking<'a> {
 
 type Statement<'q> = Query<'q, Sqlite, SqliteArguments>;
 
-/// A statement whose first three parameters are consumer, id and replay.
+/// Builds a statement whose first three parameters are consumer, id and replay.
 pub(super) fn of_entry<'q>(sql: &'static str, consumer: &'q str, entry: Entry) -> Statement<'q> {
     sqlx::query(sql).bind(consumer).bind(*entry.id.as_uuid()).bind(i64::from(entry.replay))
 }
 
-/// The clock of the database.
+/// Reads the database clock.
 pub(super) async fn clock(connection: &mut SqliteConnection) -> Result<i64, Error> {
     column(&sqlx::query(concat!("SELECT ", now!())).fetch_one(connection).await?, 0)
 }
@@ -35,7 +35,7 @@ pub(super) fn state(row: &SqliteRow, index: usize) -> Result<State, Error> {
     State::of(column(row, index)?).ok_or_else(|| Error::answer("a state is not known"))
 }
 
-/// The columns id, replay, headers, payload, address, lane, place, correlation, queue.
+/// Reads the columns id, replay, headers, payload, address, lane, place, correlation, queue.
 pub(super) fn arrival(row: &SqliteRow, first: usize) -> Result<Arrival, Error> {
     Ok(Arrival {
         entry: Entry { id: id(row, first)?, replay: number(row, first + 1)? },
@@ -51,7 +51,7 @@ pub(super) fn arrival(row: &SqliteRow, first: usize) -> Result<Arrival, Error> {
     })
 }
 
-/// Puts a message behind all others of its queue; gives its number.
+/// Appends a message to its queue and returns its number.
 pub(super) async fn append(
     connection: &mut SqliteConnection,
     consumer: &str,
@@ -67,7 +67,7 @@ pub(super) async fn append(
     column(&insert.bind(&*arrival.queue).bind(arrived).fetch_one(connection).await?, 0)
 }
 
-/// Traces what became of a message, if that is asked for.
+/// Records the state of a message in the trace, if tracing is on.
 pub(super) async fn note(
     connection: &mut SqliteConnection,
     asking: Asking<'_>,
@@ -83,7 +83,7 @@ pub(super) async fn note(
     trace(connection, sql, asking, arrival, state).await
 }
 
-/// Traces that a message came again: it only counts.
+/// Counts a repeat of a message in the trace.
 pub(super) async fn note_repeat(
     connection: &mut SqliteConnection,
     asking: Asking<'_>,
@@ -115,7 +115,7 @@ async fn trace(
     Ok(())
 }
 
-/// A value need not be text, and JSON has nothing but text.
+/// Header values may be any bytes, but JSON holds only text.
 fn headers_text(headers: &[(String, Bytes)]) -> String {
     let hex = |value: &Bytes| {
         let mut text = String::with_capacity(value.len() * 2);
@@ -135,7 +135,7 @@ fn headers(text: &str) -> Option<Vec<(String, Bytes)>> {
     pairs.into_iter().map(|(name, hex)| Some((name, value(&hex)?.into()))).collect()
 }
 
-/// The hexadecimal digits of ids, as SQLite's `hex` prints them, as a JSON array; `None` if there are none.
+/// Returns ids as a JSON array of hexadecimal digits, as SQLite's `hex` prints them. `None` if there are none.
 pub(super) fn hex_ids(ids: &[MessageId]) -> Option<String> {
     let hex = |id: &MessageId| id.as_uuid().simple().to_string().to_uppercase();
     let list: serde_json::Value = ids.iter().map(hex).collect();

@@ -36,7 +36,7 @@ pub(super) async fn set_back(
             let until: Option<i64> = column(&row, 3)?;
             match (state(&row, 0)?, claim) {
                 (State::Open, None) => column(&row, 2)?,
-                // The claim has expired: its caller is dead.
+                // The claim has expired, so its caller is dead.
                 (State::Calling, None) if until.is_none_or(|until| until <= now) => column(&row, 2)?,
                 (State::Calling, None) => return Ok(Kept::Busy),
                 (State::Calling, Some(claim)) if token == Some(claim.token) => column(&row, 2)?,
@@ -77,7 +77,7 @@ pub(super) async fn set_back(
     Ok(Kept::Kept)
 }
 
-/// Keeps the first message of a claimed queue.
+/// Records a failure of the first message of a claimed queue.
 pub(super) async fn set_back_due(
     connection: &mut SqliteConnection,
     asking: Asking<'_>,
@@ -110,7 +110,7 @@ pub(super) async fn set_back_due(
         }
     };
     if setback.stop != Stop::DeadContinue {
-        // A queue that a dead letter holds is not tried, whatever else happens in it.
+        // A queue that a dead letter blocks is never due, whatever else changes.
         let sql = "UPDATE relevo_inbox_retry_queue SET claim_token = NULL, claim_expires_at_ms = NULL, blocked = \
                    blocked OR ?3 IS NULL, \
                    next_at_ms = CASE WHEN NOT blocked THEN ?3 END WHERE consumer = ?1 AND queue = ?2";
@@ -119,7 +119,7 @@ pub(super) async fn set_back_due(
     Ok(Kept::Kept)
 }
 
-/// Records a failure in the row of the message; `not_before` is kept where it is `None`.
+/// Records a failure in the row of the message. If `not_before` is `None`, the stored time is kept.
 async fn count(
     connection: &mut SqliteConnection,
     no: i64,
@@ -144,7 +144,7 @@ async fn message(connection: &mut SqliteConnection, no: i64) -> Result<Arrival, 
     arrival(&sqlx::query(sql).bind(no).fetch_one(connection).await?, 0)
 }
 
-/// Moves a message of a retry queue to the dead letters; an existing dead letter of it becomes pending again.
+/// Moves a message of a retry queue to the dead letters. An existing dead letter of it becomes pending again.
 async fn bury(
     connection: &mut SqliteConnection,
     asking: Asking<'_>,

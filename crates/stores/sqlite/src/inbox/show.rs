@@ -1,4 +1,4 @@
-//! Consumers, as operators see them.
+//! Consumer listings for operators.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use super::rows::{clock, state};
 use crate::classify::Error;
 use crate::queries::{column, id, number, optional_time, time};
 
-/// All consumers, or the one of this name.
+/// Lists all consumers, or only the one with this name.
 pub(super) async fn consumers(connection: &mut SqliteConnection, only: Option<&str>) -> Result<Vec<Consumer>, Error> {
     let sql = "SELECT n.name, coalesce(c.paused, 0), \
                (SELECT count(*) FROM relevo_inbox_member AS m WHERE m.consumer = n.name AND m.expires_at_ms > ?2), \
@@ -42,7 +42,7 @@ pub(super) async fn consumers(connection: &mut SqliteConnection, only: Option<&s
     rows.iter().map(consumer).collect()
 }
 
-/// One consumer with its members, its lanes and its first queues.
+/// Returns one consumer with its members, its lanes and its first queues.
 pub(super) async fn shown(connection: &mut SqliteConnection, name: &str, limit: usize) -> Result<Option<Shown>, Error> {
     let Some(consumer) = consumers(connection, Some(name)).await?.pop() else { return Ok(None) };
     let members = members(connection, name).await?;
@@ -86,7 +86,7 @@ async fn lanes(connection: &mut SqliteConnection, consumer: &str) -> Result<Vec<
     rows.iter().map(lane).collect()
 }
 
-/// The head of a queue that waits for a person is the dead letter that holds it.
+/// The head of a blocked queue is the dead letter that blocks it.
 async fn queues(connection: &mut SqliteConnection, consumer: &str, limit: usize) -> Result<Vec<Queue>, Error> {
     let sql = "SELECT q.queue, q.next_at_ms, (SELECT count(*) FROM ( \
                    SELECT 1 FROM relevo_inbox_retry_message AS b WHERE b.consumer = ?1 AND b.queue = q.queue LIMIT \
@@ -116,7 +116,7 @@ async fn queues(connection: &mut SqliteConnection, consumer: &str, limit: usize)
     rows.iter().map(queue).collect()
 }
 
-/// Records an order, which members read with their next heartbeat; false if the consumer does not exist.
+/// Records a control, which members read with their next heartbeat. Returns false if the consumer does not exist.
 pub(super) async fn order(
     connection: &mut SqliteConnection,
     consumer: &str,
@@ -147,7 +147,7 @@ const PAUSE: &str = "UPDATE relevo_inbox_lane SET paused = ?3 WHERE consumer = ?
 const FORCE: &str =
     "UPDATE relevo_inbox_lane SET breaker_forced = ?3 WHERE consumer = ?1 AND (?2 IS NULL OR lane = ?2)";
 
-/// What consumers did with a message.
+/// Returns the trace of a message in all consumers.
 pub(super) async fn traces(connection: &mut SqliteConnection, message: MessageId) -> Result<Vec<Trace>, Error> {
     let sql = "SELECT consumer, replay, state, repeats, address, lane, broker_offset, correlation, at_ms FROM \
                relevo_inbox_trace \
@@ -169,7 +169,8 @@ pub(super) async fn traces(connection: &mut SqliteConnection, message: MessageId
     rows.iter().map(trace).collect()
 }
 
-/// What the inboxes know of a message. The table begins with the consumer, so that each is asked for it.
+/// Returns the inbox rows of a message. The primary key begins with the consumer, so the query looks the id up for each
+/// consumer.
 pub(super) async fn known(connection: &mut SqliteConnection, message: MessageId) -> Result<Vec<Known>, Error> {
     let sql = "WITH RECURSIVE step (name) AS ( \
                    SELECT min(consumer) FROM relevo_inbox \

@@ -1,4 +1,4 @@
-//! The outbox's log as a source of replays: read forwards, which waits for no writer.
+//! The outbox log as a replay source, read forwards. A read waits for no writer.
 
 use std::sync::Arc;
 
@@ -11,24 +11,24 @@ use crate::classify::Error;
 use crate::queries::{self, column, number};
 use crate::store::Store;
 
-/// How many messages one call looks at.
+/// The number of messages that one call reads.
 const CHUNK: i64 = 5_000;
-/// How many are read at once to be counted.
+/// The number of messages per page while counting.
 const COUNTED: usize = 1_000;
 
-/// The log of an outbox, with what its relay does to messages.
+/// The log of an outbox, with the routing of its relay.
 pub struct OutboxLog {
     store: Arc<Store>,
     sending: Sending,
 }
 
 impl OutboxLog {
-    /// The log of this outbox, whose messages are sent like this.
+    /// Creates a replay source for this outbox. `sending` defines how its messages are sent.
     pub const fn new(store: Arc<Store>, sending: Sending) -> Self {
         Self { store, sending }
     }
 
-    /// Whether a payload comes with each message: counting needs none.
+    /// Counting reads no payloads, so `payload` is false for it.
     async fn read_on(&self, filter: &Filter, ask: Ask, payload: bool) -> Result<Read, SourceError> {
         let looked = async {
             let mut session = self.store.reading.take().await?;
@@ -56,14 +56,14 @@ async fn read(
         return Ok(Read { messages: Vec::new(), next: ask.after.max(low.unsigned_abs()), ended: true });
     };
     let is_last = column::<i64>(&row, 1)? < CHUNK;
-    // A running sum of what stands before each, so that large payloads are not even read.
+    // A running sum of the payloads before each row stops the page at its byte limit. Larger payloads are not read.
     let sql = "SELECT seq, id, created_at_ms, topic, key, type, content_type, headers, CASE WHEN ?10 THEN payload END, size \
                FROM (SELECT *, sum(size) OVER (ORDER BY seq) - size AS before FROM ( \
                    SELECT *, octet_length(payload) * ?10 AS size FROM relevo_message WHERE seq > ?1 AND seq <= ?2 \
                    AND (?3 IS NULL OR key = ?3) AND (?4 IS NULL OR topic = ?4) AND (?5 IS NULL OR type = ?5) \
                    AND (?6 IS NULL OR created_at_ms >= ?6) AND (?7 IS NULL OR created_at_ms < ?7) \
                    ORDER BY seq LIMIT ?8)) WHERE before < ?9 ORDER BY seq";
-    // Times of the log are whole milliseconds: none lies between one and the next.
+    // The log stores whole milliseconds, so a bound is rounded up.
     let ceiling = |at: Timestamp| -(-at.as_microsecond()).div_euclid(1000);
     let (limit, bytes) = (ask.limit.max(1), ask.bytes.max(1));
     let most = |number: usize| i64::try_from(number).unwrap_or(i64::MAX);

@@ -1,3 +1,3 @@
-//! The suite that every store runs.
+//! Runs the store suite.
 
 relevo_conformance::store_suite!(crate::harness::start);

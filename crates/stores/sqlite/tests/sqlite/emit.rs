@@ -1,4 +1,4 @@
-//! Writing: what `emit` keeps, refuses and takes back.
+//! Emitting: what `emit` stores, rejects and cancels.
 
 use std::time::Duration;
 
@@ -110,7 +110,7 @@ async fn a_pool_begins_with_the_write_lock_too() {
     assert_eq!(read, emitted);
 }
 
-/// With a write-ahead log a commit over two files is not atomic: message and effect could be torn apart.
+/// With a write-ahead log, a commit over two files is not atomic. A crash could keep the effect without the message.
 #[tokio::test]
 async fn an_outbox_in_an_attached_file_is_refused() {
     let scratch = Scratch::new();
@@ -129,7 +129,7 @@ async fn an_outbox_in_an_attached_file_is_refused() {
     assert!(matches!(emit(&mut tx, later).await, Err(EmitError::NotInMain)));
 }
 
-/// Why `begin` exists.
+/// The reason for `begin`.
 #[tokio::test]
 async fn a_plain_begin_that_read_first_is_told_that_another_writer_was_faster() {
     let scratch = Scratch::new();
@@ -141,7 +141,7 @@ async fn a_plain_begin_that_read_first_is_told_that_another_writer_was_faster() 
     assert!(matches!(emit(&mut tx, draft("k")).await, Err(EmitError::Busy(_))));
 }
 
-/// `synchronous` belongs to a connection: whatever a writer has, what it committed is read.
+/// `synchronous` belongs to a connection. Committed messages are read whatever setting the writer has.
 #[tokio::test]
 async fn messages_of_careless_writers_are_read_in_order() {
     let scratch = Scratch::new();

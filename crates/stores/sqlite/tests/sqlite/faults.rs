@@ -1,4 +1,4 @@
-//! Disks that are full, files that are locked, damaged or not there: one clear error each, and nothing lost.
+//! Full disks, and locked, damaged or missing files: one clear error each, and no lost message.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt as _;
@@ -35,7 +35,7 @@ async fn a_full_disk_is_told_and_passes_when_there_is_space_again() {
     let mut emitted = vec![emit_one(&mut connection, draft("k")).await];
     std::fs::write(directory.join("ballast"), vec![0; 1 << 20]).unwrap();
 
-    // Writers fill the disk: what they are told is an error, and what committed before stays.
+    // Writers fill the disk. They get an error, and earlier commits stay.
     let error = loop {
         let mut tx = match begin(&mut connection).await {
             Ok(tx) => tx,
@@ -53,7 +53,7 @@ async fn a_full_disk_is_told_and_passes_when_there_is_space_again() {
     assert!(error.contains("full"), "{error}");
     drop(connection);
 
-    // The relay reads on. When it cannot settle it says why; nothing is lost by that.
+    // The relay continues to read. When it cannot settle, it returns the reason, and no message is lost.
     let page = reader.read().await.unwrap();
     assert_eq!(ids(&page.entries), emitted);
     let refused = loop {
@@ -98,7 +98,7 @@ async fn a_file_that_cannot_be_written_is_told() {
     assert!(open(&file).await.is_ok());
     closed(&file).await;
 
-    // Only the file itself, in a directory that can be written.
+    // Only the file itself is read-only, in a writable directory.
     let name = file.to_str().unwrap();
     mount(&["--bind", name], &file);
     mount(&["-o", "remount,ro,bind"], &file);
@@ -107,7 +107,7 @@ async fn a_file_that_cannot_be_written_is_told() {
     assert!(told(&error).contains("cannot be written; hint: "), "{}", told(&error));
 }
 
-/// `synchronous` is the writer's affair: what a relay is about to publish is flushed by the relay, once a window.
+/// A writer may use any `synchronous` setting. The relay flushes messages before it publishes them, once per window.
 #[tokio::test]
 async fn nothing_is_read_that_could_not_be_flushed() {
     let scratch = Scratch::new();
@@ -119,7 +119,7 @@ async fn nothing_is_read_that_could_not_be_flushed() {
     let hidden = scratch.path().join("hidden");
     let hide = || {
         std::fs::rename(&log, &hidden).unwrap();
-        // A link to itself cannot be opened by anybody, not even by root.
+        // No user can open a link to itself, not even root.
         std::os::unix::fs::symlink(&log, &log).unwrap();
     };
     hide();
@@ -153,7 +153,7 @@ async fn a_locked_file_is_told_after_a_wait_and_reading_goes_on() {
     assert_eq!(ids(&reader.drain().await.unwrap()), []);
 }
 
-/// An application that writes for longer than a lease: a relay that has nothing to change asks without the lock.
+/// An application writes for longer than a lease. A relay without changes checks its leases without the lock.
 #[tokio::test]
 async fn a_long_writer_does_not_keep_a_relay_from_asking_for_its_leases() {
     let scratch = Scratch::new();

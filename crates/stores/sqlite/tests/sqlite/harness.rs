@@ -1,4 +1,4 @@
-//! A SQLite file as the suite sees it.
+//! The harness of the store suite for a SQLite file.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -16,16 +16,16 @@ use tokio::time::Instant;
 
 use crate::scratch::{self, PATIENT, Scratch};
 
-/// How long sessions of the suite wait for an open writer, which in a case never ends meanwhile.
+/// How long store connections wait for an open writer. In a case that writer never ends in the meantime.
 const BUSY: Duration = Duration::from_millis(250);
-/// The same for writers, of which a case tries many.
+/// The same for writers. It is shorter because a case tries many.
 const BUSY_WRITER: Duration = Duration::from_millis(20);
 
 pub(crate) struct File {
     scratch: Scratch,
     path: PathBuf,
-    /// Open as long as the case runs, so that no other connection is ever the last one: that one would have the file for
-    /// itself while it closes, and take the log away.
+    /// Open while the case runs, so that no other connection is ever the last one. The last one locks the file while it
+    /// closes, and deletes the write-ahead log.
     open: SqliteConnection,
 }
 
@@ -58,7 +58,7 @@ impl File {
     }
 }
 
-/// Makes stored times earlier, in one transaction.
+/// Moves stored times back in one transaction.
 fn earlier(columns: &[(&str, &str)], time: Duration) -> String {
     let each =
         columns.iter().map(|(table, column)| format!("UPDATE {table} SET {column} = {column} - {};", time.as_millis()));
@@ -103,7 +103,7 @@ impl StoreHarness for File {
         assert!(self.store_for(name).await.switch(on).await.expect("a free file"));
     }
 
-    /// What a kill leaves is the two files as they are at that moment; the shared memory is made anew.
+    /// A killed process leaves the two files as they are at that moment. SQLite recreates the shared memory.
     async fn crash(&mut self) {
         let after = self.scratch.path().join("after-the-crash.db");
         for suffix in ["", "-wal"] {
@@ -114,8 +114,8 @@ impl StoreHarness for File {
         self.path = after;
     }
 
-    /// Stored times become earlier. While the only writer is open nobody can change them: then it is really waited, for the
-    /// writer or for the time.
+    /// Moves stored times back. While a writer is open this is not possible. Then it really waits, for the writer or
+    /// for the time.
     async fn let_pass(&self, time: Duration) {
         let columns = [
             ("relevo_lease", "expires_at_ms"),
@@ -153,7 +153,7 @@ impl StoreHarness for File {
     }
 }
 
-/// A transaction of an application, on a connection of its own.
+/// An application's transaction on its own connection.
 pub(crate) struct Session(Transaction<'static, Sqlite>);
 
 impl Session {

@@ -1,3 +1,3 @@
-//! The suite that every inbox runs.
+//! Runs the inbox suite.
 
 relevo_conformance::inbox_suite!(crate::inbox_harness::start);

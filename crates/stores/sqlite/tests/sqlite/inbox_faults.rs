@@ -1,4 +1,4 @@
-//! The inbox on a full disk, in a locked file and in one that was replaced; and what its commits survive.
+//! The inbox on a full disk, in a locked file and in a replaced file, and which failures its commits survive.
 
 use std::path::Path;
 use std::process::Command;
@@ -15,7 +15,7 @@ use crate::scratch::{PATIENT, Scratch, part, told, with_mounts};
 
 const WAIT: Duration = Duration::from_millis(200);
 
-/// Nobody else writes: busy is only a machine that was away for longer than a call waits.
+/// There is no other writer. Busy means only that the machine paused for longer than a call waits.
 async fn opened(inbox: &Inbox, number: u64) -> Handling {
     let begin = async || inbox.begin(Enter { held: None, arrivals: &[arrival(number)] }).await.expect("a file");
     let opening = async {
@@ -63,7 +63,8 @@ async fn a_message_that_met_a_full_disk_is_handled_when_there_is_space_again() {
     assert_eq!(effects(&file).await, (handled + 1, handled + 1));
 }
 
-/// A broker is told that a message is done right after the handler's commit: it must survive a power failure by then.
+/// The broker gets the acknowledgement right after the handler's commit, so the commit must survive a power failure by
+/// then.
 #[tokio::test]
 async fn what_handlers_commit_is_flushed_whatever_they_try() {
     let scratch = Scratch::new();

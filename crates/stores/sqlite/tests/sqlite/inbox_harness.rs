@@ -1,4 +1,4 @@
-//! The inbox in a SQLite file as the suite sees it.
+//! The harness of the inbox suite for a SQLite file.
 
 use std::time::Duration;
 
@@ -15,13 +15,13 @@ use uuid::Uuid;
 
 use crate::scratch::{self, MAIN, PATIENT, Scratch};
 
-/// Long enough for any writer of a case that ends, on a busy machine too.
+/// Longer than any writer of a case that ends, even on a slow machine.
 const WAIT: Duration = Duration::from_secs(2);
 
 pub(crate) struct File {
     scratch: Scratch,
-    /// Open as long as the case runs, so that no other connection is ever the last one: that one would have the file for
-    /// itself while it closes.
+    /// Open while the case runs, so that no other connection is ever the last one. The last one locks the file while it
+    /// closes.
     _open: SqliteConnection,
 }
 
@@ -34,7 +34,8 @@ pub(crate) async fn start() -> File {
 }
 
 impl File {
-    /// Stored times become earlier, in one transaction; an error if somebody else writes for so long.
+    /// Moves stored times back in one transaction. Returns an error if another connection writes for longer than
+    /// `wait`.
     async fn move_back(&self, columns: &[(&str, &str)], time: Duration, wait: Duration) -> Result<(), sqlx::Error> {
         let earlier =
             |(table, column): &(&str, &str)| format!("UPDATE {table} SET {column} = {column} - {};", time.as_millis());
@@ -82,8 +83,8 @@ impl Harness for File {
         rows.iter().map(|row| MessageId::from_uuid(row.get::<Uuid, _>(0))).collect()
     }
 
-    /// Stored times become earlier, those of dead letters too: they are told apart by milliseconds. While the only writer is
-    /// open nobody can change them: then it is really waited, for the writer or for the time.
+    /// Moves stored times back. Includes those of dead letters, because milliseconds distinguish them. While a writer
+    /// is open this is not possible. Then it really waits, for the writer or for the time.
     async fn pass(&self, time: Duration) {
         let columns = [
             ("relevo_inbox", "claim_expires_at_ms"),

@@ -1,4 +1,4 @@
-//! Several processes that handle the same messages from one file, some of them killed.
+//! Several processes handle the same messages from one file, and some of them are killed.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::Path;
@@ -21,7 +21,7 @@ fn start(test: &str, part: &str) -> Child {
     this_test(test, part).stdout(Stdio::piped()).spawn().expect("this program runs")
 }
 
-/// Waits until the child has said this word so often, then kills it in the middle of whatever it does.
+/// Waits until the child has printed this word `times` times, then kills it at an arbitrary point.
 fn kill_after(child: &mut Child, word: &str, times: usize) {
     let lines = BufReader::new(child.stdout.take().expect("its output")).lines();
     assert_eq!(lines.map_while(Result::ok).filter(|line| line.ends_with(word)).take(times).count(), times);

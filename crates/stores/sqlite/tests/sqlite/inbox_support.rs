@@ -1,4 +1,4 @@
-//! An inbox in a file of its own, messages for it, and a ledger of what was done with them.
+//! An inbox in its own file, messages for it, and a ledger of their effects.
 
 use std::path::Path;
 use std::time::Duration;
@@ -17,14 +17,15 @@ use crate::scratch::{closed, connect, run};
 
 pub(crate) type Handling = Transaction<'static, Sqlite>;
 
-/// A migrated file with a ledger in which a message can stand twice. Nobody has it open: who opens it next may be in haste.
+/// Creates a migrated file with a ledger that accepts duplicate messages. All connections are closed, so that the next
+/// one can open it with a short timeout.
 pub(crate) async fn prepare(file: &Path) {
     migrate::migrate(file).await.expect("a new file");
     run(file, "CREATE TABLE ledger (id BLOB NOT NULL, weight BLOB NOT NULL)").await;
     closed(file).await;
 }
 
-/// An inbox that waits this long for other writers, whatever it does.
+/// An inbox that uses this timeout for all waits.
 pub(crate) async fn inbox(file: &Path, wait: Duration) -> Inbox {
     let config = Config { lock_timeout: wait, busy_timeout: wait, ..Config::new(file) };
     Inbox::open(&config, "billing", Keeping::default()).await.expect("a migrated file")
@@ -48,7 +49,7 @@ pub(crate) async fn effect(tx: &mut Handling, arrival: &Arrival, weight: usize) 
     insert.bind(vec![7; weight]).execute(&mut **tx).await.map(|_| ())
 }
 
-/// Handles a message unless it is known, and again while another writer is in the way.
+/// Handles a message unless it is known. Tries again while another writer blocks it.
 pub(crate) async fn handle(inbox: &Inbox, arrival: &Arrival, weight: usize) -> Result<Entered, StoreError> {
     loop {
         match inbox.begin(Enter { held: None, arrivals: std::slice::from_ref(arrival) }).await? {
@@ -68,7 +69,7 @@ pub(crate) async fn handle(inbox: &Inbox, arrival: &Arrival, weight: usize) -> R
     }
 }
 
-/// How many effects there are, and of how many messages.
+/// Returns the number of effects, and of the messages that have one.
 pub(crate) async fn effects(file: &Path) -> (i64, i64) {
     let sql = "SELECT count(*), count(DISTINCT id) FROM ledger";
     sqlx::query_as(sql).fetch_one(&mut connect(file).await).await.expect("a ledger")

@@ -1,4 +1,4 @@
-//! What people see of an outbox.
+//! Operator queries on an outbox.
 
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ fn mark() -> Mark {
     Mark { filter: DeadFilter::default(), dry_run: false, by: "ana".to_owned(), reason: "fixed".to_owned() }
 }
 
-/// An outbox with a message in every status but quarantined and discarded; keys are named after them.
+/// An outbox with a message in every status except quarantined and discarded. Keys have the names of the statuses.
 async fn every_status(scratch: &Scratch) -> Reader {
     let mut reader = Reader::start(outbox(&scratch.file(), 4).await).await;
     let mut connection = connect(&scratch.file()).await;

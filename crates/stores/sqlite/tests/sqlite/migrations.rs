@@ -101,7 +101,7 @@ async fn a_file_with_another_journal_is_refused_until_it_is_migrated() {
     drop(outbox(&scratch.file(), 1).await);
     let options = connect_options(scratch.file()).busy_timeout(Duration::from_secs(5));
     let mut connection = options.pragma("journal_mode", "DELETE").connect().await.unwrap();
-    // Connections of the store close on their own threads; the change needs the file alone.
+    // Connections of the store close on their own threads, and this change needs exclusive access to the file.
     let mode = loop {
         match sqlx::query("PRAGMA journal_mode = DELETE").fetch_one(&mut connection).await {
             Ok(row) => break row.get::<String, _>(0),

@@ -13,7 +13,8 @@ use crate::scratch::{Reader, Scratch, open, outbox, part, this_test};
 
 const KEYS: u32 = 5;
 
-/// Writes until it is killed: a counter per key and a message with its value, together, and every third time nothing.
+/// Writes until it is killed: a counter per key and a message with its value in one transaction. Every third one is
+/// rolled back.
 async fn write(file: &Path, name: &str) {
     let mut connection = connect_options(file).busy_timeout(Duration::from_secs(30)).connect().await.expect("a file");
     for number in 0u32.. {
@@ -36,7 +37,7 @@ fn start(test: &str, part: &str) -> Child {
     this_test(test, part).stdout(Stdio::piped()).spawn().expect("this program runs")
 }
 
-/// Waits until the child has written so often, then kills it in the middle of whatever it does.
+/// Waits until the child has written `times` times, then kills it at an arbitrary point.
 fn kill_after(child: &mut Child, times: usize) {
     let lines = BufReader::new(child.stdout.take().expect("its output")).lines();
     assert_eq!(lines.map_while(Result::ok).filter(|line| line.ends_with("wrote")).take(times).count(), times);
@@ -79,7 +80,7 @@ async fn killed_writers_leave_all_that_they_committed_and_nothing_else() {
     assert!(committed.iter().map(|(_, value)| value).sum::<i64>() > 100);
 }
 
-/// Relays of several processes share the shards; one that is killed is replaced, and nothing is skipped.
+/// Relays of several processes share the shards. A killed one is replaced, and no message is skipped.
 #[tokio::test]
 async fn a_killed_relay_is_replaced_where_it_had_settled() {
     const TEST: &str = "processes::a_killed_relay_is_replaced_where_it_had_settled";
@@ -114,7 +115,7 @@ async fn a_killed_relay_is_replaced_where_it_had_settled() {
             .map_while(Result::ok)
             .filter_map(|line| line.split_once("took ")?.1.parse::<relevo_core::MessageId>().ok()),
     );
-    // Its lease is long: let it be over.
+    // Its lease is long, so let it expire now.
     crate::scratch::run(&file, "UPDATE relevo_lease SET expires_at_ms = 0; UPDATE relevo_relay SET expires_at_ms = 0")
         .await;
     for number in 0..50 {

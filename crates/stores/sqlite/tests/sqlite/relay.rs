@@ -1,4 +1,4 @@
-//! The production relay on SQLite: what is committed arrives, in order, whatever goes on beside it.
+//! The production relay on SQLite: committed messages arrive in order, whatever else happens.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ use uuid::Uuid;
 
 use crate::scratch::{MAIN, Scratch, connect, draft, outbox};
 
-/// Nothing that a test waits for takes longer.
+/// Timeout of every wait in a test.
 const DEADLINE: Duration = Duration::from_secs(30);
 
 async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
@@ -56,7 +56,7 @@ impl Running {
     }
 }
 
-/// Commits and rolls back; gives what committed, by key, in order.
+/// Commits and rolls back transactions. Returns the committed messages by key, in order.
 async fn write(file: PathBuf, writer: usize, times: usize) -> BTreeMap<String, Vec<MessageId>> {
     let mut connection = connect(&file).await;
     let mut committed: BTreeMap<String, Vec<MessageId>> = BTreeMap::new();
@@ -143,7 +143,7 @@ async fn a_dead_letter_holds_its_key_until_it_is_redriven() {
     assert_eq!(arrived, bad, "before its successors");
 }
 
-/// The clock was set back by an hour after a relay had died: its leases end an hour ahead.
+/// The clock was set back by an hour after a relay died, so its leases end an hour ahead.
 #[tokio::test]
 async fn leases_from_before_the_clock_was_set_back_are_taken() {
     let scratch = Scratch::new();

@@ -1,4 +1,4 @@
-//! The suite that every log runs which messages are replayed from.
+//! Runs the replay source suite.
 
 use std::sync::Arc;
 

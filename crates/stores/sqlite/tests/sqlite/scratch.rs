@@ -1,4 +1,4 @@
-//! A directory for one test, an outbox in it, and the least that can be called a relay.
+//! A directory for one test, an outbox in it, and a minimal relay.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -16,12 +16,13 @@ use sqlx::{ConnectOptions as _, Connection as _};
 use uuid::Uuid;
 
 pub(crate) const MAIN: &str = "main";
-/// Longer than anybody has a file for himself: the last connection to close folds the log into it, on a slow disk for seconds.
+/// Longer than any connection locks the file exclusively. The last connection to close checkpoints the log, which takes
+/// seconds on a slow disk.
 pub(crate) const PATIENT: Duration = Duration::from_secs(30);
-/// So long those wait who are to be told that somebody else has the lock.
+/// Busy timeout for calls that must fail because another connection holds the lock.
 const HASTY: Duration = Duration::from_millis(500);
 
-/// Goes when its owner does.
+/// A temporary directory, deleted on drop.
 pub(crate) struct Scratch(PathBuf);
 
 impl Scratch {
@@ -42,12 +43,12 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // Nobody can act on a failure here, and a panic in drop would hide the test's own.
+        // No code can handle a failure here, and a panic in drop would hide the panic of the test.
         std::fs::remove_dir_all(&self.0).ok();
     }
 }
 
-/// A migrated file with the destination [`MAIN`], from the oldest message on.
+/// A migrated file with destination [`MAIN`], from the oldest message on.
 pub(crate) async fn outbox(file: &Path, shards: u16) -> Store {
     migrate::migrate(file).await.expect("a new file");
     let store = open(file).await.expect("a migrated file");
@@ -59,7 +60,7 @@ pub(crate) async fn open(file: &Path) -> Result<Store, StoreError> {
     Store::open(Config { busy_timeout: PATIENT, ..Config::new(file, MAIN) }).await
 }
 
-/// A store that does not wait for long, of a file that nobody has open.
+/// Opens a store with a short timeout, after all other connections are closed.
 pub(crate) async fn open_hasty(file: &Path) -> Store {
     closed(file).await;
     Store::open(Config { busy_timeout: HASTY, ..Config::new(file, MAIN) }).await.expect("a migrated file")
@@ -69,8 +70,8 @@ pub(crate) async fn connect(file: &Path) -> SqliteConnection {
     connect_options(file).busy_timeout(PATIENT).connect().await.expect("a database")
 }
 
-/// Waits until every connection is closed. Each does that on a thread of its own, and the last one takes the log away with it;
-/// where two close at the same moment neither is the last, and the log stays until somebody else comes and goes.
+/// Waits until every connection is closed. Each closes on its own thread, and the last one deletes the log. If two
+/// close at the same moment, neither is the last, and the log stays until another connection opens and closes.
 pub(crate) async fn closed(file: &Path) {
     loop {
         connect(file).await.close().await.expect("closed");
@@ -85,7 +86,7 @@ pub(crate) async fn run(file: &Path, sql: &'static str) {
     sqlx::raw_sql(sql).execute(&mut connect(file).await).await.unwrap_or_else(|error| panic!("{sql}: {error}"));
 }
 
-/// Emits one message in a transaction of its own.
+/// Emits one message in its own transaction.
 pub(crate) async fn emit_one(connection: &mut SqliteConnection, draft: Draft) -> MessageId {
     let mut tx = begin(connection).await.expect("a transaction");
     let id = emit(&mut tx, draft).await.expect("a message");
@@ -97,7 +98,7 @@ pub(crate) fn draft(key: &str) -> Draft {
     Draft::json("orders", key, "OrderPlaced", "{}")
 }
 
-/// Leases everything and reads from where all shards stand together.
+/// Leases all shards and reads from their common position.
 pub(crate) struct Reader {
     pub(crate) store: Store,
     pub(crate) leases: Vec<Lease>,
@@ -125,7 +126,7 @@ impl Reader {
         Ok(settled)
     }
 
-    /// Reads and settles until nothing is left.
+    /// Reads and settles until no message is left.
     pub(crate) async fn drain(&mut self) -> Result<Vec<Entry>, StoreError> {
         let mut entries = Vec::new();
         loop {
@@ -143,7 +144,7 @@ pub(crate) fn ids(entries: &[Entry]) -> Vec<MessageId> {
     entries.iter().map(|entry| entry.message.id).collect()
 }
 
-/// The whole chain of an error, as a person reads it.
+/// The full chain of an error as one text.
 pub(crate) fn told(error: &StoreError) -> String {
     let mut text = error.to_string();
     let mut source = std::error::Error::source(error);
@@ -154,20 +155,20 @@ pub(crate) fn told(error: &StoreError) -> String {
     text
 }
 
-/// Names the test that is running to the process that plays its other part.
+/// The environment variable that tells a child process its role in the test.
 const PART: &str = "RELEVO_TEST_PART";
 
-/// Which part this process plays in a test; `None` in the process that the test runner started.
+/// The role of this process in a test. `None` in the process that the test runner started.
 pub(crate) fn part() -> Option<String> {
     std::env::var(PART).ok()
 }
 
-/// This program again, to play a part in the test of this name.
+/// Runs this program again, for a role in the test of this name.
 pub(crate) fn this_test(test: &str, part: &str) -> Command {
     command(Command::new(std::env::current_exe().expect("a running program")), test, part)
 }
 
-/// The same where the part may mount file systems, which nobody else sees and which go with it.
+/// Like `this_test`, but the child may mount file systems. They are private to it and end with it.
 pub(crate) fn with_mounts(test: &str, part: &str) -> Command {
     let mut unshare = Command::new("unshare");
     unshare.args(["--map-root-user", "--mount"]).arg(std::env::current_exe().expect("a running program"));

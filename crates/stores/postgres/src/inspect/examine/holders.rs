@@ -1,4 +1,4 @@
-//! Who keeps the server from forgetting old rows: open transactions, prepared ones, replication slots.
+//! Finds what prevents vacuum from removing old rows: open transactions, prepared transactions, replication slots.
 
 use std::time::Duration;
 
@@ -12,10 +12,10 @@ use crate::store::Store;
 
 const NOTE_AFTER: Duration = Duration::from_mins(1);
 const WARNING_AFTER: Duration = Duration::from_mins(10);
-/// So many holders are named.
+/// Maximum number of holders that a finding names.
 const NAMED_MAX: usize = 5;
 
-/// Reading goes on under a held xmin; what grows is every other table that is updated.
+/// Reading works with an old xmin, but every other table that is updated grows.
 pub(super) fn severity_of(held_for: Duration) -> Severity {
     match held_for {
         held if held >= WARNING_AFTER => Severity::Warning,
@@ -24,7 +24,7 @@ pub(super) fn severity_of(held_for: Duration) -> Severity {
     }
 }
 
-/// Sessions that hold xmin, the oldest first. Relevo's own short calls are not worth a word.
+/// Reports sessions that hold back xmin, oldest first. Short calls of Relevo itself are left out.
 pub(super) async fn backends(store: &Store) -> Result<Vec<Finding>, Error> {
     const SUBJECT: &str = "held xmin";
     let sql = format!(
@@ -70,7 +70,7 @@ async fn sees_everybody(store: &Store) -> Result<bool, Error> {
     row.map_or(Ok(false), |mut row| row.boolean())
 }
 
-/// Prepared transactions outlive their sessions, and restarts: nobody may remember them.
+/// Prepared transactions survive their sessions and restarts, so they are easily forgotten.
 pub(super) async fn prepared(store: &Store) -> Result<Vec<Finding>, Error> {
     const SUBJECT: &str = "prepared transactions";
     let sql = format!(
@@ -100,7 +100,7 @@ pub(super) async fn prepared(store: &Store) -> Result<Vec<Finding>, Error> {
     Ok(findings)
 }
 
-/// A slot that nobody reads keeps rows and write-ahead log for ever.
+/// A replication slot without a reader retains rows and write-ahead log forever.
 pub(super) async fn slots(store: &Store) -> Result<Vec<Finding>, Error> {
     const SUBJECT: &str = "replication slots";
     let sql = format!(

@@ -1,4 +1,5 @@
-//! The outbox itself: destinations and their relays, retention against backlog, partitions, what waits for a person.
+//! Checks the outbox: destinations and their relays, retention and backlog, partitions, and what an operator must
+//! resolve.
 
 use std::time::Duration;
 
@@ -10,7 +11,7 @@ use crate::classify::Error;
 use crate::copy::Rows;
 use crate::store::Store;
 
-/// Every destination: whether it is on, and whether each of its shards has a relay.
+/// Reports for each destination whether it is enabled, and whether each of its shards has a relay.
 pub(super) async fn destinations(store: &Store) -> Result<Vec<Finding>, Error> {
     const SUBJECT: &str = "destinations";
     let sql = format!(
@@ -50,15 +51,15 @@ pub(super) async fn destinations(store: &Store) -> Result<Vec<Finding>, Error> {
     Ok(findings)
 }
 
-/// A destination that lags.
+/// The backlog of a destination.
 struct Lag {
     name: String,
-    /// How old the first message is that it may not have taken; `None` if it has all.
+    /// The age of the first message that may be unsettled. `None` if all are settled.
     age: Option<Duration>,
     rows: i64,
 }
 
-/// Retention against backlog, for each destination, and what was lost to it.
+/// Compares retention with the backlog of each destination, and reports lost messages.
 pub(super) async fn retention(store: &Store) -> Result<Vec<Finding>, Error> {
     let schema = &store.schema;
     let sql = format!(
@@ -84,7 +85,7 @@ pub(super) async fn retention(store: &Store) -> Result<Vec<Finding>, Error> {
     Ok(findings)
 }
 
-/// The first destination, the one furthest behind, is the one that retention waits for.
+/// The first destination is the furthest behind. Retention waits for it.
 fn lagging(lag: &Lag, retention: Duration, holdback: i64, drops: bool, pins: bool) -> Finding {
     const SUBJECT: &str = "retention";
     let Lag { name, age, rows } = lag;
@@ -124,7 +125,7 @@ async fn losses(store: &Store) -> Result<Option<Finding>, Error> {
     }))
 }
 
-/// Rows that had no partition of their own: upkeep did not run ahead of the writers.
+/// Reports rows in the default partition. They mean that maintenance did not create partitions in time.
 pub(super) async fn partitions(store: &Store) -> Result<Vec<Finding>, Error> {
     const SUBJECT: &str = "partitions";
     let sql = format!(
@@ -144,7 +145,7 @@ pub(super) async fn partitions(store: &Store) -> Result<Vec<Finding>, Error> {
     }])
 }
 
-/// Dead letters and held addresses of this store's destination.
+/// Reports dead letters and held addresses of this store's destination.
 pub(super) async fn waiting(store: &Store) -> Result<Vec<Finding>, Error> {
     let schema = &store.schema;
     let sql = format!(

@@ -1,4 +1,4 @@
-//! The server: its version, its settings, its clock, which database it is, and what this role may do.
+//! Checks the server: its version, settings, clock, database identity, and the privileges of this role.
 
 use jiff::{SignedDuration, Timestamp};
 use relevo_core::operate::{Finding, Severity};
@@ -8,9 +8,9 @@ use crate::classify::Error;
 use crate::copy::Rows;
 use crate::store::Store;
 
-/// Versions that the tests run on, the first and the last.
+/// The oldest and the newest server version that the tests cover.
 const SUPPORTED: std::ops::RangeInclusive<i64> = 13..=18;
-/// Clocks may differ by so much before anybody should know, and before it misleads people.
+/// Clock differences above which a note and then a warning is reported.
 const CLOCK_NOTE: SignedDuration = SignedDuration::from_secs(1);
 const CLOCK_WARNING: SignedDuration = SignedDuration::from_secs(60);
 
@@ -20,7 +20,7 @@ pub(super) async fn is_standby(store: &Store) -> Result<bool, Error> {
     row.map_or(Ok(false), |mut row| row.boolean())
 }
 
-/// Version and settings; each is one row of a name and its value for this session.
+/// Checks version and settings. Each row is a name and its value in this session.
 pub(super) async fn settings(store: &Store) -> Result<Vec<Finding>, Error> {
     let sql = "SELECT name, current_setting(name) FROM unnest(ARRAY['server_version_num', 'fsync', \
                'full_page_writes', 'synchronous_commit', 'idle_in_transaction_session_timeout']) AS name"
@@ -69,7 +69,8 @@ fn version(major: i64) -> Finding {
     }
 }
 
-/// What is published is durable all the same: a tick commits with `on` before anything of it goes out.
+/// Published messages are durable anyway: a tick commits with `synchronous_commit = on` before its messages are
+/// published.
 fn loose_commits(subject: &str, whose: &str, fix: &str) -> Finding {
     let seen = format!(
         "off {whose}: a crash takes back the last transactions, with their messages, after they were confirmed"
@@ -77,7 +78,7 @@ fn loose_commits(subject: &str, whose: &str, fix: &str) -> Finding {
     finding(Severity::Warning, subject, seen).mended_by(format!("set `synchronous_commit = {fix}` for writers"))
 }
 
-/// Settings of roles and databases, which count in their sessions and not in this one.
+/// Checks settings of roles and databases. They apply to those sessions, not to this one.
 async fn overrides(store: &Store) -> Result<Vec<Finding>, Error> {
     let sql = "SELECT coalesce('role `' || r.rolname || '`', 'every role'), \
                coalesce(' in database `' || d.datname || '`', '') \
@@ -94,9 +95,10 @@ async fn overrides(store: &Store) -> Result<Vec<Finding>, Error> {
     Ok(findings)
 }
 
-/// This machine's clock against the database's. Predicates use the database's, people read times of both.
+/// Compares this machine's clock with the database's. SQL conditions use the database's clock, and reports show times
+/// of both.
 pub(super) async fn clock(store: &Store) -> Result<Vec<Finding>, Error> {
-    // The connection is there already: the call takes one round trip, and the answer is from its middle.
+    // The connection is open already. The call takes one round trip, so its result is from the middle of it.
     let before = Timestamp::now();
     let mut rows = Rows::new(store.asking.copy("SELECT clock_timestamp()".to_owned()).await?, 1)?;
     let after = Timestamp::now();
@@ -118,7 +120,7 @@ fn clocks(here: Timestamp, there: Timestamp) -> Finding {
     }
 }
 
-/// Whether the rows were written in this database.
+/// Checks whether the rows were written in this database.
 pub(super) async fn identity(store: &Store) -> Result<Vec<Finding>, Error> {
     const SUBJECT: &str = "identity";
     let sql = format!(
@@ -137,7 +139,7 @@ pub(super) async fn identity(store: &Store) -> Result<Vec<Finding>, Error> {
     }])
 }
 
-/// What a relay calls and reads, as `grant_relay` grants it.
+/// Checks the privileges that `grant_relay` grants.
 pub(super) async fn grants(store: &Store) -> Result<Vec<Finding>, Error> {
     const SUBJECT: &str = "grants";
     let schema = store.schema.trim_matches('"');
