@@ -1,5 +1,5 @@
-//! What people, and the daemon when it starts, ask of a broker beside publishing: whether what the configuration names is
-//! there, and whether its settings keep the promises.
+//! The broker port for operators and for start-up checks: does the configured topology exist, and do the broker's
+//! settings support the guarantees?
 
 use std::fmt;
 use std::time::Duration;
@@ -9,38 +9,38 @@ use async_trait::async_trait;
 use crate::failure::Failure;
 use crate::operate::Finding;
 
-/// One thing that the configuration wants at a broker: an exchange, a queue, a binding, a policy, a stream, a consumer.
+/// One object that the configuration expects at the broker: an exchange, queue, binding, policy, stream or consumer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Piece {
-    /// What it is and what it is called, such as ``queue `billing` ``.
+    /// Its kind and name, such as ``queue `billing` ``.
     pub name: String,
-    /// How it stands.
+    /// Its state at the broker.
     pub state: State,
 }
 
-/// How a piece of topology stands.
+/// The state of one topology object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum State {
-    /// It is there, as it should be.
+    /// It exists with the expected settings.
     Same,
-    /// It is not there.
+    /// It does not exist.
     Missing,
-    /// It was not there, and was made.
+    /// It did not exist and was created.
     Made,
-    /// It could not be seen, or not compared: it may be there, and may differ. The name of the piece says what is missing.
+    /// It could not be read or compared, so it may be missing or different. The name of the object contains the reason.
     Unseen,
-    /// It is there and is different: it is neither changed nor deleted, a person decides.
+    /// It exists with different settings. Relevo neither changes nor deletes it; an operator must decide.
     Differs(Vec<Difference>),
 }
 
-/// One setting in which a piece differs.
+/// One setting that differs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Difference {
-    /// The broker's own name of the setting.
+    /// The broker's name of the setting.
     pub setting: String,
-    /// What the configuration says.
+    /// The configured value.
     pub wanted: String,
-    /// What the broker has.
+    /// The broker's value.
     pub found: String,
 }
 
@@ -50,28 +50,27 @@ impl fmt::Display for Difference {
     }
 }
 
-/// What the settings of a broker are compared with.
+/// The configuration that the broker's settings are compared with.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Expectations {
-    /// The addresses of the routes, as [`Route::template`](crate::Route::template) gives them: `{topic}`, `{type}` and
-    /// `{key}` stand for anything.
+    /// The addresses of the routes, as [`Route::template`](crate::Route::template) returns them. `{topic}`, `{type}`
+    /// and `{key}` match any text.
     pub addresses: Vec<String>,
-    /// How long after a message was sent the same one may be sent again, outages of the broker aside.
+    /// The longest time after which a sent message may be sent again, not counting broker outages.
     pub repeat_horizon: Duration,
 }
 
-/// A broker, as people and the daemon look at it before anything is sent.
+/// Operator access to a broker. The daemon also calls it at start-up, before it publishes anything.
 #[async_trait]
 pub trait Administer: Send + Sync {
-    /// Compares the topology of the configuration with the broker's, in the order in which it would be made. Nothing is
-    /// changed.
+    /// Compares the configured topology with the broker's, in creation order. Changes nothing.
     async fn plan(&self) -> Result<Vec<Piece>, Failure>;
 
-    /// Makes what is missing. What is there is neither changed nor deleted; if anything differs, nothing is made at all.
-    /// Two that do it at once do no harm.
+    /// Creates missing objects. Never changes or deletes existing objects. If any object differs, creates nothing at
+    /// all. Concurrent calls are safe.
     async fn apply(&self) -> Result<Vec<Piece>, Failure>;
 
-    /// Looks at the settings that the promises stand on; everything looked at is told, good or bad. A finding's subject is
-    /// the name by which the configuration can accept it.
+    /// Checks the settings that the guarantees depend on. Returns every check, passed or failed. The configuration can
+    /// accept a finding by its subject.
     async fn examine(&self, expectations: &Expectations) -> Result<Vec<Finding>, Failure>;
 }

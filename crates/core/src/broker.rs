@@ -1,4 +1,4 @@
-//! The port to the far side.
+//! The broker port of the relay.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -8,58 +8,58 @@ use crate::failure::Outcome;
 use crate::headers::HeaderRules;
 use crate::message::Message;
 
-/// What a broker promises; the conformance suite holds it to every promise.
+/// What a broker guarantees. The conformance suite tests every guarantee.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Capabilities {
-    /// The broker itself keeps the order of one key's messages in flight: the first that fails fails its successors.
-    /// Without it one message of a key is in flight at a time.
+    /// The broker keeps the order of in-flight messages of one key: if one fails, its successors fail too. Without it,
+    /// the relay keeps only one message of a key in flight.
     pub fences_order: bool,
-    /// The largest message it takes, in bytes.
+    /// The largest accepted message, in bytes.
     pub message_bytes_max: usize,
 }
 
-/// One message on its way to one address.
+/// One message with its target address.
 #[derive(Clone, Debug)]
 pub struct Publication {
-    /// What is sent.
+    /// The message.
     pub message: Arc<Message>,
-    /// Where to: an exchange and routing key, a subject, a topic, a URL.
+    /// The target: an exchange and routing key, a subject, a topic or a URL.
     pub address: Arc<str>,
-    /// What its route changes in its headers.
+    /// The header changes of its route.
     pub headers: Arc<HeaderRules>,
-    /// The message's number in the outbox: a hint for receivers, who never drop by it.
+    /// The message's number in the outbox. Receivers may use it as a hint, but must not drop messages by it.
     pub seq: i64,
-    /// The lease under which it is sent.
+    /// The epoch of the lease under which it is sent.
     pub epoch: i64,
 }
 
-/// The far side.
+/// A message broker, as the relay uses it.
 #[async_trait]
 pub trait Broker: Send + Sync {
-    /// What this broker promises.
+    /// What this broker guarantees.
     fn capabilities(&self) -> Capabilities;
 
-    /// Publishes a batch and reports one outcome a message, by its index, as soon as it is known.
+    /// Publishes a batch. Reports one outcome per message, by its index, as soon as it is known.
     ///
-    /// A message that was not reported when the future ends, or is dropped, may have arrived. The order of one key's
-    /// messages within the batch is kept. Nothing is retried here: the relay decides.
+    /// A message without a reported outcome when the future ends or is dropped may have arrived. The broker keeps the
+    /// order of one key's messages within the batch. It never retries: the relay decides.
     async fn publish(&self, batch: &[Publication], confirms: &Confirms);
 
-    /// Whether nothing could pass at this moment, as far as is known without asking anybody: a connection that it keeps is
-    /// lost, or could not be made. A broker without one to keep, or that has not tried yet, says no.
+    /// Whether the broker is known to be unreachable now, without sending a request: its connection was lost or could
+    /// not be opened. Returns `false` if the broker keeps no connection or has not tried to connect yet.
     fn is_away(&self) -> bool {
         false
     }
 }
 
-/// Where a broker reports outcomes. Cheap to clone; holds at most one outcome a message of its batch.
+/// The sender of outcomes for one batch. Cheap to clone. Stores at most one outcome per message of the batch.
 #[derive(Clone, Debug)]
 pub struct Confirms {
     batch: u64,
     inner: Arc<Inbox>,
 }
 
-/// One reported outcome: which batch, which message of it, what became of it.
+/// One reported outcome: the batch, the index of the message, the outcome.
 pub type Report = (u64, usize, Outcome);
 
 #[derive(Debug, Default)]
@@ -69,12 +69,12 @@ struct Inbox {
 }
 
 impl Confirms {
-    /// Reports what became of the batch's message `index`. Later reports of the same message are ignored.
+    /// Reports the outcome of the batch's message `index`. Later reports for the same message are ignored.
     pub fn report(&self, index: usize, outcome: Outcome) {
         self.report_all([(index, outcome)]);
     }
 
-    /// Reports several at once, at the price of one.
+    /// Reports several outcomes under one lock.
     pub fn report_all(&self, outcomes: impl IntoIterator<Item = (usize, Outcome)>) {
         let batch = self.batch;
         lock(&self.inner.reports).extend(outcomes.into_iter().map(|(index, outcome)| (batch, index, outcome)));
@@ -84,25 +84,25 @@ impl Confirms {
     }
 }
 
-/// The relay's end of [`Confirms`].
+/// The relay's receiving end of [`Confirms`].
 #[derive(Debug, Default)]
 pub struct Reports(Arc<Inbox>);
 
 impl Reports {
-    /// A handle for one batch.
+    /// Creates the sender for one batch.
     pub fn confirms(&self, batch: u64) -> Confirms {
         Confirms { batch, inner: Arc::clone(&self.0) }
     }
 
-    /// Takes what has been reported since the last call.
+    /// Takes the outcomes reported since the last call.
     pub fn take(&self) -> Vec<Report> {
         std::mem::take(&mut *lock(&self.0.reports))
     }
 
-    /// Ready when there is something to take.
+    /// Waits until there are outcomes to take.
     pub async fn ready(&self) {
         std::future::poll_fn(|context| {
-            // The waker is stored before looking, so that a report in between is not missed.
+            // Store the waker before checking, so that a report in between is not missed.
             *lock(&self.0.waker) = Some(context.waker().clone());
             if lock(&self.0.reports).is_empty() { std::task::Poll::Pending } else { std::task::Poll::Ready(()) }
         })
@@ -111,6 +111,6 @@ impl Reports {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    // Nothing panics while it is held, and a list of outcomes is whole after every push.
+    // Poisoning is ignored: no code panics while it holds the lock, and each push leaves the list consistent.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,9 +1,11 @@
-//! The port to the far side, from the receiver's end.
+//! The broker port of consumers.
 //!
-//! A consumer belongs to a group. Every group gets every message of the addresses that it is subscribed to; within a
-//! group each message goes to one consumer. A group's messages come in *lanes*: a Kafka partition, a RabbitMQ queue, a
-//! NATS filter, or a share of the keys where the broker has none of these. One lane is one consumer's at a time, and all
-//! messages of a key are in one lane: that is what order per key rests on.
+//! A consumer belongs to a group. Every group receives every message of its subscribed addresses. Within a group, each
+//! message goes to one consumer.
+//!
+//! A group's messages arrive in *lanes*: a Kafka partition, a RabbitMQ queue, a NATS filter, or a share of the keys if
+//! the broker has none of these. One consumer owns a lane at a time, and all messages of a key are in one lane. Order
+//! per key depends on this.
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,25 +18,25 @@ use crate::failure::Failure;
 use crate::message::Headers;
 use crate::wire::{self, Received, WireError};
 
-/// What the runtime must know of a consumer before it starts.
+/// What a consumer guarantees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConsumerCapabilities {
-    /// At any time one consumer of the group receives a lane, and another one only takes over with everything that is not
-    /// acknowledged. Without it several consumers may receive messages of one key at the same time.
+    /// At any time only one consumer of the group receives a lane. A new owner also receives everything that is not
+    /// acknowledged. Without it, several consumers may receive messages of one key at the same time.
     pub ordered_lanes: bool,
 }
 
-/// What a consumer can pause alone; the broker chooses the name.
+/// A part of a group's messages that a consumer can pause. The broker chooses the name.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Lane(Arc<str>);
 
 impl Lane {
-    /// The lane of this name.
+    /// Creates a lane with this name.
     pub fn new(name: impl Into<Arc<str>>) -> Self {
         Self(name.into())
     }
 
-    /// Its name, for people and for [`BrokerConsumer::pause`].
+    /// Its name, for logs and for [`BrokerConsumer::pause`].
     pub fn name(&self) -> &str {
         &self.0
     }
@@ -52,40 +54,40 @@ impl fmt::Debug for Lane {
     }
 }
 
-/// Names one delivery to the consumer that made it. It means nothing to any other consumer, nor after a restart.
+/// Identifies one delivery to one consumer. It is invalid for other consumers and after a restart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DeliveryTag(u64);
 
 impl DeliveryTag {
-    /// A tag that an adapter made.
+    /// Creates a tag. Only adapters need this.
     pub const fn new(number: u64) -> Self {
         Self(number)
     }
 
-    /// What the adapter made it of.
+    /// The adapter's number.
     pub const fn number(self) -> u64 {
         self.0
     }
 }
 
-/// What arrived, exactly, whether or not it is a message of ours.
+/// The received headers and payload, unchanged, even if they are not a Relevo message.
 #[derive(Clone, PartialEq, Eq, Default)]
 pub struct Raw {
-    /// Names and values in the order in which the broker gave them; a value need not be text, a name may come twice.
+    /// Names and values in the broker's order. A value may be binary, and a name may occur twice.
     pub headers: Vec<(String, Bytes)>,
     /// The payload.
     pub payload: Bytes,
 }
 
 impl Raw {
-    /// Headers that are text, and a payload.
+    /// Creates it from text headers and a payload.
     pub fn new(headers: Headers, payload: Bytes) -> Self {
         Self { headers: headers.into_iter().map(|(name, value)| (name, value.into())).collect(), payload }
     }
 
-    /// Reads it as CloudEvents in binary mode: the message with its id and key, and its number and epoch in the outbox.
+    /// Parses a CloudEvents message in binary mode, including its sequence number and epoch.
     ///
-    /// Of a header that comes twice the last one counts; one that is no text does not count.
+    /// If a header occurs twice, the last one is used. Headers that are not text are ignored.
     pub fn decode(&self) -> Result<Received, WireError> {
         let text = |value: &Bytes| std::str::from_utf8(value).ok().map(str::to_owned);
         let headers = self.headers.iter().filter_map(|(name, value)| Some((name.clone(), text(value)?)));
@@ -94,43 +96,44 @@ impl Raw {
 }
 
 impl fmt::Debug for Raw {
-    /// Shows no payload: debug output ends up in logs.
+    /// Omits the payload, because debug output ends up in logs.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names: Vec<&str> = self.headers.iter().map(|(name, _)| name.as_str()).collect();
         f.debug_struct("Raw").field("headers", &names).field("payload_bytes", &self.payload.len()).finish()
     }
 }
 
-/// One message, handed to one consumer.
+/// One delivery of a message to one consumer.
 #[derive(Clone, Debug)]
 pub struct Delivery {
-    /// What an acknowledgement names it by.
+    /// Identifies the delivery in acknowledgements.
     pub tag: DeliveryTag,
-    /// What arrived; [`Raw::decode`] reads the message.
+    /// The received bytes. [`Raw::decode`] parses the message.
     pub raw: Raw,
-    /// Where it was published to.
+    /// The address it was published to.
     pub address: Arc<str>,
-    /// Which lane it came through.
+    /// The lane it arrived in.
     pub lane: Lane,
-    /// Its number at the broker, where a repeat of the delivery has the same one: an offset, a stream sequence.
+    /// Its number at the broker, such as an offset or a stream sequence. It is set only if a redelivery has the same
+    /// number.
     pub place: Option<u64>,
-    /// It may have been delivered before, to any consumer of the group. `false` means that this is the first delivery.
+    /// Whether any consumer of the group may have received it before. `false` means that this is the first delivery.
     pub redelivered: bool,
-    /// How often [`DelayedRetry::retry_later`] was confirmed for it in this group. Exact, and kept over restarts of
-    /// everything. A delivery that ended without an acknowledgement does not count.
+    /// The number of confirmed [`DelayedRetry::retry_later`] calls for this message in this group. It is exact and
+    /// survives any restart. A delivery that ended without an acknowledgement does not count.
     pub retries: u32,
 }
 
-/// What became of one acknowledgement, or of one delayed retry.
+/// The outcome of one acknowledgement or delayed retry.
 #[derive(Clone, Debug)]
 pub enum AckOutcome {
-    /// The broker has recorded it, and keeps it over any crash of the consumer. Some brokers may lose it when they crash
-    /// themselves; the message is then delivered again.
+    /// The broker recorded it. A consumer crash cannot undo it. Some brokers may lose it when they crash; they then
+    /// deliver the message again.
     Acknowledged,
-    /// The delivery is not outstanding: its lane belongs to another consumer, or it was acknowledged before. Nothing was
-    /// changed. The message is delivered again, or another consumer has acknowledged it.
+    /// The delivery is no longer outstanding: another consumer owns the lane, or it was acknowledged before. Nothing
+    /// was changed. The message is delivered again, or another consumer has acknowledged it.
     Stale,
-    /// The broker may or may not have recorded it. The same call may be repeated.
+    /// The broker may or may not have recorded it. The caller may repeat the call.
     Failed(Failure),
 }
 
@@ -141,68 +144,72 @@ impl AckOutcome {
     }
 }
 
-/// One consumer of one group, bound to it when it was made; any number may run, in any number of processes.
+/// One consumer of one group. Any number of consumers may run, in any number of processes.
 ///
-/// Methods may be called at the same time from several tasks: usually one receives and many acknowledge.
+/// Methods may be called concurrently: usually one task receives and many acknowledge.
 #[async_trait]
 pub trait BrokerConsumer: Send + Sync {
     /// What this consumer guarantees.
     fn capabilities(&self) -> ConsumerCapabilities;
 
-    /// Delayed retries at the broker, where it has them.
+    /// Delayed retries at the broker, if it supports them.
     fn delayed_retry(&self) -> Option<&dyn DelayedRetry> {
         None
     }
 
-    /// The next deliveries, at most `limit`, at least one: it waits until there is one. Empty only when the consumer is
-    /// closed.
+    /// Receives at least one and at most `limit` deliveries. Waits until there is one. Returns an empty list only after
+    /// the consumer is closed.
     ///
-    /// Messages of one key come in the order in which the broker took them; a repeat may come later. Of each lane at
-    /// most the consumer's *prefetch* are out, handed over and not acknowledged; a lane that has so many gives no more,
-    /// others do. A message may come again at any time to any consumer of the group unless its acknowledgement was
-    /// confirmed by [`acknowledge`](Self::acknowledge).
+    /// Messages of one key arrive in the order in which the broker accepted them; a redelivery may come later. Each
+    /// lane has at most *prefetch* unacknowledged deliveries. A lane at this limit delivers nothing more, while other
+    /// lanes continue.
     ///
-    /// Cancelling loses nothing: what was not returned is delivered again, at the latest when the lane changes hands,
-    /// and may be marked as redelivered.
+    /// A message may be delivered again at any time, to any consumer of the group, until
+    /// [`acknowledge`](Self::acknowledge) confirmed it.
+    ///
+    /// Cancelling loses nothing. Messages that were not returned are delivered again, at the latest when the lane
+    /// changes its owner, and may be marked as redelivered.
     async fn receive(&self, limit: usize) -> Result<Vec<Delivery>, Failure>;
 
-    /// Acknowledges deliveries: this group does not get them again. One outcome per tag, in the order given; the failure
-    /// of one says nothing about the others.
+    /// Acknowledges deliveries, so that the group does not receive them again. Returns one outcome per tag, in the
+    /// given order. The outcomes are independent of each other.
     ///
     /// When the call is cancelled, each acknowledgement may or may not have been recorded.
     async fn acknowledge(&self, tags: &[DeliveryTag]) -> Vec<AckOutcome>;
 
-    /// Hands out nothing more of one lane until it is resumed; what is out of it stays out and can be acknowledged. The
-    /// others flow. The pause is this consumer's own and ends when the lane leaves it; an unknown lane is ignored.
+    /// Stops deliveries from one lane until it is resumed. Outstanding deliveries can still be acknowledged, and other
+    /// lanes continue. The pause applies to this consumer only and ends when the lane moves to another one. An unknown
+    /// lane is ignored.
     async fn pause(&self, lane: &Lane) -> Result<(), Failure>;
 
-    /// Ends a pause; without one nothing happens.
+    /// Ends a pause. Does nothing if the lane is not paused.
     async fn resume(&self, lane: &Lane) -> Result<(), Failure>;
 
-    /// How many messages of each lane wait to be handed out to the group, for whoever watches: a lane of which nothing waits
-    /// is told with 0. What is out is not counted, nor is what waits for the end of its own pause.
+    /// The number of messages per lane that wait to be delivered to the group, for monitoring. A lane without waiting
+    /// messages is reported with 0. Outstanding deliveries and delayed retries are not counted.
     ///
-    /// Lanes that this consumer has are told, others where the broker knows: of a lane that several members tell, the
-    /// highest number is the nearest. It may be behind what happens by as long as messages are on their way, and
-    /// it may stop counting at 10 000 a lane. Nothing is changed, and nothing waits for it: neither who receives nor who
-    /// acknowledges. A lane, or all of them, is left out where the broker does not tell, as here.
+    /// Reports the lanes of this consumer, and others if the broker knows them. If several members report the same
+    /// lane, the highest number is the most accurate. The number may lag behind and may stop at 10 000 per lane. The
+    /// call changes nothing and blocks neither receiving nor acknowledging. Lanes that the broker does not report are
+    /// omitted; the default reports none.
     async fn lag(&self) -> Result<Vec<(Lane, u64)>, Failure> {
         Ok(Vec::new())
     }
 
-    /// Ends orderly: what is out goes back at once, for other consumers of the group, and every waiting
-    /// [`receive`](Self::receive) returns empty. Whatever is acknowledged afterwards is stale. After an error, and for a
-    /// consumer that is dropped without being closed, the same happens when the broker notices.
+    /// Closes the consumer. Outstanding deliveries return to the group at once, and every waiting
+    /// [`receive`](Self::receive) returns an empty list. Later acknowledgements are stale. After an error, or if the
+    /// consumer is dropped without this call, the same happens once the broker notices.
     async fn close(&self) -> Result<(), Failure>;
 }
 
-/// Delayed retries at the broker, for consumers that keep no retry table.
+/// Delayed retries at the broker, for consumers without a retry table.
 ///
-/// A message that waits does not hold back its key: later messages of the key pass it.
+/// A waiting message does not block its key: later messages of the key overtake it.
 #[async_trait]
 pub trait DelayedRetry: Send + Sync {
-    /// Delivers each message again after its delay, and counts it in [`Delivery::retries`]. One outcome per delivery, in
-    /// the order given: [`Acknowledged`](AckOutcome::Acknowledged) means that the message waits and its delivery is over.
+    /// Delivers each message again after its delay, and counts it in [`Delivery::retries`]. Returns one outcome per
+    /// delivery, in the given order. [`Acknowledged`](AckOutcome::Acknowledged) means that the message waits and its
+    /// delivery has ended.
     ///
     /// After a failure, or when the call is cancelled, the message may be delivered twice.
     async fn retry_later(&self, retries: &[(DeliveryTag, Duration)]) -> Vec<AckOutcome>;

@@ -1,63 +1,63 @@
-//! The states a message passes through at one destination, and the arrows between them.
+//! The states of a message at one destination, and the transitions between them.
 
 use std::fmt;
 
-/// Where a message stands at one destination.
+/// The state of a message at one destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum State {
-    /// Waits in its own table for its time.
+    /// Waits in its own table until it is due.
     Scheduled,
     /// In the log, not yet confirmed.
     Pending,
-    /// Refused, and waits for its next attempt at the head of its key.
+    /// Rejected. Waits for its next attempt at the head of its key.
     Retrying,
-    /// Its address is held; it waits without counting.
+    /// Its address is held. It waits, and no attempt is counted.
     Held,
-    /// It took connections down with it; it is tried alone, rarely, without counting.
+    /// It broke connections. It is tried alone and rarely, and no attempt is counted.
     Quarantined,
     /// Waits behind another message of its key.
     Behind,
-    /// Given up; a person decides.
+    /// Dead-lettered. An operator decides.
     Dead,
-    /// The far side confirmed it. Final.
+    /// The broker confirmed it. Final.
     Published,
-    /// A person gave it up. Final.
+    /// An operator discarded it. Final.
     Discarded,
-    /// Deleted before its time came. Final.
+    /// Deleted before it was due. Final.
     Cancelled,
 }
 
-/// What can happen to a message.
+/// An event that changes the state of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Event {
-    /// Its time came.
+    /// It became due.
     Due,
-    /// The far side confirmed it.
+    /// The broker confirmed it.
     Confirmed,
-    /// The destination could not be reached, or the answer was lost.
+    /// The broker was unreachable, or its confirmation was lost.
     Unanswered,
-    /// Refused, with attempts left.
+    /// Rejected, with attempts left.
     Refused,
-    /// Refused for the last time, or for ever.
+    /// Rejected at its last attempt, or rejected permanently.
     GivenUp,
     /// Its address was held.
     AddressHeld,
-    /// Sent alone, it took the connection down again.
+    /// Sent alone, it broke the connection again.
     Suspected,
     /// An earlier message of its key waits.
     KeyParked,
-    /// Everything before it in its key is gone.
+    /// No earlier message of its key is left.
     HeadGone,
-    /// A person asks to send it again.
+    /// An operator redrives it.
     Redriven,
-    /// A person gives it up.
+    /// An operator discards it.
     Discard,
-    /// Its writer takes it back.
+    /// Its writer cancels it.
     Cancel,
 }
 
 impl State {
-    /// Every state, in the order of a message's life.
+    /// Every state, in life-cycle order.
     pub const ALL: [Self; 10] = [
         Self::Scheduled,
         Self::Pending,
@@ -71,12 +71,12 @@ impl State {
         Self::Cancelled,
     ];
 
-    /// Whether nothing can happen any more.
+    /// Whether no event can change the state.
     pub const fn is_final(self) -> bool {
         matches!(self, Self::Published | Self::Discarded | Self::Cancelled)
     }
 
-    /// The state after `event`, or `None` where the event cannot happen.
+    /// The state after `event`, or `None` if the event cannot happen in this state.
     pub const fn after(self, event: Event) -> Option<Self> {
         use Event as E;
         use State as S;
@@ -116,7 +116,7 @@ impl Event {
     ];
 }
 
-/// The whole transition table, for people: one row a state, one line an arrow.
+/// The transition table as text: one row per state, one line per transition.
 pub struct Table;
 
 impl fmt::Display for Table {

@@ -1,4 +1,4 @@
-//! A message that is about to be emitted.
+//! A message before it is emitted.
 
 use bytes::Bytes;
 use bytestring::ByteString;
@@ -8,36 +8,36 @@ use uuid::Uuid;
 use crate::limits::{LimitError, Limits};
 use crate::message::{Headers, Message, MessageId};
 
-/// What to do with an id that was emitted before.
+/// What `emit` does if the id was emitted before.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnRepeat {
-    /// An error.
+    /// `emit` returns an error.
     #[default]
     Refuse,
-    /// Nothing is emitted.
+    /// `emit` does nothing.
     Ignore,
 }
 
-/// A message that is about to be emitted.
+/// A message before it is emitted.
 #[derive(Clone, Debug)]
 pub struct Draft {
-    /// What routes match first.
+    /// The topic. Routes match it first.
     pub topic: ByteString,
-    /// What order is kept within.
+    /// The key. Messages of one key stay in order.
     pub key: ByteString,
-    /// What happened or is asked for.
+    /// The type of the event or command.
     pub kind: ByteString,
-    /// The bytes.
+    /// The payload bytes.
     pub payload: Bytes,
     /// The payload's media type.
     pub content_type: ByteString,
-    /// Further headers, trace context among them.
+    /// Further headers, including the trace context.
     pub headers: Headers,
-    /// An id of the caller's own; the store makes one otherwise.
+    /// An id chosen by the caller. Without one, the store creates it.
     pub id: Option<MessageId>,
-    /// Not before this time; its place in the key's order starts then.
+    /// The earliest delivery time. The message takes its place in the key's order at that time.
     pub deliver_at: Option<Timestamp>,
-    /// Takes the key's lock until the transaction ends, for writers that lock no row of their own.
+    /// Locks the key until the transaction ends. For writers that do not lock a row of their own.
     pub serialize: bool,
     /// What to do if the id was emitted before.
     pub on_repeat: OnRepeat,
@@ -65,7 +65,7 @@ impl Draft {
         }
     }
 
-    /// Whether it is within the limits; the error names the one that it breaks.
+    /// Checks the size limits. The error names the exceeded limit.
     pub fn check(&self) -> Result<(), LimitError> {
         Limits::default().check(&Message {
             id: self.id.unwrap_or(MessageId::from_uuid(Uuid::nil())),

@@ -1,40 +1,40 @@
-//! What went wrong at the far side, and what that says about the message.
+//! Failure classes: what a broker error means for the message.
 
 use std::error::Error;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The six kinds of failure; each adapter decides in one file which of its errors is which.
+/// The six classes of failure. Each adapter maps its errors to classes in one file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
-    /// The far side cannot be reached. It says nothing about the message.
+    /// The broker is unreachable. This says nothing about the message.
     Outage,
-    /// It may have arrived: the same id goes again.
+    /// The message may have arrived. The relay sends it again with the same id.
     Unknown,
-    /// The far side named a pause for this address.
+    /// The receiver requested a pause for this address.
     Throttled(Duration),
-    /// This message was refused and may pass later.
+    /// The broker rejected this message, but may accept it later.
     Transient,
-    /// This message can never pass.
+    /// The broker will never accept this message.
     Poison,
-    /// Nothing can pass to this address until a person mends it.
+    /// The address rejects every message until an operator fixes the cause.
     Blocked,
 }
 
-/// How much a failure holds back.
+/// How much a failure blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
-    /// This message, and with it its key.
+    /// This message and the later messages of its key.
     Message,
     /// Every message to the same address.
     Address,
-    /// Everything to this destination.
+    /// Every message to this destination.
     Destination,
 }
 
 impl Class {
-    /// How much a failure of this class holds back.
+    /// How much a failure of this class blocks.
     pub const fn scope(self) -> Scope {
         match self {
             Self::Outage => Scope::Destination,
@@ -43,7 +43,7 @@ impl Class {
         }
     }
 
-    /// Whether it counts as an attempt of the message.
+    /// Whether the failure counts as an attempt.
     pub const fn counts(self) -> bool {
         match self {
             Self::Transient | Self::Poison => true,
@@ -51,7 +51,7 @@ impl Class {
         }
     }
 
-    /// The word used in SQL, metrics, CLI and docs.
+    /// The name used in SQL, metrics, CLI and docs.
     pub const fn word(self) -> &'static str {
         match self {
             Self::Outage => "outage",
@@ -64,7 +64,7 @@ impl Class {
     }
 }
 
-/// A failed delivery: its class beside its source.
+/// A failed delivery: a class and its source error.
 #[derive(Clone, Debug)]
 pub struct Failure {
     class: Class,
@@ -77,23 +77,23 @@ impl Failure {
         Self { class, source: Arc::from(source.into()) }
     }
 
-    /// What kind it is.
+    /// The failure class.
     pub const fn class(&self) -> Class {
         self.class
     }
 
-    /// What the adapter said, if it is an error of this type.
+    /// The adapter's error, if it has this type.
     pub fn cause<E: Error + 'static>(&self) -> Option<&E> {
         self.source.downcast_ref()
     }
 
-    /// The whole chain of causes in one line, for people, each said once.
+    /// The chain of causes in one line. Repeated causes appear once.
     pub fn describe(&self) -> String {
         let mut text = self.source.to_string();
         let mut cause = self.source.source();
         while let Some(error) = cause {
             let told = error.to_string();
-            // Some libraries repeat a cause in the sentence of what it caused.
+            // Some libraries include the text of the cause in their own error text.
             if !text.ends_with(&told) {
                 text.push_str(": ");
                 text.push_str(&told);
@@ -116,14 +116,14 @@ impl Error for Failure {
     }
 }
 
-/// What became of one publication: confirmed by the far side, or not.
+/// The outcome of one publication: confirmed by the broker, or failed.
 pub type Outcome = Result<(), Failure>;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// An error whose sentence holds that of its cause, as some libraries have them.
+    /// An error whose text includes the text of its cause, as in some libraries.
     #[derive(Debug, thiserror::Error)]
     #[error("{what}")]
     struct Said {

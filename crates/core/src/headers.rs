@@ -1,23 +1,23 @@
-//! What a route changes in the headers that its messages travel with.
+//! Header changes that a route applies to its messages.
 
 use std::collections::BTreeMap;
 
 use crate::message::Message;
 
-/// Headers beside a message's own, and other names for those. The default changes nothing.
+/// Adds headers to a message and renames existing ones. The default changes nothing.
 ///
-/// What CloudEvents and Relevo send under their own names stays as it is: receivers know messages by it.
+/// Headers of CloudEvents and Relevo never change, because receivers identify messages by them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HeaderRules {
-    /// Names and values of further headers. `{id}`, `{topic}`, `{type}`, `{key}` and `{header:NAME}` are replaced; a value
-    /// that asks for a header that the message has not got is left out.
+    /// Names and values of further headers. `{id}`, `{topic}`, `{type}`, `{key}` and `{header:NAME}` are replaced. A
+    /// header whose value refers to a missing header of the message is omitted.
     pub add: BTreeMap<String, String>,
-    /// New names of the writer's own headers, by their old ones.
+    /// New names for the message's own headers, by their old names.
     pub rename: BTreeMap<String, String>,
 }
 
 impl HeaderRules {
-    /// Calls `put` with the writer's headers as these rules have them, and then with those that they add: each name once.
+    /// Calls `put` for the renamed headers of the message, then for the added ones. Each name occurs once.
     pub fn for_each(&self, message: &Message, mut put: impl FnMut(&str, &str)) {
         for (name, value) in &message.headers {
             match self.rename.get(name) {
@@ -33,16 +33,16 @@ impl HeaderRules {
         }
     }
 
-    /// Whether another of the message's headers gets this name.
+    /// Whether a renamed header of the message uses this name.
     fn is_taken(&self, name: &str, message: &Message) -> bool {
         self.rename.iter().any(|(old, new)| new == name && message.headers.contains_key(old))
     }
 }
 
-/// The placeholders of a header's value, beside `{header:NAME}`.
+/// The placeholders in a header value, in addition to `{header:NAME}`.
 pub const PLACEHOLDERS: [&str; 4] = ["{id}", "{topic}", "{type}", "{key}"];
 
-/// The template with its placeholders replaced; whatever else stands in braces stays as it is.
+/// Replaces the placeholders. Other text in braces stays unchanged.
 fn fill(template: &str, message: &Message) -> Option<String> {
     let mut filled = String::with_capacity(template.len() + 32);
     let mut rest = template;

@@ -1,42 +1,42 @@
-//! How values are spread, counted by any number of threads without a lock.
+//! A histogram that threads update without a lock.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Values are added up in millionths of their unit, so that one atomic addition does it.
+/// The sum is stored in millionths of the unit, so that one atomic integer addition updates it.
 const PARTS: f64 = 1e6;
 
-/// How many values were at most as large as each of some bounds. Each number only grows.
+/// Counts values per bucket. All counters only increase.
 #[derive(Debug)]
 pub struct Histogram {
     bounds: &'static [f64],
-    /// One for each bound, and one for what is above them all.
+    /// One counter for each bound, and one for values above the last bound.
     counts: Box<[AtomicU64]>,
     sum: AtomicU64,
 }
 
-/// What a histogram had counted at one moment.
+/// A copy of a histogram's counters.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Spread {
-    /// All values together.
+    /// The sum of all values.
     pub sum: f64,
-    /// How many there were.
+    /// The number of values.
     pub count: u64,
-    /// Each bound with how many were above the bound before and not above this one; the last is [`f64::INFINITY`].
+    /// The upper bound of each bucket and its own count, which is not cumulative. The last bound is [`f64::INFINITY`].
     pub buckets: Vec<(f64, u64)>,
 }
 
 impl Histogram {
-    /// A histogram with these bounds, which rise.
+    /// Creates a histogram. The bounds must be in ascending order.
     pub fn new(bounds: &'static [f64]) -> Self {
         assert!(bounds.is_sorted(), "bounds rise");
         let counts = (0..=bounds.len()).map(|_| AtomicU64::new(0)).collect();
         Self { bounds, counts, sum: AtomicU64::new(0) }
     }
 
-    /// Counts one value; one below zero counts as zero.
+    /// Counts one value. A negative value counts as zero.
     pub fn observe(&self, value: f64) {
         let value = value.max(0.0);
-        // Few bounds: looking at them in turn is quicker than cutting them in half.
+        // For few bounds, a linear search is faster than a binary search.
         let at = self.bounds.iter().position(|bound| value <= *bound).unwrap_or(self.bounds.len());
         self.counts[at].fetch_add(1, Ordering::Relaxed);
         #[expect(
@@ -47,7 +47,7 @@ impl Histogram {
         self.sum.fetch_add((value * PARTS) as u64, Ordering::Relaxed);
     }
 
-    /// What was counted so far. Its count is that of its buckets, whatever is counted meanwhile.
+    /// Copies the counters. The count always equals the sum of the buckets, even while other threads add values.
     pub fn spread(&self) -> Spread {
         let bounds = self.bounds.iter().copied().chain([f64::INFINITY]);
         let counts = self.counts.iter().map(|count| count.load(Ordering::Relaxed));

@@ -1,8 +1,8 @@
-//! The port to the database from the receiver's side: what makes a handler's effect happen once.
+//! The store port of consumers: it lets a handler's effect happen exactly once.
 //!
-//! A consumer is a name; any number of processes, its *members*, work under it. An inbox keeps one row for each
-//! (consumer, message id, replay). The row, the handler's effect, what it emits and its verdict commit together. A message
-//! that cannot be handled now waits in a *queue* of the retry table, with those of its key behind it.
+//! A consumer is a name under which any number of processes, its *members*, work. An inbox keeps one row for each
+//! (consumer, message id, replay). The row, the handler's effect, its emitted messages and its verdict commit together.
+//! A message that cannot be handled now waits in a *queue* of the retry table, followed by later messages of its key.
 
 pub mod horizon;
 pub mod identity;
@@ -22,71 +22,70 @@ use crate::consume::{Lane, Raw};
 use crate::message::MessageId;
 use crate::store::StoreError;
 
-/// What names a message in one consumer's inbox.
+/// Identifies a message in one consumer's inbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Entry {
-    /// The same in every repeat of the message.
+    /// The same for every repeat of the message.
     pub id: MessageId,
-    /// Zero, but for messages that are handled again on purpose. It has nothing to do with any lease's epoch.
+    /// Zero for normal deliveries, or the number of a replay. It is not related to lease epochs.
     pub replay: u32,
 }
 
-/// A message that arrived, with all that a dead letter keeps of it.
+/// A received message, with everything that a dead letter stores.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Arrival {
-    /// What names it.
+    /// Identifies it in the inbox.
     pub entry: Entry,
-    /// What it waits in if it cannot be handled now: its key for a consumer that keeps order, its id for one that does
-    /// not.
+    /// The queue where it waits if it cannot be handled now. This is its key for an ordered consumer, its id otherwise.
     pub queue: ByteString,
-    /// What arrived, exactly.
+    /// The received headers and payload, unchanged.
     pub raw: Raw,
-    /// Where it was published to.
+    /// The address it was published to.
     pub address: Arc<str>,
-    /// Which lane it came through.
+    /// The lane it arrived in.
     pub lane: Lane,
-    /// Its number at the broker, where that has one.
+    /// Its number at the broker, if the broker has one.
     pub place: Option<u64>,
-    /// What joins it with the messages that it was caused by.
+    /// Correlates it with the messages that caused it.
     pub correlation: Option<ByteString>,
 }
 
-/// The right to handle the messages of one lane, for a consumer that keeps order.
+/// The right to handle the messages of one lane, for an ordered consumer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Held {
-    /// Which lane.
+    /// The lane.
     pub lane: Lane,
-    /// Rises with every change of owner.
+    /// Increases with every change of owner.
     pub epoch: i64,
-    /// The member that has it.
+    /// The member that owns it.
     pub owner: Uuid,
 }
 
-/// What an inbox knows of a message.
+/// The state of a message in an inbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum State {
-    /// Its handling was begun and has not ended: it may have taken the process down.
+    /// Handling started and has not ended. The message may have crashed the process.
     Open,
-    /// A call to the far side is made for it, outside of any transaction.
+    /// A call to an external service is running for it, outside of any transaction.
     Calling,
     /// It waits in the retry table.
     Waiting,
     /// Handled.
     Done,
-    /// Its handler wanted nothing of it.
+    /// Its handler ignored it.
     Skipped,
-    /// Given up.
+    /// Dead-lettered.
     Dead,
-    /// A person took it out of the dead letters, and it waits in the retry table.
+    /// An operator redrove the dead letter, and the message waits in the retry table.
     Reopened,
 }
 
 impl State {
-    /// Every state, in the order of a message's way.
+    /// Every state, in life-cycle order.
     pub const ALL: [Self; 7] =
         [Self::Open, Self::Calling, Self::Waiting, Self::Done, Self::Skipped, Self::Dead, Self::Reopened];
 
-    /// The word that SQL, JSON and people see.
+    /// The name used in SQL, JSON and CLI output.
     pub const fn word(self) -> &'static str {
         match self {
             Self::Open => "started",
@@ -99,127 +98,127 @@ impl State {
         }
     }
 
-    /// The state of this word.
+    /// Parses a name.
     pub fn of(word: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|state| state.word() == word)
     }
 }
 
-/// What is to be entered into the inbox.
+/// Messages to enter into the inbox.
 #[derive(Clone, Copy, Debug)]
 pub struct Enter<'a> {
-    /// The lane that they came through, if the consumer keeps order. They are of this one.
+    /// The lane of all these messages, if the consumer keeps order.
     pub held: Option<&'a Held>,
-    /// The messages, in the order in which they came.
+    /// The messages, in order of arrival.
     pub arrivals: &'a [Arrival],
 }
 
-/// What became of one message that was to be entered.
+/// The result of entering one message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Entered {
-    /// Handle it: if the transaction commits, it is done.
+    /// Handle it. It is done if the transaction commits.
     New,
-    /// It came before; nothing is to be done but to acknowledge it.
+    /// It was entered before. Only acknowledge it.
     Repeat(State),
-    /// Its queue waits in the retry table. If the transaction commits, it is there too, behind the others.
+    /// Its queue waits in the retry table. If the transaction commits, the message waits there too, behind the others.
     Behind,
 }
 
-/// A transaction that a handler can work in, or why there is none.
+/// The result of opening a transaction for a handler.
 #[derive(Debug)]
 pub enum Begun<T> {
-    /// The transaction, and what became of each message, in order.
+    /// The transaction, and the result for each message in order.
     Open(T, Vec<Entered>),
-    /// The lane, or the claim, is another's now. Nothing was changed.
+    /// Another member owns the lane or the claim now. Nothing was changed.
     Lost,
-    /// Another worker has one of the messages, or its queue, in an open transaction. Nothing was changed; it is no
-    /// attempt, only a delay.
+    /// Another worker has one of the messages, or its queue, in an open transaction. Nothing was changed. This is a
+    /// delay and does not count as an attempt.
     Busy,
 }
 
-/// The right to call the far side for one message, until it expires.
+/// The right to call an external service for one message, until the claim expires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Claim {
-    /// Random for each claim.
+    /// A random token, new for each claim.
     pub token: Uuid,
-    /// How often the message's handling was begun, this time included.
+    /// How often handling of the message has started, including this time.
     pub started: u32,
 }
 
-/// The answer to a claim.
+/// The result of a claim request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Claimed {
-    /// Call.
+    /// The caller owns the claim and may make the call.
     Mine(Claim),
-    /// It came before; nothing is to be done but to acknowledge it.
+    /// It was entered before. Only acknowledge it.
     Repeat(State),
-    /// Its queue waits in the retry table, and so does it now.
+    /// Its queue waits in the retry table, and the message now waits there too.
     Behind,
-    /// Another worker's call may still run, for so long at most.
+    /// Another worker's call may still run, at most for this long.
     Busy(Duration),
-    /// The lane is another's now. Nothing was changed.
+    /// Another member owns the lane now. Nothing was changed.
     Lost,
 }
 
 /// What happens to a message that was not handled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stop {
-    /// It waits in the retry table, with those of its queue behind it.
+    /// It waits in the retry table, followed by later messages of its queue.
     Retry {
         /// From now, on the database's clock.
         after: Duration,
     },
-    /// It was not tried: it waits in its queue as it did, and how often its handling was begun before counts on.
+    /// It was not tried. It keeps its place in the queue and its number of starts.
     Wait {
         /// From now, on the database's clock.
         after: Duration,
     },
-    /// Given up, and its queue waits for a person.
+    /// Dead-lettered. Its queue waits for an operator.
     DeadHold,
-    /// Given up, and its queue goes on.
+    /// Dead-lettered. Its queue continues.
     DeadContinue,
 }
 
-/// A message that was not handled, and why.
+/// A message that was not handled, and the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Setback {
     /// What happens to it.
     pub stop: Stop,
     /// Counted attempts so far.
     pub attempts: u32,
-    /// A word for what kind of error it was.
+    /// The class of the error.
     pub class: &'static str,
-    /// The error, for people.
+    /// The error text.
     pub error: String,
-    /// Where it happened, if the handler panicked.
+    /// The backtrace, if the handler panicked.
     pub backtrace: Option<String>,
 }
 
-/// The answer to a setback.
+/// The result of a setback.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kept {
-    /// It waits, or is a dead letter: it can be acknowledged.
+    /// It waits, or it is a dead letter. Acknowledge it.
     Kept,
-    /// It came before and ended meanwhile: it can be acknowledged.
+    /// It ended in the meantime. Acknowledge it.
     Repeat(State),
-    /// The lane, or the claim, is another's now. Nothing was changed.
+    /// Another member owns the lane or the claim now. Nothing was changed.
     Lost,
-    /// Another worker has it in an open transaction, or its call may still run. Nothing was changed.
+    /// Another worker has it in an open transaction, or another worker's call may still run. Nothing was changed.
     Busy,
 }
 
-/// A queue of the retry table whose time has come, claimed for one member.
+/// A queue of the retry table that is due, claimed by one member.
 #[derive(Clone, Debug)]
 pub struct Due {
-    /// Which queue.
+    /// The queue.
     pub queue: ByteString,
-    /// The claim. Every call about the queue says it; once it has expired another member may have the queue.
+    /// The claim. Every call for the queue includes it. After it expires, another member may claim the queue.
     pub token: Uuid,
-    /// The first messages in order. None is left of a queue that only has to be released.
+    /// The first messages in order. Empty if the queue only has to be released.
     pub messages: Vec<Waiting>,
 }
 
-/// A message of a claimed queue, with what is counted of it.
+/// A message of a claimed queue, with its counters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Waiting {
     /// Its number in the queue.
@@ -228,50 +227,51 @@ pub struct Waiting {
     pub arrival: Arrival,
     /// Counted attempts.
     pub attempts: u32,
-    /// How often its handling was begun and did not end; of the first message, this time included.
+    /// How often its handling started and did not end. For the first message, this includes the current start.
     pub started: u32,
-    /// Whether a person took it out of the dead letters: its age counts no more.
+    /// Whether an operator redrove it from the dead letters. Its age is then not checked.
     pub reopened: bool,
 }
 
-/// What a member says of itself.
+/// The heartbeat of a member.
 #[derive(Clone, Debug)]
 pub struct Beat {
-    /// Random for each process.
+    /// A random token, new for each process.
     pub owner: Uuid,
-    /// For people.
+    /// The member's name, for operators.
     pub name: String,
-    /// How long it counts as alive from now.
+    /// How long the member counts as alive from now.
     pub lasts: Duration,
-    /// The lanes that it holds, with how far each has come at the broker: everything up to there is settled.
+    /// The lanes that it owns. Everything up to the number is settled at the broker.
     pub marks: Vec<(Lane, Option<u64>)>,
-    /// When it last took a message.
+    /// When it last received a message.
     pub last_message_at: Option<Timestamp>,
-    /// Lanes whose breaker is open, each with why.
+    /// Lanes whose breaker is open, with the reason.
     pub breakers: Vec<(Lane, String)>,
 }
 
-/// What a member is told.
+/// Operator commands for a member.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Orders {
-    /// A person paused the whole consumer.
+    /// An operator paused the whole consumer.
     pub paused: bool,
-    /// Lanes that a person paused.
+    /// Lanes that an operator paused.
     pub paused_lanes: Vec<Lane>,
-    /// Lanes whose breaker a person closed or opened by force: open if `true`.
+    /// Lanes whose breaker an operator forced open (`true`) or closed (`false`).
     pub forced: Vec<(Lane, bool)>,
-    /// Another member had counted this one as dead, and may have taken its lanes.
+    /// Another member counted this one as dead, and may have taken its lanes.
     pub was_dead: bool,
 }
 
-/// How long things are kept, and whether paths are traced.
+/// Retention settings, and whether traces are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Keeping {
-    /// How long an inbox knows what was handled. A message that is older is never handled unprotected.
+    /// How long the inbox remembers handled messages. The consumer runtime dead-letters older ones, because it could
+    /// not detect a repeat.
     pub done: Duration,
-    /// How long dead letters that were replayed or archived are kept.
+    /// How long redriven or archived dead letters are kept.
     pub dead: Duration,
-    /// How long traces are kept; none are written without it.
+    /// How long traces are kept. `None` writes no traces.
     pub trace: Option<Duration>,
 }
 
@@ -284,25 +284,26 @@ impl Default for Keeping {
 
 /// One consumer's inbox.
 ///
-/// Every call is one transaction of its own unless it says otherwise. Cancelling one leaves it done or not done, and a
-/// transaction that is dropped is rolled back.
+/// Unless stated otherwise, every call is one transaction. A cancelled call was either applied completely or not at
+/// all. Dropping a transaction rolls it back.
 #[async_trait]
 pub trait Inbox: Send + Sync {
-    /// The transaction that a handler works in.
+    /// The transaction in which a handler runs.
     type Transaction: Send;
 
-    /// Opens a transaction and enters messages in it. With a lane, the lane is locked against a change of its owner until
-    /// the transaction ends. Waits for other workers only for a short time.
+    /// Opens a transaction and enters messages in it. If a lane is given, the transaction also locks the lane, so that
+    /// its owner cannot change before the end. Waits for other workers only for a short time.
     async fn begin(&self, enter: Enter<'_>) -> Result<Begun<Self::Transaction>, StoreError>;
 
-    /// Changes, in the handler's transaction, what a message counts as: it was entered as handled, and is skipped.
+    /// Marks a message as skipped, in the handler's transaction. It was entered as handled.
     async fn skip(&self, transaction: &mut Self::Transaction, entry: Entry) -> Result<(), StoreError>;
 
-    /// Commits. After an error it may have happened.
+    /// Commits. After an error, the commit may have happened.
     async fn commit(&self, transaction: Self::Transaction) -> Result<(), StoreError>;
 
-    /// Commits, and begins the next transaction as [`begin`](Self::begin) does, if that is quicker in one call. The outer error is the
-    /// commit's: after it, it may have happened, and nothing is begun. The inner answer is what became of the next.
+    /// Commits, then begins the next transaction like [`begin`](Self::begin). A store may do both in one round trip.
+    /// The outer error belongs to the commit: the commit may have happened, and nothing was begun. The inner result
+    /// belongs to the next transaction.
     async fn commit_and_begin(
         &self,
         transaction: Self::Transaction,
@@ -312,17 +313,17 @@ pub trait Inbox: Send + Sync {
         Ok(self.begin(next).await)
     }
 
-    /// Rolls back: nothing happened.
+    /// Rolls back all changes.
     async fn roll_back(&self, transaction: Self::Transaction) -> Result<(), StoreError>;
 
-    /// Notes that the handling of a message begins which was delivered before, and says how often it did: one that takes the
-    /// process down each time is found by that.
+    /// Records that handling of a redelivered message starts. Returns how often it has started, so that a message that
+    /// crashes the process each time is detected.
     async fn start(&self, arrival: &Arrival) -> Result<u32, StoreError>;
 
-    /// Claims a message for a call to the far side that is made outside of any transaction, for so long at most.
+    /// Claims a message for a call to an external service outside of any transaction. The claim expires after `lasts`.
     async fn claim(&self, arrival: &Arrival, held: Option<&Held>, lasts: Duration) -> Result<Claimed, StoreError>;
 
-    /// Opens the transaction in which the result of a call is committed: only while the claim is still this one.
+    /// Opens the transaction that commits the result of a call. Succeeds only while the claim is still valid.
     async fn begin_claimed(
         &self,
         arrival: &Arrival,
@@ -330,14 +331,14 @@ pub trait Inbox: Send + Sync {
         claim: Claim,
     ) -> Result<Begun<Self::Transaction>, StoreError>;
 
-    /// Notes that the handling of a message ended without a result while the process lives: it is tried again by whoever has
-    /// it. How often its handling was started counts from zero again. A call's claim ends, so that the next call can claim:
-    /// the state goes back to [`State::Open`]. Changes nothing if the message has ended, waits, was never noted, or if the
-    /// claim is another's by now.
+    /// Records that handling ended without a result while the process is alive, so that the message is tried again.
+    /// Resets the number of starts to zero. Ends the claim, so that the next call can claim: the state returns to
+    /// [`State::Open`]. Changes nothing if the message has ended, waits, was never recorded, or has a claim of another
+    /// worker.
     async fn ended(&self, entry: Entry, claim: Option<Claim>) -> Result<(), StoreError>;
 
-    /// Keeps a message that was not handled, in the retry table or as a dead letter. `claim` is the one that its call had;
-    /// without one, a call of somebody else whose time is over counts as a handling that was only begun.
+    /// Stores a message that was not handled, in the retry table or as a dead letter. `claim` is the claim of its call.
+    /// Without one, an expired call of another worker counts as a start without an end.
     async fn set_back(
         &self,
         arrival: &Arrival,
@@ -346,37 +347,38 @@ pub trait Inbox: Send + Sync {
         setback: &Setback,
     ) -> Result<Kept, StoreError>;
 
-    /// Claims queues whose time has come, for so long at most: at most `queues` with at most `messages` each.
+    /// Claims due queues until `lasts` is over: at most `queues` queues with at most `messages` messages each.
     async fn due(&self, queues: usize, messages: usize, lasts: Duration) -> Result<Vec<Due>, StoreError>;
 
-    /// Opens the transaction in which one message of a claimed queue is handled. It must be the first that is left. If the
-    /// transaction commits, it is done and has left the queue.
+    /// Opens the transaction that handles one message of a claimed queue. It must be the first remaining message. On
+    /// commit, the message is done and leaves the queue.
     async fn begin_due(&self, due: &Due, number: i64) -> Result<Begun<Self::Transaction>, StoreError>;
 
-    /// Keeps a message of a claimed queue that was not handled again. With [`Stop::DeadContinue`] the next message may be
-    /// handled, with any other the claim ends.
+    /// Stores a message of a claimed queue that failed again. After [`Stop::DeadContinue`] the next message may be
+    /// handled. Any other value ends the claim.
     async fn set_back_due(&self, due: &Due, number: i64, setback: &Setback) -> Result<Kept, StoreError>;
 
-    /// Ends a claim; a queue that is empty is gone, and its messages take the live path again. A claim that is lost is
-    /// ignored.
+    /// Ends a claim. An empty queue is deleted, so that later messages of its key are handled directly again. A lost
+    /// claim is ignored.
     async fn release(&self, due: &Due) -> Result<(), StoreError>;
 
-    /// Says that a member is alive, and what it does; hears what people ordered.
+    /// Records a heartbeat and returns the operator commands for the member.
     async fn beat(&self, beat: &Beat) -> Result<Orders, StoreError>;
 
-    /// Takes lanes for a living member: those that it has already, that are free, or whose owner is dead and has no
-    /// transaction open. The epoch of every lane that changes hands rises. Those that are another's are left out.
+    /// Takes lanes for a living member. It gets lanes that it already owns, free lanes, and lanes whose owner is dead
+    /// and has no open transaction. The epoch of a lane increases with every change of owner. Lanes of other members
+    /// are not returned.
     async fn take(&self, owner: Uuid, lanes: &[Lane]) -> Result<Vec<Held>, StoreError>;
 
-    /// Frees lanes of a member that lives on, because the broker gives them to another by now. What others have is left as it
-    /// is. May wait for open transactions that hold the lanes.
+    /// Frees lanes of a living member, because the broker has assigned them to another one. Does not change lanes of
+    /// other owners. May wait for open transactions that hold the lanes.
     async fn give_back(&self, owner: Uuid, lanes: &[Lane]) -> Result<(), StoreError>;
 
-    /// Frees the lanes of a member and forgets it.
+    /// Frees the lanes of a member and deletes the member.
     async fn leave(&self, owner: Uuid) -> Result<(), StoreError>;
 
-    /// Deletes, at most `limit` rows of each kind, what is older than its retention: what is done or skipped, archived or
-    /// replayed dead letters, traces. Says whether there is more.
+    /// Deletes expired rows, at most `limit` of each kind: done or skipped messages, archived or redriven dead letters,
+    /// and traces. Returns whether more are left.
     async fn prune(&self, limit: usize) -> Result<bool, StoreError>;
 }
 

@@ -1,8 +1,8 @@
-//! The rules of Relevo and the shapes that its parts agree on.
+//! The vocabulary of Relevo: envelope, routes, retry policy, failure classes, and the ports that its parts share.
 //!
-//! Nothing here awaits a clock, a socket or a disk: time, jitter and identifiers come in as values, decisions go out as
-//! values. The ports ([`store`], [`operate`], [`broker`], [`consume`], [`inbox`], [`administer`]) are traits that the engines call and
-//! adapters implement.
+//! This crate does no I/O and reads no clock. Time, jitter and identifiers come in as values, and decisions go out as
+//! values. The ports ([`store`], [`operate`], [`broker`], [`consume`], [`inbox`], [`administer`]) are traits that the
+//! engines call and the adapters implement.
 
 pub mod administer;
 pub mod broker;

@@ -1,8 +1,8 @@
-//! How large a message may be, and the errors that name the limit it passed.
+//! Size limits of a message, and the errors that name the exceeded limit.
 
 use crate::message::Message;
 
-/// Upper bounds of one message; the SQL functions hold writers to the same defaults.
+/// Size limits of one message. The SQL functions enforce the same defaults.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Payload, in bytes.
@@ -21,25 +21,25 @@ impl Default for Limits {
     }
 }
 
-/// Why a message cannot be emitted as it is.
+/// Why a message cannot be emitted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LimitError {
-    /// Too many bytes in one part.
+    /// A part has too many bytes.
     #[error("`{part}` is {bytes} bytes, more than `{limit}` = {max}")]
     TooLong {
         /// Which part of the message.
         part: &'static str,
-        /// How many bytes it has.
+        /// Its size in bytes.
         bytes: usize,
         /// The limit's name in [`Limits`].
         limit: &'static str,
         /// The limit's value.
         max: usize,
     },
-    /// A part that must not be empty is.
+    /// A required part is empty.
     #[error("`{0}` is empty")]
     Empty(&'static str),
-    /// PostgreSQL's text, and most brokers' headers, cannot carry it.
+    /// A part contains a character that PostgreSQL text and most broker headers do not allow.
     #[error("`{0}` has a control character")]
     ControlCharacter(&'static str),
 }

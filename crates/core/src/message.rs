@@ -1,4 +1,4 @@
-//! The envelope: what a transaction commits and a receiver gets.
+//! The message envelope: what a transaction commits and a consumer receives.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,17 +11,17 @@ use uuid::Uuid;
 
 use crate::trace::SpanContext;
 
-/// Identifies a message for ever: every repeat of it carries the same one.
+/// Identifies a message. Every repeat of the message has the same id.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MessageId(Uuid);
 
 impl MessageId {
-    /// An id from a UUID that the caller chose.
+    /// Wraps a UUID chosen by the caller.
     pub const fn from_uuid(id: Uuid) -> Self {
         Self(id)
     }
 
-    /// A version 7 id: `millis` since 1970 in its first 48 bits, the rest from `random`.
+    /// Creates a version 7 id: the first 48 bits are `millis` since 1970, the rest comes from `random`.
     pub fn v7(millis: u64, random: [u8; 10]) -> Self {
         Self(uuid::Builder::from_unix_timestamp_millis(millis, &random).into_uuid())
     }
@@ -52,40 +52,40 @@ impl FromStr for MessageId {
     }
 }
 
-/// Header names and values in a fixed order, so that what is sent does not depend on a hash.
+/// Header names and values in sorted order, so that the sent order is deterministic.
 pub type Headers = BTreeMap<String, String>;
 
 /// An event or a command, as its writer committed it.
 ///
-/// Text and payload share the buffer that they were read into, so cloning copies no bytes of them.
+/// Texts and payload share the buffer they were read into, so cloning does not copy them.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Message {
-    /// The same in every repeat.
+    /// The same for every repeat.
     pub id: MessageId,
-    /// What happened or is asked for, such as `OrderPlaced`.
+    /// The type of the event or command, such as `OrderPlaced`.
     pub kind: ByteString,
-    /// What order is kept within.
+    /// The key. Messages of one key stay in order.
     pub key: ByteString,
-    /// What routes match first.
+    /// The topic. Routes match it first.
     pub topic: ByteString,
     /// The bytes exactly as they were emitted.
     pub payload: Bytes,
     /// The payload's media type.
     pub content_type: ByteString,
-    /// The writer's own headers, trace context among them.
+    /// The writer's own headers, including the trace context.
     pub headers: Headers,
-    /// The database's clock when the message was emitted, not when its transaction began; a scheduled one's when it
+    /// The database time of `emit`, not of the start of the transaction. For a scheduled message, the time when it
     /// entered the log.
     pub created_at: Timestamp,
 }
 
 impl Message {
-    /// The W3C trace context that the writer left in the headers, if it is well formed.
+    /// The W3C trace context in the headers, if it is well formed.
     pub fn trace_context(&self) -> Option<TraceContext> {
         TraceContext::from_headers(&self.headers)
     }
 
-    /// About how much memory the message takes.
+    /// The approximate memory size of the message.
     pub fn weight(&self) -> usize {
         let headers: usize = self.headers.iter().map(|(name, value)| name.len() + value.len() + 64).sum();
         let text = self.kind.len() + self.key.len() + self.topic.len() + self.content_type.len();
@@ -94,7 +94,7 @@ impl Message {
 }
 
 impl fmt::Debug for Message {
-    /// Shows no payload: debug output ends up in logs.
+    /// Omits the payload, because debug output ends up in logs.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Message")
             .field("id", &self.id)
@@ -106,7 +106,7 @@ impl fmt::Debug for Message {
     }
 }
 
-/// A W3C trace context that travels with a message.
+/// The W3C trace context of a message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TraceContext {
     /// The `traceparent` header: version, trace, span and flags.
@@ -116,12 +116,12 @@ pub struct TraceContext {
 }
 
 impl TraceContext {
-    /// Header that names the trace and the parent span.
+    /// Header with the trace and the parent span.
     pub const PARENT: &str = "traceparent";
-    /// Header with the vendors' own state.
+    /// Header with vendor-specific state.
     pub const STATE: &str = "tracestate";
 
-    /// Reads the two headers; a malformed `traceparent` counts as none, as the recommendation asks.
+    /// Reads the two headers. Ignores a malformed `traceparent`, as the W3C recommendation requires.
     pub fn from_headers(headers: &Headers) -> Option<Self> {
         let parent = headers.get(Self::PARENT)?;
         SpanContext::parse(parent).map(|_| Self { parent: parent.clone(), state: headers.get(Self::STATE).cloned() })

@@ -1,4 +1,4 @@
-//! What people ask of an outbox and tell it; the commands, and later the console, are written against this.
+//! Operator ports of an outbox. The CLI commands and the console use them.
 
 use std::time::Duration;
 
@@ -8,66 +8,66 @@ use jiff::Timestamp;
 use crate::message::{Message, MessageId};
 use crate::store::{Hold, StoreError};
 
-/// Where a new destination starts.
+/// The position where a new destination starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Start {
-    /// With what commits from now on.
+    /// Messages that commit from now on.
     Now,
-    /// With the oldest message that is retained.
+    /// The oldest retained message.
     Oldest,
 }
 
-/// A destination, as it is set up.
+/// A destination and its settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Destination {
     /// Its name.
     pub name: String,
-    /// Into how many shards it cuts the outbox.
+    /// The number of its shards.
     pub shards: u16,
-    /// The number of shards that was asked for and is not reached yet.
+    /// The requested number of shards, while resharding is not finished.
     pub regrouping_to: Option<u16>,
-    /// Relays of one that is off do not run.
+    /// Whether its relays may run.
     pub on: bool,
 }
 
-/// How much waits for a destination.
+/// How many messages wait for a destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Backlog {
-    /// Messages of the log that are not settled.
+    /// Unsettled messages of the log.
     pub pending: i64,
-    /// Whether `pending` was counted; otherwise it is an estimate.
+    /// Whether `pending` is exact. Otherwise it is an estimate.
     pub exact: bool,
     /// Parked messages, counted up to the limit.
     pub parked: i64,
-    /// Dead letters that nobody marked, counted up to the limit.
+    /// Dead letters without an operator's mark, counted up to the limit.
     pub dead: i64,
 }
 
-/// Where a message stands on its way to one destination.
+/// The status of a message at one destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Status {
-    /// Its time has not come.
+    /// It is not due yet.
     Scheduled,
     /// In the log, not settled.
     Pending,
-    /// Failed, and is tried again.
+    /// It failed and will be retried.
     Retrying,
     /// Its address is held.
     Held,
-    /// Took connections down, and is tried alone.
+    /// It broke connections and is retried alone.
     Quarantined,
     /// Parked behind another message of its key.
     Behind,
-    /// Given up.
+    /// Dead-lettered.
     Dead,
-    /// Given up, and put aside by a person.
+    /// Dead-lettered, then discarded by an operator.
     Discarded,
-    /// Confirmed by the broker, or wanted by no route.
+    /// Confirmed by the broker, or not matched by any route.
     Published,
 }
 
 impl Status {
-    /// Every status, in the order of a message's journey.
+    /// Every status, in life-cycle order.
     pub const ALL: [Self; 9] = [
         Self::Scheduled,
         Self::Pending,
@@ -80,7 +80,7 @@ impl Status {
         Self::Published,
     ];
 
-    /// The word that SQL, JSON and people see.
+    /// The name used in SQL, JSON and CLI output.
     pub const fn word(self) -> &'static str {
         match self {
             Self::Scheduled => "scheduled",
@@ -95,7 +95,7 @@ impl Status {
         }
     }
 
-    /// The status of this word.
+    /// Parses a name.
     pub fn of(word: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|status| status.word() == word)
     }
@@ -104,7 +104,7 @@ impl Status {
 /// A message in a list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listed {
-    /// Its number in the log; a scheduled one has none yet.
+    /// Its number in the log. A scheduled message has none yet.
     pub seq: Option<i64>,
     /// Its id.
     pub id: MessageId,
@@ -116,228 +116,228 @@ pub struct Listed {
     pub kind: String,
     /// When it was emitted.
     pub created_at: Timestamp,
-    /// Where it stands.
+    /// Its status.
     pub status: Status,
     /// Counted attempts.
     pub attempts: u32,
-    /// When it is tried next.
+    /// The time of its next attempt.
     pub next_attempt_at: Option<Timestamp>,
-    /// Why it last failed.
+    /// Its last error.
     pub last_error: Option<String>,
-    /// When it was settled as delivered.
+    /// When it was settled as published.
     pub published_at: Option<Timestamp>,
 }
 
-/// Which messages are looked for; everything that is set must hold.
+/// Selects messages. All set fields must match.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Search {
-    /// Of this key.
+    /// With this key.
     pub key: Option<String>,
-    /// Of this topic.
+    /// With this topic.
     pub topic: Option<String>,
-    /// Of this type.
+    /// With this type.
     pub kind: Option<String>,
-    /// In this status.
+    /// With this status.
     pub status: Option<Status>,
     /// Emitted at this time or later.
     pub since: Option<Timestamp>,
     /// Emitted before this time.
     pub until: Option<Timestamp>,
-    /// Continues a search: what [`Found::next`] said.
+    /// Continues a search: the value of [`Found::next`].
     pub before: Option<i64>,
 }
 
-/// What a search found so far, newest first.
+/// One page of search results, newest first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Found {
     /// The messages.
     pub messages: Vec<Listed>,
-    /// Where the search goes on; `None` when everything was seen.
+    /// Where the search continues. `None` if the search is complete.
     pub next: Option<i64>,
-    /// How far back it came, if the time ran out before the limit was reached.
+    /// How far back the search came, if it ran out of time before it reached the limit.
     pub ran_out_at: Option<Timestamp>,
 }
 
-/// One message with all that is known of it.
+/// One message with its status.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shown {
-    /// Where it stands.
+    /// Its summary.
     pub listed: Listed,
     /// The message, with its original bytes.
     pub message: Message,
 }
 
-/// A shard and who works on it.
+/// A shard and its lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shard {
     /// Which shard.
     pub shard: u16,
-    /// The relay that holds its lease, by name; `None` when it is free.
+    /// The name of the relay that holds the lease. `None` if the shard is free.
     pub owner: Option<String>,
-    /// Rises with every change of owner.
+    /// Increases with every change of owner.
     pub epoch: i64,
-    /// How long the lease still lasts; zero when it has expired.
+    /// The remaining time of the lease. Zero if it has expired.
     pub lasts: Duration,
-    /// When something of it was last settled.
+    /// When a message of the shard was last settled.
     pub settled_at: Option<Timestamp>,
-    /// Keys of it that wait.
+    /// The number of parked keys in the shard.
     pub parked_keys: u64,
 }
 
-/// Why a key does not move.
+/// Why a key is not making progress.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Cause {
-    /// It does: nothing of it waits.
+    /// No message of the key waits.
     Nothing,
-    /// Its messages wait for a relay to read them, and one holds the shard.
+    /// Its messages have not been read yet, and a relay holds the shard.
     Unread,
-    /// Its messages wait for a relay to read them, and none holds the shard.
+    /// Its messages have not been read yet, and no relay holds the shard.
     NoRelay,
-    /// The destination is switched off.
+    /// The destination is disabled.
     SwitchedOff,
-    /// The first message failed and is tried again then.
+    /// The first message failed and waits for a retry.
     Retry {
-        /// When.
+        /// When it is retried.
         at: Timestamp,
     },
     /// The first message's address is held.
     Held {
-        /// The address, and why.
+        /// The address and the reason.
         hold: Hold,
         /// When it is probed next.
         probe_at: Option<Timestamp>,
     },
-    /// The first message took connections down and is tried alone then.
+    /// The first message broke connections and is retried alone.
     Quarantined {
-        /// When.
+        /// When it is retried.
         at: Timestamp,
     },
-    /// The first message is a dead letter, and the key waits for a person.
+    /// The first message is a dead letter, and the key waits for an operator.
     Dead {
         /// The dead letter.
         id: MessageId,
     },
-    /// A person marked it, and the shard's owner has not acted yet.
+    /// An operator marked a dead letter, and the relay has not applied the mark yet.
     Marked {
         /// The dead letter.
         id: MessageId,
-        /// `redrive` or `discard`.
+        /// `redriving` or `discarding`.
         mark: String,
     },
-    /// Everything of the key that is left is scheduled for later.
+    /// All remaining messages of the key are scheduled for later.
     Scheduled {
-        /// When the first of it is due.
+        /// When the first one is due.
         at: Timestamp,
     },
 }
 
-/// A key that somebody asks about.
+/// The state of one key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Why {
-    /// Why it does not move.
+    /// Why it is not making progress.
     pub cause: Cause,
-    /// The message that everything else of the key waits for.
+    /// The message that blocks the key.
     pub head: Option<Listed>,
-    /// How many messages of the key wait, the head included; counted up to 10 000.
+    /// The number of waiting messages of the key, including the head. Counted up to 10 000.
     pub waiting: u64,
-    /// Since when the head waits.
+    /// When the head started to wait.
     pub since: Option<Timestamp>,
     /// The key's shard.
     pub shard: Shard,
 }
 
-/// A range of the log, by the time of `emit`.
+/// A range of the log, by emit time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Range {
-    /// From this time, or from the oldest that is retained.
+    /// Start of the range. `None` means the oldest retained message.
     pub since: Option<Timestamp>,
-    /// To this time, or to now.
+    /// End of the range. `None` means now.
     pub until: Option<Timestamp>,
 }
 
-/// What was committed in a range, and what became of it.
+/// The result of comparing committed with settled messages.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Verified {
     /// Messages of the log in the range.
     pub committed: u64,
-    /// Of those, how many stand where, in the order of [`Status::ALL`].
+    /// The number of those messages per status, in the order of [`Status::ALL`].
     pub by_status: Vec<(Status, u64)>,
-    /// The oldest that is not settled.
+    /// The oldest unsettled message.
     pub oldest_unsettled: Option<Timestamp>,
-    /// What must not be: a message that waits where nobody looks, a key that waits for nothing.
+    /// Inconsistencies, such as a waiting message that no relay will read, or a key that waits for nothing.
     pub contradictions: Vec<String>,
 }
 
-/// How bad a finding is.
+/// The severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Severity {
-    /// As it should be.
+    /// The check passed.
     Good,
-    /// Worth knowing.
+    /// Information.
     Note,
     /// Will become a problem.
     Warning,
-    /// Contradicts a promise.
+    /// Violates a guarantee.
     Danger,
 }
 
-/// One thing that was looked at.
+/// The result of one check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
-    /// How bad it is.
+    /// Its severity.
     pub severity: Severity,
-    /// What was looked at, in a few words that stay the same, such as `synchronous_commit`.
+    /// What was checked, as a short stable name such as `synchronous_commit`.
     pub subject: String,
-    /// What was seen.
+    /// The observed value.
     pub seen: String,
-    /// What mends it.
+    /// The action that fixes it.
     pub fix: Option<String>,
 }
 
-/// What people ask of an outbox, bound to one destination. Nothing here changes anything.
+/// Read-only operator access to an outbox, for one destination. No method changes anything.
 #[async_trait]
 pub trait Inspect: Send + Sync {
     /// Every destination of the outbox, by name.
     async fn destinations(&self) -> Result<Vec<Destination>, StoreError>;
 
-    /// How much waits: exact up to 10 000, an estimate above.
+    /// Counts the waiting messages. Exact up to 10 000, an estimate above.
     async fn backlog(&self) -> Result<Backlog, StoreError>;
 
-    /// Searches backwards, at most for about `budget`, and says how far it got.
+    /// Searches backwards from the newest message. Stops after about `budget` and returns how far it got.
     async fn search(&self, search: &Search, limit: usize, budget: Duration) -> Result<Found, StoreError>;
 
-    /// One message, if it is still retained or waits.
+    /// Returns one message, if it is retained or still waits.
     async fn show(&self, id: MessageId) -> Result<Option<Shown>, StoreError>;
 
-    /// Why a key does not move.
+    /// Explains why a key is not making progress.
     async fn why(&self, key: &str) -> Result<Why, StoreError>;
 
-    /// The shards, in order.
+    /// The shards, in ascending order.
     async fn shards(&self) -> Result<Vec<Shard>, StoreError>;
 
-    /// Compares what was committed with what was settled.
+    /// Compares committed messages with settled ones.
     async fn verify(&self, range: Range) -> Result<Verified, StoreError>;
 
-    /// How long settled messages are kept.
+    /// How long settled messages are retained.
     async fn retention(&self) -> Result<Duration, StoreError>;
 
-    /// Looks at the settings that the promises stand on; everything looked at is told, good or bad.
+    /// Checks the settings that the guarantees depend on. Returns every check, passed or failed.
     async fn examine(&self) -> Result<Vec<Finding>, StoreError>;
 }
 
-/// What people tell an outbox, bound to one destination.
+/// Operator commands for an outbox, for one destination.
 #[async_trait]
 pub trait Operate: Send + Sync {
-    /// Adds the destination; says whether it is new.
+    /// Adds the destination. Returns whether it is new.
     async fn add_destination(&self, shards: u16, start: Start) -> Result<bool, StoreError>;
 
-    /// Forgets the destination and all that waits for it, so that it no longer holds retention back; says whether it was
-    /// there.
+    /// Deletes the destination and everything that waits for it, so that it no longer delays retention. Returns whether
+    /// it existed.
     async fn remove_destination(&self) -> Result<bool, StoreError>;
 
-    /// Switches the destination on or off; says whether it was there.
+    /// Enables or disables the destination. Returns whether it exists.
     async fn switch(&self, on: bool) -> Result<bool, StoreError>;
 
-    /// Asks for another number of shards; the relays carry it out. Says whether it was there.
+    /// Requests another number of shards. The relays do the resharding. Returns whether the destination exists.
     async fn regroup(&self, shards: u16) -> Result<bool, StoreError>;
 }

@@ -1,4 +1,5 @@
-//! Random numbers from a seed. The same seed gives the same numbers in every version, so that a simulated run can be repeated.
+//! Seeded random numbers. The same seed gives the same numbers in every version, so that a simulated run can be
+//! repeated.
 
 use std::time::Duration;
 
@@ -8,17 +9,17 @@ use crate::retry::Jitter;
 
 const GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// `SplitMix64`: one number of state; good enough for jitter, tokens and simulated faults, not for secrets.
+/// `SplitMix64`: a generator with 64 bits of state. Use it for jitter, tokens and simulated faults, not for secrets.
 #[derive(Clone, Debug)]
 pub struct SplitMix64(u64);
 
 impl SplitMix64 {
-    /// The generator of a seed.
+    /// Creates a generator from a seed.
     pub const fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// The generator of one named part of a seed. A further draw in one part does not change the numbers of another.
+    /// Creates a generator for one named part of a seed. More draws in one part do not change the numbers of another.
     pub fn for_part(seed: u64, part: &str, number: u64) -> Self {
         let mut generator = Self(seed);
         for byte in part.bytes() {
@@ -33,7 +34,7 @@ impl SplitMix64 {
         Self(self.next_u64())
     }
 
-    /// Any number.
+    /// The next 64 random bits.
     pub const fn next_u64(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(GAMMA);
         mix(self.0)
@@ -65,7 +66,7 @@ impl SplitMix64 {
         usize::try_from(self.between(low as u64, high as u64)).unwrap_or(high)
     }
 
-    /// An item of a list that is not empty.
+    /// An element of a non-empty list.
     pub fn pick<'a, T>(&mut self, list: &'a [T]) -> &'a T {
         &list[self.count(0, list.len() - 1)]
     }
@@ -81,7 +82,7 @@ impl SplitMix64 {
         Duration::from_millis(self.between(low, high))
     }
 
-    /// A part of a delay.
+    /// Random jitter for a delay.
     pub fn jitter(&mut self) -> Jitter {
         Jitter::from_random((self.next_u64() >> 32) as u32)
     }
@@ -101,7 +102,7 @@ impl SplitMix64 {
     }
 }
 
-/// The last step of `SplitMix64`: every bit of the result depends on every bit of the value.
+/// The final mixing step of `SplitMix64`: every bit of the result depends on every bit of the value.
 pub const fn mix(value: u64) -> u64 {
     let value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -112,7 +113,7 @@ pub const fn mix(value: u64) -> u64 {
 mod tests {
     use super::*;
 
-    /// From the reference implementation: a change of these numbers would change every simulated run.
+    /// From the reference implementation. Different numbers would change every simulated run.
     #[test]
     fn a_seed_gives_the_published_sequence() {
         let mut random = SplitMix64::new(1_234_567);

@@ -1,13 +1,13 @@
-//! Findings as they are gathered: what is wrong one by one, what is right in one line a subject.
+//! Collects findings. Each problem is one finding; passed checks are joined into one finding per subject.
 
 use std::collections::BTreeMap;
 
 use crate::operate::{Finding, Severity};
 
-/// More names than that are counted, not listed.
+/// The maximum number of names in a list. Further names are only counted.
 const LISTED_MAX: usize = 8;
 
-/// Findings as they are gathered.
+/// Collects the findings of an examination.
 #[derive(Debug, Default)]
 pub struct Report {
     findings: Vec<Finding>,
@@ -15,12 +15,12 @@ pub struct Report {
 }
 
 impl Report {
-    /// Something that is not as it should be, with what mends it.
+    /// Adds a problem and the action that fixes it.
     pub fn told(&mut self, severity: Severity, subject: &str, seen: String, fix: String) {
         self.findings.push(Finding { severity, subject: subject.to_owned(), seen, fix: Some(fix) });
     }
 
-    /// One thing that is as it should be.
+    /// Adds a passed check. Repeats are ignored.
     pub fn good(&mut self, subject: &'static str, what: String) {
         let known = self.good.entry(subject).or_default();
         if !known.contains(&what) {
@@ -28,7 +28,7 @@ impl Report {
         }
     }
 
-    /// Everything, the worst first.
+    /// Returns all findings, the most severe first.
     pub fn findings(self) -> Vec<Finding> {
         let good = self.good.into_iter().map(|(subject, what)| Finding {
             severity: Severity::Good,
@@ -43,7 +43,7 @@ impl Report {
     }
 }
 
-/// A list that stays readable.
+/// Joins names with commas and replaces the rest of a long list by its count.
 pub fn some_of(names: &[String]) -> String {
     let listed = names[..names.len().min(LISTED_MAX)].join(", ");
     match names.len().saturating_sub(LISTED_MAX) {

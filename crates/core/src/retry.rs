@@ -1,10 +1,10 @@
-//! When a message is tried again, and when it is given up.
+//! When a message is retried, and when it is dead-lettered.
 
 use std::time::Duration;
 
 use crate::failure::{Class, Outcome};
 
-/// How the pause grows from one attempt to the next.
+/// How the delay grows from one attempt to the next.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Backoff {
     /// `base × factor^(n-1)`.
@@ -14,11 +14,11 @@ pub enum Backoff {
     },
     /// `base × n`.
     Linear,
-    /// The n-th of these, and the last of them from there on; none is shorter than `base`.
+    /// The n-th delay of this list, then always the last one. No delay is shorter than `base`.
     Listed(Vec<Duration>),
 }
 
-/// A part of a pause that differs from message to message, so that they do not all come back at once.
+/// A random part of a delay, so that failed messages are not all retried at the same time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Jitter(f64);
 
@@ -26,24 +26,24 @@ impl Jitter {
     /// No jitter at all.
     pub const NONE: Self = Self(0.0);
 
-    /// From a random number: 0 gives none, `u32::MAX` all of the policy's share.
+    /// Creates jitter from a random number: 0 gives none, `u32::MAX` gives the policy's full share.
     pub fn from_random(random: u32) -> Self {
         Self(f64::from(random) / f64::from(u32::MAX))
     }
 }
 
-/// When a route's messages are retried and given up.
+/// When a route's messages are retried and dead-lettered.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Policy {
-    /// The first pause; no pause is shorter, unless the ceiling is.
+    /// The first delay. No delay is shorter, unless the ceiling is.
     pub base: Duration,
-    /// How pauses grow.
+    /// How delays grow.
     pub backoff: Backoff,
-    /// No pause is longer than this, jitter included.
+    /// The longest delay, including jitter.
     pub ceiling: Duration,
-    /// The largest share that jitter adds, in percent of the pause.
+    /// The maximum jitter, in percent of the delay.
     pub jitter_percent: u32,
-    /// How many attempts a message has.
+    /// The maximum number of attempts per message.
     pub attempts_max: u32,
 }
 
@@ -59,25 +59,25 @@ impl Default for Policy {
     }
 }
 
-/// What becomes of a message after an outcome.
+/// What happens to a message after an outcome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
-    /// The far side has it.
+    /// The broker confirmed it.
     Delivered,
-    /// The destination is away: wait for it, nothing is counted.
+    /// The broker is unreachable. Wait for it; no attempt is counted.
     WaitForDestination,
-    /// It may have arrived: the same id again, soon, nothing is counted.
+    /// The message may have arrived. Send it again soon with the same id; no attempt is counted.
     SendAgain,
-    /// Park its key and try again after this pause.
+    /// Park its key and retry after this delay.
     RetryIn(Duration),
-    /// Hold the address, for this long or until a probe passes; nothing is counted.
+    /// Hold the address for this long, or until a probe succeeds. No attempt is counted.
     HoldAddress(Option<Duration>),
-    /// It goes to the dead letters.
+    /// Dead-letter the message.
     Bury,
 }
 
 impl Policy {
-    /// Exactly these pauses, one after the other and without jitter, and one attempt more than there are pauses.
+    /// Creates a policy with exactly these delays and no jitter. It allows one attempt more than there are delays.
     pub fn listed(pauses: Vec<Duration>) -> Self {
         Self {
             base: pauses.iter().min().copied().unwrap_or_default(),
@@ -88,7 +88,7 @@ impl Policy {
         }
     }
 
-    /// Decides after the `attempt`-th counted attempt (1 for the first).
+    /// Decides after counted attempt number `attempt`, starting at 1.
     pub fn next(&self, attempt: u32, outcome: &Outcome, jitter: Jitter) -> Next {
         let Err(failure) = outcome else { return Next::Delivered };
         match failure.class() {
@@ -101,7 +101,7 @@ impl Policy {
         }
     }
 
-    /// The pause after the `attempt`-th attempt (1 for the first).
+    /// The delay after attempt number `attempt`, starting at 1.
     pub fn pause(&self, attempt: u32, jitter: Jitter) -> Duration {
         let plain = match &self.backoff {
             Backoff::Exponential { factor } => {
@@ -119,10 +119,10 @@ impl Policy {
         (plain + plain.mul_f64(share)).min(self.ceiling)
     }
 
-    /// The longest that all pauses take together, until the last attempt.
+    /// The maximum sum of all delays until the last attempt.
     pub fn longest(&self) -> Duration {
         let (mut sum, mut last) = (Duration::ZERO, Duration::ZERO);
-        // A list may have a long pause behind a short one.
+        // In a list, a long delay may follow a short one.
         let listed = match &self.backoff {
             Backoff::Listed(pauses) => u32::try_from(pauses.len()).unwrap_or(u32::MAX),
             Backoff::Exponential { .. } | Backoff::Linear => 0,
@@ -130,7 +130,7 @@ impl Policy {
         for attempt in 1..self.attempts_max {
             let pause = self.pause(attempt, Jitter::from_random(u32::MAX));
             if attempt > listed && pause <= last {
-                // It grows no more.
+                // The delay has reached its maximum.
                 return sum.saturating_add(pause.saturating_mul(self.attempts_max - attempt));
             }
             sum = sum.saturating_add(pause);
@@ -149,7 +149,7 @@ mod tests {
     #[test]
     fn the_longest_wait_is_all_pauses_with_their_jitter() {
         let policy = Policy { jitter_percent: 0, ..Policy::default() };
-        // 1 + 2 + … + 256 s, nine pauses between ten attempts.
+        // 1 + 2 + … + 256 s: nine delays between ten attempts.
         assert_eq!(policy.longest(), Duration::from_secs(511));
         let flat = Policy { backoff: Backoff::Exponential { factor: 1 }, attempts_max: u32::MAX, ..policy };
         assert_eq!(flat.longest(), Duration::from_secs(u64::from(u32::MAX) - 1));
@@ -173,7 +173,7 @@ mod tests {
 
     fn policies() -> impl Strategy<Value = Policy> {
         let listed = proptest::collection::vec(0u64..100_000, 0..5);
-        // A list is followed even where it shrinks; what grows is looked at here.
+        // A listed delay may shrink. This strategy generates only growing delays.
         let sorted = listed.prop_map(|mut pauses| {
             pauses.sort_unstable();
             Backoff::Listed(pauses.into_iter().map(Duration::from_millis).collect())

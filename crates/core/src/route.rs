@@ -1,4 +1,4 @@
-//! From messages to a broker's addresses.
+//! Routes map messages to broker addresses.
 
 use std::sync::Arc;
 
@@ -6,37 +6,37 @@ use crate::headers::HeaderRules;
 use crate::message::Message;
 use crate::retry::Policy;
 
-/// What happens to a key when one of its messages is buried.
+/// What happens to a key after one of its messages is dead-lettered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AfterDead {
-    /// The key waits until a person redrives or discards it: order is a promise.
+    /// The key waits until an operator redrives or discards the message. This keeps the order.
     #[default]
     Hold,
-    /// The key goes on without it; its order is then no longer promised.
+    /// The key continues without the message. Order is no longer guaranteed for this key.
     Continue,
 }
 
-/// One rule: which messages, to which address, retried how.
+/// One rule: which messages it matches, their address, and their retry policy.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Route {
     /// The route's name in metrics and errors.
     pub name: String,
-    /// Which topics: segments between dots, `*` for any one segment, `**` at the end for any rest.
+    /// The topics it matches. Dots separate segments. `*` matches one segment; `**` at the end matches the rest.
     pub topic: String,
-    /// Which types, with the same pattern language.
+    /// The types it matches, with the same patterns.
     pub kind: String,
-    /// The broker's address; `{topic}`, `{type}` and `{key}` are replaced.
+    /// The broker's address. `{topic}`, `{type}` and `{key}` are replaced.
     pub address: String,
-    /// What it changes in the headers.
+    /// The header changes.
     pub headers: Arc<HeaderRules>,
-    /// When messages are retried and given up.
+    /// When messages are retried and dead-lettered.
     pub policy: Policy,
-    /// What happens to the key of a buried message.
+    /// What happens to the key of a dead-lettered message.
     pub after_dead: AfterDead,
 }
 
 impl Route {
-    /// A route that sends everything to the address named as the topic.
+    /// A route that publishes every message to the address named like its topic.
     pub fn everything() -> Self {
         Self {
             name: "everything".to_owned(),
@@ -49,25 +49,26 @@ impl Route {
         }
     }
 
-    /// Whether the message is one of this route's.
+    /// Whether the route matches the message.
     pub fn matches(&self, message: &Message) -> bool {
         matches(&self.topic, &message.topic) && matches(&self.kind, &message.kind)
     }
 
-    /// The address for this message.
+    /// The address of this message.
     pub fn address_of(&self, message: &Message) -> Arc<str> {
         self.filled([("{topic}", &message.topic), ("{type}", &message.kind), ("{key}", &message.key)]).into()
     }
 
-    /// The same without its key, where it holds one: for those who must not know it.
+    /// The same address with `{key}` in place of the key, for outputs that must not contain keys. `None` if the address
+    /// has no key.
     pub fn address_without_key(&self, message: &Message) -> Option<Arc<str>> {
         let holds_key = self.address.contains("{key}");
         holds_key
             .then(|| self.filled([("{topic}", &message.topic), ("{type}", &message.kind), ("{key}", "{key}")]).into())
     }
 
-    /// The address before any message is there, with what the patterns say about topic and type already in it:
-    /// `{topic}` of topics `invoices.*.eu` is `invoices.{topic}.eu`. What is left of placeholders stands for any text.
+    /// The address before any message exists, with the fixed parts of the patterns filled in. For topics
+    /// `invoices.*.eu`, `{topic}` becomes `invoices.{topic}.eu`. The remaining placeholders match any text.
     pub fn template(&self) -> String {
         let (topic, kind) = (told_by(&self.topic, "{topic}"), told_by(&self.kind, "{type}"));
         self.filled([("{topic}", &topic), ("{type}", &kind), ("{key}", "{key}")])
@@ -92,11 +93,11 @@ impl Route {
     }
 }
 
-/// A pattern as text, with a placeholder where anything may stand.
+/// A pattern as text, with the placeholder in place of each wildcard.
 fn told_by(pattern: &str, placeholder: &str) -> String {
     let mut told = String::new();
     for word in pattern.split('.') {
-        // A rest may be of no words, and then no dot stands before it.
+        // `**` may match no segment, so no dot stands before it.
         if !told.is_empty() && word != "**" {
             told.push('.');
         }
@@ -108,12 +109,12 @@ fn told_by(pattern: &str, placeholder: &str) -> String {
     told
 }
 
-/// A destination's routes in order; the first that matches is taken.
+/// The routes of a destination. The first match wins.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Routes(Vec<Arc<Route>>);
 
 impl Routes {
-    /// Routes in the order in which they are tried.
+    /// Creates a list of routes. They are tried in this order.
     pub fn new(routes: Vec<Route>) -> Self {
         Self(routes.into_iter().map(Arc::new).collect())
     }
@@ -123,7 +124,7 @@ impl Routes {
         self.0.iter().map(|route| &**route)
     }
 
-    /// The first route that matches; a message without one is not for this destination.
+    /// The first matching route. A message without a route is not published to this destination.
     pub fn find(&self, message: &Message) -> Option<&Arc<Route>> {
         self.0.iter().find(|route| route.matches(message))
     }
@@ -135,7 +136,7 @@ impl Default for Routes {
     }
 }
 
-/// Whether a text of segments between dots matches a pattern: `*` for any one segment, `**` for any rest.
+/// Whether dot-separated text matches a pattern. `*` matches one segment; `**` matches the rest.
 pub fn matches(pattern: &str, text: &str) -> bool {
     if pattern == "**" {
         return true;

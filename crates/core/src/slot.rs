@@ -1,18 +1,18 @@
-//! From keys to slots to shards: fixed for ever, because rows store the slot.
+//! Maps keys to slots, and slots to shards. The mapping never changes, because rows store the slot.
 
 use sha2::{Digest, Sha256};
 
-/// How many slots there are; every row stores one of them.
+/// The number of slots. Every row stores its slot.
 pub const SLOTS: u16 = 256;
 
 /// The slot of a key: the first byte of its SHA-256.
 ///
-/// It is ours and not the database's hash, which may change between versions.
+/// Database hash functions are not used, because they may change between versions.
 pub fn slot_of(key: &str) -> u16 {
     Sha256::digest(key.as_bytes())[0].into()
 }
 
-/// The shard, of `shards`, that a slot belongs to.
+/// The shard of a slot when there are `shards` shards.
 pub fn shard_of(slot: u16, shards: u16) -> u16 {
     slot % shards
 }

@@ -1,4 +1,6 @@
-//! The ports to the database: one trait a caller.
+//! The store ports of the outbox, one trait per caller.
+//!
+//! A call that fails with `StoreError::Away`, or that is cancelled, may have taken effect.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -11,33 +13,33 @@ use uuid::Uuid;
 
 use crate::message::{Message, MessageId};
 
-/// The right to read and settle one shard of one destination until it expires or is taken.
+/// The right to read and settle one shard of one destination, until it expires or another relay takes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Lease {
-    /// Which shard.
+    /// The shard.
     pub shard: u16,
-    /// Of how many; regrouping changes it and takes every lease away.
+    /// The number of shards. Resharding changes it and revokes every lease.
     pub shards: u16,
-    /// Rises with every change of owner.
+    /// Increases with every change of owner.
     pub epoch: i64,
-    /// Random for each owner: after a failover two owners may hold equal epochs.
+    /// Random for each owner, because two owners may hold equal epochs after a failover.
     pub owner: Uuid,
 }
 
-/// How far a shard has come. Any two ticks make a window; `place` is the sequence number up to which the window
-/// `from → to` is settled. With `from == to` it is exhausted.
+/// The progress of a shard. Two ticks form a window. The window `from → to` is settled up to sequence number `place`.
+/// With `from == to` the window is exhausted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Position {
     /// Everything visible at this tick is settled.
     pub from: i64,
     /// The tick at which the current window ends.
     pub to: i64,
-    /// What of the window is settled, by sequence number.
+    /// The sequence number up to which the window is settled.
     pub place: i64,
 }
 
 impl Position {
-    /// At a tick, with nothing half read.
+    /// At a tick, without an open window.
     pub const fn at(tick: i64) -> Self {
         Self { from: tick, to: tick, place: 0 }
     }
@@ -51,7 +53,7 @@ impl Position {
 /// A message in the log.
 #[derive(Clone, Debug)]
 pub struct Entry {
-    /// Its number in the outbox; unique, and in commit order within a window for writers that lock the key.
+    /// Its number in the outbox. Unique, and in commit order within a window for writers that lock the key.
     pub seq: i64,
     /// The slot of its key.
     pub slot: u16,
@@ -59,134 +61,134 @@ pub struct Entry {
     pub message: Arc<Message>,
 }
 
-/// What one call reads.
+/// One read request.
 #[derive(Clone, Debug)]
 pub struct Read<'a> {
-    /// Shards that stand at the same position.
+    /// Shards at the same position.
     pub leases: &'a [Lease],
-    /// Where they stand.
+    /// Their position.
     pub after: Position,
-    /// At most so many messages.
+    /// The maximum number of messages.
     pub limit: usize,
-    /// No further message once payloads have this many bytes; always at least one.
+    /// Stop after this number of payload bytes. At least one message is always read.
     pub bytes: usize,
-    /// How far new windows may go.
+    /// How far new windows may extend.
     pub ceiling: Ceiling,
 }
 
-/// Some of a window's messages, in order.
+/// Messages of one window, in order.
 #[derive(Clone, Debug)]
 pub struct Page {
-    /// In sequence order; empty when there is nothing new.
+    /// In sequence order. Empty if there is nothing new.
     pub entries: Vec<Entry>,
-    /// Where the shards stand when all of them are settled.
+    /// The position of the shards after all entries are settled.
     pub end: Position,
 }
 
-/// How far windows may go while shards are being regrouped.
+/// How far windows may extend while shards are being resharded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Ceiling {
-    /// As far as there is something.
+    /// No limit.
     #[default]
     Open,
-    /// Finish the current window and open no other.
+    /// Finish the current window, and open no new one.
     NoNewWindow,
     /// Windows end at this tick.
     Tick(i64),
 }
 
-/// What a relay asks for when it takes and renews leases.
+/// A relay's request to acquire and renew leases.
 #[derive(Clone, Debug)]
 pub struct Ask {
     /// The relay's random token.
     pub owner: Uuid,
-    /// The relay's name, for people.
+    /// The relay's name, for operators.
     pub name: String,
-    /// How long leases last from now.
+    /// The lease duration from now.
     pub lease: Duration,
-    /// Shards whose work is finished and that are given back.
+    /// Shards to release, because their work is finished.
     pub give_back: Vec<Lease>,
 }
 
-/// What a relay holds.
+/// The leases of a relay.
 #[derive(Clone, Debug, Default)]
 pub struct Leased {
     /// Every lease of this owner, renewed.
     pub leases: Vec<Lease>,
-    /// How long all of them last, from when they were asked for.
+    /// The duration of all leases, counted from the request.
     pub lasts: Duration,
-    /// How many shards are this relay's fair share; more than that should be given back.
+    /// The fair share of this relay, in shards. It should release more than that.
     pub fair: usize,
-    /// How far windows may go.
+    /// How far windows may extend.
     pub ceiling: Ceiling,
-    /// Addresses that nothing can pass to at the moment.
+    /// Addresses that reject every message at the moment.
     pub holds: Vec<Hold>,
-    /// A message published earlier may have no row: the database moved to another timeline.
+    /// The database moved to another timeline, so a message published earlier may have no row.
     pub timeline_changed: bool,
 }
 
-/// An address that nothing can pass to.
+/// An address that rejects every message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hold {
-    /// Which address.
+    /// The address.
     pub address: String,
-    /// Why, for people.
+    /// The error text.
     pub error: String,
 }
 
-/// Where a newly leased shard stands.
+/// The state of a newly leased shard.
 #[derive(Clone, Debug)]
 pub struct Standing {
-    /// Which shard.
+    /// The shard.
     pub shard: u16,
-    /// How far it has come.
+    /// Its progress.
     pub position: Position,
-    /// Keys with messages that wait.
+    /// Its parked keys.
     pub parked: Vec<ByteString>,
 }
 
-/// Why the head of a key does not go out.
+/// What happens to the failed head of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Stop {
-    /// Tried again after this pause.
+    /// It is retried after this delay.
     Retry {
         /// From now, on the database's clock.
         after: Duration,
     },
-    /// Its address is held, for this long, or until a probe at this distance passes.
+    /// Its address is held. `after` is the length of the hold, or the time until the next probe.
     Address {
-        /// Which address.
+        /// The address.
         address: Arc<str>,
         /// From now, on the database's clock.
         after: Duration,
     },
-    /// It took connections down; tried alone after this pause.
+    /// It broke connections, and is retried alone after this delay.
     Quarantine {
         /// From now, on the database's clock.
         after: Duration,
     },
-    /// Given up; the key waits for a person.
+    /// Dead-lettered. The key waits for an operator.
     DeadHold,
-    /// Given up; the key goes on.
+    /// Dead-lettered. The key continues.
     DeadContinue,
 }
 
-/// A head that stopped, and why.
+/// The failed head of a key, and the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stopped {
     /// What happens to it.
     pub stop: Stop,
     /// Counted attempts so far.
     pub attempts: u32,
-    /// The failure class's word.
+    /// The name of the failure class.
     pub class: &'static str,
-    /// The error, for people.
+    /// The error text.
     pub error: String,
     /// The route that chose its address.
     pub route: Arc<str>,
 }
 
-/// A message of a page that did not go out.
+/// A message of a page that was not published.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Park {
     /// Its number in the log.
@@ -195,11 +197,11 @@ pub struct Park {
     pub slot: u16,
     /// Its key.
     pub key: ByteString,
-    /// Why it stopped; `None` for one that waits behind a parked head of its key.
+    /// Why it failed. `None` if it only waits behind the parked head of its key.
     pub stopped: Option<Stopped>,
 }
 
-/// What became of messages that were read: how far shards have come, and what is parked on the way.
+/// The result of messages that were read: the progress of the shards, and the messages to park.
 #[derive(Clone, Debug, Default)]
 pub struct Settlement {
     /// The new position of each shard.
@@ -208,17 +210,17 @@ pub struct Settlement {
     pub parks: Vec<Park>,
 }
 
-/// The answer to a settlement.
+/// The result of a settlement.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Settled {
-    /// Shards whose lease is gone. Nothing of them was changed.
+    /// Shards whose lease was lost. Nothing was changed for them.
     pub lost: Vec<u16>,
-    /// Messages that were to wait behind a head which is gone. Nothing of their shards was changed: they must go out
-    /// first, before later ones of their keys.
+    /// Messages that should wait behind a head that is no longer parked. Nothing was changed for their shards. The
+    /// relay must publish them before later messages of their keys.
     pub passed: Vec<i64>,
 }
 
-/// Messages of a parked key that may be tried now.
+/// Messages of a parked key that are due.
 #[derive(Clone, Debug)]
 pub struct Run {
     /// The key.
@@ -229,113 +231,117 @@ pub struct Run {
     pub attempts: u32,
     /// Whether the first message must be sent alone.
     pub quarantined: bool,
-    /// The address that is probed, where the key waits for one.
+    /// The address to probe, if the key waits for a held address.
     pub address: Option<String>,
-    /// The queue's first messages, in order, each with its number in the queue.
+    /// The first messages of the queue, in order, each with its number in the queue.
     pub messages: Vec<(i64, Entry)>,
 }
 
-/// What came of a run.
+/// The result of a run.
 #[derive(Clone, Debug)]
 pub struct Advance {
     /// The lease of the key's shard.
     pub lease: Lease,
     /// The key.
     pub key: ByteString,
-    /// Queue numbers that were confirmed.
+    /// Queue numbers of confirmed messages.
     pub delivered: Vec<i64>,
-    /// Why the next one, by its queue number, did not go out; `None` if nothing failed.
+    /// The next message, by its queue number, and why it failed. `None` if nothing failed.
     pub stopped: Option<(i64, Stopped)>,
-    /// An address that is proven to pass, so that every key that waits for it may go on.
+    /// An address that accepts messages again. Every key that waits for it may continue.
     pub released: Option<Arc<str>>,
 }
 
-/// The answer to an [`Advance`].
+/// The result of an [`Advance`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Advanced {
-    /// The lease is gone; nothing was changed.
+    /// The lease was lost. Nothing was changed.
     Lost,
-    /// Nothing is left of the key's queue: its messages take the live path again.
+    /// The key's queue is empty. Its next messages are published directly from the log again.
     Unparked,
-    /// More of it waits.
+    /// More messages of the key wait.
     Waits,
 }
 
-/// What a database can do for a relay, bound to one outbox and one destination.
+/// Shard leases of one outbox and one destination.
 #[async_trait]
 pub trait Leases: Send + Sync {
-    /// In one transaction: gives back, renews what this owner holds, and takes free or expired shards up to its fair
-    /// share. The epoch of every shard taken rises.
+    /// In one transaction: releases the given leases, renews those of this owner, and acquires free or expired shards
+    /// up to its fair share. The epoch of every acquired shard increases.
     async fn lease(&self, ask: Ask) -> Result<Leased, StoreError>;
 
-    /// Where newly leased shards stand. Reads what was committed after the lease was taken, so that nothing a former
-    /// owner settled is missed.
+    /// Reads the state of newly leased shards. It reads data committed after the lease was acquired, so that it
+    /// includes everything a former owner settled.
     async fn standing(&self, leases: &[Lease]) -> Result<Vec<Standing>, StoreError>;
 
-    /// Frees every lease of this owner at once, also those that it does not know of because a reply was lost, and takes it
-    /// off the list.
+    /// Frees every lease of this owner, including those it does not know of because a reply was lost. Removes the owner
+    /// from the list of relays.
     async fn leave(&self, owner: Uuid) -> Result<(), StoreError>;
 }
 
-/// The relay's hot path.
+/// The log, as the relay reads and settles it on its hot path.
 #[async_trait]
 pub trait OutboxReader: Send + Sync {
-    /// The next messages after a position, in commit order. The same call gives the same page while its window lasts.
+    /// Reads the next messages after a position, in commit order. The same call returns the same page while its window
+    /// is open.
     async fn read(&self, read: Read<'_>) -> Result<Page, StoreError>;
 
-    /// Records what became of messages, shard by shard, in one transaction that checks each lease.
+    /// Records the results of messages, in one transaction that checks each lease. Changes each shard completely or not
+    /// at all, and returns the unchanged ones.
     async fn settle(&self, settlement: Settlement) -> Result<Settled, StoreError>;
 }
 
-/// Keys that wait.
+/// Parked keys, as the relay retries them.
 #[async_trait]
 pub trait ParkedKeys: Send + Sync {
-    /// Carries out what operators marked, then gives the runs that are due, at most `keys` of them with at most
-    /// `messages` each.
+    /// Applies the marks of operators, then returns due runs: at most `keys` runs with at most `messages` messages
+    /// each.
+    ///
+    /// It does not claim them: a run stays due, and may be returned again, until its result is recorded.
     async fn due(&self, leases: &[Lease], keys: usize, messages: usize) -> Result<Vec<Run>, StoreError>;
 
-    /// Records what came of runs; one answer each, in order.
+    /// Records the results of runs. Returns one result per run, in order.
     async fn advance(&self, advances: Vec<Advance>) -> Result<Vec<Advanced>, StoreError>;
 }
 
-/// What keeps an outbox tidy; any relay may do it, one does it at a time.
+/// Maintenance of an outbox. Any relay may do it, but only one at a time.
 #[async_trait]
 pub trait Upkeep: Send + Sync {
-    /// Prepares partitions, drops what retention allows, prunes histories.
+    /// Creates partitions, deletes what retention allows, and prunes histories.
     async fn maintain(&self) -> Result<Maintained, StoreError>;
 }
 
-/// What upkeep did.
+/// The result of maintenance.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Maintained {
-    /// Another relay was at it.
+    /// Another relay was doing it, so this call did nothing.
     pub busy: bool,
-    /// Partitions prepared.
+    /// Created partitions.
     pub prepared: u32,
-    /// Partitions emptied or dropped.
+    /// Emptied or dropped partitions.
     pub dropped: u32,
-    /// Sentences that a person should read, such as a destination that holds back retention.
+    /// Warnings for an operator, such as a destination that delays retention.
     pub warnings: Vec<String>,
 }
 
-/// A dead letter, as operators see it.
+/// A dead letter of the outbox.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeadLetter {
     /// The message, with its original bytes.
     pub message: Message,
-    /// Why it was given up.
+    /// Why it was dead-lettered.
     pub error: String,
-    /// The failure class's word.
+    /// The name of the failure class.
     pub class: String,
     /// Counted attempts.
     pub attempts: u32,
     /// The route that chose its address.
     pub route: String,
-    /// When it was given up; if it was redriven and failed again, the last time.
+    /// When it was dead-lettered. If it failed again after a redrive, the last time.
     pub dead_at: Timestamp,
-    /// `dead`, `redrive` or `discard` once marked, `redriven`, `discarded`.
+    /// `dead`, then `redriving` or `discarding` while a mark waits, then `redriven` or `discarded`.
     pub state: String,
-    /// Who marked it last, and why.
+    /// The last mark of an operator.
     pub marked: Option<Marked>,
 }
 
@@ -344,61 +350,63 @@ pub struct DeadLetter {
 pub struct Marked {
     /// When.
     pub at: Timestamp,
-    /// Who asked.
+    /// Who requested it.
     pub by: String,
     /// Why.
     pub reason: String,
 }
 
-/// Which dead letters an operator means. Empty means all of the destination's.
+/// Selects dead letters of the destination. An empty filter selects all.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeadFilter {
-    /// Only these ids, if there are any.
+    /// Only these ids. Empty means any id.
     pub ids: Vec<MessageId>,
     /// Only this key.
     pub key: Option<String>,
     /// Only this route.
     pub route: Option<String>,
-    /// Only those that wait for a person: neither marked nor finished.
+    /// Only those that wait for an operator: neither marked nor finished.
     pub unmarked: bool,
 }
 
-/// Who marks, and why; both are recorded.
+/// A redrive or discard request. Its author and reason are stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mark {
-    /// Which dead letters.
+    /// Selects the dead letters.
     pub filter: DeadFilter,
-    /// Only tells what would be marked.
+    /// Only count what would be marked.
     pub dry_run: bool,
-    /// Who asks.
+    /// Who requested it.
     pub by: String,
     /// Why.
     pub reason: String,
 }
 
-/// What operators do with dead letters: they only mark, the lease's owner acts.
+/// Operator access to dead letters. Operators only mark them; the relay that holds the lease acts.
 #[async_trait]
 pub trait DeadLetters: Send + Sync {
     /// Dead letters, oldest first.
     async fn dead(&self, filter: &DeadFilter, limit: usize) -> Result<Vec<DeadLetter>, StoreError>;
 
-    /// Marks for redrive whatever is dead and unmarked; says how many. A second call marks nothing.
+    /// Marks dead letters for redrive and returns how many. Only unmarked ones are selected, so a second call marks
+    /// nothing.
     async fn redrive(&self, mark: &Mark) -> Result<u64, StoreError>;
 
-    /// Marks for discarding; says how many.
+    /// Marks dead letters for discarding and returns how many. Only unmarked ones are selected, so a second call marks
+    /// nothing.
     async fn discard(&self, mark: &Mark) -> Result<u64, StoreError>;
 }
 
-/// Everything the relay needs of a store.
+/// All store ports of the relay.
 pub trait Store: Leases + OutboxReader + ParkedKeys + Upkeep {}
 
 impl<T: Leases + OutboxReader + ParkedKeys + Upkeep> Store for T {}
 
-/// What a store cannot do, by what the caller can do about it.
+/// Errors of a store, classified by what the caller can do.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// The database is away, or the connection broke in mid-call: it may have happened. The caller forgets what it
-    /// holds in memory and begins again.
+    /// The database is unreachable, or the connection broke during a call, which may have taken effect. The caller
+    /// discards its state in memory and starts again.
     #[error("the database cannot be reached")]
     Away(#[source] Box<dyn Error + Send + Sync>),
     /// The server is a standby, whose snapshots do not list open transactions.
@@ -410,25 +418,25 @@ pub enum StoreError {
         /// What was found.
         what: String,
     },
-    /// The rows were written in another database: a restored dump, a copy, an upgraded cluster.
+    /// The rows were written in another database: a restored dump, a copy or an upgraded cluster.
     #[error("{what}")]
     Foreign {
-        /// What was found, and which command mends it.
+        /// What was found, and the command that fixes it.
         what: String,
     },
-    /// A person switched this destination off, or it does not exist, or a grant is missing.
+    /// The destination is disabled or does not exist, or a grant is missing.
     #[error("{what}")]
     Refused {
         /// What was refused.
         what: String,
     },
-    /// The database answered something that must not happen.
+    /// The database returned an unexpected reply.
     #[error("the database refused a call")]
     Broken(#[source] Box<dyn Error + Send + Sync>),
 }
 
 impl StoreError {
-    /// Whether waiting may mend it.
+    /// Whether a later retry may succeed.
     pub const fn is_passing(&self) -> bool {
         match self {
             Self::Away(_) | Self::Standby | Self::Broken(_) => true,

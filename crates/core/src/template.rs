@@ -1,8 +1,8 @@
-//! Whether an address of a route could be one that a broker's pattern takes, before any message is there.
+//! Checks, before any message exists, whether an address of a route can match a broker's pattern.
 
 use std::collections::BTreeSet;
 
-/// A route's address as the configuration has it: `{topic}`, `{type}` and `{key}` stand for any text.
+/// A route's configured address. `{topic}`, `{type}` and `{key}` match any text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Template(Vec<Piece>);
 
@@ -12,31 +12,31 @@ enum Piece {
     Any,
 }
 
-/// One word of a broker's pattern; words stand between dots.
+/// One word of a broker's pattern. Dots separate the words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Word<'a> {
-    /// This word.
+    /// Exactly this word.
     Is(&'a str),
     /// Any one word.
     One,
-    /// Any number of words, or none.
+    /// Zero or more words.
     Any,
-    /// Any number of words, at least one.
+    /// One or more words.
     Some,
 }
 
-/// A pattern, character by character, over words that each end with a dot.
+/// A pattern as a list of characters and wildcards. Each word ends with a dot.
 #[derive(Clone, Copy)]
 enum Atom {
     Char(char),
-    /// The inside of any word.
+    /// Any characters within one word.
     Inside,
     /// Whole words.
     Words,
 }
 
 impl Template {
-    /// The template of an address.
+    /// Parses an address.
     pub fn new(address: &str) -> Self {
         let mut pieces = Vec::new();
         let mut rest = address;
@@ -48,18 +48,18 @@ impl Template {
         Self(pieces)
     }
 
-    /// Whether it has no placeholders.
+    /// Whether the address has no placeholders.
     pub fn is_fixed(&self) -> bool {
         !self.0.contains(&Piece::Any)
     }
 
-    /// Whether one of its texts is this one.
+    /// Whether the address can be equal to this text.
     pub fn could_be(&self, text: &str) -> bool {
         let atoms: Vec<Atom> = text.chars().chain(text.chars().next().map(|_| '.')).map(Atom::Char).collect();
         self.meets(&atoms)
     }
 
-    /// Whether one of its texts consists of such words. A text of no characters has no words.
+    /// Whether the address can match these pattern words. An empty text has no words.
     pub fn could_match(&self, words: &[Word<'_>]) -> bool {
         let mut atoms = Vec::new();
         for word in words {
@@ -76,7 +76,8 @@ impl Template {
         self.meets(&atoms)
     }
 
-    /// Walks through pattern and template at once: each place is one in both, and whether a word of the pattern is begun.
+    /// Walks through the pattern and the template together. A state is a position in both, plus whether a pattern word
+    /// has begun.
     fn meets(&self, atoms: &[Atom]) -> bool {
         let mut pieces = self.0.clone();
         if !pieces.is_empty() {

@@ -1,11 +1,13 @@
-//! What happened to a message, as spans that a collector joins to one trace.
+//! Tracing: what happened to a message, as spans that a collector joins into one trace.
 //!
-//! The engines know [`Traces`] and nothing of exporters: whoever wires them gives a [`Recorder`]. Without one, and for a
-//! message that is not sampled, nothing is allocated.
+//! The engines use [`Traces`] and know nothing about exporters: the host process provides a [`Recorder`]. Without a
+//! recorder, and for a message that is not sampled, tracing allocates nothing.
 //!
-//! A message carries the context of the span that created it, its *origin*, in its headers. It stays as it is on the whole
-//! way: spans of relays and consumers are its children, and link to it. A message without an origin has its own id as the
-//! id of its trace, so that all who sample it by the same ratio tell the same trace.
+//! A message carries the context of the span that created it, its *origin*, in its headers. The origin never changes.
+//! Spans of relays and consumers are its children and link to it.
+//!
+//! A message without an origin uses its own id as its trace id. All processes with the same sampling ratio therefore
+//! record the same traces.
 
 mod context;
 mod open;
@@ -20,25 +22,25 @@ pub use open::{Open, Traces};
 
 use crate::message::MessageId;
 
-/// What was done with a message.
+/// An operation on a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
-    /// It was emitted.
+    /// An application emitted it.
     Create,
-    /// It was given to a broker.
+    /// A relay passed it to a broker.
     Send,
-    /// It came from a broker, and waited until a worker took it.
+    /// A consumer received it from a broker, and it waited for a worker.
     Receive,
     /// Its handler ran.
     Process,
-    /// What a far side answered to its handler was written down.
+    /// The response of an external service to its handler was committed.
     Commit,
-    /// What became of it was recorded: in the outbox by a relay, at the broker by a consumer.
+    /// Its result was recorded: in the outbox by a relay, or at the broker by a consumer.
     Settle,
 }
 
 impl Operation {
-    /// The word for it, in names of spans and in attributes.
+    /// The name used in span names and attributes.
     pub const fn word(self) -> &'static str {
         match self {
             Self::Create => "create",
@@ -51,7 +53,7 @@ impl Operation {
     }
 }
 
-/// What all spans of one relay or consumer have in common.
+/// Attributes that all spans of one relay or consumer share.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct About {
     /// The kind of broker, such as `rabbitmq`.
@@ -60,63 +62,64 @@ pub struct About {
     pub attributes: Vec<(&'static str, String)>,
 }
 
-/// Why what a span tells of did not succeed.
+/// Why the operation of a span failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// One of few words.
+    /// The failure class, from a small fixed set.
     pub class: &'static str,
-    /// For people.
+    /// The error text.
     pub error: String,
 }
 
-/// Something that was done with one message, and has ended.
+/// A finished operation on one message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Span {
     /// Its own context.
     pub context: SpanContext,
-    /// The span that it is a part of; none if it begins the trace.
+    /// The parent span. `None` if this span starts the trace.
     pub parent: Option<SpanId>,
     /// The `tracestate` that came with the message.
     pub state: Option<String>,
-    /// The origin of the message, unless this span is it.
+    /// The origin of the message. `None` if this span is the origin.
     pub origin: Option<SpanContext>,
-    /// What was done.
+    /// The operation.
     pub operation: Operation,
-    /// The address, with [`Span::KEY`] where it holds the message's key; for [`Operation::Create`] the topic.
+    /// The address, with [`Span::KEY`] in place of the message's key. For [`Operation::Create`] it is the topic.
     pub destination: Arc<str>,
-    /// The message; not known of one that could not be emitted.
+    /// The message id. `None` if the message could not be emitted.
     pub message: Option<MessageId>,
-    /// When it began.
+    /// Start time.
     pub begun: Timestamp,
-    /// When it ended.
+    /// End time.
     pub ended: Timestamp,
-    /// Which counted attempt it was, where attempts are counted.
+    /// The number of the counted attempt, for operations that count attempts.
     pub attempt: Option<u32>,
-    /// What was decided, in a word, where something was.
+    /// The decision, as one word, if there was one.
     pub verdict: Option<&'static str>,
-    /// Why it failed, if it did.
+    /// The error, if it failed.
     pub fault: Option<Fault>,
-    /// What it has in common with others.
+    /// The shared attributes.
     pub about: Arc<About>,
 }
 
 impl Span {
-    /// What stands for the key in an address.
+    /// The placeholder for the key in an address.
     pub const KEY: &str = "{key}";
 }
 
-/// Where ended spans go. The engines call it in their hot path: nothing of it waits.
+/// Receives finished spans. The engines call it on their hot path, so no method may block.
 pub trait Recorder: Send + Sync {
-    /// Whether a trace that begins here is told: the same answer for the same id, in every process with the same ratio.
+    /// Whether to record a trace that starts here. Returns the same answer for the same id in every process with the
+    /// same ratio.
     fn samples(&self, trace: TraceId) -> bool;
 
-    /// A new id, random.
+    /// A new random span id.
     fn span_id(&self) -> SpanId;
 
     /// The wall clock.
     fn now(&self) -> Timestamp;
 
-    /// Takes a span. One that there is no room for is dropped, and counted.
+    /// Accepts a finished span. When there is no room, drops the span and counts it.
     fn record(&self, span: Span);
 }
 

@@ -1,4 +1,4 @@
-//! The bytes that others read: CloudEvents 1.0 in binary mode, with Relevo's own attributes beside it.
+//! The wire format: CloudEvents 1.0 in binary mode, plus Relevo's own headers.
 
 use bytes::Bytes;
 use jiff::Timestamp;
@@ -6,24 +6,24 @@ use jiff::Timestamp;
 use crate::broker::Publication;
 use crate::message::{Headers, Message, MessageId};
 
-/// Header of the outbox sequence: a hint for receivers, who never drop by it.
+/// Header with the outbox sequence number. Receivers may use it as a hint, but must not drop messages by it.
 pub const SEQUENCE: &str = "relevo-sequence";
-/// Header of the lease epoch under which a message was sent.
+/// Header with the epoch of the lease under which the message was sent.
 pub const EPOCH: &str = "relevo-epoch";
-/// Header of the topic.
+/// Header with the topic.
 pub const TOPIC: &str = "ce-subject";
-/// Header of the type.
+/// Header with the type.
 pub const KIND: &str = "ce-type";
-/// Header of the key.
+/// Header with the key.
 pub const KEY: &str = "ce-partitionkey";
 /// Header with the payload's media type.
 pub const CONTENT_TYPE: &str = "content-type";
 
 const VERSION: &str = "1.0";
 
-/// What a broker sends beside the payload, for a message from `source` (a URI that names the outbox).
+/// The headers that a broker sends with a message from `source`, a URI that names the outbox.
 ///
-/// The writer's own headers are carried as the route has them; names that CloudEvents or Relevo use are theirs.
+/// The message's own headers are included as its route defines them, except names that CloudEvents or Relevo reserve.
 pub fn headers(publication: &Publication, source: &str) -> Headers {
     let mut headers = Headers::new();
     for_each(publication, source, |name, value| {
@@ -32,8 +32,8 @@ pub fn headers(publication: &Publication, source: &str) -> Headers {
     headers
 }
 
-/// Calls `put` with each header of [`headers`], once a name and in no particular order: for an adapter that has no use for
-/// a map.
+/// Calls `put` with each header of [`headers`], once per name and in no particular order. For adapters that need no
+/// map.
 pub fn for_each(publication: &Publication, source: &str, mut put: impl FnMut(&str, &str)) {
     let message = &*publication.message;
     publication.headers.for_each(message, |name, value| {
@@ -53,19 +53,19 @@ pub fn for_each(publication: &Publication, source: &str, mut put: impl FnMut(&st
     put(EPOCH, &publication.epoch.to_string());
 }
 
-/// Whether a header's name is CloudEvents' or Relevo's own, so that no writer and no route can send it.
+/// Whether CloudEvents or Relevo reserves this header name. Writers and routes cannot set it.
 pub fn is_reserved(name: &str) -> bool {
     matches!(name, "ce-specversion" | "ce-id" | "ce-source" | "ce-type" | "ce-subject" | "ce-time" | "ce-partitionkey")
         || [CONTENT_TYPE, SEQUENCE, EPOCH].contains(&name)
 }
 
-/// Why received headers are not a message of ours.
+/// Why received headers are not a Relevo message.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WireError {
-    /// A required attribute is not there.
+    /// A required header is missing.
     #[error("header `{0}` is missing")]
     Missing(&'static str),
-    /// An attribute cannot be read.
+    /// A header cannot be parsed.
     #[error("header `{0}` cannot be read")]
     Malformed(&'static str),
 }
@@ -73,17 +73,17 @@ pub enum WireError {
 /// A received message and where it came from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Received {
-    /// The message, its own headers as they were emitted.
+    /// The message with its own headers, as they were emitted.
     pub message: Message,
     /// The sender's source.
     pub source: String,
-    /// The outbox sequence, if the sender said it.
+    /// The outbox sequence number, if the sender included it.
     pub seq: Option<i64>,
-    /// The lease epoch, if the sender said it.
+    /// The lease epoch, if the sender included it.
     pub epoch: Option<i64>,
 }
 
-/// Reads back what [`headers`] wrote.
+/// Parses the headers that [`headers`] wrote.
 pub fn receive(mut headers: Headers, payload: Bytes) -> Result<Received, WireError> {
     let mut take = |name: &'static str| headers.remove(name).ok_or(WireError::Missing(name));
     if take("ce-specversion")? != VERSION {

@@ -1,6 +1,7 @@
-//! The relay's calls to the store, one at a time: leases, settlements, parked keys, upkeep.
+//! The relay's calls to the store: leases, settlements, parked keys and maintenance.
 //!
-//! One at a time, because a message that was to wait behind a head must be settled or in memory when that head goes.
+//! Only one call runs at a time. When a parked head is removed, each message that should wait behind it must be either
+//! settled or in memory.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -22,14 +23,14 @@ use crate::pages::Covered;
 use crate::relay::{Held, Pending, Relay, RelayError};
 use crate::stats::add;
 
-/// Kinds of maintenance warnings that are throttled apart; a destination has a few.
+/// Kinds of maintenance warnings that are throttled separately. A destination has a few.
 const WARNING_KINDS_MAX: usize = 256;
 
-/// The keys of which the store was told what came of their runs, each with the address that it proved to pass and the one
-/// that stopped it.
+/// The runs whose results were sent to the store: the key, the address that it released, and the address that stopped
+/// it.
 type Told = Vec<(bytestring::ByteString, Option<Arc<str>>, Option<Arc<str>>)>;
 
-/// The answer of a chore.
+/// The reply of a store call.
 pub(crate) enum Done {
     Leased { asked_at: Instant, gave_back: Vec<Lease>, result: Result<(Leased, Vec<Standing>), StoreError> },
     Settled { covered: Covered, result: Result<Settled, StoreError> },
@@ -40,7 +41,7 @@ pub(crate) enum Done {
 }
 
 impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
-    /// Starts the most urgent call, if none is on its way.
+    /// Starts the most urgent call, unless one is running.
     pub(crate) fn start_chore(&mut self, now: Instant) {
         if self.chore.is_some() || self.stopping {
             return;
@@ -80,7 +81,7 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
         None
     }
 
-    /// Parked keys are of no use while the destination is away, or too many are being tried.
+    /// Parked keys are not read while the broker is down, or while too many runs are in flight.
     pub(crate) fn takes_runs(&self, now: Instant) -> bool {
         self.health.is_worth_trying(now) && 2 * self.runs.len() <= self.config.runs_max
     }
@@ -90,7 +91,7 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
     }
 
     fn is_idle(&self, shard: u16) -> bool {
-        // A page that is on its way would be published after the shard was given back.
+        // A page that is being read would be published after the shard was released.
         !self.pages.holds_shard(shard) && !self.runs.holds_shard(shard) && !self.reading_of.contains(&shard)
     }
 
@@ -106,7 +107,8 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
         let ask = Ask {
             owner: self.owner,
             name: self.config.name.clone(),
-            // Shorter by what others need to notice, so that a dead relay is replaced within the lease.
+            // Shorter by the renewal interval, which other relays need to notice, so that a dead relay is replaced
+            // within the lease.
             lease: self.config.lease.saturating_sub(every),
             give_back: gave_back.clone(),
         };
@@ -116,7 +118,7 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
             let result = async {
                 let leased = store.lease(ask).await?;
                 let new: Vec<Lease> = leased.leases.iter().filter(|lease| !known.contains(lease)).copied().collect();
-                // Only now, after the lease is taken: nothing that a former owner settled is missed.
+                // Read the state after the lease was acquired, so that it includes everything a former owner settled.
                 let standings = store.standing(&new).await?;
                 Ok((leased, standings))
             };
@@ -125,7 +127,7 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
         })
     }
 
-    /// What can be settled.
+    /// Settles whatever can be settled.
     pub(crate) fn settle_chore(&mut self) -> Option<Pending<Done>> {
         let covered = self.pages.settlement(&self.settled)?;
         let store = Arc::clone(&self.store);
@@ -138,7 +140,7 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
     fn runs_chore(&self) -> Pending<Done> {
         let store = Arc::clone(&self.store);
         let leases: Vec<Lease> = self.held.values().filter(|held| !held.leaving).map(|held| held.lease).collect();
-        // Keys that are being tried are due all the same, and come first: ask for so many that others come too.
+        // Keys in flight are still due and are returned first. Request enough keys to get others too.
         let (keys, messages) = (self.config.runs_max, self.config.run_messages);
         Box::pin(async move { Done::Runs(store.due(&leases, keys, messages).await) })
     }
@@ -163,7 +165,7 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
         leave(Arc::clone(&self.store), self.owner, Duration::ZERO)
     }
 
-    /// After a pause, gives back what the former owner may still hold; then leases are taken by a new one.
+    /// After a pause, releases what the former owner may still hold. Leases are then acquired by a new owner.
     pub(crate) fn leave_later(&mut self, pause: Duration) -> Pending<Done> {
         let owner = self.owner;
         self.new_owner();
@@ -211,7 +213,8 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
         }
         let lost = self.held.values().filter(|held| !leased.leases.contains(&held.lease)).count();
         if lost > 0 {
-            // Regrouped, or expired and taken: nothing of them can be settled. What else is in flight is repeated.
+            // These leases were resharded, or expired and taken, so nothing of them can be settled. Other messages in
+            // flight are sent again.
             self.has_lost(lost);
             warn!(relay = %self.config.name, lost, "leases were lost");
             self.forget();
@@ -224,7 +227,7 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
         self.ceiling = leased.ceiling;
         self.holds.learn(leased.holds);
         if leased.ceiling != Ceiling::Open {
-            // Regrouping waits for every relay: look again soon, and let empty windows be settled.
+            // Resharding waits for every relay. Check again soon, and let empty windows be settled.
             self.due_at.lease = self.due_at.lease.min(asked_at + self.config.due_every);
             self.due_at.settle = asked_at;
         }
@@ -237,7 +240,7 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
             self.held.insert(standing.shard, Held { lease: *lease, cursor: standing.position, leaving: false });
             self.due_at.read = asked_at;
         }
-        // Others have all shards: there is nothing to send here.
+        // Other relays hold all shards, so there is nothing to send here.
         self.has_looked |= self.held.is_empty();
         let excess = self.held.len().saturating_sub(leased.fair);
         let leaving = self.held.values().filter(|held| held.leaving).count();
@@ -255,7 +258,7 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
         }
     }
 
-    /// A warning mostly repeats for many runs, with other numbers. Only repeats of the same kind are throttled.
+    /// A warning usually repeats over many runs, with other numbers. Only repeats of the same kind are throttled.
     fn has_maintained(&mut self, warnings: &[String]) {
         for warning in warnings {
             let kind = warning.chars().filter(|c| !c.is_ascii_digit()).collect();
@@ -282,7 +285,8 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
             return;
         }
         if !settled.passed.is_empty() {
-            // An operator freed the head. Read again, what was to wait behind it goes out, before later ones of its key.
+            // An operator freed the head. Reading again publishes the messages that waited behind it before later ones
+            // of their key.
             info!(relay = %self.config.name, messages = settled.passed.len(), "a parked key was freed, reading again");
             self.forget();
             return;
@@ -311,7 +315,7 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
             }
             let Some(shards) = self.held.values().next().map(|held| held.lease.shards) else { return };
             let Some(held) = self.held.get(&shard_of(run.slot, shards)).copied() else { continue };
-            // Keys that wait may be many: go on at once while there are new ones.
+            // Many keys may be due, so poll again at once while there are new ones.
             self.due_at.runs = Instant::now();
             self.parked.insert(&run.key);
             let number = self.runs.start(held.lease, run.key.clone(), run.messages.len());
@@ -320,11 +324,12 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
                 let address = route.as_ref().map(|route| route.address_of(&entry.message));
                 let first = index == 0;
                 if first && run.address.as_deref() != address.as_deref() {
-                    // The routes were exchanged while it waited: those that wait with it may go elsewhere too.
+                    // The routes changed while it waited. Other messages that wait for the address may have a new
+                    // address too.
                     self.release(number, run.address.take());
                 }
                 let (Some(route), Some(address)) = (route, address) else {
-                    self.runs.delivered(number, no, None); // no route wants it any more
+                    self.runs.delivered(number, no, None); // no route matches it any more
                     continue;
                 };
                 let is_probe = run.address.is_some();
@@ -338,14 +343,14 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
                     unknowns: if first && run.quarantined { self.config.unknown_max - 1 } else { 0 },
                     is_probe,
                     span: None,
-                    // What waited behind a head was never handed over.
+                    // Only the head was passed to the broker before. The messages behind it were not.
                     was_sent: first,
                 });
             }
         }
     }
 
-    /// Nothing waits for this address on the run's behalf any more.
+    /// Releases the address that the run should probe.
     fn release(&mut self, run: u64, address: Option<String>) {
         if let Some(address) = address {
             self.holds.release(&address);
@@ -364,7 +369,7 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
                 self.holds.told(address);
             }
             self.holds.settled(held.as_deref());
-            // A head of the log that stopped meanwhile, and is not settled yet, holds the key in the store's place.
+            // A head of the log that failed meanwhile, and is not settled yet, still blocks the key.
             if *answer == Advanced::Unparked && !self.pages.holds_stopped(key) {
                 self.unpark(key);
             }
@@ -372,7 +377,7 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
     }
 }
 
-/// The address that stopped a message, if it was that.
+/// The held address that stopped a message, if any.
 fn held_address(stopped: &Stopped) -> Option<&Arc<str>> {
     match &stopped.stop {
         Stop::Address { address, .. } => Some(address),
@@ -384,7 +389,7 @@ fn leave<S: Store + ?Sized + 'static>(store: Arc<S>, owner: Uuid, pause: Duratio
     Box::pin(async move {
         sleep(pause).await;
         if let Err(error) = store.leave(owner).await {
-            // Its leases end by themselves.
+            // The leases expire without this call.
             warn!(error = &error as &dyn std::error::Error, "leases could not be given back");
         }
         Done::Left
@@ -403,7 +408,7 @@ mod tests {
     use super::*;
     use crate::config::Config;
 
-    /// Counts the lines of the log.
+    /// Counts log lines.
     struct Lines(Arc<AtomicUsize>);
 
     impl Subscriber for Lines {

@@ -1,4 +1,4 @@
-//! Every limit and pause of a relay.
+//! The limits and intervals of a relay.
 
 use std::time::Duration;
 
@@ -6,67 +6,68 @@ use relevo_core::{Routes, Traces};
 
 use crate::relay::RelayError;
 
-/// How a relay works. The defaults suit a broker on the same network.
+/// The configuration of a relay. The defaults suit a broker on the same network.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// The relay's name, for people.
+    /// The relay's name, for operators.
     pub name: String,
-    /// From messages to addresses.
+    /// The routes from messages to addresses.
     pub routes: Routes,
-    /// How long a lease lasts; another relay takes over this long after one dies.
+    /// The lease duration. If a relay crashes, another one takes over after this time.
     pub lease: Duration,
-    /// How often leases are asked for: so soon shards are taken that another relay left.
+    /// How often the relay renews leases and claims free shards.
     pub lease_every: Duration,
-    /// How much of a lease is never used for publishing, for clocks that run apart and slow answers.
+    /// The end of a lease during which the relay does not publish. It covers clock differences and slow replies.
     pub lease_margin: Duration,
-    /// Messages read at once.
+    /// The maximum number of messages per read.
     pub page_messages: usize,
-    /// Pages' worth of messages in memory, being published or read ahead.
+    /// The maximum number of messages in memory, in flight or read ahead, as a multiple of `page_messages`.
     pub pages_max: usize,
-    /// About how many bytes of messages may be in memory before no further page is read.
+    /// Approximate memory limit in bytes. Reading pauses above it.
     pub bytes_max: usize,
-    /// Messages handed to the broker in one call.
+    /// The maximum number of messages per call to the broker.
     pub batch_max: usize,
-    /// Messages that wait for their confirmation.
+    /// The maximum number of messages that wait for a confirmation.
     pub in_flight_max: usize,
-    /// No publish takes longer; what is not confirmed by then may have arrived. Shorter than the lease.
+    /// The maximum time for a publish call. Messages that are unconfirmed after it may have arrived. Must be shorter
+    /// than the lease.
     pub publish_deadline: Duration,
-    /// The first pause between reads when there is nothing to do; doubled up to `idle_max`.
+    /// The first delay between reads when there is nothing to do. It doubles up to `idle_max`.
     pub idle_min: Duration,
-    /// The longest pause between reads while there is nothing to do.
+    /// The longest delay between reads when there is nothing to do.
     pub idle_max: Duration,
-    /// How often parked keys and operators' marks are looked for.
+    /// How often the relay polls for due parked keys and operator marks.
     pub due_every: Duration,
-    /// Parked keys tried at once.
+    /// The maximum number of parked keys that are retried at once.
     pub runs_max: usize,
-    /// Messages of one parked key taken at once.
+    /// The maximum number of messages per parked key that are read at once.
     pub run_messages: usize,
-    /// Parked keys that one relay remembers; above it, it reads no further.
+    /// The maximum number of parked keys in memory. Above it, the relay stops reading.
     pub parked_keys_max: usize,
-    /// How often partitions and retention are looked after.
+    /// The interval of partition and retention maintenance.
     pub maintain_every: Duration,
-    /// The least time between two settlements while there is room in memory.
+    /// The minimum time between two settlements while there is room in memory.
     pub settle_min: Duration,
-    /// How long progress may stay unsettled while nothing else is to be settled.
+    /// The maximum time that progress stays unsettled when there is nothing else to settle.
     pub settle_every: Duration,
-    /// The first pause of an outage, doubled up to `outage_max`.
+    /// The first delay after an outage. It doubles up to `outage_max`.
     pub outage_min: Duration,
-    /// The longest pause of an outage.
+    /// The longest delay during an outage.
     pub outage_max: Duration,
     /// How often a blocked address is probed.
     pub hold_probe: Duration,
     /// How often a quarantined message is tried, alone.
     pub quarantine_probe: Duration,
-    /// After so many lost answers in a row a message is sent alone; at least 1.
+    /// The number of consecutive lost confirmations after which a message is sent alone. At least 1.
     pub unknown_max: u32,
-    /// How long a relay that is told to stop waits for what is in flight.
+    /// How long a stopping relay waits for messages in flight.
     pub grace: Duration,
-    /// Who is told what is done with messages.
+    /// The tracer for operations on messages.
     pub traces: Traces,
 }
 
 impl Config {
-    /// Refuses limits with which a relay could do nothing. Each limit is named in the error.
+    /// Rejects limits with which the relay could make no progress. The error names the limit.
     pub fn validate(&self) -> Result<(), RelayError> {
         let limits = [
             ("page_messages", self.page_messages),

@@ -1,4 +1,4 @@
-//! Publishing, and what follows from each outcome.
+//! Publishes messages and acts on each outcome.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,11 +18,11 @@ use crate::parked::Held;
 use crate::relay::{Again, Relay};
 use crate::stats::add;
 
-/// How soon a message whose answer was lost is sent again; doubled with each loss.
+/// The delay before a message with a lost confirmation is sent again. It doubles with each loss.
 const SEND_AGAIN: Duration = Duration::from_millis(50);
 
 impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
-    /// Sends whatever may be sent.
+    /// Sends all messages that may be sent now.
     pub(crate) fn dispatch(&mut self, now: Instant) {
         let left = self.valid_until.saturating_duration_since(now);
         if self.stopping || left.is_zero() {
@@ -51,7 +51,7 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
         }
     }
 
-    /// Takes ready items, at most `room`; those whose address is held are parked on the way.
+    /// Takes at most `room` ready items. Parks items whose address is held.
     fn fill(&mut self, room: usize) -> Vec<usize> {
         let fenced = self.broker.capabilities().fences_order;
         let mut batch = Vec::new();
@@ -97,10 +97,10 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
         self.batches.insert(number, items);
         let broker = Arc::clone(&self.broker);
         let confirms = self.reports.confirms(number);
-        // Never longer than the lease: another relay may be publishing the same messages after that.
+        // Never longer than the lease: after it, another relay may publish the same messages.
         let deadline = self.config.publish_deadline.min(lease_left);
         self.publishing.push(Box::pin(async move {
-            // What was not reported by then may have arrived.
+            // Messages without a reported outcome by then may have arrived.
             drop(timeout(deadline, broker.publish(&publications, &confirms)).await);
             number
         }));
@@ -110,7 +110,7 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
         for (batch, index, outcome) in self.reports.take() {
             let Some(item) = self.batches.get(&batch).and_then(|items| items.get(index)).copied() else { continue };
             if item == usize::MAX {
-                continue; // reported before
+                continue; // an outcome was reported before
             }
             if let Some(items) = self.batches.get_mut(&batch) {
                 items[index] = usize::MAX;
@@ -119,7 +119,7 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
         }
     }
 
-    /// A broker's call has ended: whatever it did not report may have arrived.
+    /// Handles the end of a broker call. Messages without a reported outcome may have arrived.
     pub(crate) fn batch_ended(&mut self, batch: u64) {
         self.take_reports();
         for item in self.batches.remove(&batch).unwrap_or_default() {
@@ -139,7 +139,8 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
             match outcome {
                 Ok(()) => self.delivered(item),
                 Err(failure) => {
-                    // The rest of the run goes after it, whatever became of it; one that passed is a repeat then.
+                    // Later messages in flight must follow the failed one, even if they succeeded. Those are then sent
+                    // twice.
                     let rest: Vec<usize> = landed.map(|(item, _)| item).collect();
                     self.keys.put_back(&key, rest.into_iter());
                     self.failed(item, &key, failure);
@@ -233,7 +234,7 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
         self.stop(at, stopped);
     }
 
-    /// Its answer was lost: the same id again, soon; after some losses in a row, alone.
+    /// Handles a lost confirmation: sends the same id again soon, and alone after several consecutive losses.
     fn send_again(&mut self, at: usize, now: Instant) {
         add(&self.stats.unknown, 1);
         let item = &mut self.keys.items[at];
@@ -242,14 +243,14 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
             let pause = SEND_AGAIN * (1 << item.unknowns.min(6));
             self.later.insert((now + pause, at), Again::Send);
         } else if self.health.suspect(at) {
-            // Alone, and lost again: it is quarantined as soon as another message passes.
+            // It was lost again although it was sent alone. Quarantine it as soon as another message succeeds.
             self.health.away(at, now, self.config.outage_min, self.config.outage_max);
             self.later.insert((now + self.config.outage_max, at), Again::Alone);
         }
         self.health.unanswered(at, now, self.config.outage_min, self.config.outage_max);
     }
 
-    /// Items whose time has come are ready again.
+    /// Makes items ready whose delay has ended.
     pub(crate) fn wake_later(&mut self, now: Instant) {
         while let Some(entry) = self.later.first_entry() {
             if entry.key().0 > now {
@@ -278,7 +279,7 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
         self.stop(at, stopped);
     }
 
-    /// An item does not go out: its key waits behind it, or goes on without it.
+    /// Parks or dead-letters an item. Its key waits behind it or continues without it.
     pub(crate) fn stop(&mut self, at: usize, stopped: Stopped) {
         let item = self.keys.items.remove(at);
         let key = item.entry.message.key.clone();
@@ -305,13 +306,14 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
             let item = self.keys.items.remove(waiting);
             match item.source {
                 Source::Page { .. } => self.wait_behind(&key, item),
-                // The rest of a run is still in the store's queue.
+                // The remaining messages of the run are still in the store's queue.
                 Source::Run { run, .. } => self.runs.abandon(run),
             }
         }
     }
 
-    /// A message of the log waits behind a parked head of its key. It is kept until that is settled.
+    /// Records that a message of the log waits behind a parked head of its key. It stays in memory until this is
+    /// settled.
     pub(crate) fn wait_behind(&mut self, key: &ByteString, item: Item) {
         let Source::Page { page, index } = item.source else { unreachable!("only the log's messages wait behind") };
         add(&self.stats.parked, 1);
@@ -320,7 +322,8 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
         self.pages.resolve(page, index, Verdict::Behind(at));
     }
 
-    /// A key's head is gone: what waits behind it in memory takes the live path, before anything later of the key.
+    /// Handles a parked head that is no longer in the way. Messages that wait behind it in memory are published
+    /// directly, before later messages of the key.
     pub(crate) fn unpark(&mut self, key: &ByteString) {
         self.parked.remove(key);
         let mut waiting = self.behind.remove(key).unwrap_or_default();
@@ -328,7 +331,7 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
         for at in waiting {
             let mut item = self.keys.items.remove(at);
             let Source::Page { page, index } = item.source else { unreachable!("only the log's messages wait behind") };
-            // The routes may have been exchanged while it waited.
+            // The routes may have changed while it waited.
             let Some(route) = self.route(&item.entry.message) else {
                 self.pages.resolve(page, index, Verdict::Done);
                 continue;
@@ -341,7 +344,7 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
     }
 }
 
-/// An item that is not sent, because its address is held.
+/// The parking reason of an item whose address is held.
 fn held_stop(item: &Item, held: &Held) -> Stopped {
     Stopped {
         stop: Stop::Address { address: Arc::clone(&item.address), after: held.after },

@@ -1,39 +1,40 @@
-//! Whether the destination can be reached, and which messages take it down.
+//! Tracks whether the broker is reachable, and which messages break its connection.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// The destination, as far as the relay knows.
+/// The state of the broker, as far as the relay knows.
 #[derive(Debug)]
 pub(crate) struct Health {
     state: State,
     pauses: u32,
-    /// Items that are to be sent with nothing else in flight, in order.
+    /// Items that must be sent with nothing else in flight, in order.
     suspects: Vec<usize>,
-    /// Items whose answer was lost although they were alone: quarantined as soon as another message passes.
+    /// Items whose confirmation was lost although they were sent alone. They are quarantined as soon as another message
+    /// succeeds.
     accused: Vec<usize>,
-    /// The item that flies alone.
+    /// The item that is in flight alone.
     alone: Option<usize>,
 }
 
 #[derive(Debug)]
 enum State {
     Up,
-    /// Nothing is sent before this time, then one message.
+    /// Send nothing before this time, then one message.
     Down(Instant),
-    /// One message is on its way to find out.
+    /// One message is in flight as a probe.
     Probing,
 }
 
-/// What may be sent now.
+/// What the relay may send now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum May {
-    /// As many as fit.
+    /// As many messages as fit.
     All,
-    /// One message, whichever is first.
+    /// The first ready message only.
     One,
-    /// This one, alone.
+    /// This item, alone.
     Alone(usize),
     /// Nothing.
     Nothing,
@@ -44,12 +45,13 @@ impl Health {
         Self { state: State::Up, pauses: 0, suspects: Vec::new(), accused: Vec::new(), alone: None }
     }
 
-    /// What may be sent, if `ready` says whether a message waits that nobody suspects.
+    /// What may be sent now. `ready` is whether a message waits that is not suspected.
     pub(crate) fn may_send(&mut self, now: Instant, in_flight: usize, ready: bool) -> May {
         match self.state {
             State::Probing => return May::Nothing,
             State::Down(until) if now < until || in_flight > 0 => return May::Nothing,
-            // An unsuspected message finds out first: suspects among themselves would accuse each other for ever.
+            // Probe with an unsuspected message first. If only suspects were sent, each could fail because of its own
+            // fault, and the outage would never end.
             State::Down(_) if ready || self.suspects.is_empty() => return May::One,
             State::Up | State::Down(_) => {}
         }
@@ -61,7 +63,7 @@ impl Health {
         }
     }
 
-    /// One message is on its way while the destination was thought away.
+    /// Records that a probe was sent while the broker seemed unreachable.
     pub(crate) fn probe_sent(&mut self) {
         self.state = State::Probing;
     }
@@ -74,7 +76,7 @@ impl Health {
         }
     }
 
-    /// A message passed. Returns the items that are now known to fail by themselves.
+    /// Records a success. Returns the items that must have failed on their own, because the broker works.
     pub(crate) fn passed(&mut self, item: usize) -> Vec<usize> {
         self.state = State::Up;
         self.pauses = 0;
@@ -82,14 +84,14 @@ impl Health {
         std::mem::take(&mut self.accused)
     }
 
-    /// Something other than an outage came back: the destination is there, whatever it said of this message.
+    /// Records a response other than an outage. The broker is reachable, even if it rejected this message.
     pub(crate) fn answered(&mut self, item: usize) {
         self.state = State::Up;
         self.pauses = 0;
         self.clear(item);
     }
 
-    /// The destination cannot be reached: pause, doubled each time.
+    /// Records an outage. The pause doubles each time. Returns whether the broker was up before.
     pub(crate) fn away(&mut self, item: usize, now: Instant, min: Duration, max: Duration) -> bool {
         self.clear(item);
         let news = matches!(self.state, State::Up);
@@ -104,7 +106,7 @@ impl Health {
         news
     }
 
-    /// An answer was lost, which says nothing; if it was the probe of an outage, that goes on.
+    /// Records a lost confirmation, which proves nothing. If the item was the probe of an outage, the outage continues.
     pub(crate) fn unanswered(&mut self, item: usize, now: Instant, min: Duration, max: Duration) {
         self.clear(item);
         if matches!(self.state, State::Probing) {
@@ -112,8 +114,8 @@ impl Health {
         }
     }
 
-    /// An answer was lost once too often: the message will be sent alone; if it was alone already, it is accused.
-    /// Returns whether it was alone.
+    /// Records too many lost confirmations of an item. It will be sent alone. If it already was alone, it waits for
+    /// quarantine. Returns whether it was alone.
     pub(crate) fn suspect(&mut self, item: usize) -> bool {
         if self.alone == Some(item) {
             self.alone = None;
@@ -125,12 +127,12 @@ impl Health {
         }
     }
 
-    /// Whether a message waits for another one to bear witness.
+    /// Whether an item waits for another message to succeed before it is quarantined.
     pub(crate) const fn is_accusing(&self) -> bool {
         !self.accused.is_empty()
     }
 
-    /// An accused message for which no other could bear witness is tried alone again.
+    /// Sends an item alone again, because no other message was available to prove that the broker works.
     pub(crate) fn retry_accused(&mut self, item: usize) {
         if let Some(at) = self.accused.iter().position(|accused| *accused == item) {
             self.accused.remove(at);
@@ -138,19 +140,19 @@ impl Health {
         }
     }
 
-    /// Forgets every item. What is known of the destination stays: that the database went away says nothing about it.
+    /// Removes every item. The broker's state stays, because a database outage says nothing about the broker.
     pub(crate) fn forget(&mut self, now: Instant) {
         let state = match self.state {
             State::Up => State::Up,
             State::Down(until) => State::Down(until),
-            // The answer to the probe is never heard: the next message is one.
+            // The relay will not receive the probe's outcome, so the next message becomes the probe.
             State::Probing => State::Down(now),
         };
         *self = Self { state, pauses: self.pauses, ..Self::new() };
     }
 
-    /// Whether the destination is told as there: it was when it was last heard of, or its pause has ended and this relay,
-    /// `idle`, has nothing to find out with. Only a message ends an outage, and none may ever come.
+    /// Whether to report the broker as up. Only a published message proves that an outage is over, so an idle relay
+    /// reports "up" when the backoff ends.
     pub(crate) fn seems_up(&self, now: Instant, idle: bool) -> bool {
         match self.state {
             State::Up => true,
@@ -159,7 +161,7 @@ impl Health {
         }
     }
 
-    /// Whether the destination is there, or it is time to find out.
+    /// Whether the broker is up, or a probe is due.
     pub(crate) fn is_worth_trying(&self, now: Instant) -> bool {
         match self.state {
             State::Up => true,
@@ -168,7 +170,7 @@ impl Health {
         }
     }
 
-    /// When a pause ends; nothing to wait for unless something is there to be sent then.
+    /// When the pause ends. `None` if there is nothing to send then.
     pub(crate) fn wakes_at(&self, ready: bool) -> Option<Instant> {
         match self.state {
             State::Down(until) if ready || !self.suspects.is_empty() => Some(until),

@@ -1,4 +1,4 @@
-//! The messages in memory, and each key's queue of them.
+//! Messages in memory, with one queue per key.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, DefaultHasher};
@@ -10,7 +10,7 @@ use relevo_core::trace::Open;
 use relevo_core::{Outcome, Route};
 use slab::Slab;
 
-/// A message in memory that has not been resolved.
+/// A message in memory without a final result.
 #[derive(Debug)]
 pub(crate) struct Item {
     pub(crate) entry: Entry,
@@ -20,29 +20,29 @@ pub(crate) struct Item {
     pub(crate) source: Source,
     /// Counted attempts before this one.
     pub(crate) attempts: u32,
-    /// Answers lost in a row.
+    /// Consecutive lost confirmations.
     pub(crate) unknowns: u32,
-    /// Sent although its address is held, to find out whether it still is.
+    /// Sent although its address is held, to test the address.
     pub(crate) is_probe: bool,
-    /// What is told of it: that it is sent, and then that it is settled.
+    /// Its current span: first of sending, then of settling.
     pub(crate) span: Option<Open>,
-    /// Was handed to the broker before.
+    /// Whether it was passed to the broker before.
     pub(crate) was_sent: bool,
 }
 
-/// Where an item came from, and so where its verdict goes.
+/// The origin of an item. Its result is recorded there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Source {
     /// The log.
     Page {
-        /// Which page.
+        /// The page.
         page: u64,
-        /// Which of its entries.
+        /// The index of its entry.
         index: usize,
     },
     /// A parked key's queue.
     Run {
-        /// Which run.
+        /// The run.
         run: u64,
         /// Its number in the queue.
         no: i64,
@@ -50,7 +50,7 @@ pub(crate) enum Source {
 }
 
 impl Source {
-    /// Items of one key, in the order of their source.
+    /// Sorts items of one key in the order of their source.
     pub(crate) const fn order(self) -> (u64, usize, i64) {
         match self {
             Self::Page { page, index } => (page, index, 0),
@@ -59,17 +59,17 @@ impl Source {
     }
 }
 
-/// One key with something in memory.
+/// A key with messages in memory.
 #[derive(Debug, Default)]
 pub(crate) struct Queue {
-    /// In order; the first goes out when nothing flies.
+    /// Waiting items, in order. The first one is sent when none is in flight.
     pub(crate) waiting: VecDeque<usize>,
-    /// On their way, in order, each with what became of it.
+    /// Items in flight, in order, with their outcomes.
     pub(crate) flying: Vec<(usize, Option<Outcome>)>,
 }
 
-/// Every message in memory. A key has at most one item that is ready, or a run of them that flies; iteration over the
-/// map never decides anything, so that a simulation can replay.
+/// All messages in memory. A key has either at most one ready item or items in flight. No decision depends on the
+/// iteration order of the map, so that a simulation can replay a run.
 #[derive(Debug, Default)]
 pub(crate) struct Keys {
     pub(crate) items: Slab<Item>,
@@ -78,21 +78,22 @@ pub(crate) struct Keys {
 }
 
 impl Keys {
-    /// Takes a message into memory, behind the others of its key.
+    /// Adds a message behind the others of its key.
     pub(crate) fn push(&mut self, item: Item) -> usize {
         let key = item.entry.message.key.clone();
         let at = self.items.insert(item);
         if let Some(queue) = self.queues.get_mut(&key) {
             queue.waiting.push_back(at);
         } else {
-            // A copy: the message's own key is a part of the buffer of a whole page, and a busy key's queue outlives pages.
+            // A copy, because the message's own key shares the buffer of a whole page, and the queue of a busy key
+            // outlives pages.
             self.queues.insert(ByteString::from(&*key), Queue::default());
             self.ready.push_back(at);
         }
         at
     }
 
-    /// Sends an item off; with `run`, the rest of its key's queue that fits goes with it.
+    /// Puts an item in flight. With `run`, the following items of its key join it, as far as there is room.
     pub(crate) fn fly(&mut self, at: usize, run: bool, room: usize) -> Vec<usize> {
         let key = self.items[at].entry.message.key.clone();
         let queue = self.queue(&key);
@@ -106,7 +107,7 @@ impl Keys {
         flying
     }
 
-    /// Records an outcome. When nothing of the key flies any more, returns all of its outcomes in order.
+    /// Records an outcome. When the last item in flight of the key has one, returns all of its outcomes in order.
     pub(crate) fn land(&mut self, at: usize, outcome: Outcome) -> Option<Vec<(usize, Outcome)>> {
         let key = self.items[at].entry.message.key.clone();
         let queue = self.queue(&key);
@@ -121,7 +122,7 @@ impl Keys {
         Some(landed.into_iter().filter_map(|(item, outcome)| Some((item, outcome?))).collect())
     }
 
-    /// Puts items back in front of their key's queue, in order, without making any of them ready.
+    /// Puts items back at the front of their key's queue, in order. None of them becomes ready.
     pub(crate) fn put_back(&mut self, key: &ByteString, items: impl DoubleEndedIterator<Item = usize>) {
         let queue = self.queue(key);
         for item in items.rev() {
@@ -129,7 +130,7 @@ impl Keys {
         }
     }
 
-    /// The key's next message is ready; without one the key is forgotten.
+    /// Makes the key's next message ready. Removes a key without messages.
     pub(crate) fn go_on(&mut self, key: &ByteString) {
         match self.queue(key).waiting.pop_front() {
             Some(next) => self.ready.push_back(next),
@@ -139,7 +140,7 @@ impl Keys {
         }
     }
 
-    /// Takes everything that waits in a key's queue, and forgets the key.
+    /// Takes everything that waits in a key's queue, and removes the key.
     pub(crate) fn take_waiting(&mut self, key: &ByteString) -> VecDeque<usize> {
         self.queues.remove(key).map(|queue| queue.waiting).unwrap_or_default()
     }
@@ -158,7 +159,7 @@ mod tests {
 
     use super::*;
 
-    /// A message whose key is a part of a page's buffer, as stores give it.
+    /// A message whose key shares a page's buffer, as stores return it.
     fn item(page: &Bytes) -> Item {
         let key = ByteString::try_from(page.slice(0..3)).expect("it is text");
         let message = Message {

@@ -1,16 +1,18 @@
-//! How long messages take, for whoever watches.
+//! Latencies of published messages, for monitoring.
 
 use jiff::Timestamp;
 use relevo_core::histogram::Histogram;
 
-/// In seconds.
+/// Bucket bounds in seconds.
 const PUBLISHED: &[f64] = &[0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0];
-/// In milliseconds.
+/// Bucket bounds in milliseconds.
 const DISPATCHED: &[f64] =
     &[5.0, 10.0, 25.0, 50.0, 100.0, 200.0, 500.0, 1_000.0, 2_000.0, 5_000.0, 10_000.0, 30_000.0, 60_000.0];
 
-/// How long one relay's messages took. The time of `emit` is the database's and the end is this process's, so that what
-/// the two clocks differ by is part of it; nothing counts as less than zero, and nothing that the relay does follows from it.
+/// Latencies of one relay's messages.
+///
+/// They start at the database's emit time and end at this process's time, so they include the difference of the two
+/// clocks. Negative values count as zero. The relay makes no decision based on them.
 #[derive(Debug)]
 pub struct Latencies {
     published: Histogram,
@@ -29,17 +31,17 @@ impl Latencies {
         &self.published
     }
 
-    /// Milliseconds from `emit` to the first time that the message was handed to the broker.
+    /// Milliseconds from `emit` until the message was first passed to the broker.
     pub fn dispatched(&self) -> &Histogram {
         &self.dispatched
     }
 
-    /// A message was confirmed.
+    /// Records a confirmed message.
     pub(crate) fn publish(&self, created_at: Timestamp) {
         self.published.observe(seconds(created_at, Timestamp::now()));
     }
 
-    /// A message is handed over for the first time.
+    /// Records the first time that a message is passed to the broker.
     pub(crate) fn dispatch(&self, created_at: Timestamp, now: Timestamp) {
         self.dispatched.observe(seconds(created_at, now) * 1_000.0);
     }

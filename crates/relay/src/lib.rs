@@ -1,7 +1,8 @@
-//! The engine: reads what was committed, publishes keys in parallel and each key in order, settles what was confirmed.
+//! The outbox engine: reads committed messages, publishes them in parallel but in order per key, and settles confirmed
+//! ones.
 //!
-//! [`Relay::run`] repeats [`Relay::step`] until it is told to stop. Everything in flight belongs to the relay itself
-//! and no task is spawned, so that a relay that is dropped does nothing more, and a simulation can replay it.
+//! [`Relay::run`] repeats [`Relay::step`] until it is stopped. The relay spawns no task and owns all work in flight. A
+//! dropped relay therefore does nothing more, and a simulation can replay it.
 
 mod clerk;
 mod config;

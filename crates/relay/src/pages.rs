@@ -7,18 +7,18 @@ use relevo_core::slot::shard_of;
 use relevo_core::store::{Lease, Page, Park, Position, Settlement, Stop, Stopped};
 use relevo_core::trace::Open;
 
-/// What became of one entry of a page.
+/// The state of one entry of a page.
 #[derive(Clone, Debug)]
 pub(crate) enum Verdict {
     /// Not known yet.
     Pending,
-    /// Confirmed, or not for this destination.
+    /// Confirmed, or not matched by any route of this destination.
     Done,
-    /// Waits behind a parked head of its key; the item is kept until that is settled.
+    /// Waits behind a parked head of its key. The item stays in memory until this is settled.
     Behind(usize),
-    /// Did not go out.
+    /// Failed.
     Stopped(Box<Stopped>),
-    /// Parked, and the store knows it.
+    /// Parked, and recorded in the store.
     Parked,
 }
 
@@ -28,7 +28,7 @@ struct Line {
     slot: u16,
     key: ByteString,
     verdict: Verdict,
-    /// Tells that it is settled.
+    /// Ends when the entry is settled.
     span: Option<Open>,
 }
 
@@ -43,7 +43,7 @@ struct Flight {
     bytes: usize,
 }
 
-/// Pages in the order in which they were read; they are settled in that order.
+/// Open pages in reading order. They are settled in that order.
 #[derive(Debug, Default)]
 pub(crate) struct Pages {
     flights: VecDeque<Flight>,
@@ -52,25 +52,25 @@ pub(crate) struct Pages {
     messages: usize,
 }
 
-/// What a settlement covers, to be applied when the store has answered.
+/// The content of a settlement. It is applied to the pages after the store has recorded it.
 #[derive(Debug)]
 pub(crate) struct Covered {
     pub(crate) settlement: Settlement,
-    /// Whole pages, from the front.
+    /// The number of complete pages, from the front.
     pages: usize,
-    /// Where the last of them ended then.
+    /// The end of the last of these pages when the settlement was made.
     end: Option<Position>,
 }
 
 impl Pages {
-    /// Takes a page; returns its number. Its entries are pending.
+    /// Adds a page with pending entries and returns its number.
     pub(crate) fn push(&mut self, leases: Vec<Lease>, after: Position, page: &Page) -> u64 {
         if let Some(last) = self.flights.back_mut()
             && page.entries.is_empty()
             && last.leases == leases
             && last.end == after
         {
-            // Nothing for these shards: the page before ends further on.
+            // The page has no entries for these shards, so the page before is extended.
             last.end = page.end;
             return last.id;
         }
@@ -111,7 +111,7 @@ impl Pages {
         }
     }
 
-    /// The span of an entry that is done ends when its page is settled.
+    /// Adds the span of an entry that is done. It ends when the page is settled.
     pub(crate) fn will_settle(&mut self, page: u64, index: usize, span: Option<Open>) {
         if let Some(span) = span
             && let Some(flight) = self.flight(page)
@@ -136,7 +136,7 @@ impl Pages {
         self.flights.iter().any(|flight| flight.leases.iter().any(|lease| lease.shard == shard))
     }
 
-    /// Whether a message of this key stopped, holds back its successors, and is not settled yet.
+    /// Whether an unsettled message of this key failed and blocks its successors.
     pub(crate) fn holds_stopped(&self, key: &str) -> bool {
         let holds = |slot: &Line| match &slot.verdict {
             Verdict::Stopped(stopped) => stopped.stop != Stop::DeadContinue && slot.key == key,
@@ -145,13 +145,13 @@ impl Pages {
         self.flights.iter().flat_map(|flight| &flight.slots).any(holds)
     }
 
-    /// Whether the oldest pages are resolved and have messages; empty ones are not worth a settlement of their own.
+    /// Whether the oldest pages are complete and contain messages. Empty pages are not worth a settlement.
     pub(crate) fn is_front_done(&self) -> bool {
         self.flights.iter().take_while(|flight| flight.pending == 0).any(|flight| !flight.slots.is_empty())
     }
 
-    /// What can be settled: whole pages from the front, then each shard as far as everything of it is resolved, so that a
-    /// slow key holds back its own shard only. `settled` is where the store knows the shards to stand.
+    /// What can be settled: complete pages from the front, then each shard up to its first pending entry. A slow key
+    /// therefore delays only its own shard. `settled` is the position of each shard in the store.
     pub(crate) fn settlement(&self, settled: &BTreeMap<u16, (Lease, Position)>) -> Option<Covered> {
         let mut progress: BTreeMap<u16, (Lease, Position)> = BTreeMap::new();
         let mut parks = Vec::new();
@@ -166,7 +166,7 @@ impl Pages {
             parks.extend(flight.slots.iter().filter(covered).filter_map(park));
             progress.extend(reached);
         }
-        // A shard that stands where the store knows it is left out, unless something of it is to be parked.
+        // Skip a shard whose position has not changed, unless it has messages to park.
         let has_parks = |shard: u16, shards: u16| parks.iter().any(|park: &Park| shard_of(park.slot, shards) == shard);
         progress.retain(|shard, (lease, position)| {
             settled.get(shard).is_none_or(|(_, known)| known != position) || has_parks(*shard, lease.shards)
@@ -176,7 +176,7 @@ impl Pages {
         (pages > 0 || !settlement.progress.is_empty()).then_some(Covered { settlement, pages, end })
     }
 
-    /// The store recorded it. Returns the items that were kept for what waits behind.
+    /// Applies a recorded settlement. Returns the items that were kept because they waited behind a parked head.
     pub(crate) fn settled(&mut self, covered: &Covered) -> Vec<usize> {
         let parked: BTreeSet<i64> = covered.settlement.parks.iter().map(|park| park.seq).collect();
         let mut released = Vec::new();
@@ -198,7 +198,7 @@ impl Pages {
             lines.into_iter().filter_map(|line| line.span).for_each(Open::end);
             extended = Some(flight).filter(|last| Some(last.end) != covered.end);
         }
-        // The last page grew while its settlement was on its way: where it ends now is still to be settled.
+        // The last page was extended during the settlement. Its new end is still to be settled.
         if let Some(flight) = extended {
             self.flights.push_front(flight);
         }
@@ -212,7 +212,7 @@ impl Pages {
 }
 
 impl Flight {
-    /// Up to where everything of each shard is resolved; one that meets something pending is held up from there on.
+    /// The position up to which each shard is complete. A shard with a pending entry is added to `held_up`.
     fn reached(&self, held_up: &mut BTreeSet<u16>) -> BTreeMap<u16, (Lease, Position)> {
         let (from, to) = self.window;
         let free = self.leases.iter().filter(|lease| !held_up.contains(&lease.shard));

@@ -1,4 +1,4 @@
-//! The keys and addresses that wait, as far as the relay must know them.
+//! Parked keys and held addresses in the relay's memory.
 
 use std::collections::{BTreeMap, HashSet};
 use std::hash::{BuildHasherDefault, DefaultHasher};
@@ -8,7 +8,7 @@ use relevo_core::Class;
 use relevo_core::store::Hold;
 use sha2::{Digest, Sha256};
 
-/// Parked keys by a hash of 128 bits: sixteen bytes each however long the keys, and no two keys share one.
+/// Parked keys as 128-bit hashes: 16 bytes per key of any length, and collisions are practically impossible.
 #[derive(Debug, Default)]
 pub(crate) struct ParkedKeys(HashSet<[u8; 16], BuildHasherDefault<DefaultHasher>>);
 
@@ -42,24 +42,25 @@ fn fingerprint(key: &str) -> [u8; 16] {
 pub(crate) struct Held {
     pub(crate) class: &'static str,
     pub(crate) error: String,
-    /// From its finding to its first probe. None where the store knows it: should the hold be gone there by now, the next to come
-    /// finds out at once.
+    /// The time until the first probe. Zero for a hold that the store knows: if the store has released it meanwhile,
+    /// the next message tests the address at once.
     pub(crate) after: Duration,
 }
 
-/// Addresses that nothing can pass to.
+/// Addresses that reject every message.
 #[derive(Debug, Default)]
 pub(crate) struct Holds {
-    /// What the store says; it knows when they are probed.
+    /// Holds recorded in the store. The store schedules their probes.
     known: BTreeMap<String, Held>,
-    /// Found here and not yet settled, so that the store cannot know them.
+    /// Holds found by this relay and not settled yet, so the store does not know them.
     fresh: BTreeMap<String, Held>,
-    /// Proven here to pass, and whether the store was told: until then its word is older.
+    /// Addresses that this relay found to accept messages again. The flag is whether the store has recorded it; until
+    /// then the store's data is older.
     released: BTreeMap<String, bool>,
 }
 
 impl Holds {
-    /// What the store says now.
+    /// Replaces the holds with those of the store.
     pub(crate) fn learn(&mut self, holds: Vec<Hold>) {
         let held = |error| Held { class: Class::Blocked.word(), error, after: Duration::ZERO };
         self.known = holds.into_iter().map(|hold| (hold.address, held(hold.error))).collect();
@@ -71,7 +72,7 @@ impl Holds {
         self.fresh.insert(address.to_owned(), held);
     }
 
-    /// The store has recorded that these addresses are held. One that was found meanwhile is not among them.
+    /// Marks these addresses as recorded in the store. Holds found during the settlement are not among them.
     pub(crate) fn settled<'a>(&mut self, addresses: impl IntoIterator<Item = &'a str>) {
         for address in addresses {
             if let Some((address, held)) = self.fresh.remove_entry(address) {
@@ -86,14 +87,14 @@ impl Holds {
         self.released.insert(address.to_owned(), false);
     }
 
-    /// The store knows that this address was released: what it says from now on counts.
+    /// The store has recorded the release of this address. From now on, the store's data is current.
     pub(crate) fn told(&mut self, address: &str) {
         if let Some(told) = self.released.get_mut(address) {
             *told = true;
         }
     }
 
-    /// Why an address is held, if it is.
+    /// Returns why an address is held, or `None` if it is not.
     pub(crate) fn get(&self, address: &str) -> Option<&Held> {
         if self.known.is_empty() && self.fresh.is_empty() {
             return None;
@@ -122,12 +123,12 @@ mod tests {
         holds.learn(said());
         assert!(holds.get("x").is_some());
         holds.release("x");
-        // The store was asked before it was told.
+        // The store was read before it recorded the release.
         holds.learn(said());
         assert!(holds.get("x").is_none());
         holds.told("x");
         assert!(holds.get("x").is_none());
-        // By now another relay has found it held.
+        // Meanwhile another relay has found the address held.
         holds.learn(said());
         assert!(holds.get("x").is_some());
     }
@@ -147,7 +148,7 @@ mod tests {
     fn an_address_that_is_found_during_a_settlement_stays_held() {
         let mut holds = Holds::default();
         holds.add("x", found());
-        // The settlement with `x` is on its way.
+        // The settlement with `x` is in progress.
         holds.add("y", found());
         holds.settled(["x"]);
         holds.learn(said());

@@ -1,19 +1,20 @@
-//! How often the same news is told.
+//! Limits how often a repeated event is logged.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// The longest time between two lines that say the same.
+/// The longest interval between two log lines for the same event.
 const QUIET_MAX: Duration = Duration::from_mins(1);
 
-/// Tells news at once, and repeats of it at times that grow further and further apart.
+/// Logs the first occurrence at once, then repeats at doubling intervals, with the number of occurrences.
 ///
-/// A destination that takes one message and fails at the next, as a full disk does, is found away several times a second.
-/// What is sent must not wait for longer because of that, for other messages may pass; the log must not say it each time.
+/// A broker that accepts one message and fails at the next, for example with a full disk, fails several times a second.
+/// The relay must not slow down for that, because other messages may pass. The log must not contain a line for each
+/// failure.
 #[derive(Debug, Default)]
 pub(crate) struct Quiet {
-    /// How long nothing is told after the next line.
+    /// How long the next occurrences are not logged.
     length: Duration,
     until: Option<Instant>,
     last: Option<Instant>,
@@ -21,12 +22,13 @@ pub(crate) struct Quiet {
 }
 
 impl Quiet {
-    /// It happened. `Some` if it is to be told now: with how often it happened since that was last done.
+    /// Counts an occurrence. Returns `Some` if it must be logged now, with the number of occurrences since the last log
+    /// line.
     pub(crate) fn happened(&mut self, now: Instant, first: Duration) -> Option<u64> {
         let before = self.last.replace(now);
         self.untold += 1;
         if before.is_none_or(|before| now.duration_since(before) >= QUIET_MAX) {
-            // It was well for long: this is something new.
+            // There was no occurrence for a long time, so this is a new event.
             self.length = first.min(QUIET_MAX);
         } else if self.until.is_some_and(|until| now < until) {
             return None;

@@ -1,4 +1,4 @@
-//! The loop: one step is one event, and whatever follows from it.
+//! The relay's loop. One step handles one event and its consequences.
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
@@ -32,24 +32,24 @@ use relevo_core::random::SplitMix64;
 
 pub(crate) type Pending<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
-/// Why a relay stopped by itself: something that waiting does not mend.
+/// Why a relay stopped by itself. A retry cannot help.
 #[derive(Debug, thiserror::Error)]
 pub enum RelayError {
     /// The store refuses to serve this relay.
     #[error("the relay cannot go on")]
     Store(#[source] StoreError),
-    /// A limit of the configuration can never work.
+    /// A configured limit can never work.
     #[error("invalid relay configuration: {0}")]
     Config(String),
 }
 
-/// One shard that this relay holds.
+/// A shard leased by this relay.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Held {
     pub(crate) lease: Lease,
-    /// Where the next page begins.
+    /// Where the next page starts.
     pub(crate) cursor: Position,
-    /// Is given back as soon as nothing of it is in flight.
+    /// Whether to release it as soon as none of its messages is in flight.
     pub(crate) leaving: bool,
 }
 
@@ -60,16 +60,16 @@ pub struct Relay<S: ?Sized, B: ?Sized> {
     pub(crate) config: Config,
     pub(crate) stats: Arc<Stats>,
     pub(crate) watched: Arc<Watched>,
-    /// Routes that are to replace the configured ones.
+    /// Routes that replace the configured ones.
     new_routes: watch::Receiver<Routes>,
     routes_handle: RoutesHandle,
     pub(crate) random: SplitMix64,
 
     pub(crate) owner: Uuid,
     pub(crate) held: BTreeMap<u16, Held>,
-    /// Where the store knows the shards to stand.
+    /// The positions of the shards in the store.
     pub(crate) settled: BTreeMap<u16, (Lease, Position)>,
-    /// Nothing is published after this time.
+    /// The relay publishes nothing after this time.
     pub(crate) valid_until: Instant,
     pub(crate) ceiling: Ceiling,
 
@@ -81,13 +81,13 @@ pub struct Relay<S: ?Sized, B: ?Sized> {
     pub(crate) behind: BTreeMap<ByteString, Vec<usize>>,
     pub(crate) holds: Holds,
     pub(crate) health: Health,
-    /// Outages that were logged.
+    /// Limits the log lines about outages.
     pub(crate) outages: Quiet,
     /// Maintenance warnings that were logged, by their text without numbers: another kind is logged at once.
     pub(crate) upkeep_warnings: BTreeMap<String, Quiet>,
     /// Failures of maintenance that were logged.
     pub(crate) upkeep_failures: Quiet,
-    /// Items that are sent again when their time comes.
+    /// Items that are sent again at a given time.
     pub(crate) later: BTreeMap<(Instant, usize), Again>,
 
     pub(crate) reports: Reports,
@@ -102,31 +102,31 @@ pub struct Relay<S: ?Sized, B: ?Sized> {
     pub(crate) chore: Option<Pending<Done>>,
     pub(crate) due_at: Due,
     idle: Duration,
-    /// Whether it has found out what there is to send since it last began again.
+    /// Whether the relay has read to the end of its shards since it last started again.
     pub(crate) has_looked: bool,
     pub(crate) stopping: bool,
     away: u32,
 }
 
-/// A page, the shards it is of, and where they stood.
+/// A page, its shards, and their position before it.
 type Reading = (Vec<Lease>, Position, Result<Page, StoreError>);
 
-/// What is done with an item when its time comes.
+/// How an item is sent again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Again {
-    /// It is sent again.
+    /// With other messages.
     Send,
-    /// It is tried alone again.
+    /// Alone.
     Alone,
 }
 
-/// When the next of each regular task is due.
+/// When each regular task is due next.
 pub(crate) struct Due {
     pub(crate) lease: Instant,
     pub(crate) read: Instant,
     pub(crate) runs: Instant,
     pub(crate) settle: Instant,
-    /// Before this time only a lack of room makes a settlement of finished pages.
+    /// Before this time, completed pages are settled only if memory is full.
     pub(crate) settle_front: Instant,
     pub(crate) maintain: Instant,
 }
@@ -138,13 +138,13 @@ impl Due {
 }
 
 impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
-    /// A relay that has done nothing yet. An error if the configuration is not [valid](Config::validate).
+    /// Creates a relay. Returns an error if the configuration is not [valid](Config::validate).
     pub fn new(store: Arc<S>, broker: Arc<B>, config: Config) -> Result<Self, RelayError> {
         let (high, low) = Uuid::new_v4().as_u64_pair();
         Self::with_seed(store, broker, config, high ^ low.rotate_left(32))
     }
 
-    /// A relay whose jitter and token come from a seed, so that a simulation can replay it.
+    /// Creates a relay whose jitter and owner token come from a seed, so that a simulation can replay it.
     pub fn with_seed(store: Arc<S>, broker: Arc<B>, config: Config, seed: u64) -> Result<Self, RelayError> {
         config.validate()?;
         let now = Instant::now();
@@ -191,23 +191,23 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
         })
     }
 
-    /// What this relay has done so far; stays valid when the relay is gone.
+    /// The relay's counters. They stay valid after the relay has ended.
     pub fn stats(&self) -> Arc<Stats> {
         Arc::clone(&self.stats)
     }
 
-    /// How this relay is doing; stays valid when the relay is gone.
+    /// The relay's current state. It stays valid after the relay has ended.
     pub fn watched(&self) -> Arc<Watched> {
         Arc::clone(&self.watched)
     }
 
-    /// Exchanges the routes of this relay while it runs.
+    /// Returns a handle that replaces the routes while the relay runs.
     pub fn routes_handle(&self) -> RoutesHandle {
         self.routes_handle.clone()
     }
 
-    /// Repeats [`Self::step`] until `stop` is cancelled, then finishes what is in flight within the grace period,
-    /// settles what was confirmed and gives its leases back.
+    /// Repeats [`Self::step`] until `stop` is cancelled. Then waits for messages in flight within the grace period,
+    /// settles confirmed ones and releases its leases.
     pub async fn run(mut self, stop: CancellationToken) -> Result<(), RelayError> {
         let result = loop {
             let outcome = tokio::select! {
@@ -223,11 +223,11 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
         result
     }
 
-    /// Starts whatever can be started, waits for one event and acts on it.
+    /// Starts everything that can be started, waits for one event and handles it.
     ///
-    /// Dropping the future in the middle loses nothing: what is in flight belongs to the relay.
+    /// Cancelling loses nothing, because the relay owns all work in flight.
     pub async fn step(&mut self) -> Result<(), RelayError> {
-        // A store and a broker that answer at once must not keep other tasks, timers and signals from their turn.
+        // A store and a broker that reply immediately must not starve other tasks, timers and signals.
         tokio::task::consume_budget().await;
         self.take_routes();
         let now = Instant::now();
@@ -255,7 +255,8 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
         Ok(())
     }
 
-    /// Waits for what is in flight, settles what was confirmed, gives the leases back. Interrupted work costs no attempt.
+    /// Waits for messages in flight, settles confirmed ones and releases the leases. Interrupted work counts no
+    /// attempt.
     async fn finish(&mut self) {
         self.stopping = true;
         self.reading = None;
@@ -276,7 +277,8 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
             }
         }
         self.take_reports();
-        // A call without an answer may still happen: settling again beside it would park the same messages twice.
+        // A call without a reply may still take effect. A second settlement beside it would park the same messages
+        // twice.
         if self.chore.is_none() {
             self.runs.end_all();
             let advance = self.advance_chore();
@@ -291,7 +293,7 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
         info!(relay = %self.config.name, "relay stopped");
     }
 
-    /// Whoever has nothing to send learns of an outage, and of its end, from the connection alone.
+    /// A relay with nothing to send learns of an outage and of its end only from the connection.
     fn seems_destination_up(&self, now: Instant) -> bool {
         let waits = self.in_flight > 0 || !self.keys.ready.is_empty() || !self.later.is_empty();
         self.health.seems_up(now, self.has_looked && !waits) && !self.broker.is_away()
@@ -306,8 +308,8 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
         }
     }
 
-    /// What has its address keeps it, so that a key's messages stay in order; whatever is addressed from now on takes
-    /// the new routes, parked messages included.
+    /// A message with an address keeps it, so that its key stays in order. Messages addressed later use the new routes,
+    /// including parked ones.
     fn take_routes(&mut self) {
         if self.new_routes.has_changed().unwrap_or(false) {
             self.config.routes = self.new_routes.borrow_and_update().clone();
@@ -337,14 +339,14 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
             && self.parked.len() < self.config.parked_keys_max
     }
 
-    /// Whether only a message that is not in memory yet could clear the one that holds back the pages.
+    /// Whether only a message outside of memory could prove that the broker works, and so unblock the pages.
     fn lacks_witness(&self) -> bool {
         self.health.is_accusing() && self.keys.ready.is_empty() && self.in_flight == 0
     }
 
-    /// Shards that stand at the same position are read together; one that is behind goes first.
+    /// The next shards to read. Shards at the same position are read together, and the ones that lag behind come first.
     fn next_group(&self) -> Option<(Position, Vec<Lease>)> {
-        // A shard that is to be given back is read too if its messages may be the witness that frees it.
+        // Also read shards that are to be released, because their messages may prove that the broker works.
         let leaving_too = self.lacks_witness();
         let staying = || self.held.values().filter(|held| leaving_too || !held.leaving);
         let after = staying().map(|held| (held.cursor.is_exhausted(), held.cursor)).min()?.1;
@@ -358,7 +360,7 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
             self.due_at.read = now;
             self.idle = self.config.idle_min;
         } else if self.staggered() {
-            self.due_at.read = now; // other shards wait behind: no pause until all stand together
+            self.due_at.read = now; // other shards lag behind: do not pause until all are at the same position
         } else {
             self.has_looked = true;
             self.due_at.read = now + self.idle;
@@ -381,7 +383,7 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
         }
     }
 
-    /// Whether shards stand at different positions.
+    /// Whether the shards are at different positions.
     fn staggered(&self) -> bool {
         let mut cursors = self.held.values().filter(|held| !held.leaving).map(|held| held.cursor);
         cursors.next().is_some_and(|first| cursors.any(|cursor| cursor != first))
@@ -420,7 +422,7 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
         self.config.routes.find(message).map(Arc::clone)
     }
 
-    /// The database is away, or refuses. What is in memory may be wrong by the time it is back: begin again.
+    /// Handles a store error. After an outage the state in memory may be outdated, so the relay starts again.
     pub(crate) fn store_failed(&mut self, error: StoreError) -> Result<(), RelayError> {
         if !error.is_passing() {
             return Err(RelayError::Store(error));
@@ -435,7 +437,7 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
         Ok(())
     }
 
-    /// Drops everything that was read and not settled. Where the shards stand is asked anew.
+    /// Discards everything that was read and not settled. The positions are read from the store again.
     pub(crate) fn forget(&mut self) {
         self.reading = None;
         self.reading_of.clear();
@@ -493,7 +495,7 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
         if wake > now {
             wake
         } else {
-            // Something is due that waits for something else; look again soon rather than spin.
+            // A due task waits for another event. Check again soon instead of spinning.
             now + Duration::from_millis(1)
         }
     }

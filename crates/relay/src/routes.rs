@@ -1,9 +1,9 @@
-//! Exchanging the routes of a relay that runs.
+//! Replaces the routes of a running relay.
 
 use relevo_core::Routes;
 use tokio::sync::watch;
 
-/// Exchanges the routes of one relay. Cheap to clone; outlives the relay, and then does nothing.
+/// Replaces the routes of one relay. Cheap to clone. After the relay has ended, it has no effect.
 #[derive(Clone, Debug)]
 pub struct RoutesHandle(watch::Sender<Routes>);
 
@@ -13,13 +13,13 @@ impl RoutesHandle {
         (Self(sender), receiver)
     }
 
-    /// From its next step on the relay addresses messages by these routes. What has an address already keeps it, and
-    /// goes out before later messages of its key; a parked message takes the new routes when it is tried again.
+    /// Makes the relay use these routes from its next step. A message that already has an address keeps it and is
+    /// published before later messages of its key. A parked message uses the new routes at its next attempt.
     pub fn exchange(&self, routes: Routes) {
         self.0.send_replace(routes);
     }
 
-    /// The routes that were set last.
+    /// The current routes.
     pub fn current(&self) -> Routes {
         self.0.borrow().clone()
     }

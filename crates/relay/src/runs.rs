@@ -1,4 +1,4 @@
-//! Parked keys that are being tried again.
+//! Runs: batches of parked keys that are being retried.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,17 +14,17 @@ struct Flight {
     remaining: usize,
     delivered: Vec<i64>,
     released: Option<Arc<str>>,
-    /// Tell that what was delivered is settled.
+    /// Spans that end when the delivered messages are settled.
     spans: Vec<Open>,
 }
 
-/// Runs in flight, and what came of those that ended.
+/// Runs in flight, and the results of finished ones.
 #[derive(Debug, Default)]
 pub(crate) struct Runs {
     flights: BTreeMap<u64, Flight>,
     next_id: u64,
     ended: Vec<Advance>,
-    /// Of what was delivered in the runs that ended.
+    /// Spans of the messages that finished runs delivered.
     spans: Vec<Open>,
 }
 
@@ -37,7 +37,7 @@ impl Runs {
         id
     }
 
-    /// Whether the key is being tried, or what came of it is not recorded yet.
+    /// Whether a run of this key is in flight, or its result is not recorded yet.
     pub(crate) fn holds_key(&self, key: &str) -> bool {
         self.flights.values().any(|flight| flight.key == key) || self.ended.iter().any(|ended| ended.key == key)
     }
@@ -55,21 +55,21 @@ impl Runs {
         !self.ended.is_empty()
     }
 
-    /// Whatever comes of the run, an address that it was to probe is free.
+    /// Releases the address that the run should probe, whatever the result of the run is.
     pub(crate) fn release(&mut self, run: u64, address: Arc<str>) {
         if let Some(flight) = self.flights.get_mut(&run) {
             flight.released = Some(address);
         }
     }
 
-    /// The span of a message that is delivered ends when that is recorded.
+    /// Adds the span of a delivered message. It ends when the delivery is recorded.
     pub(crate) fn will_settle(&mut self, run: u64, span: Option<Open>) {
         if let Some(flight) = self.flights.get_mut(&run) {
             flight.spans.extend(span);
         }
     }
 
-    /// A message of the run was confirmed.
+    /// Records that a message of the run was confirmed.
     pub(crate) fn delivered(&mut self, run: u64, no: i64, released: Option<Arc<str>>) {
         let Some(flight) = self.flights.get_mut(&run) else { return };
         flight.delivered.push(no);
@@ -82,12 +82,12 @@ impl Runs {
         }
     }
 
-    /// A message of the run did not go out; those after it stay parked.
+    /// Records that a message of the run failed. The messages after it stay parked.
     pub(crate) fn stopped(&mut self, run: u64, no: i64, stopped: Stopped) {
         self.end(run, Some((no, stopped)));
     }
 
-    /// Ends a run with what was confirmed so far, if anything was.
+    /// Ends a run. If any message was confirmed, the run has a result to record.
     pub(crate) fn abandon(&mut self, run: u64) {
         if self.flights.get(&run).is_some_and(|flight| !flight.delivered.is_empty()) {
             self.end(run, None);
@@ -95,7 +95,7 @@ impl Runs {
         self.flights.remove(&run);
     }
 
-    /// Ends every run with what was confirmed so far.
+    /// Ends every run with the messages confirmed so far.
     pub(crate) fn end_all(&mut self) {
         let open: Vec<u64> = self.flights.keys().copied().collect();
         for run in open {

@@ -1,4 +1,4 @@
-//! What is told of messages that are sampled.
+//! Spans of sampled messages.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::keys::Item;
 use crate::relay::Relay;
 
 impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
-    /// These are about to be sent.
+    /// Starts spans for messages that are about to be sent.
     pub(crate) fn begin_spans(&mut self, items: &[usize]) {
         let traces = &self.config.traces;
         if !traces.are_on() {
@@ -20,7 +20,8 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
             let item = &mut self.keys.items[at];
             item.span = traces.begin(Operation::Send, &item.entry.message, &item.address);
             if let Some(span) = &mut item.span {
-                // The route knows whether its address holds the key; a word of it may be like the key by chance.
+                // Only the route knows whether its address contains the key. Another part of the address may equal the
+                // key by chance.
                 let without_key = item.route.address_without_key(&item.entry.message);
                 span.destination(without_key.unwrap_or_else(|| Arc::clone(&item.address)));
                 span.attempt(item.attempts + 1);
@@ -38,7 +39,7 @@ impl Item {
         }
     }
 
-    /// What became of it at the broker. What was confirmed is to be settled.
+    /// Ends the span with the broker's outcome. For a confirmed message, starts the span of its settlement.
     pub(crate) fn tell(&mut self, outcome: &Outcome) {
         let Some(span) = self.span.take() else { return };
         match outcome {
@@ -66,7 +67,7 @@ mod tests {
     use super::*;
     use crate::Config;
 
-    /// Samples everything, and keeps what spans were told to be about.
+    /// A recorder that samples everything and keeps the recorded destinations.
     #[derive(Default)]
     struct Destinations(Mutex<Vec<(Operation, String)>>);
 
@@ -88,7 +89,7 @@ mod tests {
         }
     }
 
-    /// What is told of a message with the topic `sales.eu` and the key `eu` that goes to this address.
+    /// The spans of a message with topic `sales.eu` and key `eu` that is published to this address.
     async fn told_of(address: &str) -> Vec<(Operation, String)> {
         let outbox = Outbox::new(memory::Settings::default());
         let mut tx = outbox.begin();

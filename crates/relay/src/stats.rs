@@ -1,4 +1,4 @@
-//! What a relay has done, for whoever watches it.
+//! Counters of a relay, for monitoring.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -8,7 +8,7 @@ use crate::latency::Latencies;
 
 macro_rules! stats {
     ($($(#[doc = $doc:literal])+ $name:ident,)+) => {
-        /// Counters of one relay; each only grows.
+        /// Counters of one relay. They only increase.
         #[derive(Debug, Default)]
         pub struct Stats {
             $($(#[doc = $doc])+ pub(crate) $name: AtomicU64,)+
@@ -16,7 +16,7 @@ macro_rules! stats {
         }
 
         impl Stats {
-            /// How long messages took.
+            /// The latencies of messages.
             pub fn latencies(&self) -> &Latencies {
                 &self.latencies
             }
@@ -29,27 +29,27 @@ macro_rules! stats {
 }
 
 stats! {
-    /// Messages that were confirmed.
+    /// Confirmed messages.
     published,
-    /// Messages that were handed to the broker, repeats included.
+    /// Messages passed to the broker, including repeats.
     attempts,
-    /// Messages that no route of this destination wants.
+    /// Messages that no route of this destination matches.
     skipped,
-    /// Messages that were parked, at the head of a key or behind one.
+    /// Parked messages, at the head of a key or behind one.
     parked,
-    /// Times that a message was refused and put off, to be tried again.
+    /// Rejected messages that were scheduled for a retry.
     retried,
-    /// Messages that went to the dead letters.
+    /// Dead-lettered messages.
     buried,
-    /// Answers that were lost.
+    /// Lost confirmations.
     unknown,
-    /// Times that the destination was found away.
+    /// Outages of the broker.
     outages,
-    /// Leases that were lost before they were given back.
+    /// Leases lost before they were released.
     leases_lost,
-    /// Leases that were taken, given back or lost.
+    /// Leases acquired, released or lost.
     lease_changes,
-    /// Times that the database was found away.
+    /// Outages of the database.
     database_away,
     /// Outcomes of class `outage`.
     outage_outcomes,
@@ -63,14 +63,14 @@ stats! {
     poison_outcomes,
     /// Outcomes of class `blocked`.
     blocked_outcomes,
-    /// Pages that were read with messages in them.
+    /// Non-empty pages read.
     pages,
-    /// Settlements that were recorded.
+    /// Recorded settlements.
     settlements,
 }
 
 impl Stats {
-    /// A message came back with a failure of this class.
+    /// Counts a failure of this class.
     pub(crate) fn failed(&self, class: Class) {
         let counter = match class {
             Class::Outage => &self.outage_outcomes,

@@ -1,4 +1,4 @@
-//! How a relay is doing now, for whoever must tell a stuck one from one that waits.
+//! The current state of a relay. Monitoring uses it to tell a stuck relay from a waiting one.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// The present of one relay; its [`Stats`](crate::Stats) are its past.
+/// The current state of one relay. Its [`Stats`](crate::Stats) count past events.
 #[derive(Debug, Default)]
 pub struct Watched {
     steps: AtomicU64,
@@ -18,38 +18,38 @@ pub struct Watched {
 }
 
 impl Watched {
-    /// Steps that were begun. It grows for as long as the relay's loop turns, which it does at least once a lease,
-    /// whatever is away.
+    /// The number of started steps. It increases while the relay's loop runs, at least once per lease duration, even if
+    /// the broker or the database is down.
     pub fn steps(&self) -> u64 {
         self.steps.load(Ordering::Relaxed)
     }
 
-    /// Shards that it holds.
+    /// Leased shards.
     pub fn leases(&self) -> u64 {
         self.leases.load(Ordering::Relaxed)
     }
 
-    /// Messages that wait for their confirmation.
+    /// Messages that wait for a confirmation.
     pub fn in_flight(&self) -> u64 {
         self.in_flight.load(Ordering::Relaxed)
     }
 
-    /// Whether the destination could not be reached when it was last tried.
+    /// Whether the broker was unreachable at the last attempt.
     pub fn is_destination_away(&self) -> bool {
         self.lock_away_since().is_some()
     }
 
-    /// For how long the destination has been away; `None` while it is there.
+    /// How long the broker has been unreachable. `None` while it is reachable.
     pub fn destination_away_for(&self) -> Option<Duration> {
         self.lock_away_since().map(|since| since.elapsed())
     }
 
-    /// Whether the database could not be reached when it was last tried.
+    /// Whether the database was unreachable at the last attempt.
     pub fn is_database_away(&self) -> bool {
         self.database_away.load(Ordering::Relaxed)
     }
 
-    /// Whether the database has ever answered this relay's request for leases.
+    /// Whether the database has ever answered a lease request of this relay.
     pub fn is_started(&self) -> bool {
         self.has_leased.load(Ordering::Relaxed)
     }
@@ -63,7 +63,7 @@ impl Watched {
     }
 
     fn lock_away_since(&self) -> MutexGuard<'_, Option<Instant>> {
-        // Nothing panics while it is held, and the value is whole after each change.
+        // Poisoning is ignored: no code panics while it holds the lock, and each change leaves the value consistent.
         self.destination_away_since.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -1,4 +1,4 @@
-//! The relay on virtual time, with the memory store and broker: what the simulation cannot name one by one.
+//! The relay on virtual time with the memory store and broker: single cases that the simulation does not test by name.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -37,7 +37,7 @@ impl World {
         self.relays.spawn(relay.run(self.stop.clone()));
     }
 
-    /// Waits for this many receipts; virtual time makes the deadline free.
+    /// Waits for this number of receipts. The deadline costs nothing on virtual time.
     async fn received(&self, count: u64) {
         let all = async {
             while self.broker.received() < count {
@@ -90,7 +90,7 @@ async fn an_outage_counts_nothing_and_loses_nothing() {
     assert_eq!(world.end().await.len(), 5);
 }
 
-/// Lets a relay work for so long, and stand still afterwards.
+/// Lets a relay work for this time and then stops calling it.
 async fn turn(relay: &mut Relay<memory::Destination, MemoryBroker>, span: Duration) {
     let end = tokio::time::Instant::now() + span;
     while let Ok(stepped) = tokio::time::timeout_at(end, relay.step()).await {
@@ -110,7 +110,8 @@ async fn an_outage_is_told_for_as_long_as_a_message_waits_and_not_when_another_r
     world.emit("a", "T");
     turn(&mut relay, Duration::from_mins(5)).await;
     assert!(watched.is_destination_away(), "its message is tried again and again");
-    // It stands still for longer than its lease: another one takes the shards and sends what waits.
+    // The relay does nothing for longer than its lease, so another relay takes the shards and publishes the waiting
+    // messages.
     world.start(quick());
     world.received(1).await;
     cut_off.up();
@@ -130,7 +131,7 @@ async fn a_message_that_takes_the_connection_down_is_quarantined_and_others_flow
     }
     world.received(3).await;
     while world.outbox.parked(MAIN).is_empty() {
-        world.emit("a", "T"); // what passes bears witness against it
+        world.emit("a", "T"); // its success proves that the broker is up
         tokio::time::sleep(Duration::from_secs(1)).await;
     }
     assert_eq!(world.outbox.parked(MAIN)[0].state, memory::KeyState::Quarantined);

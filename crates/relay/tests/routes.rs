@@ -1,4 +1,4 @@
-//! Routes that are exchanged while the relay runs, on virtual time.
+//! Tests that replace routes while the relay runs, on virtual time.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -47,12 +47,12 @@ impl World {
         assert!(tokio::time::timeout(Duration::from_mins(10), held).await.is_ok(), "waited in vain: {what}");
     }
 
-    /// How many messages wait in the store.
+    /// The number of waiting messages in the store.
     fn parked(&self) -> usize {
         self.outbox.parked(MAIN).iter().map(|parked| parked.queue.len()).sum()
     }
 
-    /// Keys and addresses in the order of receipt.
+    /// Keys and addresses, in the order of receipt.
     fn received(&self) -> Vec<(String, String)> {
         let receipts = self.broker.receipts().into_iter();
         receipts.map(|receipt| (receipt.key, receipt.address.to_string())).collect()
@@ -104,7 +104,7 @@ async fn a_parked_message_takes_the_new_route_when_it_is_tried_again() {
     world.end().await;
 }
 
-/// Without the release, each key would wait for a probe of its own: half a minute a key.
+/// Without the release, each key would wait for its own probe: half a minute per key.
 #[tokio::test(start_paused = true)]
 async fn keys_that_wait_for_a_blocked_address_all_go_on_when_the_routes_lead_elsewhere() {
     let world = World::start(to("blocked"));
@@ -133,7 +133,7 @@ async fn a_waiting_message_that_no_route_wants_any_more_is_done() {
     world.end().await;
 }
 
-/// What the watchdog relies on.
+/// The watchdog depends on this.
 #[tokio::test(start_paused = true)]
 async fn the_loop_turns_though_the_destination_never_answers() {
     let world = World::start(to("anywhere"));

@@ -1,4 +1,4 @@
-//! What happened, in order: all that the oracles know.
+//! The history of a run. The oracles know nothing else.
 
 use std::collections::hash_map::DefaultHasher;
 use std::fmt;
@@ -10,7 +10,7 @@ use bytestring::ByteString;
 use relevo_core::{Message, MessageId};
 use tokio::time::Instant;
 
-/// A message as the history names it.
+/// A message's name in the history.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Name {
     /// Its id.
@@ -28,34 +28,34 @@ impl Name {
 
 impl fmt::Display for Name {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // The end of an id is its random part: enough to tell messages of one run apart.
+        // The end of an id is random, so six characters tell the messages of one run apart.
         let id = self.id.to_string();
         write!(f, "{}/{}", self.key, &id[id.len() - 6..])
     }
 }
 
-/// One thing that happened, in whichever world.
+/// One event of a run, in either world.
 pub trait Happening: Clone + fmt::Debug + fmt::Display + PartialEq + Hash + Send + 'static {
-    /// The network or a server misbehaved.
+    /// A network or server fault.
     fn fault(what: &'static str) -> Self;
 
-    /// A store answered something that should not happen.
+    /// An unexpected reply of a store.
     fn broken(what: String) -> Self;
 
-    /// The message that it is about.
+    /// The message of the event, if it has one.
     fn name(&self) -> Option<&Name>;
 
-    /// A message came into the world.
+    /// Whether the event is a new message.
     fn is_message(&self) -> bool;
 
-    /// Something went wrong, on purpose.
+    /// Whether the event is an injected fault.
     fn is_fault(&self) -> bool;
 
-    /// Something of a process's life.
+    /// Whether the event belongs to the life cycle of a process.
     fn is_life(&self) -> bool;
 }
 
-/// What happened so far, each with its virtual time.
+/// The events so far, each with its virtual time.
 #[derive(Debug)]
 pub struct History<E> {
     start: Instant,
@@ -63,43 +63,43 @@ pub struct History<E> {
 }
 
 impl<E: Happening> History<E> {
-    /// Begins now.
+    /// Starts a history now.
     pub fn begin() -> Self {
         Self { start: Instant::now(), events: Mutex::default() }
     }
 
-    /// How long it has lasted.
+    /// The virtual time since the start.
     pub fn now(&self) -> Duration {
         self.start.elapsed()
     }
 
-    /// Something happened now.
+    /// Records an event with the current time.
     pub fn record(&self, event: E) {
         let at = self.now();
         lock(&self.events).push((at, event));
     }
 
-    /// Everything, in order.
+    /// All events, in order.
     pub fn events(&self) -> Vec<(Duration, E)> {
         lock(&self.events).clone()
     }
 }
 
-/// A fingerprint of a whole history: equal for equal runs.
+/// A hash of a whole history. Equal runs have equal hashes.
 pub fn fingerprint<E: Hash>(events: &[(Duration, E)]) -> u64 {
     let mut hasher = DefaultHasher::new();
     events.hash(&mut hasher);
     hasher.finish()
 }
 
-/// A fingerprint of a payload.
+/// A hash of a payload.
 pub fn fingerprint_of(bytes: &[u8]) -> u64 {
     let mut hasher = DefaultHasher::new();
     bytes.hash(&mut hasher);
     hasher.finish()
 }
 
-/// Takes a lock that nothing panics under.
+/// Locks a mutex. No code panics while it holds the lock.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

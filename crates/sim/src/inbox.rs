@@ -1,4 +1,4 @@
-//! The production consumer runtime between a broker and an inbox.
+//! Simulates the production consumer runtime between a broker and an inbox.
 
 pub mod broker;
 pub mod connection;

@@ -1,11 +1,11 @@
-//! Production code on virtual time, against stores and brokers that lose, repeat, delay, reorder and crash.
+//! Runs production code on virtual time, against stores and brokers that lose, repeat, delay, reorder and crash.
 //!
-//! A run is a seed: a scenario says who works and what goes wrong; `run` lets it happen; oracles that know only the
-//! [history](history::History) say which promise was broken. The same seed gives the same run, event by event. Mutants are
-//! broken on purpose, to know that the oracles see it.
+//! A seed defines a run. The scenario defines the processes and the faults, `run` executes it, and oracles that know
+//! only the [history](history::History) report broken promises. The same seed gives the same run, event by event.
+//! Mutants are broken on purpose, to prove that the oracles detect the fault.
 //!
-//! There are two worlds. In [`outbox`] writers emit, relays carry, and a far side takes. In [`inbox`] a broker delivers, and
-//! the members of consumers handle.
+//! There are two worlds. In [`outbox`], writers emit, relays publish, and a broker receives. In [`inbox`], a broker
+//! delivers, and the members of consumers handle messages.
 
 pub mod history;
 pub mod inbox;

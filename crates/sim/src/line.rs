@@ -1,4 +1,4 @@
-//! The network between a process and a server that it calls: it loses, delays and cuts, and the server goes away.
+//! The network between a process and a server. It loses, delays and cuts calls, and the server can be down.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -12,38 +12,38 @@ use crate::span::Span;
 use crate::wire::Wire;
 use relevo_core::random::SplitMix64;
 
-/// The longest that anything travels.
+/// The maximum travel time of a call or message.
 pub const LATE_MAX: Duration = Duration::from_secs(10);
 
-/// How many of a thousand calls of the store go wrong, and how.
+/// Faults per thousand calls to a server.
 #[derive(Clone, Debug, Default)]
 pub struct CallFaults {
-    /// It takes up to a second.
+    /// The call takes up to a second.
     pub slow: u64,
-    /// It takes longer than a lease.
+    /// The call takes longer than a lease.
     pub stalled: u64,
-    /// It never arrives.
+    /// The call never arrives.
     pub refused: u64,
-    /// It happens, and the answer is lost.
+    /// The call takes effect, and the reply is lost.
     pub lost: u64,
-    /// The connection breaks, and it happens later all the same.
+    /// The connection breaks, and the call takes effect later.
     pub late: u64,
 }
 
-/// What a line has to bear.
+/// The faults of one link.
 #[derive(Clone, Debug)]
 pub struct Weather {
-    /// Which calls go wrong, and how.
+    /// The fault rates of calls.
     pub faults: CallFaults,
-    /// Until when.
+    /// When the faults end.
     pub until: Duration,
-    /// How long a lease lasts that a stalled call outlasts.
+    /// The lease duration. A stalled call takes longer than this.
     pub lease: Duration,
-    /// When the server is away.
+    /// When the server is down.
     pub away: Vec<Span>,
 }
 
-/// One process's way to the store.
+/// A process's link to a server.
 pub struct Line<E>(Arc<Inner<E>>);
 
 struct Inner<E> {
@@ -62,21 +62,21 @@ struct Plan {
 
 #[derive(Clone, Copy)]
 enum Fault {
-    /// It never arrives.
+    /// The call never arrives.
     Refused,
-    /// It happens, and the answer is lost.
+    /// The call takes effect, and the reply is lost.
     Lost,
-    /// The connection breaks at once, and it happens all the same, so much later.
+    /// The connection breaks at once, and the call takes effect after this delay.
     Late(Duration),
 }
 
 impl<E: Happening> Line<E> {
-    /// A way of its own, with chances of its own.
+    /// Creates a link with its own random numbers.
     pub fn new(history: Arc<History<E>>, wire: Wire, weather: Weather, random: SplitMix64) -> Self {
         Self(Arc::new(Inner { history, wire, weather, random: Mutex::new(random) }))
     }
 
-    /// Carries a call to the server and its answer back. Giving the call up does not keep it from happening.
+    /// Sends a call to the server and returns its reply. Cancelling does not prevent the call from taking effect.
     pub async fn call<T: Send + 'static>(
         &self,
         effect: impl Future<Output = Result<T, StoreError>> + Send + 'static,
@@ -86,7 +86,7 @@ impl<E: Happening> Line<E> {
         let line = Arc::clone(&self.0);
         self.0.wire.carry(async move {
             let result = line.carry(plan, effect).await;
-            // Nobody may be waiting any more.
+            // The caller may have stopped waiting.
             drop(answer.send(result));
         });
         answered.await.unwrap_or_else(|_| Err(away("the simulation ended")))

@@ -1,4 +1,4 @@
-//! Runs seeds of the simulation and says which promise broke.
+//! Runs seeds of the simulation and reports broken promises.
 
 use std::time::{Duration, Instant};
 
@@ -13,22 +13,22 @@ struct Arguments {
     /// Replay this seed.
     #[arg(long)]
     seed: Option<u64>,
-    /// Run so many seeds.
+    /// Number of seeds to run.
     #[arg(long, default_value_t = 1000)]
     seeds: u64,
-    /// Begin with this one.
+    /// First seed.
     #[arg(long, default_value_t = 0)]
     from: u64,
-    /// Only this world; both without it.
+    /// Run only this world. Default: both.
     #[arg(long)]
     world: Option<World>,
-    /// Go on after failures, and count them.
+    /// Continue after failures and count them.
     #[arg(long)]
     keep_going: bool,
-    /// Print all that happened.
+    /// Print all events.
     #[arg(long)]
     events: bool,
-    /// Run a relay or a consumer that is broken in this way.
+    /// Run a relay or a consumer with this fault.
     #[arg(long, requires = "world")]
     mutant: Option<String>,
 }
@@ -59,7 +59,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Runs the seeds of one world; says how many broke a promise.
+/// Runs the seeds of one world. Returns how many broke a promise.
 fn live<E: Happening>(world: &str, arguments: &Arguments, run: impl Fn(u64) -> Verdict<E>) -> u64 {
     let (from, seeds) = arguments.seed.map_or((arguments.from, arguments.seeds), |seed| (seed, 1));
     let begin = Instant::now();
@@ -95,7 +95,7 @@ struct Sums {
     messages: usize,
     faults: usize,
     lasted: Duration,
-    /// Of all runs: equal for equal runs, so that a change can be shown to change none.
+    /// A hash over all runs. It stays equal if a change does not alter any run.
     fingerprint: u64,
 }
 

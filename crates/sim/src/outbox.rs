@@ -1,4 +1,4 @@
-//! The production relay between writers and a broker.
+//! Simulates the production relay between writers and a broker.
 
 pub mod broker;
 pub mod event;

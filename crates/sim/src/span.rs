@@ -1,27 +1,27 @@
-//! Spans of virtual time.
+//! Ranges of virtual time.
 
 use std::time::Duration;
 
 use relevo_core::random::SplitMix64;
 
-/// A span of virtual time.
+/// A range of virtual time.
 #[derive(Clone, Copy, Debug)]
 pub struct Span {
-    /// Its beginning.
+    /// Start of the range.
     pub from: Duration,
-    /// Its end, not included.
+    /// End of the range, exclusive.
     pub to: Duration,
 }
 
 impl Span {
-    /// Somewhere `within` the first so many, at most so long.
+    /// A random range between zero and `within`, at most `longest` long.
     pub fn random(random: &mut SplitMix64, within: Duration, longest: Duration) -> Self {
         let from = random.time(Duration::ZERO, within);
         let to = from + random.time(Duration::from_millis(50), longest);
         Self { from, to: to.min(within) }
     }
 
-    /// Whether a moment lies in it.
+    /// Whether the range contains a moment.
     pub fn contains(&self, at: Duration) -> bool {
         (self.from..self.to).contains(&at)
     }

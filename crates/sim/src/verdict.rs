@@ -1,4 +1,4 @@
-//! What came of a run, and the promises that it broke.
+//! The result of a run and the broken promises.
 
 use std::fmt;
 use std::time::Duration;
@@ -7,14 +7,14 @@ use bytestring::ByteString;
 
 use crate::history::{Happening, Name};
 
-/// A promise that was broken.
+/// A broken promise.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation {
-    /// Which promise.
+    /// The promise.
     pub promise: &'static str,
     /// What happened, in a sentence.
     pub sentence: String,
-    /// The key that it happened to.
+    /// The key it happened to.
     pub key: Option<ByteString>,
 }
 
@@ -28,31 +28,31 @@ pub(crate) fn broken(promise: &'static str, name: Option<&Name>, sentence: Strin
     Violation { promise, sentence, key: name.map(|name| name.key.clone()) }
 }
 
-/// What came of a run.
+/// The result of a run.
 #[derive(Debug)]
 pub struct Verdict<E> {
     /// Its seed.
     pub seed: u64,
-    /// The promises that were broken, the nearest to the cause first.
+    /// The broken promises. The one nearest to the cause comes first.
     pub violations: Vec<Violation>,
-    /// A fingerprint of all that happened.
+    /// A hash of all events.
     pub fingerprint: u64,
-    /// What happened.
+    /// The events.
     pub events: Vec<(Duration, E)>,
 }
 
 impl<E: Happening> Verdict<E> {
-    /// How much virtual time passed.
+    /// The virtual time of the run.
     pub fn lasted(&self) -> Duration {
         self.events.last().map_or(Duration::ZERO, |(at, _)| *at)
     }
 
-    /// How many messages came into the world.
+    /// The number of messages in the run.
     pub fn messages(&self) -> usize {
         self.events.iter().filter(|(_, event)| event.is_message()).count()
     }
 
-    /// How many faults were injected, failures of messages and ends of processes among them.
+    /// The number of injected faults, including failures of messages and ends of processes.
     pub fn faults(&self) -> usize {
         self.events.iter().filter(|(_, event)| event.is_fault()).count()
     }

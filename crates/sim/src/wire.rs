@@ -1,4 +1,4 @@
-//! The network: what was put on it goes its way, whatever becomes of the sender.
+//! The network. A message on the network arrives even if its sender dies.
 
 use std::sync::{Arc, Mutex};
 
@@ -6,7 +6,7 @@ use tokio::task::JoinSet;
 
 use crate::history::lock;
 
-/// Everything under way. Cheap to clone; what is under way ends with the last clone.
+/// All transfers in progress. Cheap to clone. Dropping the last clone ends them.
 #[derive(Clone, Debug, Default)]
 pub struct Wire(Arc<Mutex<Journeys>>);
 
@@ -17,14 +17,14 @@ struct Journeys {
 }
 
 impl Wire {
-    /// Carries something to its end.
+    /// Runs a transfer to its end.
     pub fn carry(&self, journey: impl Future<Output = ()> + Send + 'static) {
         let mut journeys = lock(&self.0);
         journeys.clear();
         journeys.open.spawn(journey);
     }
 
-    /// Whether a server panicked over something that was carried to it.
+    /// Whether a server panicked while it handled a transfer.
     pub fn has_panicked(&self) -> bool {
         let mut journeys = lock(&self.0);
         journeys.clear();

@@ -1,15 +1,17 @@
-//! A few runs of the real consumer runtime, and proof that the oracles see a broken one.
+//! Runs of the real consumer runtime, and proof that the oracles detect a broken one.
 
 use relevo_sim::inbox::{Mutant, run};
 
-/// Runs of the real consumers; `cargo xtask sim` does many more.
+/// The number of runs with the real consumers. `cargo xtask sim` does many more.
 const SEEDS: u64 = 24;
 
-/// Runs that once broke a promise: a member that was counted as dead forgot a lane that was still its own; one that had lost its lane
-/// counted a try that nobody had written down; one that had waited to be alone called while another had claimed the queue.
+/// Seeds that once broke a promise:
+/// - 1650: a member that was counted as dead forgot a lane that it still owned
+/// - 727: a member that had lost its lane counted an attempt that was never recorded
+/// - 8855: a member that had waited to be alone made a call while another member had claimed the queue
 const BROKE: [u64; 3] = [1650, 727, 8855];
 
-/// Within so many runs each mutant is caught.
+/// Each mutant must be detected within this number of runs.
 const CAUGHT_WITHIN: u64 = 60;
 
 fn every_promise_holds(seeds: impl Iterator<Item = u64>) {

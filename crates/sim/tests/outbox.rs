@@ -1,11 +1,11 @@
-//! A few hundred runs of the real relay, and proof that the oracles see a broken one.
+//! Runs of the real relay, and proof that the oracles detect a broken one.
 
 use relevo_sim::outbox::{Mutant, run};
 
-/// Runs of the real relay; `cargo xtask sim` does many more.
+/// The number of runs with the real relay. `cargo xtask sim` does many more.
 const SEEDS: u64 = 160;
 
-/// Within so many runs each mutant is caught.
+/// Each mutant must be detected within this number of runs.
 const CAUGHT_WITHIN: u64 = 100;
 
 fn every_promise_holds(seeds: impl Iterator<Item = u64>) {
@@ -32,9 +32,12 @@ fn every_promise_holds_in_odd_seeds() {
     every_promise_holds((1..SEEDS).step_by(2));
 }
 
-/// Each of these once found a bug: suspects that accused each other for ever (2), a suspect without a witness (541, 836),
-/// a tick pruned under an open window (531), a settlement sent twice at the end (1003), a key unparked although another
-/// of its messages had stopped (7850).
+/// Each of these seeds once found a bug:
+/// - 2: isolated messages blocked each other forever
+/// - 541, 836: an isolated message had no other message to prove that the broker works
+/// - 531: a tick was pruned under an open window
+/// - 1003: a settlement was sent twice at shutdown
+/// - 7850: a key was unparked although another of its messages had failed
 #[test]
 fn what_once_broke_stays_mended() {
     every_promise_holds([2, 531, 541, 836, 1003, 7850].into_iter());

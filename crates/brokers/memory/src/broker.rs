@@ -1,4 +1,4 @@
-//! The broker itself.
+//! The in-memory broker.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -12,31 +12,31 @@ use tokio::sync::watch;
 use crate::config::Settings;
 use crate::rule::{Rule, apply};
 
-/// A broker in memory. Cheap to clone: all clones are the same broker.
+/// An in-memory broker. Cheap to clone: all clones are the same broker.
 #[derive(Clone, Debug)]
 pub struct MemoryBroker(Arc<Inner>);
 
-/// What was received, in order of receipt.
+/// A received message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Receipt {
-    /// The message's id; repeats have the same.
+    /// The message's id. Repeats have the same id.
     pub id: MessageId,
     /// Its key.
     pub key: String,
-    /// Where it was sent to.
+    /// The address it was published to.
     pub address: Arc<str>,
     /// Its number in the outbox.
     pub seq: i64,
-    /// The lease under which it was sent.
+    /// The epoch of the lease under which it was sent.
     pub epoch: i64,
-    /// The message itself.
+    /// The message.
     pub message: Arc<Message>,
 }
 
 struct Inner {
     settings: Settings,
     received: AtomicU64,
-    /// Whether anything of `faults` or a hook is set; without it a batch is confirmed without looking at its messages.
+    /// Whether any fault or hook is set. Otherwise a batch is confirmed without a check of its messages.
     watched: AtomicBool,
     faults: Mutex<Faults>,
     frozen: watch::Sender<bool>,
@@ -62,7 +62,7 @@ impl fmt::Debug for Inner {
 }
 
 impl MemoryBroker {
-    /// A broker that is up and has received nothing.
+    /// Creates a broker that is up and has received nothing.
     pub fn new(settings: Settings) -> Self {
         Self(Arc::new(Inner {
             settings,
@@ -74,17 +74,17 @@ impl MemoryBroker {
         }))
     }
 
-    /// Adds a rule.
+    /// Adds a failure rule.
     pub fn fail(&self, rule: Rule) {
         self.change(|faults| faults.rules.push(rule));
     }
 
-    /// Forgets all rules.
+    /// Removes all failure rules.
     pub fn mend(&self) {
         self.change(|faults| faults.rules.clear());
     }
 
-    /// From now on everything fails as an outage, and nothing is received.
+    /// Makes every message fail as an outage. Nothing is received.
     pub fn down(&self) {
         self.change(|faults| faults.down = true);
     }
@@ -94,27 +94,27 @@ impl MemoryBroker {
         self.change(|faults| faults.down = false);
     }
 
-    /// From now on nothing is received and no call answers until [`thaw`](Self::thaw).
+    /// Makes every call wait until [`thaw`](Self::thaw). Nothing is received.
     pub fn freeze(&self) {
         self.0.frozen.send_replace(true);
     }
 
-    /// Lets frozen calls go on.
+    /// Lets frozen calls continue.
     pub fn thaw(&self) {
         self.0.frozen.send_replace(false);
     }
 
-    /// Calls `hook` for every message received, in order. It may call the broker.
+    /// Calls `hook` for every received message, in order. The hook may call the broker.
     pub fn on_receipt(&self, hook: impl Fn(&Publication) + Send + Sync + 'static) {
         self.change(|faults| faults.hook = Some(Arc::new(hook)));
     }
 
-    /// How many messages were received, repeats included.
+    /// The number of received messages, including repeats.
     pub fn received(&self) -> u64 {
         self.0.received.load(Ordering::Relaxed)
     }
 
-    /// What was received, in order, if the settings say that it is recorded.
+    /// The received messages in order, if the settings enable recording.
     pub fn receipts(&self) -> Vec<Receipt> {
         lock(&self.0.receipts).clone()
     }
@@ -126,7 +126,7 @@ impl MemoryBroker {
         self.0.watched.store(watched, Ordering::Release);
     }
 
-    /// Receives what nothing speaks against.
+    /// Receives all messages that no fault rejects.
     fn take(&self, batch: &[Publication]) -> Vec<Outcome> {
         let plain =
             !self.0.watched.load(Ordering::Acquire) && batch.iter().all(|publication| self.is_small(publication));
@@ -201,11 +201,11 @@ impl Broker for MemoryBroker {
 
     async fn publish(&self, batch: &[Publication], confirms: &Confirms) {
         if *self.0.frozen.borrow() {
-            // The sender lives as long as the broker, so that waiting ends only by thawing.
+            // The sender lives as long as the broker, so the wait ends only by thawing.
             drop(self.0.frozen.subscribe().wait_for(|frozen| !frozen).await);
         }
         let outcomes = self.take(batch);
-        // Receipt comes first: a call that is given up while it waits here has arrived, as with a real broker.
+        // Receipt comes first. A call that is cancelled during this wait has arrived, as with a real broker.
         if !self.0.settings.latency.is_zero() {
             tokio::time::sleep(self.0.settings.latency).await;
         }
@@ -214,6 +214,6 @@ impl Broker for MemoryBroker {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing that panics runs under these locks; hooks run outside of them.
+    // No code panics under these locks. Hooks run outside of them.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,17 +1,17 @@
-//! How the broker is set up.
+//! The settings of the broker.
 
 use std::time::Duration;
 
-/// How the broker is set up.
+/// The settings of the broker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// The first failure of a key in a batch fails its successors in that batch.
+    /// Whether the first failure of a key in a batch fails its successors in that batch.
     pub fences_order: bool,
-    /// Keeps a list of what was received, not only a count. The list is never cut: it is for tests.
+    /// Keeps all received messages, not only a count. The list grows without limit; use it only in tests.
     pub records: bool,
-    /// How long a batch waits between receipt and confirmation.
+    /// The delay between receipt and confirmation of a batch.
     pub latency: Duration,
-    /// The largest payload it takes.
+    /// The largest accepted payload, in bytes.
     pub message_bytes_max: usize,
 }
 

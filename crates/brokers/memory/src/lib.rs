@@ -1,4 +1,4 @@
-//! A broker in memory that confirms at once, remembers what it received, and fails as it is told.
+//! An in-memory broker that confirms at once, records received messages, and fails on request.
 //!
 //! ```
 //! use relevo_broker_memory::{Match, MemoryBroker, Rule, Settings};

@@ -1,21 +1,21 @@
-//! What shall fail, how, and how often.
+//! Failure rules: which messages fail, how, and how often.
 
 use relevo_core::{Class, MessageId, Publication};
 
-/// Which messages a rule means.
+/// The messages that a rule matches.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Match {
-    /// Those of this key.
+    /// Messages of this key.
     Key(String),
-    /// This one.
+    /// The message with this id.
     Id(MessageId),
-    /// Those to this address.
+    /// Messages to this address.
     Address(String),
-    /// All of them.
+    /// All messages.
     Everything,
 }
 
-/// Makes messages fail. Of several rules that match, the one that was told first applies.
+/// Makes messages fail. If several rules match, the oldest one applies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rule {
     what: Match,
@@ -25,18 +25,18 @@ pub struct Rule {
 }
 
 impl Rule {
-    /// These messages fail with this class, for ever, and are not received.
+    /// Creates a rule without an end: matching messages fail with this class and are not received.
     pub const fn new(what: Match, class: Class) -> Self {
         Self { what, class, left: None, received: false }
     }
 
-    /// Only so many messages fail.
+    /// Limits the rule to this number of messages.
     #[must_use]
     pub fn times(self, times: u32) -> Self {
         Self { left: Some(times), ..self }
     }
 
-    /// The messages are received all the same, as when the answer is lost.
+    /// Makes the broker receive the messages anyway, as when a confirmation is lost.
     #[must_use]
     pub fn received(self) -> Self {
         Self { received: true, ..self }
@@ -53,7 +53,7 @@ impl Rule {
     }
 }
 
-/// What a rule says of one message: its class, and whether it is received.
+/// The effect of the rules on one message: its class, and whether it is received.
 pub(crate) fn apply(rules: &mut Vec<Rule>, publication: &Publication) -> Option<(Class, bool)> {
     let index = rules.iter().position(|rule| rule.matches(publication))?;
     let rule = &mut rules[index];

@@ -31,7 +31,7 @@ fn three() -> [Publication; 3] {
     [publication(1, "a", "x"), publication(2, "b", "x"), publication(3, "a", "y")]
 }
 
-/// Publishes a batch and gives each message's class of failure, `None` for confirmed.
+/// Publishes a batch. Returns the failure class of each message, or `None` if it was confirmed.
 async fn publish(broker: &MemoryBroker, batch: &[Publication]) -> Vec<Option<Class>> {
     let reports = Reports::default();
     broker.publish(batch, &reports.confirms(1)).await;

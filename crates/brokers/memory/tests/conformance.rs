@@ -1,4 +1,4 @@
-//! The suite that every broker passes, with a fence and without.
+//! The broker conformance suite, with and without guaranteed order in flight.
 
 mod harness;
 

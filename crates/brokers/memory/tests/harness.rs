@@ -1,4 +1,4 @@
-//! The memory broker as the suite sees it.
+//! The memory broker's harness for the conformance suite.
 
 use async_trait::async_trait;
 use relevo_broker_memory::{MemoryBroker, Receipt, Settings};
@@ -35,7 +35,7 @@ impl BrokerHarness for Memory {
         receipts.map(sent).collect()
     }
 
-    /// Memory goes with the process.
+    /// The memory is lost with the process.
     async fn crash(&mut self) {
         self.0 = MemoryBroker::new(self.1.clone());
     }
@@ -45,7 +45,7 @@ impl BrokerHarness for Memory {
     }
 }
 
-/// What a receiver would get, if there were one.
+/// What a consumer would receive.
 fn sent(receipt: Receipt) -> Raw {
     let Receipt { address, seq, epoch, message, .. } = receipt;
     let payload = message.payload.clone();

@@ -1,26 +1,26 @@
-//! How long an inbox must remember: as long as a message can come again.
+//! How long an inbox must remember messages: as long as a message can be delivered again.
 
 use std::time::Duration;
 
 use super::operate::Consumer;
 use crate::operate::{Finding, Severity};
 
-/// What every finding of this kind is about.
+/// The subject of every finding in this module.
 const SUBJECT: &str = "inbox retention";
 
-/// From where a message can come again, and for how long after it was handled.
+/// A source that can deliver a handled message again, and for how long.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Horizon {
-    /// For people, such as "outbox `shop`".
+    /// A readable name, such as "outbox `shop`".
     pub source: String,
-    /// For how long; `None` for ever.
+    /// How long after it was handled a message can come again. `None` means without limit.
     pub lasts: Option<Duration>,
 }
 
-/// Compares how long a consumer's inbox remembers with how long messages can come again.
+/// Compares how long a consumer's inbox remembers messages with how long they can come again.
 ///
-/// A member of the runtime gives up what is older than its inbox remembers, so that nothing is handled twice, but it is not
-/// handled then either. Whoever enters messages from SQL alone has no such guard.
+/// The consumer runtime dead-letters messages that are older than its inbox remembers. This prevents double handling,
+/// but those messages are not handled at all. Consumers that use the inbox only through SQL have no such protection.
 pub fn compare(consumer: &Consumer, horizons: &[Horizon]) -> Finding {
     let name = &consumer.name;
     let finding = |severity, seen, fix| Finding { severity, subject: SUBJECT.to_owned(), seen, fix };
@@ -60,7 +60,8 @@ pub fn compare(consumer: &Consumer, horizons: &[Horizon]) -> Finding {
     }
 }
 
-/// A duration in the largest unit that it has two of, rounded up: a fix that says it is enough.
+/// Formats a duration in the largest unit that fits at least twice. Rounds up, so that the suggested fix is long
+/// enough.
 fn told(time: Duration) -> String {
     let seconds = time.as_secs() + u64::from(time.subsec_nanos() > 0);
     match seconds {

@@ -1,4 +1,4 @@
-//! Ids that are made, not brought: the same input gives the same id in every process.
+//! Derived ids: the same input gives the same id in every process.
 
 use sha2::{Digest as _, Sha256};
 use uuid::Uuid;
@@ -7,10 +7,10 @@ use super::Entry;
 use crate::consume::Lane;
 use crate::message::MessageId;
 
-/// An id for a message that has none: from its bytes, where it was published to, and its number at the broker.
+/// Derives an id for a message without one, from its bytes, its address and its number at the broker.
 ///
-/// Headers are left out, for brokers change them from one delivery to the next. Without a `place`, two genuine messages with
-/// equal bytes are one: a broker that has no stable numbers cannot tell them from a repeat.
+/// Headers are not used, because brokers change them between deliveries. Without a `place`, two different messages with
+/// equal bytes get the same id: a broker without stable numbers cannot tell them from a repeat.
 pub fn of_foreign(address: &str, at: Option<(&Lane, u64)>, payload: &[u8]) -> MessageId {
     let mut hash = Hash::new("relevo foreign message");
     hash.part(address.as_bytes());
@@ -25,7 +25,7 @@ pub fn of_foreign(address: &str, at: Option<(&Lane, u64)>, payload: &[u8]) -> Me
     MessageId::from_uuid(hash.finish())
 }
 
-/// An id for a message that names itself by something that is no UUID.
+/// Derives an id for a message whose own id is not a UUID.
 pub fn of_name(address: &str, name: &[u8]) -> MessageId {
     let mut hash = Hash::new("relevo named message");
     hash.part(address.as_bytes());
@@ -33,8 +33,8 @@ pub fn of_name(address: &str, name: &[u8]) -> MessageId {
     MessageId::from_uuid(hash.finish())
 }
 
-/// The id under which a consumer calls the far side for a message: the same at every try of it, another one for every
-/// consumer and every replay.
+/// Derives the id for a consumer's call to an external service. It stays the same for every attempt, and differs per
+/// consumer and per replay.
 pub fn of_call(consumer: &str, entry: Entry) -> Uuid {
     let mut hash = Hash::new("relevo call");
     hash.part(consumer.as_bytes());
@@ -43,7 +43,7 @@ pub fn of_call(consumer: &str, entry: Entry) -> Uuid {
     hash.finish()
 }
 
-/// Parts with their lengths, so that no two lists of parts run together into the same bytes.
+/// Hashes each part together with its length, so that different lists of parts never produce the same bytes.
 struct Hash(Sha256);
 
 impl Hash {
@@ -58,7 +58,7 @@ impl Hash {
         self.0.update(bytes);
     }
 
-    /// A version 8 UUID: the version for ids that somebody made in a way of their own.
+    /// A version 8 UUID, the version for custom formats.
     fn finish(self) -> Uuid {
         let digest = self.0.finalize();
         let mut bytes = [0; 16];

@@ -1,4 +1,4 @@
-//! What operators see of consumers and do with them.
+//! Operator ports of consumers.
 
 use std::time::Duration;
 
@@ -10,37 +10,37 @@ use super::{Arrival, Entry, State};
 use crate::message::MessageId;
 use crate::store::StoreError;
 
-/// A consumer in a list.
+/// A consumer and its summary.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Consumer {
     /// Its name.
     pub name: String,
-    /// A person paused the whole of it.
+    /// An operator paused the whole consumer.
     pub paused: bool,
-    /// Its living members.
+    /// The number of living members.
     pub members: u32,
-    /// When one of its members was last heard of.
+    /// The time of the last heartbeat of any member.
     pub beat_at: Option<Timestamp>,
-    /// When one of its members last took a message.
+    /// When any member last received a message.
     pub last_message_at: Option<Timestamp>,
     /// Messages in its retry table, counted up to 10 000.
     pub waiting: u64,
-    /// Dead letters that wait for a person, counted up to 10 000.
+    /// Dead letters that wait for an operator, counted up to 10 000.
     pub dead: u64,
-    /// How long its inbox remembers what was handled: what it was last pruned with. `None` if it never was.
+    /// How long its inbox remembers handled messages, according to the last pruning. `None` if it was never pruned.
     pub remembers: Option<Duration>,
 }
 
 /// A process that works for a consumer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Member {
-    /// For people.
+    /// Its name, for operators.
     pub name: String,
     /// Whether it counts as alive.
     pub alive: bool,
-    /// When it was last heard of.
+    /// The time of its last heartbeat.
     pub beat_at: Timestamp,
-    /// When it last took a message.
+    /// When it last received a message.
     pub last_message_at: Option<Timestamp>,
 }
 
@@ -49,92 +49,92 @@ pub struct Member {
 pub struct Lane {
     /// Its name.
     pub name: String,
-    /// The member that has it, by name.
+    /// The name of the member that owns it.
     pub owner: Option<String>,
-    /// Rises with every change of owner.
+    /// Increases with every change of owner.
     pub epoch: i64,
-    /// Everything up to this number of the broker's was settled when it was last written.
+    /// Everything up to this broker number was settled at the last update.
     pub mark: Option<u64>,
-    /// A person paused it.
+    /// An operator paused it.
     pub paused: bool,
-    /// Its breaker is open, and why.
+    /// The reason why its breaker is open. `None` if it is closed.
     pub breaker: Option<String>,
-    /// A person opened (`true`) or closed its breaker by force.
+    /// An operator forced its breaker open (`true`) or closed (`false`).
     pub forced: Option<bool>,
 }
 
 /// A queue of the retry table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Queue {
-    /// The key, or the id of a message whose consumer keeps no order.
+    /// The key, or the message id for a consumer without order.
     pub queue: ByteString,
     /// The first message.
     pub head: Entry,
-    /// How many messages wait in it.
+    /// The number of waiting messages.
     pub length: u64,
-    /// Counted attempts of the first one.
+    /// Counted attempts of the first message.
     pub attempts: u32,
-    /// When it is tried next; `None` if it waits for a person.
+    /// The time of the next attempt. `None` if the queue waits for an operator.
     pub next_attempt_at: Option<Timestamp>,
-    /// Why the first one waits.
+    /// The error of the first message.
     pub error: String,
 }
 
-/// One consumer, with all that is known of it.
+/// One consumer in detail.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shown {
-    /// The line of the list.
+    /// Its summary.
     pub consumer: Consumer,
     /// Its members, living ones first.
     pub members: Vec<Member>,
     /// Its lanes.
     pub lanes: Vec<Lane>,
-    /// The first queues of its retry table, by the time of their next attempt.
+    /// The first queues of its retry table, by next attempt.
     pub queues: Vec<Queue>,
 }
 
-/// What a person orders.
+/// An operator's command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// Take nothing more.
+    /// Stop receiving messages.
     Pause,
-    /// Go on.
+    /// Continue to receive messages.
     Resume,
-    /// Count the far side as away.
+    /// Treat the external service as down.
     OpenBreaker,
-    /// Count the far side as reachable.
+    /// Treat the external service as reachable.
     CloseBreaker,
-    /// Let the breaker decide by itself again.
+    /// Let the breaker decide again.
     FreeBreaker,
 }
 
-/// What became of a consumer that was to be forgotten.
+/// The result of forgetting a consumer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Forgotten {
-    /// Nobody works for it, and nobody is remembered who did.
+    /// It has no members, and its former members were deleted.
     Gone,
-    /// Somebody works for it. Nothing was changed.
+    /// A member is alive. Nothing was changed.
     Alive,
-    /// There is none of that name.
+    /// No consumer has this name.
     Unknown,
 }
 
-/// What became of a dead letter.
+/// The state of a dead letter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Fate {
-    /// It waits for a person.
+    /// It waits for an operator.
     Pending,
-    /// It was redriven.
+    /// An operator redrove it.
     Replayed,
-    /// A person put it aside.
+    /// An operator archived it.
     Archived,
 }
 
 impl Fate {
-    /// Every fate.
+    /// Every state.
     pub const ALL: [Self; 3] = [Self::Pending, Self::Replayed, Self::Archived];
 
-    /// The word that SQL, JSON and people see.
+    /// The name used in SQL, JSON and CLI output.
     pub const fn word(self) -> &'static str {
         match self {
             Self::Pending => "dead",
@@ -143,70 +143,70 @@ impl Fate {
         }
     }
 
-    /// The fate of this word.
+    /// Parses a name.
     pub fn of(word: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|fate| fate.word() == word)
     }
 }
 
-/// A message that a consumer gave up.
+/// A dead-lettered message of a consumer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeadLetter {
     /// The consumer.
     pub consumer: String,
-    /// The message, its bytes and headers as they came.
+    /// The message, with its original headers and bytes.
     pub arrival: Arrival,
-    /// A word for what kind of error it was.
+    /// The class of the error.
     pub class: String,
     /// The error.
     pub error: String,
-    /// Where it happened, if the handler panicked.
+    /// The backtrace, if the handler panicked.
     pub backtrace: Option<String>,
     /// Counted attempts.
     pub attempts: u32,
-    /// When it first arrived here.
+    /// When the consumer first received it.
     pub arrived_at: Timestamp,
-    /// When it was given up; if it was redriven and failed again, the last time.
+    /// When it was dead-lettered. If it failed again after a redrive, the last time.
     pub dead_at: Timestamp,
     /// How often it was redriven.
     pub redriven: u32,
-    /// What became of it.
+    /// Its state.
     pub fate: Fate,
-    /// What people wrote to it.
+    /// Notes of operators.
     pub note: Option<String>,
 }
 
-/// Which dead letters are meant; everything that is set must hold.
+/// Selects dead letters. All set fields must match.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeadFilter {
     /// Of this consumer.
     pub consumer: Option<String>,
-    /// Only these ids, if there are any.
+    /// Only these ids. Empty means any id.
     pub ids: Vec<MessageId>,
-    /// Of this queue: the key, for a consumer that keeps order.
+    /// Of this queue, which is the key for an ordered consumer.
     pub queue: Option<String>,
-    /// With an error of this kind.
+    /// With an error of this class.
     pub class: Option<String>,
-    /// With this fate.
+    /// With this state.
     pub fate: Option<Fate>,
-    /// Given up at this time or later.
+    /// Dead-lettered at this time or later.
     pub since: Option<Timestamp>,
-    /// Given up before this time.
+    /// Dead-lettered before this time.
     pub until: Option<Timestamp>,
 }
 
-/// What is to be done with dead letters, by whom, and why.
+/// A redrive or archive request, with its author and reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mark {
-    /// Which ones. Only those that are pending are touched.
+    /// Selects the dead letters. Only pending ones are changed.
     pub filter: DeadFilter,
-    /// Only tells what would be done.
+    /// Only count what would be changed.
     pub dry_run: bool,
-    /// So many a second are tried; all at once without it.
+    /// The number of messages to retry per second. `None` retries all at once.
     pub rate: Option<u32>,
-    /// Who asks.
+    /// Who requested it.
     pub by: String,
-    /// Why; it is kept with the dead letter.
+    /// The reason. It is stored with the dead letter.
     pub note: String,
 }
 
@@ -217,64 +217,64 @@ pub struct Trace {
     pub consumer: String,
     /// The message.
     pub entry: Entry,
-    /// What it counts as: `processed`, `skipped`, `dead`, or `waiting` while it does.
+    /// Its current state.
     pub state: State,
-    /// How often it came again and was not handled.
+    /// The number of repeats that were not handled.
     pub repeats: u32,
-    /// Where it was published to.
+    /// The address it was published to.
     pub address: String,
-    /// Which lane it came through.
+    /// The lane it arrived in.
     pub lane: String,
     /// Its number at the broker.
     pub place: Option<u64>,
-    /// What joins it with others.
+    /// Correlates it with other messages.
     pub correlation: Option<String>,
     /// When it was entered, or last changed.
     pub at: Timestamp,
 }
 
-/// What an inbox knows of a message, whether paths are traced or not.
+/// The inbox state of a message. It is available even if no traces are written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Known {
     /// The consumer.
     pub consumer: String,
     /// The message.
     pub entry: Entry,
-    /// What it counts as.
+    /// Its state.
     pub state: State,
-    /// How often handling was begun that has not ended.
+    /// How often its handling started and did not end.
     pub started: u32,
-    /// When it was entered, or last changed; `None` of one that waits or is dead, where the store does not tell.
+    /// When it was entered or last changed. `None` for a waiting or dead message, if the store does not record it.
     pub at: Option<Timestamp>,
 }
 
-/// What is replayed on purpose, to one consumer.
+/// A requested replay to one consumer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
     /// The consumer.
     pub consumer: String,
-    /// Where messages are read from and which ones, in words that only the reader understands.
+    /// The log and the filter, in a format that only the reader parses.
     pub source: String,
-    /// How many messages it has.
+    /// The number of messages to replay.
     pub count: u64,
-    /// So many a second at most.
+    /// The maximum number of messages per second.
     pub rate: u32,
-    /// It stops by itself after so many new dead letters.
+    /// The replay stops after this number of new dead letters.
     pub dead_max: u64,
-    /// Who asks.
+    /// Who requested it.
     pub by: String,
     /// Why.
     pub reason: String,
 }
 
-/// How a replay stands.
+/// The state of a replay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReplayState {
-    /// Messages are being fed.
+    /// Messages are being added to the retry table.
     Running,
-    /// Everything was fed.
+    /// All messages were added.
     Finished,
-    /// A person, or its stop condition, stopped it.
+    /// An operator or the dead-letter limit stopped it.
     Stopped,
 }
 
@@ -282,7 +282,7 @@ impl ReplayState {
     /// Every state.
     pub const ALL: [Self; 3] = [Self::Running, Self::Finished, Self::Stopped];
 
-    /// The word that SQL, JSON and people see.
+    /// The name used in SQL, JSON and CLI output.
     pub const fn word(self) -> &'static str {
         match self {
             Self::Running => "running",
@@ -291,112 +291,114 @@ impl ReplayState {
         }
     }
 
-    /// The state of this word.
+    /// Parses a name.
     pub fn of(word: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|state| state.word() == word)
     }
 }
 
-/// A replay, as it stands.
+/// A replay and its progress.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Replay {
-    /// Its number, above zero; the messages are entered under it.
+    /// Its number, above zero. Its messages are entered under this number.
     pub number: u32,
-    /// What it does.
+    /// The request.
     pub plan: Plan,
-    /// How it stands.
+    /// Its state.
     pub state: ReplayState,
-    /// Messages fed so far.
+    /// The number of messages added to the retry table.
     pub fed: u64,
-    /// Of those, how many were handled or skipped.
+    /// How many of those were handled or skipped.
     pub done: u64,
-    /// Of those, how many are dead letters.
+    /// How many of those are dead letters.
     pub dead: u64,
-    /// Of those, how many could be handled now: they wait for nobody and for no time. Counted up to 100 000.
+    /// How many of those can be handled now, because they wait for no operator and no time. Counted up to 100 000.
     pub ready: u64,
-    /// Where the reader goes on.
+    /// Where the reader continues.
     pub cursor: Option<String>,
-    /// When it began.
+    /// When it started.
     pub began_at: Timestamp,
 }
 
 impl Replay {
-    /// How many of the messages that were fed wait, for whatever it is.
+    /// The number of added messages that are not finished.
     pub const fn waiting(&self) -> u64 {
         self.fed.saturating_sub(self.done + self.dead)
     }
 }
 
-/// Messages that a reader took from a log, in their order, and how far it has come with them.
+/// Messages that a reader took from a log, in order, and the reader's progress.
 #[derive(Clone, Copy, Debug)]
 pub struct Portion<'a> {
     /// The messages.
     pub messages: &'a [Arrival],
-    /// Where the reader began; the replay must stand there. `None` at the very beginning.
+    /// The position where the reader started. It must equal the stored position. `None` at the beginning.
     pub from: Option<&'a str>,
-    /// Where it goes on; `None` if it has read everything.
+    /// The position where the reader continues. `None` if it has read everything.
     pub to: Option<&'a str>,
 }
 
-/// The answer to a portion.
+/// The result of adding a portion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fed {
-    /// Its messages wait in the retry table, and the replay stands where it ends.
+    /// The messages wait in the retry table, and the replay has moved to the end of the portion.
     Kept,
     /// Another reader has moved the replay. Nothing was changed.
     Moved,
-    /// The replay does not run. Nothing was changed, unless this was what stopped it.
+    /// The replay is not running. Nothing was changed, unless this call stopped it.
     Ended,
 }
 
-/// What operators do with consumers.
+/// Operator access to consumers.
 #[async_trait]
 pub trait Operate: Send + Sync {
-    /// Every consumer that was ever heard of. One that was forgotten is told only while something of it waits or is dead, and again
-    /// once it gave a sign of life, or handled something.
+    /// Every known consumer. A forgotten consumer is listed only while it has waiting messages or dead letters, or
+    /// after a new heartbeat or a handled message.
     async fn consumers(&self) -> Result<Vec<Consumer>, StoreError>;
 
-    /// One consumer, with the first `limit` queues of its retry table; `None` if nobody heard of it.
+    /// One consumer, with the first `limit` queues of its retry table. `None` if the consumer is unknown.
     async fn consumer(&self, name: &str, limit: usize) -> Result<Option<Shown>, StoreError>;
 
-    /// Orders something of a consumer, or of one of its lanes. `false` if there is none of that name.
+    /// Sends a command to a consumer or to one of its lanes. Returns `false` if the name is unknown.
     async fn order(&self, consumer: &str, lane: Option<&str>, order: Order) -> Result<bool, StoreError>;
 
-    /// Forgets who worked for a consumer: its members, its lanes with their marks, and what people ordered of them. What it handled,
-    /// what waits, dead letters, traces and replays stay: if it comes back, it goes on as if it had slept. While a member is alive, or
-    /// has a transaction open in one of the lanes, nothing is changed; one that gives a sign of life at the same moment does so
-    /// before this, which then changes nothing, or after it.
+    /// Deletes the members of a consumer, its lanes with their marks, and the operator commands. Handled messages,
+    /// waiting messages, dead letters, traces and replays stay. A consumer that comes back continues from there.
+    ///
+    /// Changes nothing while a member is alive or has an open transaction in one of the lanes. A concurrent heartbeat
+    /// happens either before this call, which then changes nothing, or after it.
     async fn forget(&self, consumer: &str) -> Result<Forgotten, StoreError>;
 
     /// Dead letters, oldest first.
     async fn dead(&self, filter: &DeadFilter, limit: usize) -> Result<Vec<DeadLetter>, StoreError>;
 
-    /// Reopens dead letters, those of a queue in their order and in front of what waits behind them; says how many. A second
-    /// call reopens nothing.
+    /// Reopens dead letters and returns how many. Those of one queue keep their order and go in front of the messages
+    /// that wait behind them. A second call reopens nothing.
     async fn redrive(&self, mark: &Mark) -> Result<u64, StoreError>;
 
-    /// Puts dead letters aside; says how many. A queue that waited for one goes on.
+    /// Archives dead letters and returns how many. A queue that waited for one continues.
     async fn archive(&self, mark: &Mark) -> Result<u64, StoreError>;
 
     /// What consumers did with a message.
     async fn trace(&self, id: MessageId) -> Result<Vec<Trace>, StoreError>;
 
-    /// What the inboxes of all consumers know of a message, by consumer and replay.
+    /// The inbox state of a message for all consumers, by consumer and replay.
     async fn known(&self, id: MessageId) -> Result<Vec<Known>, StoreError>;
 
-    /// Begins a replay; says its number.
+    /// Starts a replay and returns its number.
     async fn begin_replay(&self, plan: &Plan) -> Result<u32, StoreError>;
 
-    /// Puts messages into the consumer's retry table under the replay's number, and notes where the reader goes on, or that it
-    /// has read everything. Of two readers that stand at the same place one feeds. A message that was fed before is not fed
-    /// again. A replay that has as many dead letters as its plan allows is stopped instead.
+    /// Adds messages to the consumer's retry table under the replay's number, and records the reader's position or that
+    /// it has read everything. If two readers are at the same position, only one succeeds. A message is added only
+    /// once. If the replay has reached the dead-letter limit of its plan, it is stopped instead.
     async fn feed(&self, consumer: &str, number: u32, portion: Portion<'_>) -> Result<Fed, StoreError>;
 
-    /// Stops a replay; what of it waits in the retry table and was not begun is taken out, and the reader goes on before the
-    /// first of it, should the replay be resumed. `false` if it did not run.
+    /// Stops a replay. Its messages that wait in the retry table and were not started are removed. If the replay is
+    /// resumed, the reader continues before the first removed message. Returns `false` if the replay was not running.
     async fn stop_replay(&self, consumer: &str, number: u32) -> Result<bool, StoreError>;
 
-    /// Lets a stopped replay run again, until it has so many dead letters more than now. `false` if it was not stopped.
+    /// Resumes a stopped replay until it has `dead_more` more dead letters than now. Returns `false` if it was not
+    /// stopped.
     async fn resume_replay(&self, consumer: &str, number: u32, dead_more: u64) -> Result<bool, StoreError>;
 
     /// The replays of a consumer, newest first.

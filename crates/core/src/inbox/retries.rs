@@ -1,4 +1,4 @@
-//! When a handler tries a message again, and when it gives up.
+//! When a consumer retries a message, and when it dead-letters it.
 
 use std::time::Duration;
 
@@ -6,13 +6,15 @@ use jiff::Timestamp;
 
 use crate::retry::{Backoff, Jitter, Policy};
 
-/// How a handler's failures are retried: first in memory, while the message stays with its worker, then durably, while it
-/// waits in the retry table or at the broker.
+/// Retry settings of a consumer. Retries first happen in memory, while a worker keeps the message. Later retries are
+/// durable: the message waits in the retry table or at the broker.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Retries {
-    /// The pauses of the tries in memory, one a try. They add up to less than a broker waits for an answer.
+    /// The delays of the in-memory retries, one per retry. Their sum must be shorter than the broker's acknowledgement
+    /// timeout.
     pub memory: Vec<Duration>,
-    /// The pauses of the durable tries. Its `attempts_max` counts all tries, those in memory and the first included.
+    /// The delays of the durable retries. `attempts_max` counts all attempts, including the first one and those in
+    /// memory.
     pub durable: Policy,
 }
 
@@ -30,25 +32,25 @@ impl Default for Retries {
     }
 }
 
-/// What becomes of a message after a counted failure.
+/// What happens to a message after a counted failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Its worker tries it again after this pause.
+    /// The worker tries it again after this delay.
     Again(Duration),
-    /// It waits for so long, where a restart does not lose it.
+    /// It waits durably for this time, so a restart does not lose it.
     Later(Duration),
-    /// It goes to the dead letters.
+    /// It is dead-lettered.
     Bury,
 }
 
 impl Retries {
-    /// No tries in memory: every failure waits durably.
+    /// Removes the in-memory retries: every failure waits durably.
     #[must_use]
     pub fn durable_only(self) -> Self {
         Self { memory: Vec::new(), ..self }
     }
 
-    /// So many tries in memory, each pause twice as long as the one before, none longer than the ceiling.
+    /// Sets `tries` in-memory retries. Each delay is twice the previous one, up to the ceiling.
     #[must_use]
     pub fn growing(self, first: Duration, ceiling: Duration, tries: u32) -> Self {
         let policy = Policy {
@@ -73,9 +75,10 @@ impl Retries {
         }
     }
 
-    /// The attempts that lie behind a message which waited so often at the broker, where it is the broker that keeps it between
-    /// durable tries: all those in memory were made before it waited first, and one before each later time. How often it was
-    /// delivered says nothing: what was fetched ahead and went back was not tried.
+    /// The number of attempts before this delivery, when the broker keeps the message between durable retries.
+    ///
+    /// All in-memory attempts happened before the first wait at the broker, and one attempt before each later wait. The
+    /// delivery count is no measure: prefetched messages that went back were not tried.
     pub fn attempts_before(&self, retries: u32) -> u32 {
         match retries {
             0 => 0,
@@ -84,7 +87,8 @@ impl Retries {
     }
 }
 
-/// Whether a message entered the log longer ago than the inbox remembers: it may have been handled and forgotten.
+/// Whether a message entered the log longer ago than the inbox remembers. Such a message may have been handled and
+/// forgotten.
 pub fn is_expired(created_at: Timestamp, now: Timestamp, remembered: Duration) -> bool {
     u128::try_from(now.duration_since(created_at).as_millis()).is_ok_and(|age| age > remembered.as_millis())
 }

@@ -1,7 +1,7 @@
-//! The port to logs that messages are read from once more, to be replayed to a consumer.
+//! The port to logs that messages are read from again, to replay them to a consumer.
 //!
-//! A log is read from its oldest message on, in an order in which messages of one key stand as they were published. Reading
-//! changes nothing, and whoever reads remembers where it stands: the number of the last message.
+//! A log is read from its oldest message, and messages of one key come in publishing order. Reading changes nothing.
+//! The reader keeps its own position: the number of the last message.
 
 use std::sync::Arc;
 
@@ -16,33 +16,32 @@ use crate::route::{self, Routes};
 use crate::store::StoreError;
 use crate::wire;
 
-/// Which messages of a log are meant; everything that is set must hold.
+/// Selects messages of a log. All set fields must match.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Filter {
-    /// Published to an address that matches this pattern: segments between dots, `*` for one, `**` for any rest.
+    /// Published to an address that matches this pattern. Dots separate segments; `*` matches one, `**` the rest.
     pub address: Option<String>,
-    /// Of this topic.
+    /// With this topic.
     pub topic: Option<String>,
-    /// Of this type.
+    /// With this type.
     pub kind: Option<String>,
-    /// Of this key.
+    /// With this key.
     pub key: Option<String>,
     /// Entered the log at this time or later.
     pub since: Option<Timestamp>,
     /// Entered the log before this time.
     pub until: Option<Timestamp>,
-    /// With this number of the log, or a higher one.
+    /// With this log number or a higher one.
     pub from: Option<u64>,
-    /// With this number of the log, or a lower one.
+    /// With this log number or a lower one.
     pub to: Option<u64>,
 }
 
 impl Filter {
-    /// Whether a message is meant, by all that can be told of it alone. One that is no message of ours has neither topic
-    /// nor type nor key.
+    /// Whether the filter selects this message. A message that is not from Relevo has no topic, type or key.
     pub fn admits(&self, logged: &Logged) -> bool {
         let header = |name: &str| {
-            // Of a header that comes twice the last one counts, as when it is decoded.
+            // If a header occurs twice, the last one is used, as in decoding.
             let found = logged.raw.headers.iter().rev().find(|(header, _)| header == name);
             found.map(|(_, value)| value)
         };
@@ -59,79 +58,79 @@ impl Filter {
             && self.to.is_none_or(|to| logged.number <= to)
     }
 
-    /// The number behind which reading begins, for a reader that has come so far.
+    /// The number after which reading starts, for a reader that has reached `after`.
     pub fn start(&self, after: u64) -> u64 {
         after.max(self.from.map_or(0, |from| from.saturating_sub(1)))
     }
 }
 
-/// A message of a log, as a consumer received it or would have received it.
+/// A message of a log, as a consumer received it or would receive it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Logged {
-    /// Its number in the log: whoever goes on behind it says this one.
+    /// Its number in the log. A reader continues after this number.
     pub number: u64,
     /// When it entered the log.
     pub at: Timestamp,
-    /// What arrives, exactly.
+    /// The headers and payload, unchanged.
     pub raw: Raw,
-    /// Where it was published to.
+    /// The address it was published to.
     pub address: Arc<str>,
-    /// Which lane it comes through.
+    /// The lane it arrives in.
     pub lane: Lane,
-    /// Its number at the broker, where a consumer is told one.
+    /// Its number at the broker, if consumers receive one.
     pub place: Option<u64>,
 }
 
 /// How much one call reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ask {
-    /// Behind this number; zero for the beginning.
+    /// Read after this number. Zero starts at the beginning.
     pub after: u64,
-    /// At most so many messages.
+    /// The maximum number of messages.
     pub limit: usize,
-    /// No further message once payloads have this many bytes; always at least one.
+    /// Stop after this number of payload bytes. At least one message is always read.
     pub bytes: usize,
 }
 
-/// What one call read.
+/// The result of one read call.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Read {
-    /// Messages that are meant, in the order of their numbers; may be none although there are more.
+    /// Selected messages in log order. May be empty even if more follow.
     pub messages: Vec<Logged>,
-    /// Everything up to this number was looked at.
+    /// Everything up to this number was read.
     pub next: u64,
-    /// Nothing that is meant is left behind it.
+    /// No selected message follows.
     pub ended: bool,
 }
 
 /// The oldest and the newest number of a log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
-    /// The oldest that is kept.
+    /// The oldest retained number.
     pub first: u64,
-    /// The newest.
+    /// The newest number.
     pub last: u64,
 }
 
 /// Why a log cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum SourceError {
-    /// It cannot be reached now.
+    /// It is unreachable now.
     #[error("the log cannot be reached")]
     Away(#[source] Box<dyn std::error::Error + Send + Sync>),
-    /// It cannot be replayed from, whatever is tried.
+    /// It does not support replays.
     #[error("{0}")]
     Unfit(String),
-    /// It is there and cannot be read.
+    /// It is reachable, but cannot be read.
     #[error("the log cannot be read")]
     Broken(#[source] Box<dyn std::error::Error + Send + Sync>),
-    /// The store that it is in said no.
+    /// The store that contains it returned an error.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
 
 impl SourceError {
-    /// Whether it may be mended by waiting.
+    /// Whether a later retry may succeed.
     pub const fn is_passing(&self) -> bool {
         match self {
             Self::Away(_) => true,
@@ -141,23 +140,23 @@ impl SourceError {
     }
 }
 
-/// A log that keeps what was published.
+/// A log that retains published messages.
 #[async_trait]
 pub trait ReplaySource: Send + Sync {
-    /// What the log holds now; `None` if it is empty. What enters it later is live: a replay that begins now ends at its
-    /// newest number.
+    /// The oldest and newest number of the log now. `None` if it is empty. A replay that starts now ends at the newest
+    /// number; later messages are delivered live.
     async fn extent(&self) -> Result<Option<Extent>, SourceError>;
 
-    /// How many messages are meant.
+    /// Counts the selected messages.
     async fn count(&self, filter: &Filter) -> Result<u64, SourceError>;
 
-    /// The next messages that are meant. One call looks at a bounded part of the log, however little of it is meant.
+    /// Reads the next selected messages. One call scans a bounded part of the log, even if it selects few messages.
     async fn read(&self, filter: &Filter, ask: Ask) -> Result<Read, SourceError>;
 }
 
-/// The first messages that are meant, at most so many.
+/// Reads the first selected messages, at most `limit`.
 pub async fn sample(source: &dyn ReplaySource, filter: &Filter, limit: usize) -> Result<Vec<Logged>, SourceError> {
-    /// No sample needs more.
+    /// Enough for any sample.
     const BYTES_MAX: usize = 1 << 20;
     let mut found = Vec::new();
     let mut after = 0;
@@ -172,29 +171,29 @@ pub async fn sample(source: &dyn ReplaySource, filter: &Filter, limit: usize) ->
     Ok(found)
 }
 
-/// How the messages of an outbox leave it: what its log alone does not say.
+/// How the messages of an outbox are published. The log alone does not contain this.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sending {
-    /// Where they go, and with which headers.
+    /// Their addresses and header changes.
     pub routes: Routes,
-    /// What `ce-source` says of them.
+    /// Their `ce-source`.
     pub source: String,
 }
 
 impl Default for Sending {
-    /// Every message to the address named as its topic, from the source that brokers name unless they are told another.
+    /// Publishes every message to the address named like its topic, with the default source of the brokers.
     fn default() -> Self {
         Self { routes: Routes::default(), source: "/relevo".to_owned() }
     }
 }
 
 impl Sending {
-    /// The lane of messages that are read from an outbox's log: none of the broker's.
+    /// The lane name for messages that are read from an outbox's log. It is not a lane of the broker.
     pub const LANE: &str = "outbox";
 
-    /// A message of the log as a consumer receives it; `None` if no route takes it.
+    /// Converts a message of the log into the form that a consumer receives. `None` if no route matches.
     ///
-    /// The epoch of the lease under which it was sent is not known any more, and left out.
+    /// The lease epoch under which it was sent is no longer known, so its header is omitted.
     pub fn logged(&self, seq: i64, message: Message) -> Option<Logged> {
         let route = Arc::clone(self.routes.find(&message)?);
         let at = message.created_at;

@@ -1,24 +1,24 @@
-//! The ids of traces and spans, and how a `traceparent` header says them.
+//! Trace ids, span ids, and the `traceparent` header.
 
 use std::fmt;
 
 use crate::message::MessageId;
 
-/// Names a trace.
+/// Identifies a trace.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TraceId([u8; 16]);
 
-/// Names a span within its trace.
+/// Identifies a span within its trace.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SpanId([u8; 8]);
 
 impl TraceId {
-    /// From its bytes; none if all are zero, which names nothing.
+    /// Creates an id from bytes. Returns `None` if all bytes are zero, which is not a valid id.
     pub fn from_bytes(bytes: [u8; 16]) -> Option<Self> {
         (bytes != [0; 16]).then_some(Self(bytes))
     }
 
-    /// The trace of a message that has none: its own id.
+    /// The trace id of a message that carries no trace context: its own id.
     pub fn of_message(id: MessageId) -> Option<Self> {
         Self::from_bytes(*id.as_uuid().as_bytes())
     }
@@ -30,7 +30,7 @@ impl TraceId {
 }
 
 impl SpanId {
-    /// From its bytes; none if all are zero, which names nothing.
+    /// Creates an id from bytes. Returns `None` if all bytes are zero, which is not a valid id.
     pub fn from_bytes(bytes: [u8; 8]) -> Option<Self> {
         (bytes != [0; 8]).then_some(Self(bytes))
     }
@@ -65,20 +65,20 @@ impl fmt::Debug for SpanId {
     }
 }
 
-/// A span, as others refer to it: what a `traceparent` header says.
+/// A reference to a span: the content of a `traceparent` header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SpanContext {
-    /// Which trace.
+    /// The trace.
     pub trace: TraceId,
-    /// Which span of it.
+    /// The span within the trace.
     pub span: SpanId,
-    /// Whether the trace is told.
+    /// Whether the trace is recorded.
     pub sampled: bool,
 }
 
 impl SpanContext {
-    /// Reads a `traceparent`; none if it is malformed. Of a later version, which may say more, the part is read that this
-    /// one knows. Allocates nothing.
+    /// Parses a `traceparent` header. Returns `None` if it is malformed. From a later version it reads the fields that
+    /// this version knows. Allocates nothing.
     pub fn parse(text: &str) -> Option<Self> {
         let mut parts = text.split('-');
         let mut next = || parts.next();
@@ -91,14 +91,14 @@ impl SpanContext {
     }
 }
 
-/// As a `traceparent` header.
+/// Formats the context as a `traceparent` header.
 impl fmt::Display for SpanContext {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "00-{}-{}-{:02x}", self.trace, self.span, u8::from(self.sampled))
     }
 }
 
-/// Lower-case digits, as the recommendation asks.
+/// Decodes lower-case hexadecimal digits, as the W3C recommendation requires.
 fn hex<const N: usize>(text: &str) -> Option<[u8; N]> {
     let digit = |byte: u8| match byte {
         b'0'..=b'9' => Some(byte - b'0'),

@@ -1,4 +1,4 @@
-//! Spans that have begun.
+//! Spans that have started but not ended.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use super::{About, Fault, Operation, Recorder, Span, SpanContext, TraceId};
 use crate::draft::Draft;
 use crate::message::{Headers, Message, MessageId, TraceContext};
 
-/// Tells what is done with messages, or nothing. Cheap to clone.
+/// Records spans for messages, or does nothing when tracing is off. Cheap to clone.
 #[derive(Clone, Debug, Default)]
 pub struct Traces(Option<Telling>);
 
@@ -16,32 +16,33 @@ struct Telling {
     about: Arc<About>,
 }
 
-/// Where a message comes from, as far as traces know.
+/// The trace origin of a message.
 enum Origin {
-    /// It carries the context of the span that created it.
+    /// The message carries the context of the span that created it.
     Carried(SpanContext),
-    /// It carries none.
+    /// The message carries no context.
     Unknown(TraceId),
 }
 
 impl Traces {
-    /// Spans with these attributes go to this recorder.
+    /// Creates a tracer that sends spans with these attributes to the recorder.
     pub fn new(recorder: Arc<dyn Recorder>, about: About) -> Self {
         Self(Some(Telling { recorder, about: Arc::new(about) }))
     }
 
-    /// Nothing is told.
+    /// A tracer that records nothing.
     pub const fn off() -> Self {
         Self(None)
     }
 
-    /// Whether anything may be told.
+    /// Whether tracing is on.
     pub const fn are_on(&self) -> bool {
         self.0.is_some()
     }
 
-    /// Begins to tell what is done with a message, if it is sampled: if its origin is, or, without an origin, its id. Where
-    /// the address holds the message's key, that is left out: keys say whom it is about, and there may be millions.
+    /// Starts a span for an operation on a message, if the message is sampled. The origin decides; without an origin,
+    /// the id decides. A key in the address is replaced by a placeholder: keys may identify people, and there may be
+    /// millions of them.
     pub fn begin(&self, operation: Operation, message: &Message, address: &Arc<str>) -> Option<Open> {
         let telling = self.0.as_ref()?;
         let origin = telling.origin(&message.headers, message.id)?;
@@ -64,8 +65,8 @@ impl Traces {
         }
     }
 
-    /// Begins to tell that a message is emitted, and makes this span its origin. A context that the draft has already is the
-    /// parent; without one, chance decides whether it is told.
+    /// Starts the span of an emit, and makes this span the origin of the message. An existing context in the draft
+    /// becomes the parent. Without one, a new random trace id decides whether the span is recorded.
     pub fn create(&self, draft: &mut Draft) -> Option<Open> {
         let telling = self.0.as_ref()?;
         let parent = draft.headers.get(TraceContext::PARENT).and_then(|text| SpanContext::parse(text));
@@ -77,15 +78,14 @@ impl Traces {
         open.0.span.parent = parent.map(|parent| parent.span);
         open.0.span.state = draft.headers.get(TraceContext::STATE).filter(|_| parent.is_some()).cloned();
         if parent.is_none() {
-            // Whatever stands there belongs to a parent that could not be read.
+            // The state belongs to a parent that could not be parsed.
             draft.headers.remove(TraceContext::STATE);
         }
         draft.headers.insert(TraceContext::PARENT.to_owned(), open.0.span.context.to_string());
         Some(open)
     }
 
-    /// The trace that a message belongs to, for log lines: the one that it carries, sampled or not, or the one that is told of
-    /// it.
+    /// The trace id of a message, for log lines: the trace it carries, sampled or not, or else the one recorded for it.
     pub fn trace_of(&self, message: &Message) -> Option<TraceId> {
         if let Some(origin) = carried(&message.headers) {
             return Some(origin.trace);
@@ -98,7 +98,7 @@ impl Traces {
 }
 
 impl Telling {
-    /// `None` if the message is not told of.
+    /// Returns `None` if the message is not sampled.
     fn origin(&self, headers: &Headers, id: MessageId) -> Option<Origin> {
         match carried(headers) {
             Some(origin) => origin.sampled.then_some(Origin::Carried(origin)),
@@ -134,7 +134,7 @@ impl Telling {
     }
 }
 
-/// The address with a placeholder wherever the key stands between what is neither letter nor digit.
+/// Replaces the key in an address by a placeholder, unless a letter or digit is next to it.
 fn without_key(address: &Arc<str>, key: &str) -> Arc<str> {
     let is_part = |letter: Option<char>| letter.is_some_and(char::is_alphanumeric);
     let stands_alone =
@@ -153,17 +153,17 @@ fn without_key(address: &Arc<str>, key: &str) -> Arc<str> {
     told.into()
 }
 
-/// The origin that these headers carry.
+/// The origin in these headers.
 fn carried(headers: &Headers) -> Option<SpanContext> {
     headers.get(TraceContext::PARENT).and_then(|text| SpanContext::parse(text))
 }
 
-/// A span that has begun. Dropped without an end, it is not told: nobody knows how it ended.
+/// A started span. If it is dropped without an end, it is not recorded, because its result is unknown.
 #[derive(Debug)]
 #[must_use = "a span that is dropped is not told"]
 pub struct Open(Box<Begun>);
 
-/// Boxed: most messages have none, and each has a place for it.
+/// Boxed, because every message has a field for it and most messages have no span.
 #[derive(Debug)]
 struct Begun {
     recorder: Arc<dyn Recorder>,
@@ -171,46 +171,46 @@ struct Begun {
 }
 
 impl Open {
-    /// What others refer to it by.
+    /// The context that other spans refer to.
     pub fn context(&self) -> SpanContext {
         self.0.span.context
     }
 
-    /// The same, as headers.
+    /// The context as headers.
     pub fn headers(&self) -> TraceContext {
         TraceContext { parent: self.0.span.context.to_string(), state: self.0.span.state.clone() }
     }
 
-    /// Which counted attempt it is.
+    /// Sets the number of the counted attempt.
     pub fn attempt(&mut self, attempt: u32) {
         self.0.span.attempt = Some(attempt);
     }
 
-    /// What it is told to be sent to, where more is known than the address.
+    /// Sets the recorded destination, if it differs from the address.
     pub fn destination(&mut self, destination: Arc<str>) {
         self.0.span.destination = destination;
     }
 
-    /// What was decided.
+    /// Sets the decision.
     pub fn verdict(&mut self, verdict: &'static str) {
         self.0.span.verdict = Some(verdict);
     }
 
-    /// The message as it is sent: this span is the origin of one that has none.
+    /// The message to send. If it has no origin, the returned copy carries this span as its origin.
     pub fn sent(&self, message: &Arc<Message>) -> Arc<Message> {
         if self.0.span.origin.is_some() {
             return Arc::clone(message);
         }
         let mut copy = Message::clone(message);
         copy.headers.insert(TraceContext::PARENT.to_owned(), self.0.span.context.to_string());
-        // Whatever stands there belongs to a parent that could not be read.
+        // The state belongs to a parent that could not be parsed.
         copy.headers.remove(TraceContext::STATE);
         Arc::new(copy)
     }
 
-    /// Begins to tell what is done next with the same message.
+    /// Starts a span for the next operation on the same message.
     pub fn next(&self, operation: Operation) -> Self {
-        // A message without an origin was sent with this one.
+        // A message without an origin was sent with this span as its origin.
         let origin = self.0.span.origin.unwrap_or(self.0.span.context);
         let begun = self.0.recorder.now();
         let span = Span {
@@ -228,13 +228,13 @@ impl Open {
         Self(Box::new(Begun { recorder: Arc::clone(&self.0.recorder), span }))
     }
 
-    /// It succeeded.
+    /// Ends the span as successful and records it.
     pub fn end(mut self) {
         self.0.span.ended = self.0.recorder.now();
         self.0.recorder.record(self.0.span);
     }
 
-    /// A message was emitted, or the store refused it.
+    /// Ends the span of an emit with its result.
     pub fn emitted<E: std::error::Error>(mut self, emitted: &Result<MessageId, E>) {
         match emitted {
             Ok(id) => {
@@ -245,7 +245,7 @@ impl Open {
         }
     }
 
-    /// It failed.
+    /// Ends the span as failed and records it.
     pub fn fail(mut self, class: &'static str, error: String) {
         self.0.span.fault = Some(Fault { class, error });
         self.end();

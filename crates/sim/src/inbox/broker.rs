@@ -1,4 +1,5 @@
-//! The broker: every consumer's group has each message once in its lanes, and hands it over until it is acknowledged.
+//! The simulated broker. Each consumer's group has every message once in its lanes, and delivers it until it is
+//! acknowledged.
 
 mod state;
 
@@ -18,7 +19,7 @@ use crate::inbox::directory::Directory;
 use crate::inbox::event::{Case, Event, History};
 use crate::inbox::scenario::Scenario;
 
-/// Where everything is published to.
+/// The address of all messages.
 pub const ADDRESS: &str = "orders";
 
 /// One consumer's group.
@@ -32,7 +33,7 @@ pub struct Group {
 }
 
 impl Group {
-    /// A group that nothing was published to yet.
+    /// Creates a group without messages.
     pub fn new(number: usize, scenario: Arc<Scenario>, history: Arc<History>, directory: Arc<Directory>) -> Self {
         let lanes = scenario.consumers[number].lanes;
         let state = State { lanes: (0..lanes).map(|_| LaneState::default()).collect(), ..State::default() };
@@ -44,7 +45,7 @@ impl Group {
         Lane::new(format!("lane-{number}"))
     }
 
-    /// The broker has a message more.
+    /// Adds a published message.
     pub fn put(&self, lane: usize, place: u64, name: Name, entry: Entry, raw: Raw) {
         self.directory.enter(self.number, entry.id, name.clone());
         let kept = Kept { place, name, id: entry, raw, count: 0, retries: 0, due: Instant::now() };
@@ -52,7 +53,7 @@ impl Group {
         self.changed.notify_waiters();
     }
 
-    /// A consumer joins.
+    /// Connects a consumer.
     pub fn connect(&self) -> u64 {
         let mut state = lock(&self.state);
         state.next += 1;
@@ -64,7 +65,7 @@ impl Group {
         number
     }
 
-    /// A consumer is missed: its lanes go to others, until it is heard of again.
+    /// Simulates a consumer that does not respond. Its lanes go to others until it responds again.
     pub fn miss(&self, connection: u64) {
         self.change(|state, shared| {
             if let Some(connected) = state.connections.get_mut(&connection) {
@@ -75,7 +76,7 @@ impl Group {
         });
     }
 
-    /// A consumer ends orderly.
+    /// Closes a consumer.
     pub fn close(&self, connection: u64) {
         self.change(|state, shared| {
             if let Some(connected) = state.connections.get_mut(&connection) {
@@ -86,12 +87,12 @@ impl Group {
         });
     }
 
-    /// A connection breaks: what is out of it comes again.
+    /// Breaks a connection. Its outstanding messages are delivered again.
     pub fn cut(&self, connection: u64) {
         self.change(|state, _| state.cut(connection));
     }
 
-    /// What a consumer pauses alone, or resumes. `told` counts these calls: one that comes late is ignored.
+    /// Pauses or resumes a lane for one consumer. `told` numbers these calls, so that a late call is ignored.
     pub fn pause(&self, connection: u64, told: u64, lane: &Lane, pause: bool) {
         self.change(|state, _| {
             let number = (0..state.lanes.len()).find(|number| Self::lane(*number) == *lane);
@@ -107,7 +108,7 @@ impl Group {
         });
     }
 
-    /// Something that a broker does by itself: which one of them, and to whom, is chance.
+    /// Simulates a spontaneous action of a broker. Random numbers choose the action and its target.
     pub fn stir(&self, what: u64, whom: usize) {
         let forgets = self.plan().forgets;
         let told = self.change(|state, shared| {
@@ -143,7 +144,7 @@ impl Group {
         self.history.record(Event::Fault(told));
     }
 
-    /// The next deliveries for a connection; waits for them.
+    /// Waits for the next deliveries to a connection.
     pub async fn receive(self: Arc<Self>, connection: u64, limit: usize) -> Result<Handed, StoreError> {
         let cuts = self.heard_of(connection);
         loop {
@@ -176,7 +177,7 @@ impl Group {
         }
     }
 
-    /// A member that was missed is back. Says how often its connection broke.
+    /// Marks a consumer as responding again. Returns how often its connection broke.
     fn heard_of(&self, connection: u64) -> u64 {
         self.change(|state, shared| {
             let Some(connected) = state.connections.get_mut(&connection) else { return 0 };
@@ -224,7 +225,7 @@ impl Group {
         deliveries
     }
 
-    /// Acknowledges deliveries, or puts them off for a delay.
+    /// Acknowledges deliveries, or delays them.
     pub fn settle(&self, connection: u64, deliveries: &[(DeliveryTag, Option<Duration>)]) -> Vec<AckOutcome> {
         self.change(|state, _| {
             let settle = |(tag, delay): &(DeliveryTag, Option<Duration>)| match state.out.remove(tag) {
@@ -266,7 +267,7 @@ impl Group {
         state.out.is_empty() && state.lanes.iter().all(|lane| lane.waiting.is_empty())
     }
 
-    /// What was published so far and is not forgotten, in the order of publication.
+    /// The published messages that the broker has not deleted, in the order of publication.
     pub fn log(&self) -> Vec<(usize, u64, Entry, Raw)> {
         let state = lock(&self.state);
         let waiting = state
@@ -290,7 +291,7 @@ impl Group {
         &self.scenario.consumers[self.number]
     }
 
-    /// Every member receives every lane.
+    /// Whether every member receives every lane.
     pub fn is_shared(&self) -> bool {
         self.plan().shared
     }
@@ -302,7 +303,7 @@ impl Group {
     }
 }
 
-/// Deliveries on their way. If nobody takes them, their connection broke.
+/// Deliveries on their way. If they are dropped without being taken, their connection broke.
 pub struct Handed {
     group: Arc<Group>,
     connection: u64,
@@ -314,7 +315,7 @@ impl Handed {
         Self { group, connection, deliveries: Some(deliveries) }
     }
 
-    /// They have arrived.
+    /// Takes the deliveries on arrival.
     pub fn take(mut self) -> Vec<Delivery> {
         self.deliveries.take().unwrap_or_default()
     }

@@ -1,4 +1,4 @@
-//! How consumers are configured: everything shorter than in production, so that much happens in a minute.
+//! The configuration of consumers. All times are shorter than in production, so that much happens in a minute.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use relevo_inbox::{Config, Durable, Order};
 
 use relevo_core::random::SplitMix64;
 
-/// The configuration of one consumer's members, whose lanes can have so many messages out.
+/// The configuration of one consumer's members. `out_max` is the maximum of unacknowledged messages per lane.
 pub(crate) fn random(random: &mut SplitMix64, number: u64, ordered: bool, out_max: usize) -> Config {
     let concurrency = random.count(1, 6);
     let (order, durable) = if ordered {

@@ -1,4 +1,4 @@
-//! The broker as a member reaches it.
+//! A member's link to the broker.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,12 +21,12 @@ pub struct Connection {
     number: u64,
     line: Line<Event>,
     gate: Gate,
-    /// How often a lane was paused or resumed: whatever comes late is ignored, as a client library does.
+    /// Numbers the pause and resume calls. A late call is ignored, as in a client library.
     told: AtomicU64,
 }
 
 impl Connection {
-    /// A connection of this number at the end of a line.
+    /// Creates the connection with this number behind a link.
     pub const fn new(group: Arc<Group>, number: u64, line: Line<Event>, gate: Gate) -> Self {
         Self { group, number, line, gate, told: AtomicU64::new(0) }
     }
@@ -54,7 +54,7 @@ impl BrokerConsumer for Connection {
 
     async fn receive(&self, limit: usize) -> Result<Vec<Delivery>, Failure> {
         let (group, number) = (Arc::clone(&self.group), self.number);
-        // What arrives while the process is stopped waits for it.
+        // Deliveries that arrive while the process is paused wait for it.
         Ok(self.call(group.receive(number, limit)).await?.take())
     }
 

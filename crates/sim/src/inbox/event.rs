@@ -1,4 +1,4 @@
-//! What can happen between a broker and the consumers of its messages.
+//! Events between a broker and its consumers.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 use crate::history::{self, Happening, Name};
 
-/// What happened so far.
+/// The history of a run of this world.
 pub type History = history::History<Event>;
 
 /// A message at one consumer, under one replay number.
@@ -16,168 +16,168 @@ pub type History = history::History<Event>;
 pub struct Case {
     /// The consumer's number.
     pub consumer: usize,
-    /// Zero, but for messages that are handled again on purpose.
+    /// Zero, or the number of the replay.
     pub replay: u32,
     /// The message.
     pub name: Name,
 }
 
-/// One thing that happened.
+/// One event.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Event {
-    /// The broker took a message that it did not have before.
+    /// The broker accepted a new message.
     Published {
-        /// Which.
+        /// The message.
         name: Name,
         /// Its type.
         kind: ByteString,
-        /// A fingerprint of headers and payload.
+        /// A hash of headers and payload.
         bytes: u64,
     },
-    /// The broker took it once more.
+    /// The broker accepted a repeat of it.
     PublishedAgain(Name),
-    /// The broker handed it to a member.
+    /// The broker delivered it to a member.
     Delivered {
-        /// Which.
+        /// The message.
         case: Case,
         /// The connection.
         to: u64,
-        /// How often it was handed over by then.
+        /// The number of deliveries so far.
         count: u32,
     },
-    /// A handler began with it.
+    /// A handler started.
     Tried(Case),
-    /// What its handler said.
+    /// A handler returned.
     Said {
-        /// Of which.
+        /// The message.
         case: Case,
-        /// What.
+        /// The result.
         what: &'static str,
     },
-    /// The far side was called.
+    /// An external service was called.
     Called {
-        /// For which.
+        /// The message.
         case: Case,
-        /// Under which id.
+        /// The id of the call.
         id: Uuid,
     },
-    /// That call ended, with or without an answer.
+    /// That call ended, with or without a response.
     CallEnded(Case),
     /// Its effect was committed.
     Effect(Case),
-    /// It was committed that there was nothing to do.
+    /// It was committed as skipped.
     Skipped(Case),
     /// It waits behind others of its key.
     Waits(Case),
-    /// It was not handled, and kept.
+    /// It was not handled, and was stored.
     SetBack {
-        /// Which.
+        /// The message.
         case: Case,
-        /// Why.
+        /// The class of the error.
         class: &'static str,
         /// Counted attempts.
         attempts: u32,
-        /// It was given up, and this becomes of its queue.
+        /// What happens to its queue, if it was dead-lettered.
         dead: Option<Dead>,
     },
-    /// The broker forgets it.
+    /// The broker recorded its acknowledgement.
     Acknowledged(Case),
-    /// The broker keeps it for later.
+    /// The broker delays it.
     PutOff(Case),
     /// An operator redrove it.
     Redriven(Case),
-    /// An operator put it aside.
+    /// An operator archived it.
     Archived(Case),
-    /// It was fed to a replay.
+    /// A replay added it to the retry table.
     Fed(Case),
-    /// A replay was stopped, and what of it was not begun is taken out.
+    /// A replay was stopped, and its messages that were not started were removed.
     ReplayStopped {
         /// The consumer's number.
         consumer: usize,
-        /// The replay's.
+        /// The replay's number.
         replay: u32,
     },
-    /// A replay that was stopped goes on.
+    /// A stopped replay was resumed.
     ReplayResumed {
         /// The consumer's number.
         consumer: usize,
-        /// The replay's.
+        /// The replay's number.
         replay: u32,
     },
-    /// A member has a lane.
+    /// A member acquired a lane.
     Granted(Grant),
-    /// Something was written under a lane.
+    /// A member wrote something under a lane.
     Wrote(Grant, &'static str),
-    /// A member has a queue of the retry table.
+    /// A member claimed a queue of the retry table.
     Claimed(Claim),
-    /// Something was written under a claim of a queue.
+    /// A member wrote something under the claim of a queue.
     WroteClaimed(Claim, &'static str),
-    /// Something of a member's life.
+    /// An event in the life cycle of a member.
     Member {
         /// The consumer's number.
         consumer: usize,
-        /// The member's.
+        /// The member's number.
         member: usize,
-        /// What.
+        /// What happened.
         what: &'static str,
     },
-    /// A person ordered something.
+    /// An operator sent a command.
     Ordered {
         /// The consumer's number.
         consumer: usize,
-        /// What.
+        /// The command.
         what: &'static str,
     },
-    /// The store answered something that should not happen.
+    /// The store returned an unexpected reply.
     Broken(String),
-    /// The network or a server misbehaved.
+    /// A network or server fault.
     Fault(&'static str),
     /// All faults end here.
     Quiet,
 }
 
-/// What became of the queue of a message that was given up.
+/// What happens to the queue of a dead-lettered message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Dead {
-    /// It waits.
+    /// The queue waits.
     Hold,
-    /// It goes on.
+    /// The queue continues.
     Continue,
 }
 
-/// A lane, as the history keeps it.
+/// A lane in the history.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Grant {
     /// The consumer's number.
     pub consumer: usize,
-    /// Which lane.
+    /// The lane.
     pub lane: String,
-    /// Rises with every change of owner.
+    /// Increases with every change of owner.
     pub epoch: i64,
-    /// The member that has it.
+    /// The member that owns it.
     pub owner: Uuid,
 }
 
 impl Grant {
-    /// What a consumer's member holds.
+    /// The lane that a consumer's member owns.
     pub fn of(consumer: usize, held: &Held) -> Self {
         Self { consumer, lane: held.lane.name().to_owned(), epoch: held.epoch, owner: held.owner }
     }
 }
 
-/// A claim of a queue, as the history keeps it.
+/// A claim of a queue in the history.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Claim {
     /// The consumer's number.
     pub consumer: usize,
-    /// Which queue.
+    /// The queue.
     pub queue: ByteString,
-    /// Random for each claim.
+    /// A random token, new for each claim.
     pub token: Uuid,
 }
 
 impl Event {
-    /// The message at the consumer that it is about.
+    /// The message and consumer of the event, if it has them.
     pub const fn case(&self) -> Option<&Case> {
         match self {
             Self::Delivered { case, .. }

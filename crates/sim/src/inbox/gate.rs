@@ -1,4 +1,4 @@
-//! A process that is stopped does nothing, and goes on as if nothing had happened.
+//! Pauses a process. A paused process does nothing, and later continues without noticing.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -6,26 +6,26 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use tokio::sync::Notify;
 
-/// Where a process leaves itself or comes back: nothing passes while it is paused. Timers of its own may run out meanwhile,
-/// but nobody hears of it before it goes on.
+/// All calls and replies of a process pass through here, and wait while it is paused. Its own timers may expire
+/// meanwhile, but that has no effect before it continues.
 #[derive(Clone, Debug, Default)]
 pub struct Gate(Arc<State>);
 
 #[derive(Debug, Default)]
 struct State {
     shut: AtomicBool,
-    /// Wakes in the order of waiting. A watch channel would wake in any order, and no run could be repeated.
+    /// Wakes waiters in their order. A watch channel would wake them in any order, and no run could be repeated.
     opened: Notify,
 }
 
 impl Gate {
-    /// Stops the process, or lets it go on.
+    /// Pauses or resumes the process.
     pub fn shut(&self, shut: bool) {
         self.0.shut.store(shut, Ordering::Relaxed);
         self.0.opened.notify_waiters();
     }
 
-    /// Waits while the process is stopped.
+    /// Waits while the process is paused.
     pub async fn pass(&self) {
         loop {
             let mut opened = pin!(self.0.opened.notified());

@@ -1,4 +1,4 @@
-//! Handlers that do what the type of a message says, and what they need.
+//! Handlers that behave as the type of a message requires.
 
 use std::collections::BTreeMap;
 use std::future::pending;
@@ -24,7 +24,7 @@ use crate::inbox::scenario::Scenario;
 use crate::inbox::store::Session;
 use relevo_core::random::SplitMix64;
 
-/// What the handlers of all members have in common: how often they tried, and whether what they need is there.
+/// The shared state of all handlers: the attempts, and whether the external service is up.
 pub struct Trials {
     scenario: Arc<Scenario>,
     history: Arc<History>,
@@ -35,11 +35,11 @@ pub struct Trials {
 #[derive(Default)]
 struct State {
     tries: BTreeMap<Case, u32>,
-    /// Messages that could never pass do now.
+    /// Whether poison messages succeed now.
     mended: bool,
 }
 
-/// The handlers of one member, while it lives.
+/// The handlers of one running member.
 #[derive(Clone)]
 pub struct Handler(Arc<Inner>);
 
@@ -47,7 +47,7 @@ struct Inner {
     consumer: usize,
     trials: Arc<Trials>,
     gate: Gate,
-    /// Told when a message takes the process down.
+    /// Notified when a message kills the process.
     doom: Arc<Notify>,
     random: Mutex<SplitMix64>,
     mutant: Option<Mutant>,
@@ -66,12 +66,12 @@ enum Act {
 }
 
 impl Trials {
-    /// Nothing was tried yet.
+    /// Creates the state without attempts.
     pub fn new(scenario: Arc<Scenario>, history: Arc<History>, directory: Arc<Directory>) -> Self {
         Self { scenario, history, directory, state: Mutex::default() }
     }
 
-    /// Messages that could never pass do from now on.
+    /// Makes poison messages succeed from now on.
     pub fn mend(&self) {
         lock(&self.state).mended = true;
     }
@@ -88,7 +88,7 @@ impl Trials {
 }
 
 impl Handler {
-    /// The handlers of a member that just started.
+    /// Creates the handlers of a member that just started.
     pub fn new(
         consumer: usize,
         trials: Arc<Trials>,
@@ -100,7 +100,7 @@ impl Handler {
         Self(Arc::new(Inner { consumer, trials, gate, doom, random: Mutex::new(random), mutant }))
     }
 
-    /// For messages whose type says so, inside of the transaction or before it.
+    /// Registers the handlers by message type: inside the transaction, or with a call before it.
     pub fn registered(&self) -> Handlers<Session> {
         Handlers::new().inside("inside.*", self.clone()).call("call.*", self.clone())
     }
@@ -109,7 +109,7 @@ impl Handler {
         self.0.trials.directory.case(self.0.consumer, entry(incoming))
     }
 
-    /// Decides, and writes down that a try began.
+    /// Chooses the behaviour, and records that an attempt started.
     fn begin(&self, incoming: &Incoming) -> (Case, Act) {
         let (trials, case) = (&self.0.trials, self.case(incoming));
         trials.history.record(Event::Tried(case.clone()));
@@ -161,7 +161,7 @@ impl Handler {
             }
             Act::Panic => {
                 say("panic");
-                // Without the panic hook: a run has many of them.
+                // Without the panic hook, because a run has many panics.
                 resume_unwind(Box::new("the handler was told to panic"))
             }
             Act::Hang => {
@@ -186,7 +186,7 @@ impl Inside<Session> for Handler {
     async fn handle(&self, session: &mut Session, incoming: &Incoming) -> Handled {
         let (case, act) = self.begin(incoming);
         if !matches!(act, Act::Skip) {
-            // The effect comes first, so that a failure has something to undo.
+            // Write the effect first, so that a failure has something to roll back.
             session.effect(entry(incoming)).await?;
         }
         self.act(case, act).await
@@ -219,7 +219,7 @@ impl Call<Session> for Handler {
     }
 }
 
-/// Writes down that a call ended, however it did.
+/// Records the end of a call, whatever its result.
 struct Ends<'a>(&'a History, Case);
 
 impl Drop for Ends<'_> {

@@ -1,34 +1,34 @@
-//! What a handler makes of a message; it is written in the message's type, behind the form of the handler.
+//! How a handler treats a message. The message's type contains it, after the form of the handler.
 
 use relevo_core::random::SplitMix64;
 
-/// What a handler makes of a message.
+/// How a handler treats a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// It is done.
+    /// It succeeds.
     Plain,
-    /// It is done, and takes about as long as its handler may.
+    /// It succeeds, and takes about as long as the handler's timeout.
     Slow,
-    /// There is nothing to do.
+    /// The handler skips it.
     Skip,
-    /// No handler wants it.
+    /// No handler matches it.
     Unwanted,
-    /// It fails so many times.
+    /// It fails this many times.
     Fails(u32),
-    /// Its handler panics so many times.
+    /// Its handler panics this many times.
     Panics(u32),
-    /// Its handler never returns, so many times.
+    /// Its handler never returns, this many times.
     Hangs(u32),
-    /// It can never pass, until the handler is mended.
+    /// It fails permanently, until the handler is fixed.
     Poison,
-    /// It takes its process down, so many times.
+    /// It kills its process this many times.
     Kills(u32),
-    /// It is no message of ours.
+    /// It is not a valid Relevo message.
     Malformed,
 }
 
 impl Kind {
-    /// One of them; plain ones if nothing is to go wrong in so many of a thousand cases.
+    /// A random behaviour. `trouble` is the number of failing messages per thousand.
     pub fn random(random: &mut SplitMix64, trouble: u64, kills: bool) -> Self {
         if !random.permille(trouble) {
             return match random.between(0, 19) {
@@ -49,7 +49,7 @@ impl Kind {
         }
     }
 
-    /// Reads it from a message's type.
+    /// Parses the behaviour from a message's type.
     pub fn parse(kind: &str) -> Self {
         let word = kind.split_once('.').map_or(kind, |(_, word)| word);
         let (word, times) = word.split_once('-').unwrap_or((word, ""));
@@ -68,7 +68,7 @@ impl Kind {
         }
     }
 
-    /// The message's type, for a handler that works inside of the transaction or calls before it.
+    /// The message's type, for a handler inside the transaction or with a call before it.
     pub fn word(self, calls: bool) -> String {
         let form = if calls { "call" } else { "inside" };
         match self {
@@ -85,7 +85,7 @@ impl Kind {
         }
     }
 
-    /// Whether nothing about the message keeps it from flowing.
+    /// Whether the message itself causes no delay.
     pub const fn is_plain(self) -> bool {
         matches!(self, Self::Plain | Self::Skip | Self::Unwanted)
     }

@@ -1,4 +1,4 @@
-//! Members that are killed, paused, stopped and started again.
+//! Hosts that kill, pause, stop and restart members.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,33 +26,33 @@ use relevo_core::random::SplitMix64;
 /// Longer than any run.
 const FOREVER: Duration = Duration::from_hours(24);
 
-/// Where one member runs, again and again.
+/// A host that runs one member at a time and restarts it.
 pub struct Host {
     /// Its consumer.
     pub consumer: usize,
     /// Its number.
     pub number: usize,
-    /// What happens.
+    /// The scenario.
     pub scenario: Arc<Scenario>,
-    /// Where it is written down.
+    /// The history.
     pub history: Arc<History>,
     /// The inbox's server.
     pub server: Arc<Server>,
     /// The consumer's group at the broker.
     pub group: Arc<Group>,
-    /// What its handlers find.
+    /// The shared state of the handlers.
     pub trials: Arc<Trials>,
     /// The network.
     pub wire: Wire,
-    /// What the wall clock says in the beginning.
+    /// The wall clock time at the start.
     pub began_at: Timestamp,
-    /// How the member is wrong, if it is.
+    /// The fault of the member, if any.
     pub mutant: Option<Mutant>,
-    /// Told when the run ends.
+    /// Cancelled when the run ends.
     pub ending: CancellationToken,
 }
 
-/// A member while it lives.
+/// A running member.
 struct Life {
     connection: u64,
     running: JoinSet<Result<(), RuntimeError>>,
@@ -61,7 +61,7 @@ struct Life {
     doom: Arc<Notify>,
 }
 
-/// How a life ended.
+/// How a member ended.
 #[derive(PartialEq, Eq)]
 enum End {
     ByItself,
@@ -71,7 +71,7 @@ enum End {
 }
 
 impl Host {
-    /// Runs members, one after the other, until the run ends.
+    /// Runs members one after the other, until the run ends.
     pub async fn work(self) {
         let mut random = SplitMix64::for_part(self.scenario.seed, "member", (self.consumer * 100 + self.number) as u64);
         sleep(random.millis(0, 3000)).await;
@@ -80,7 +80,7 @@ impl Host {
             let mut life = self.start(&mut random);
             let end = self.live(&mut life, &mut random).await;
             let Life { connection, mut running, .. } = life;
-            // A killed process is gone at once; nobody is told.
+            // A killed process ends at once, without a message to any server.
             running.abort_all();
             let notice = if end == End::Killed { random.millis(0, 4000) } else { Duration::ZERO };
             let group = Arc::clone(&self.group);
@@ -134,7 +134,7 @@ impl Host {
         Config { name, order, clock: Clock::new(move || began_at + history.now()), ..config }
     }
 
-    /// Lets a member run until something ends it.
+    /// Runs a member until something ends it.
     async fn live(&self, life: &mut Life, random: &mut SplitMix64) -> End {
         let faults = &self.scenario.member;
         loop {
@@ -181,7 +181,7 @@ impl Host {
         self.tell("is paused");
         life.gate.shut(true);
         if random.permille(500) {
-            // The broker misses it, and has others work on its lanes.
+            // The broker detects that the member does not respond, and assigns its lanes to others.
             self.group.miss(life.connection);
         }
         let lasts = self.plan().config.beat_lasts;
@@ -190,7 +190,7 @@ impl Host {
         life.gate.shut(false);
     }
 
-    /// Whether it ends well in time.
+    /// Whether it ends successfully in time.
     async fn ended(&self, life: &mut Life, patience: Duration) -> bool {
         matches!(timeout(patience, life.running.join_next()).await, Ok(Some(Ok(Ok(())))))
     }

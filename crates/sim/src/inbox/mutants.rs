@@ -1,4 +1,4 @@
-//! Consumers that are broken on purpose, at the ports, so that the oracles are known to see it.
+//! Consumers that are broken on purpose, through their ports, to prove that the oracles detect the fault.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;
@@ -22,43 +22,43 @@ use crate::history::lock;
 /// Shorter than most handlers take.
 const MOMENT: Duration = Duration::from_millis(20);
 
-/// One way to be wrong.
+/// One fault of a consumer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mutant {
-    /// Acknowledges what it receives, not what it has committed.
+    /// Acknowledges messages on receipt, before the commit.
     AcknowledgeFirst,
-    /// Handles a message again that it has handled.
+    /// Handles a message again that is already handled.
     ForgetHandled,
-    /// Calls the far side although another does, and commits whoever's claim it is.
+    /// Calls the external service while another worker does, and commits under another worker's claim.
     IgnoreCalls,
-    /// Handles a lane's messages whoever has the lane.
+    /// Handles the messages of a lane that another member owns.
     IgnoreLanes,
-    /// Claims queues of the retry table for a moment, and works on them whoever has claimed them since.
+    /// Claims queues of the retry table for a moment, and works on them after another member has claimed them.
     IgnoreClaims,
-    /// Deletes a queue without a second look: what was put there meanwhile is gone.
+    /// Deletes a queue without checking again, so that newly added messages are lost.
     EmptyUnseen,
-    /// Redrives what was redriven.
+    /// Redrives a dead letter that is already redriven.
     RedriveAgain,
     /// Handles a message at once although others of its key wait.
     Overtake,
-    /// Counts as an attempt that what the handler needs is away.
+    /// Counts an outage of the external service as an attempt.
     CountAway,
-    /// Counts as attempts how often the broker handed a message over.
+    /// Counts deliveries of the broker as attempts.
     CountDeliveries,
-    /// Gives a message up in one transaction and keeps its dead letter in another.
+    /// Dead-letters a message in one transaction and stores its dead letter in another.
     BuryApart,
-    /// Keeps the beginning of a dead letter's bytes.
+    /// Stores only the beginning of a dead letter's bytes.
     CutBytes,
-    /// Acknowledges a message that another member is calling for.
+    /// Acknowledges a message while another member's call for it is running.
     TrustCallers,
     /// Keeps no order within a key.
     KeysAtOnce,
-    /// Calls the far side under another id each time.
+    /// Calls the external service with a new id each time.
     FreshIds,
 }
 
 impl Mutant {
-    /// All of them.
+    /// All mutants.
     pub const ALL: [Self; 15] = [
         Self::AcknowledgeFirst,
         Self::ForgetHandled,
@@ -98,7 +98,7 @@ impl Mutant {
         }
     }
 
-    /// The promise that it breaks.
+    /// The promise that the mutant breaks.
     pub const fn breaks(self) -> &'static str {
         match self {
             Self::AcknowledgeFirst
@@ -117,35 +117,35 @@ impl Mutant {
     }
 }
 
-/// An inbox, possibly one that makes a consumer wrong.
+/// An inbox that may contain the fault of a mutant.
 pub struct MutantInbox {
     inner: Memory,
     mutant: Option<Mutant>,
     state: Mutex<Confusion>,
 }
 
-/// What a mutant has to remember.
+/// The state of a mutant.
 #[derive(Default)]
 struct Confusion {
-    /// Who claimed which queue last.
+    /// The last claim of each queue.
     claims: BTreeMap<ByteString, Uuid>,
-    /// What was put behind others since.
+    /// Messages that were appended to each queue since.
     appended: BTreeMap<ByteString, Vec<Entry>>,
     stranded: BTreeSet<Entry>,
-    /// Redriven a second time.
+    /// Dead letters that were redriven a second time.
     again: Vec<Arrival>,
-    /// Of those, what somebody works on.
+    /// Those of them that a member is handling.
     running: BTreeMap<ByteString, Arrival>,
     buried: u64,
 }
 
 impl MutantInbox {
-    /// Leaves an inbox as it is, or makes it wrong.
+    /// Wraps an inbox. Without a mutant, it behaves normally.
     pub fn new(inner: Memory, mutant: Option<Mutant>) -> Self {
         Self { inner, mutant, state: Mutex::default() }
     }
 
-    /// Somebody redrives a message that was redriven before.
+    /// Simulates a redrive of a message that was redriven before.
     pub fn redrive_again(&self, arrival: Arrival) {
         if self.is(Mutant::RedriveAgain) {
             lock(&self.state).again.push(arrival);
@@ -160,14 +160,14 @@ impl MutantInbox {
         held.filter(|_| !self.is(Mutant::IgnoreLanes))
     }
 
-    /// The claim under which a call about a queue is made.
+    /// The claim to use for a call about a queue.
     fn claimed(&self, due: &Due) -> Due {
         let current = lock(&self.state).claims.get(&due.queue).copied();
         let token = current.filter(|_| self.is(Mutant::IgnoreClaims)).unwrap_or(due.token);
         Due { token, ..due.clone() }
     }
 
-    /// Opens a transaction whatever is known of the message.
+    /// Opens a transaction whatever the state of the message is.
     async fn force(&self, arrival: &Arrival) -> Result<Begun<Transaction>, StoreError> {
         let begun = self.inner.begin(Enter { held: None, arrivals: std::slice::from_ref(arrival) }).await?;
         Ok(match begun {
@@ -176,7 +176,7 @@ impl MutantInbox {
         })
     }
 
-    /// Loses what was put into a queue while it was emptied.
+    /// Loses messages that were appended to a queue while it was emptied.
     async fn strand(&self, due: &mut Due) -> Result<(), StoreError> {
         while let Some(first) = due.messages.first()
             && lock(&self.state).stranded.contains(&first.arrival.entry)
@@ -265,7 +265,7 @@ impl Inbox for MutantInbox {
             let buried = &mut lock(&self.state).buried;
             *buried += 1;
             if buried.is_multiple_of(3) {
-                // As if the process died between the two: the message has ended, and its letter was never written.
+                // Simulates a crash between the two: the message has ended, and its dead letter was never stored.
                 return Ok(Kept::Repeat(State::Dead));
             }
         }
@@ -341,14 +341,14 @@ impl Inbox for MutantInbox {
     }
 }
 
-/// A connection to the broker, possibly one that makes a consumer wrong.
+/// A broker connection that may contain the fault of a mutant.
 pub struct Port<C> {
     inner: C,
     mutant: Option<Mutant>,
 }
 
 impl<C: BrokerConsumer> Port<C> {
-    /// Leaves the connection as it is, or makes it wrong.
+    /// Wraps a connection. Without a mutant, it behaves normally.
     pub const fn new(inner: C, mutant: Option<Mutant>) -> Self {
         Self { inner, mutant }
     }
@@ -373,7 +373,7 @@ impl<C: BrokerConsumer> BrokerConsumer for Port<C> {
         }
         if self.mutant == Some(Mutant::AcknowledgeFirst) {
             let tags: Vec<DeliveryTag> = deliveries.iter().map(|delivery| delivery.tag).collect();
-            // Those that fail are delivered again.
+            // Messages whose acknowledgement fails are delivered again.
             drop(self.inner.acknowledge(&tags).await);
         }
         Ok(deliveries)

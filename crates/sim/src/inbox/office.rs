@@ -1,4 +1,4 @@
-//! What operators do, as the history sees it.
+//! The operator port. It records the effects of operators in the history.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
@@ -19,7 +19,7 @@ use crate::inbox::server::Server;
 /// More dead letters than any run has.
 const ALL: usize = 100_000;
 
-/// The operators' port, which writes down what is done through it.
+/// The operator port that records every change.
 pub struct Office {
     operator: Operator,
     scenario: Arc<Scenario>,
@@ -31,14 +31,14 @@ pub struct Office {
 
 #[derive(Default)]
 struct Known {
-    /// How often each letter was redriven, and whether it was put aside.
+    /// How often each dead letter was redriven, and whether it was archived.
     letters: BTreeMap<(usize, Entry), (u32, bool)>,
     fed: BTreeSet<Case>,
     stopped: BTreeSet<(usize, u32)>,
 }
 
 impl Office {
-    /// Watches the operators of a store.
+    /// Wraps the operator port of a store.
     pub fn new(
         operator: Operator,
         scenario: Arc<Scenario>,
@@ -78,7 +78,7 @@ impl Office {
         Ok(count)
     }
 
-    /// Writes down what changed about dead letters. Nothing runs between the change and this.
+    /// Records changes of dead letters. No other task runs between the change and this.
     async fn look(&self) {
         let letters = self.letters().await;
         let mut known = lock(&self.known);
@@ -113,7 +113,7 @@ impl Office {
         }
     }
 
-    /// Everything that is known of a consumer.
+    /// The details of a consumer.
     pub async fn shown(&self, consumer: usize) -> Option<Shown> {
         self.operator.consumer(&self.scenario.consumers[consumer].name, ALL).await.ok().flatten()
     }
@@ -123,7 +123,7 @@ impl Office {
         self.operator.begin_replay(&plan).await
     }
 
-    /// A replay, as it stands.
+    /// The current state of a replay.
     pub async fn replay(&self, consumer: usize, number: u32) -> Option<Replay> {
         let replays = self.operator.replays(&self.scenario.consumers[consumer].name).await.unwrap_or_default();
         replays.into_iter().find(|replay| replay.number == number)
@@ -169,7 +169,7 @@ impl Office {
         Ok(resumed)
     }
 
-    /// Writes down whether a replay was stopped or goes on.
+    /// Records whether a replay was stopped or resumed.
     async fn look_at_replay(&self, consumer: usize, replay: u32) {
         let Some(shown) = self.replay(consumer, replay).await else { return };
         let mut known = lock(&self.known);

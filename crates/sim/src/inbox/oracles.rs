@@ -1,4 +1,4 @@
-//! The promises, checked against nothing but the history and what is left in the end.
+//! Oracles that check the promises. They use only the history and the final state.
 
 mod attempts;
 mod effects;
@@ -15,7 +15,7 @@ use crate::verdict::{Violation, broken};
 
 type Events<'a> = &'a [(Duration, Event)];
 
-/// Every promise that was broken, one violation each, the nearest to the cause first.
+/// Returns the broken promises, one violation each. The one nearest to the cause comes first.
 pub fn judge(record: &Record) -> Vec<Violation> {
     let events = &record.events;
     [
@@ -45,7 +45,7 @@ fn broke(promise: &'static str, case: &Case, sentence: String) -> Violation {
     broken(promise, Some(&case.name), sentence)
 }
 
-/// The replays that were stopped and did not go on.
+/// Replays that were stopped and not resumed.
 fn stopped(events: Events<'_>) -> BTreeSet<(usize, u32)> {
     let mut stopped = BTreeSet::new();
     for (_, event) in events {
@@ -62,7 +62,7 @@ fn stopped(events: Events<'_>) -> BTreeSet<(usize, u32)> {
     stopped
 }
 
-/// A member ends only when it is told to.
+/// A member ends only on request.
 fn members_do_not_fall(events: Events<'_>) -> Option<Violation> {
     events.iter().find_map(|(_, event)| match event {
         Event::Member { consumer, what: what @ ("panicked" | "stopped by itself"), .. } => {

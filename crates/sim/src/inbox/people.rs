@@ -1,4 +1,4 @@
-//! People: they redrive and archive dead letters two at a time, pause and resume, force breakers.
+//! Simulated operators. Two at a time redrive and archive dead letters, pause and resume, and force breakers.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::line::Line;
 use crate::wire::Wire;
 use relevo_core::random::SplitMix64;
 
-/// Somebody with the rights of an operator, and a colleague who does the same at the same time.
+/// An operator, and a second one who sends the same requests at the same time.
 pub struct Operator {
     office: Arc<Office>,
     history: Arc<History>,
@@ -25,7 +25,7 @@ pub struct Operator {
 }
 
 impl Operator {
-    /// Operators with chances of their own.
+    /// Creates operators with their own random numbers.
     pub fn new(office: Arc<Office>, history: Arc<History>, scenario: Arc<Scenario>, wire: &Wire, number: u64) -> Self {
         let mut random = SplitMix64::for_part(scenario.seed, "operator", number);
         let mut line = || {
@@ -35,7 +35,7 @@ impl Operator {
         Self { office, history, scenario, lines, random }
     }
 
-    /// Looks at dead letters until the faults end.
+    /// Handles dead letters until the faults end.
     pub async fn look(mut self) {
         while !self.is_quiet() {
             sleep(self.scenario.operator_every).await;
@@ -45,20 +45,20 @@ impl Operator {
         }
     }
 
-    /// Redrives or archives so many of a thousand dead letters, each with two clicks.
+    /// Redrives or archives `share` per thousand of the dead letters, each with two requests.
     pub async fn mark(&mut self, archive: bool, share: u64) {
         for (_, letter) in self.office.letters().await {
             if letter.fate != Fate::Pending || !self.random.permille(share) {
                 continue;
             }
-            // Redriven, these would be where they are for ever.
+            // Redriven, these would be dead-lettered again every time.
             let archive = archive || matches!(letter.class.as_str(), "undecodable" | "expired");
             let filter = self.filter(&letter, archive);
             self.click(filter, archive).await;
         }
     }
 
-    /// One letter, or all of its queue.
+    /// Selects one dead letter, or all of its queue.
     fn filter(&mut self, letter: &DeadLetter, archive: bool) -> DeadFilter {
         let consumer = Some(letter.consumer.clone());
         if !archive && self.random.permille(300) {
@@ -77,11 +77,11 @@ impl Operator {
             self.lines[line]
                 .call(async move { if archive { office.archive(mark).await } else { office.redrive(mark).await } })
         };
-        // Who is told of an error looks again later.
+        // After an error, an operator checks again later.
         let _answers: (Result<u64, StoreError>, Result<u64, StoreError>) = tokio::join!(call(0), call(1));
     }
 
-    /// Pauses, resumes and forces breakers until the faults end; then everything flows as it would by itself.
+    /// Pauses, resumes and forces breakers until the faults end.
     pub async fn order(mut self) {
         if let Some(every) = self.scenario.orders_every {
             while !self.is_quiet() {
@@ -97,7 +97,7 @@ impl Operator {
         }
     }
 
-    /// Takes every order back.
+    /// Reverts every command.
     pub async fn free(&self) {
         for consumer in 0..self.scenario.consumers.len() {
             self.office.order(consumer, None, Order::Resume).await;

@@ -1,4 +1,4 @@
-//! Whoever publishes: each key's messages in order, some of them twice.
+//! Publishers. They publish each key's messages in order, some of them twice.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -18,22 +18,22 @@ use crate::inbox::kind::Kind;
 use crate::inbox::scenario::Scenario;
 use relevo_core::random::SplitMix64;
 
-/// The broker's front: whatever is published goes to every group.
+/// The broker's publishing side. Every message goes to every group.
 pub struct Front {
-    /// What happens.
+    /// The scenario.
     pub scenario: Arc<Scenario>,
-    /// Where it is written down.
+    /// The history.
     pub history: Arc<History>,
     /// The groups.
     pub groups: Vec<Arc<Group>>,
-    /// What the wall clock says in the beginning.
+    /// The wall clock time at the start.
     pub began_at: Timestamp,
     /// The last place.
     pub places: Mutex<u64>,
 }
 
 impl Front {
-    /// Publishes a message of a key; says its place.
+    /// Publishes a message of a key at the next place.
     fn publish(&self, key: usize, name: &Name, kind: Kind, raw: &Raw) {
         let mut places = lock(&self.places);
         *places += 1;
@@ -41,7 +41,7 @@ impl Front {
         for (number, group) in self.groups.iter().enumerate() {
             let lane = self.scenario.consumers[number].lane_of(key);
             let id = if kind == Kind::Malformed {
-                // Nobody can read its id; it is known by its bytes and where it stands.
+                // Its id cannot be parsed, so its id is derived from its bytes and its place.
                 identity::of_foreign(ADDRESS, Some((&Group::lane(lane), place)), &raw.payload)
             } else {
                 name.id
@@ -57,12 +57,12 @@ pub struct Publisher {
     number: u64,
     random: SplitMix64,
     sent: u64,
-    /// Messages that are published again some time.
+    /// Messages to publish again later.
     again: Vec<(usize, Name, Kind, Raw)>,
 }
 
 impl Publisher {
-    /// A publisher with chances of its own.
+    /// Creates a publisher with its own random numbers.
     pub fn new(front: Arc<Front>, number: u64) -> Self {
         let random = SplitMix64::for_part(front.scenario.seed, "publisher", number);
         Self { front, number, random, sent: 0, again: Vec::new() }
@@ -134,7 +134,7 @@ impl Publisher {
     }
 }
 
-/// A fingerprint of what arrives.
+/// A hash of the received headers and payload.
 pub(crate) fn bytes_of(raw: &Raw) -> u64 {
     let mut bytes = raw.payload.to_vec();
     for (name, value) in &raw.headers {

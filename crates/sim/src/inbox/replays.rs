@@ -1,4 +1,4 @@
-//! Replays on purpose: two people feed the same one, stop it, and let it go on.
+//! Replays. Two operators feed the same replay, stop it and resume it.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::line::Line;
 use crate::wire::Wire;
 use relevo_core::random::SplitMix64;
 
-/// Replays, when the scenario says so, what was published by then.
+/// Starts replays of the messages published so far, at the times of the scenario.
 pub async fn work(
     office: Arc<Office>,
     history: Arc<History>,
@@ -61,7 +61,7 @@ pub async fn work(
     }
 }
 
-/// What a consumer got from the broker so far, or is to get.
+/// The messages that a consumer received from the broker or will receive.
 fn arrivals(group: &Group, ordered: bool) -> Vec<Arrival> {
     let readable = |(lane, place, entry, raw): (usize, u64, Entry, relevo_core::Raw)| {
         let key = raw.decode().ok()?.message.key;
@@ -78,7 +78,7 @@ fn arrivals(group: &Group, ordered: bool) -> Vec<Arrival> {
     group.log().into_iter().filter_map(readable).collect()
 }
 
-/// Somebody who feeds a replay.
+/// An operator's process that feeds a replay.
 struct Feeder<'a> {
     office: &'a Arc<Office>,
     line: Line<Event>,
@@ -86,11 +86,11 @@ struct Feeder<'a> {
     consumer: usize,
     number: u32,
     arrivals: &'a [Arrival],
-    /// So many messages at once.
+    /// The number of messages per call.
     size: usize,
-    /// Stops it here, and may let it go on.
+    /// Stops the replay at this position, and may resume it.
     stops_at: Option<usize>,
-    /// Lets it go on, until it is seen to: the answer of a call that comes through late is lost.
+    /// Resumes the replay until it is seen to run, because the reply of a late call is lost.
     persists: bool,
 }
 
@@ -112,7 +112,7 @@ impl Feeder<'_> {
         self.persists
     }
 
-    /// Feeds the next ones. If the answer is lost, the replay tells how far it has come.
+    /// Feeds the next messages. If the reply is lost, the replay itself contains the progress.
     async fn feed(&mut self, from: Option<String>) {
         let fed: usize = from.as_deref().and_then(|place| place.parse().ok()).unwrap_or(0);
         let (office, consumer, number) = (Arc::clone(self.office), self.consumer, self.number);

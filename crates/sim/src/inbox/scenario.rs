@@ -1,4 +1,4 @@
-//! What a seed means: who publishes, who consumes, what goes wrong and when.
+//! Scenarios: which publishers and consumers a seed creates, and which faults happen when.
 
 use std::time::Duration;
 
@@ -9,14 +9,14 @@ use crate::line::{CallFaults, Weather};
 use crate::span::Span;
 use relevo_core::random::SplitMix64;
 
-/// A key and how its messages fare.
+/// A key and how its messages behave.
 #[derive(Clone, Debug)]
 pub struct KeyPlan {
     /// Its name.
     pub name: String,
-    /// How many of a thousand messages are trouble.
+    /// The number of failing messages per thousand.
     pub trouble: u64,
-    /// How many of a thousand are handled by a call to a far side.
+    /// The number of messages per thousand whose handler calls an external service.
     pub calls: u64,
 }
 
@@ -25,91 +25,92 @@ pub struct KeyPlan {
 pub struct ConsumerPlan {
     /// Its name.
     pub name: String,
-    /// It keeps order.
+    /// Whether it keeps order.
     pub ordered: bool,
-    /// How many processes it has.
+    /// The number of its processes.
     pub members: usize,
-    /// Lanes of its group.
+    /// The number of lanes of its group.
     pub lanes: usize,
-    /// One lane is several members' at once.
+    /// Whether several members receive the same lane at once.
     pub shared: bool,
-    /// What is out of each lane at most.
+    /// The maximum number of unacknowledged messages per lane.
     pub prefetch: usize,
-    /// The broker forgets acknowledgements when it crashes.
+    /// Whether the broker loses acknowledgements when it crashes.
     pub forgets: bool,
-    /// How its members are configured.
+    /// The configuration of its members.
     pub config: Config,
-    /// After so long without a call the server ends a transaction.
+    /// The server ends a transaction after this time without a call.
     pub stall: Duration,
-    /// When what the handlers need is away, for the messages of one lane.
+    /// When the external service is down, for the messages of one lane.
     pub away: Vec<(usize, Span)>,
 }
 
-/// What happens to members.
+/// Faults of members.
 #[derive(Clone, Debug, Default)]
 pub struct MemberFaults {
-    /// How long one lives at most before something happens to it; `None` for ever.
+    /// The maximum time before a fault. `None` means no faults.
     pub life: Option<Duration>,
-    /// How many of a thousand happenings are deaths.
+    /// How many of a thousand faults are kills.
     pub killed: u64,
-    /// How many are pauses; the rest are polite stops.
+    /// How many of a thousand faults are pauses. The rest are orderly stops.
     pub paused: u64,
 }
 
-/// What becomes of dead letters in the end.
+/// What happens to dead letters at the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
-    /// Handlers are mended and they are redriven.
+    /// The handlers are fixed, and they are redriven.
     Redrive,
-    /// They are put aside.
+    /// They are archived.
     Archive,
-    /// They stay, and what waits behind them.
+    /// They stay, with the messages that wait behind them.
     Leave,
 }
 
-/// A whole run.
+/// A complete run.
 #[derive(Clone, Debug)]
 pub struct Scenario {
-    /// Where it came from.
+    /// The seed of the scenario.
     pub seed: u64,
-    /// Nothing goes wrong but messages and what handlers need, so that whatever else is late is late because of them.
+    /// Only messages and the external service fail, so any other delay is caused by them.
     pub calm: bool,
     /// The keys.
     pub keys: Vec<KeyPlan>,
     /// The consumers.
     pub consumers: Vec<ConsumerPlan>,
-    /// How many publishers.
+    /// The number of publishers.
     pub publishers: u64,
-    /// The mean pause of a publisher.
+    /// The mean delay between two messages of a publisher.
     pub pause: Duration,
-    /// How many of a thousand messages are published twice.
+    /// The number of messages per thousand that are published twice.
     pub repeated: u64,
-    /// How long things go wrong.
+    /// How long faults happen.
     pub faults_for: Duration,
-    /// What happens to calls of the store.
+    /// The fault rates of calls to the store.
     pub store: CallFaults,
-    /// What happens to calls of the broker.
+    /// The fault rates of calls to the broker.
     pub broker: CallFaults,
-    /// The mean pause between two moves of lanes, redeliveries and cuts of the broker's own making; `None` for none.
+    /// The mean time between spontaneous lane moves, redeliveries and connection losses at the broker. `None` disables
+    /// them.
     pub restless: Option<Duration>,
-    /// What happens to members.
+    /// The faults of members.
     pub member: MemberFaults,
-    /// When the database is away; it restarts, and open transactions are lost, where this says so.
+    /// When the database is down. The flag is whether it restarts, which loses open transactions.
     pub database_away: Vec<(Span, bool)>,
-    /// When the broker is away.
+    /// When the broker is down.
     pub broker_away: Vec<Span>,
-    /// How often operators look at dead letters.
+    /// How often operators check the dead letters.
     pub operator_every: Duration,
-    /// The mean pause between two orders of a person; `None` for none.
+    /// The mean time between two operator commands. `None` disables them.
     pub orders_every: Option<Duration>,
-    /// When messages are replayed on purpose.
+    /// When replays start.
     pub replays: Vec<Duration>,
-    /// What becomes of dead letters in the end.
+    /// What happens to dead letters at the end.
     pub ending: Ending,
 }
 
 impl Scenario {
-    /// The scenario of a seed.
+    /// Creates the scenario of a seed.
     pub fn of(seed: u64) -> Self {
         let mut random = SplitMix64::for_part(seed, "inbox scenario", 0);
         let random = &mut random;
@@ -143,7 +144,8 @@ impl Scenario {
     }
 
     fn go_wrong(&mut self, random: &mut SplitMix64) {
-        // Each kind of fault is often absent, so that the others are seen alone; in some runs the rest is frequent.
+        // Each kind of fault is often absent, so that others occur alone. In some runs the remaining faults are
+        // frequent.
         let times = if self.seed % 5 == 4 { 5 } else { 1 };
         let mut share = |max: u64| if random.permille(400) { 0 } else { (random.between(1, max) * times).min(1000) };
         self.store =
@@ -172,19 +174,19 @@ impl Scenario {
         self.replays.sort();
     }
 
-    /// What a member's line to the store has to bear.
+    /// The faults of a member's link to the store.
     pub fn store_weather(&self, plan: &ConsumerPlan) -> Weather {
         let away = self.database_away.iter().map(|(span, _)| *span).collect();
         Weather { faults: self.store.clone(), until: self.faults_for, lease: plan.config.beat_lasts, away }
     }
 
-    /// What an operator's line to the store has to bear.
+    /// The faults of an operator's link to the store.
     pub fn office_weather(&self) -> Weather {
         let away = self.database_away.iter().map(|(span, _)| *span).collect();
         Weather { faults: self.store.clone(), until: self.faults_for, lease: Duration::from_secs(5), away }
     }
 
-    /// What a member's line to the broker has to bear.
+    /// The faults of a member's link to the broker.
     pub fn broker_weather(&self, plan: &ConsumerPlan) -> Weather {
         let away = self.broker_away.clone();
         Weather { faults: self.broker.clone(), until: self.faults_for, lease: plan.config.beat_lasts, away }
@@ -192,12 +194,12 @@ impl Scenario {
 }
 
 impl ConsumerPlan {
-    /// Whether attempts are counted by the broker.
+    /// Whether the broker counts the attempts.
     pub fn counts_at_broker(&self) -> bool {
         self.config.durable == Durable::Broker
     }
 
-    /// Handlers that run at once in each member.
+    /// The number of handlers that run at once in each member.
     pub const fn concurrency(&self) -> usize {
         match self.config.order {
             Order::None { concurrency } | Order::ByKey { concurrency } => concurrency,

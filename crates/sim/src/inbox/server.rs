@@ -1,4 +1,4 @@
-//! The store's server as the history sees it: what each call did, at the moment when it did it.
+//! The store's server. It records the effect of each call at the moment of the effect.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -19,13 +19,13 @@ use crate::inbox::directory::Directory;
 use crate::inbox::event::{self, Case, Dead, Event, Grant, History};
 use crate::inbox::mutants::MutantInbox;
 
-/// One consumer's inbox, which writes down what is done to it.
+/// One consumer's inbox that records every change in the history.
 pub struct Server {
     consumer: usize,
     inner: MutantInbox,
     history: Arc<History>,
     directory: Arc<Directory>,
-    /// After so long without a call a transaction is rolled back.
+    /// A transaction is rolled back after this time without a call.
     stall: Duration,
     sessions: Mutex<Sessions>,
 }
@@ -35,11 +35,11 @@ struct Sessions {
     open: BTreeMap<u64, Session>,
     last: u64,
     grants: BTreeMap<String, (i64, Uuid)>,
-    /// What stands where in which queue, to name what is spoken of later.
+    /// The entry at each position of each queue, to name messages in later calls.
     queued: BTreeMap<(ByteString, i64), Entry>,
 }
 
-/// An open transaction, and what it will have done.
+/// An open transaction, and the events it will record on commit.
 struct Session {
     transaction: Transaction,
     touched: Instant,
@@ -49,7 +49,7 @@ struct Session {
 }
 
 impl Server {
-    /// Watches an inbox.
+    /// Wraps an inbox.
     pub fn new(
         consumer: usize,
         inner: MutantInbox,
@@ -60,11 +60,11 @@ impl Server {
         Self { consumer, inner, history, directory, stall, sessions: Mutex::default() }
     }
 
-    /// Ends transactions that nobody speaks in.
+    /// Ends idle transactions.
     pub fn reap(&self) {
         let now = Instant::now();
         let idle = |session: &mut Session| now.duration_since(session.touched) > self.stall;
-        // Dropped behind the lock: that rolls back, and wakes whoever waits for it.
+        // Dropped outside of the lock, because the drop rolls back and wakes waiting transactions.
         let ended: Vec<_> = lock(&self.sessions).open.extract_if(.., |_, session| idle(session)).collect();
         if !ended.is_empty() {
             self.history.record(Event::Fault("the server ends a transaction that stood still"));
@@ -72,7 +72,7 @@ impl Server {
         drop(ended);
     }
 
-    /// Somebody redrives a message that was redriven before; only a mutant does anything about it.
+    /// Simulates a redrive of a message that was redriven before. Only a mutant acts on it.
     pub fn redrive_again(&self, arrival: Arrival) {
         self.inner.redrive_again(arrival);
     }
@@ -133,7 +133,7 @@ impl Server {
         }
     }
 
-    /// A handler's effect, in its transaction.
+    /// Records a handler's effect in its transaction.
     pub fn effect(&self, session: u64, entry: Entry) -> Result<(), StoreError> {
         let case = self.case(entry);
         self.within(session, |session| {
@@ -159,7 +159,7 @@ impl Server {
     pub async fn commit(&self, session: u64) -> Result<(), StoreError> {
         let Some(Session { transaction, grant, claim, done, .. }) = self.take(session) else { return Err(gone()) };
         self.inner.commit(transaction).await?;
-        // Nothing runs between the commit and this, so that the history has commits in their order.
+        // No other task runs between the commit and this, so the history contains commits in their order.
         if let Some(grant) = grant {
             self.history.record(Event::Wrote(grant, "committed"));
         }

@@ -1,4 +1,4 @@
-//! The inbox as a member reaches it: over a network that loses and delays, to a server that goes away.
+//! A member's link to the inbox: a network that loses and delays calls, and a server that can be down.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,10 +16,10 @@ use crate::inbox::server::Server;
 use crate::line::Line;
 use crate::wire::Wire;
 
-/// How long the server takes to see that a connection broke.
+/// How long the server takes to detect a broken connection.
 const NOTICED_AFTER: Duration = Duration::from_millis(20);
 
-/// One member's way to its inbox.
+/// One member's access to its inbox.
 #[derive(Clone)]
 pub struct FaultyInbox(Arc<Inner>);
 
@@ -30,16 +30,16 @@ struct Inner {
     wire: Wire,
 }
 
-/// A transaction, as a handler has it.
+/// A handler's transaction.
 pub struct Session {
     inbox: FaultyInbox,
     number: u64,
-    /// Somebody else ends it.
+    /// Whether another call ends it.
     ended: bool,
 }
 
 impl FaultyInbox {
-    /// An inbox at the end of a line.
+    /// Creates an inbox behind a link.
     pub fn new(server: Arc<Server>, line: Line<Event>, gate: Gate, wire: Wire) -> Self {
         Self(Arc::new(Inner { server, line, gate, wire }))
     }
@@ -54,7 +54,7 @@ impl FaultyInbox {
         answer
     }
 
-    /// The server opens a transaction; should its answer be lost, it sees that nobody has it.
+    /// Opens a transaction at the server. If the reply is lost, the dropped session makes the server roll back.
     async fn open<F>(
         &self,
         effect: impl FnOnce(Arc<Server>) -> F + Send + 'static,
@@ -98,7 +98,7 @@ impl Drop for Session {
     }
 }
 
-/// The server sees that nobody speaks in a transaction any more; of some it only sees that they stand still.
+/// Makes the server detect that a transaction has no client any more. Every fifth one ends only by its idle timeout.
 fn forget(inbox: &FaultyInbox, number: u64) {
     if number.is_multiple_of(5) {
         return;
@@ -128,7 +128,7 @@ impl Inbox for FaultyInbox {
         let (inbox, number) = transaction.end();
         let committed = self.call(move |server| async move { server.commit(number).await }).await;
         if committed.is_err() && number.is_multiple_of(2) {
-            // The connection is closed at once, and what is on it may be lost; or it stands open for a while.
+            // The connection is closed at once, and calls on it may be lost. Otherwise it stays open for a while.
             forget(&inbox, number);
         }
         committed

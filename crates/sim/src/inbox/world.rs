@@ -1,4 +1,4 @@
-//! One run: everything of a scenario together, until all is handled or time is up.
+//! One run: executes a scenario until all messages are handled or the time is over.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -32,34 +32,34 @@ use crate::verdict::Verdict;
 use crate::wire::Wire;
 use relevo_core::random::SplitMix64;
 
-/// How long the quiet period lasts at most.
+/// The maximum length of the period after the faults.
 const DRAIN_MAX: Duration = Duration::from_mins(15);
 
-/// How long members may take to stop.
+/// The maximum time for members to stop.
 const STOP_MAX: Duration = Duration::from_mins(2);
 
-/// What a run left behind, for the oracles.
+/// The result of a run, for the oracles.
 #[derive(Debug)]
 pub struct Record {
-    /// What was to happen.
+    /// The scenario.
     pub scenario: Arc<Scenario>,
-    /// What happened.
+    /// The events.
     pub events: Vec<(Duration, Event)>,
-    /// The dead letters in the end.
+    /// The dead letters at the end.
     pub letters: Vec<(Case, DeadLetter)>,
-    /// What is known of each consumer in the end.
+    /// The details of each consumer at the end.
     pub shown: Vec<Option<Shown>>,
-    /// What is left undone, in words.
+    /// Descriptions of unfinished work.
     pub left: Vec<String>,
-    /// How many lines handlers committed.
+    /// The number of lines that handlers committed.
     pub ledger: usize,
 }
 
-/// Runs a seed, with a consumer that is wrong in some way or with the real one.
+/// Runs a seed, with a mutant or with the real consumers.
 pub fn run(seed: u64, mutant: Option<Mutant>) -> Verdict<Event> {
     let runtime = Builder::new_current_thread().enable_time().start_paused(true).build();
     let runtime = runtime.expect("a runtime without I/O needs nothing that could be missing");
-    // Inside: the clock that stands still is the runtime's.
+    // Inside the runtime, because the paused clock belongs to it.
     let record = runtime.block_on(async { World::new(Scenario::of(seed), mutant).live().await });
     let violations = oracles::judge(&record);
     Verdict { seed, violations, fingerprint: fingerprint(&record.events), events: record.events }
@@ -125,7 +125,7 @@ impl World {
             self.trials.mend();
         }
         let mut left = self.drain(&mut people).await;
-        // What is still on the wire arrives.
+        // Let messages arrive that are still on the network.
         sleep(LATE_MAX).await;
         self.ending.cancel();
         let stopped = timeout(STOP_MAX, async {
@@ -214,7 +214,8 @@ impl World {
         people
     }
 
-    /// What happens by itself: transactions that stand still are ended, the broker stirs, the database dies.
+    /// Starts tasks that happen without a user: idle transactions end, the broker acts spontaneously, the database
+    /// restarts.
     fn nature(&self) -> JoinSet<()> {
         let mut nature = JoinSet::new();
         let servers = self.servers.clone();
@@ -233,7 +234,7 @@ impl World {
         nature
     }
 
-    /// Waits until everything is handled; says what is not.
+    /// Waits until everything is handled. Returns what is not.
     async fn drain(&self, people: &mut JoinSet<()>) -> Vec<String> {
         let mut operator = self.operator(2);
         let mut freed = false;
@@ -259,7 +260,7 @@ impl World {
         }
     }
 
-    /// Lanes that somebody who comes now does not get.
+    /// Lanes that a new member cannot acquire.
     async fn taken(&self, consumer: usize) -> Vec<String> {
         let plan = &self.scenario.consumers[consumer];
         let inbox = self.outbox.inbox(&plan.name, plan.config.keeping);
@@ -312,7 +313,7 @@ async fn stir(group: Arc<Group>, scenario: Arc<Scenario>, number: usize) {
     }
 }
 
-/// Lets the database die when the scenario says so; while it is away, calls fail by themselves.
+/// Restarts the database at the times of the scenario. While it is down, the links make calls fail.
 async fn restart(outbox: Outbox, history: Arc<History>, scenario: Arc<Scenario>) {
     let start = Instant::now();
     let mut away = scenario.database_away.clone();

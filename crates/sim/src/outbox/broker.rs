@@ -1,4 +1,5 @@
-//! The far side: takes, refuses, forgets to answer, and gets messages late, also such as it said it would never get.
+//! The simulated broker. It accepts, rejects, loses confirmations, and receives messages late, even after it reported
+//! that they were not sent.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
@@ -17,7 +18,7 @@ use crate::outbox::writers::Kind;
 use crate::wire::Wire;
 use relevo_core::random::SplitMix64;
 
-/// What all connections lead to.
+/// The broker behind all connections.
 pub struct FarSide {
     history: Arc<History>,
     scenario: Arc<Scenario>,
@@ -27,9 +28,9 @@ pub struct FarSide {
 #[derive(Default)]
 struct State {
     refused: BTreeMap<MessageId, u32>,
-    /// Messages that could never pass do now.
+    /// Whether poison messages are accepted now.
     mended: bool,
-    /// Connections broken before do not break again.
+    /// Whether faults have ended, so that connections no longer break.
     quiet: bool,
 }
 
@@ -53,26 +54,26 @@ struct Plan {
 }
 
 impl Plan {
-    /// A client library says that it is not connected, keeps the message, and sends it when it is again.
+    /// A client library may report that it is not connected, keep the message, and send it after it reconnects.
     fn is_ghost(&self, deadline: Duration) -> bool {
         self.there > deadline && self.there.as_millis().is_multiple_of(2)
     }
 }
 
 impl FarSide {
-    /// A broker that has received nothing.
+    /// Creates a broker that has received nothing.
     pub fn new(history: Arc<History>, scenario: Arc<Scenario>) -> Self {
         Self { history, scenario, state: Mutex::default() }
     }
 
-    /// From now on only what can never pass is refused; with `mended` not even that.
+    /// Ends the faults. From now on only poison messages are rejected, and with `mended` not even those.
     pub fn calm_down(&self, mended: bool) {
         let mut state = lock(&self.state);
         state.quiet = true;
         state.mended = mended;
     }
 
-    /// A message arrives. `None` if it takes the connection down.
+    /// Handles the arrival of a message. Returns `None` if the message breaks the connection.
     fn arrive(&self, publication: &Publication) -> Option<Outcome> {
         let message = &*publication.message;
         let name = Name::of(message);
@@ -116,7 +117,7 @@ impl FarSide {
 }
 
 impl Connection {
-    /// A connection with chances of its own.
+    /// Creates a connection with its own random numbers.
     pub fn new(far_side: Arc<FarSide>, wire: Wire, random: SplitMix64) -> Self {
         Self { far_side, wire, random: Mutex::new(random), cuts: watch::Sender::new(0) }
     }
@@ -152,7 +153,7 @@ impl Connection {
         plan
     }
 
-    /// Sends one key's messages, in order; with a broker that fences, the first that fails fails the others.
+    /// Sends one key's messages in order. If the broker guarantees order in flight, the first failure fails the others.
     fn send(&self, messages: Vec<(usize, Publication)>, answers: &mpsc::Sender<(usize, Outcome)>) {
         let plans: Vec<Plan> = messages.iter().map(|_| self.plan()).collect();
         let (far_side, cuts, answers) = (Arc::clone(&self.far_side), self.cuts.clone(), answers.clone());
@@ -188,14 +189,14 @@ impl Connection {
                 if plan.unanswered {
                     return hang(plan, &answers).await;
                 }
-                // The caller may have given up.
+                // The caller may have stopped waiting.
                 drop(answers.send((index, outcome)).await);
             }
         });
     }
 }
 
-/// Says nothing: the caller sees at once that the connection broke, or waits for its own deadline.
+/// Sends no reply. The caller sees the broken connection at once, or waits for its own deadline.
 async fn hang(plan: Plan, answers: &mpsc::Sender<(usize, Outcome)>) {
     if plan.back.as_millis().is_multiple_of(2) {
         answers.closed().await;
@@ -219,9 +220,9 @@ impl Broker for Connection {
         drop(answers);
         loop {
             let answer = tokio::select! {
-                biased; // the same order every time, so that a run can be repeated
+                biased; // a fixed order, so that a run can be repeated
                 answer = answered.recv() => answer,
-                _ = cuts.changed() => return, // whatever was not reported may have arrived
+                _ = cuts.changed() => return, // messages without a reported outcome may have arrived
             };
             let Some((index, outcome)) = answer else { return };
             confirms.report(index, outcome);

@@ -1,4 +1,4 @@
-//! What can happen between writers, relays and their broker.
+//! Events between writers, relays and their broker.
 
 use std::fmt;
 
@@ -8,112 +8,112 @@ use uuid::Uuid;
 
 use crate::history::{self, Happening, Name};
 
-/// What happened so far.
+/// The history of a run of this world.
 pub type History = history::History<Event>;
 
-/// One thing that happened.
+/// One event.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Event {
     /// A transaction committed a message.
     Committed {
-        /// Which.
+        /// The message.
         name: Name,
         /// Its type.
         kind: ByteString,
         /// Its topic.
         topic: ByteString,
-        /// A fingerprint of its payload.
+        /// A hash of its payload.
         bytes: u64,
-        /// It waits for its time.
+        /// Whether it is scheduled for later.
         scheduled: bool,
     },
-    /// It was emitted, and its transaction or savepoint rolled back.
+    /// It was emitted, but its transaction or savepoint rolled back.
     RolledBack(Name),
-    /// Its writer took it back before its time came.
+    /// Its writer cancelled it before it was due.
     Cancelled(Name),
-    /// The broker has it.
+    /// The broker received it.
     Received {
-        /// Which.
+        /// The message.
         name: Name,
-        /// A fingerprint of its payload.
+        /// A hash of its payload.
         bytes: u64,
-        /// The lease under which it was sent.
+        /// The epoch of the lease under which it was sent.
         epoch: i64,
     },
-    /// The broker did not take it.
+    /// The broker rejected it.
     Refused {
-        /// Which.
+        /// The message.
         name: Name,
-        /// Why.
+        /// The failure class.
         class: &'static str,
     },
     /// The network lost it on its way to the broker.
     Vanished(Name),
     /// A relay parked it.
     Parked {
-        /// Which.
+        /// The message.
         name: Name,
-        /// Why.
+        /// The failure class.
         class: &'static str,
         /// Counted attempts.
         attempts: u32,
-        /// It was given up, and this becomes of its key.
+        /// What happens to its key, if it was dead-lettered.
         dead: Option<Dead>,
     },
     /// An operator marked its dead letter.
     Marked {
-        /// Which.
+        /// The message.
         name: Name,
-        /// For discarding, not for redrive.
+        /// Whether the mark is a discard. Otherwise it is a redrive.
         discard: bool,
     },
-    /// A second click marked it once more.
+    /// A second mark request marked it again.
     MarkedTwice(Name),
-    /// It stands twice in the queue of its key.
+    /// The queue of its key contains it twice.
     QueuedTwice(Name),
-    /// A lease was taken.
+    /// A relay acquired a lease.
     Granted(Grant),
-    /// A lease was given back.
+    /// A relay released a lease.
     Freed(Grant),
-    /// Something was recorded under a lease.
+    /// A relay recorded something under a lease.
     Wrote {
-        /// Under which.
+        /// The lease.
         grant: Grant,
-        /// What.
+        /// What it recorded.
         what: &'static str,
     },
-    /// Something of a relay's life.
+    /// An event in the life cycle of a relay.
     Relay {
         /// Its number.
         relay: usize,
-        /// What.
+        /// What happened.
         what: &'static str,
     },
-    /// The store answered something that should not happen.
+    /// The store returned an unexpected reply.
     Broken(String),
-    /// The network or a server misbehaved.
+    /// A network or server fault.
     Fault(&'static str),
-    /// An operator asked for so many shards.
+    /// An operator requested this number of shards.
     Regroup(u16),
     /// All faults end here.
     Quiet,
 }
 
-/// What became of the key of a message that was given up.
+/// What happens to the key of a dead-lettered message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Dead {
-    /// It waits.
+    /// The key waits.
     Hold,
-    /// It goes on.
+    /// The key continues.
     Continue,
 }
 
-/// A lease, as the history keeps it.
+/// A lease in the history.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Grant {
-    /// Which shard.
+    /// The shard.
     pub shard: u16,
-    /// Of how many.
+    /// The number of shards.
     pub shards: u16,
     /// Its epoch.
     pub epoch: i64,

@@ -1,4 +1,4 @@
-//! Relays that are broken on purpose, at the ports, so that the oracles are known to see it.
+//! Relays that are broken on purpose, through their ports, to prove that the oracles detect the fault.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -15,25 +15,25 @@ use uuid::Uuid;
 
 use crate::history::lock;
 
-/// One way to be wrong.
+/// One fault of a relay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mutant {
-    /// Carries a sequence floor from one window to the next: late commits are below it.
+    /// Applies a sequence floor to the next window, so that late commits below it are lost.
     CarryFloor,
-    /// Settles what was sent, not what was confirmed.
+    /// Settles sent messages before they are confirmed.
     SettleBeforeConfirm,
-    /// Settles under whatever lease is current, whoever asks.
+    /// Settles under the current lease, even if another relay owns it.
     IgnoreEpoch,
     /// Does not know which keys are parked.
     OvertakeParked,
     /// Counts an outage as an attempt.
     CountOutages,
-    /// Sends one key's messages at once to a broker that does not fence them.
+    /// Sends several messages of a key at once to a broker that does not guarantee order in flight.
     ReorderKey,
 }
 
 impl Mutant {
-    /// All of them.
+    /// All mutants.
     pub const ALL: [Self; 6] = [
         Self::CarryFloor,
         Self::SettleBeforeConfirm,
@@ -55,7 +55,7 @@ impl Mutant {
         }
     }
 
-    /// The promise that it breaks.
+    /// The promise that the mutant breaks.
     pub const fn breaks(self) -> &'static str {
         match self {
             Self::CarryFloor | Self::SettleBeforeConfirm => "P1",
@@ -66,7 +66,7 @@ impl Mutant {
     }
 }
 
-/// A store that makes a relay wrong.
+/// A store with the fault of a mutant.
 pub struct MutantStore {
     inner: Arc<dyn Store>,
     mutant: Mutant,
@@ -75,13 +75,13 @@ pub struct MutantStore {
 
 #[derive(Default)]
 struct State {
-    /// The window that each lease reads, the floor below it, and the highest number read in it.
+    /// The current window of each lease, the floor below it, and the highest number read in it.
     floors: BTreeMap<Lease, (i64, i64, i64)>,
     current: BTreeMap<u16, Lease>,
 }
 
 impl MutantStore {
-    /// Makes a store wrong.
+    /// Wraps a store with a fault.
     pub fn new(inner: Arc<dyn Store>, mutant: Mutant) -> Self {
         Self { inner, mutant, state: Mutex::default() }
     }
@@ -151,7 +151,8 @@ impl OutboxReader for MutantStore {
         }
         let only_behind = !settlement.parks.is_empty() && settlement.parks.iter().all(|park| park.stopped.is_none());
         if self.mutant == Mutant::OvertakeParked && only_behind {
-            // As if their head were gone: they are read again, and nobody knows that they are to wait.
+            // Pretends that their head is no longer parked. They are read again, and the relay does not know that they
+            // must wait.
             let passed = settlement.parks.iter().map(|park| park.seq).collect();
             return Ok(Settled { lost: Vec::new(), passed });
         }
@@ -182,14 +183,14 @@ impl Upkeep for MutantStore {
     }
 }
 
-/// A connection to the broker, possibly one that makes a relay wrong.
+/// A broker connection that may contain the fault of a mutant.
 pub struct Port<B> {
     inner: B,
     mutant: Option<Mutant>,
 }
 
 impl<B: Broker> Port<B> {
-    /// Leaves the connection as it is, or makes it wrong.
+    /// Wraps a connection. Without a mutant, it behaves normally.
     pub const fn new(inner: B, mutant: Option<Mutant>) -> Self {
         Self { inner, mutant }
     }
@@ -223,7 +224,7 @@ impl<B: Broker> Broker for Port<B> {
                 }));
             }
             Some(Mutant::ReorderKey) => {
-                // Each on its own, the last first: nothing keeps one key's messages in order.
+                // Each message on its own, the last one first, so that nothing keeps the order of a key.
                 let calls = batch.chunks(1).enumerate().rev().map(|(index, one)| async move {
                     let reports = Reports::default();
                     self.inner.publish(one, &reports.confirms(0)).await;
@@ -238,7 +239,7 @@ impl<B: Broker> Broker for Port<B> {
     }
 }
 
-/// Waits for all of them at once.
+/// Waits for all futures concurrently.
 async fn all<F: Future<Output = ()> + Send>(futures: impl Iterator<Item = F>) {
     let mut open: Vec<_> = futures.map(Box::pin).collect();
     std::future::poll_fn(|context| {

@@ -1,4 +1,4 @@
-//! People: they redrive and discard dead letters, click twice, and regroup shards.
+//! Simulated operators. They redrive and discard dead letters, send requests twice, and reshard.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::outbox::event::{Event, History};
 use crate::outbox::scenario::Scenario;
 use relevo_core::random::SplitMix64;
 
-/// Somebody with the rights of an operator.
+/// One operator.
 pub struct Operator {
     outbox: Outbox,
     destination: Destination,
@@ -22,13 +22,13 @@ pub struct Operator {
 }
 
 impl Operator {
-    /// An operator with chances of their own.
+    /// Creates an operator with its own random numbers.
     pub fn new(outbox: Outbox, history: Arc<History>, scenario: Arc<Scenario>) -> Self {
         let random = SplitMix64::for_part(scenario.seed, "operator", 0);
         Self { destination: outbox.destination(MAIN), outbox, history, scenario, random }
     }
 
-    /// Looks at dead letters until the faults end.
+    /// Handles dead letters until the faults end.
     pub async fn work(mut self) {
         while self.history.now() < self.scenario.faults_for {
             sleep(self.scenario.operator_every).await;
@@ -38,7 +38,7 @@ impl Operator {
         }
     }
 
-    /// Marks so many of a thousand dead letters, each with two clicks.
+    /// Marks `share` per thousand of the dead letters, each with two requests.
     pub async fn mark(&mut self, discard: bool, share: u64) {
         self.look_at_queues();
         for letter in self.outbox.dead(MAIN) {
@@ -75,7 +75,7 @@ impl Operator {
     }
 }
 
-/// Regroups when the scenario says so.
+/// Requests resharding at the times of the scenario.
 pub async fn regroup(outbox: Outbox, history: Arc<History>, scenario: Arc<Scenario>) {
     let start = Instant::now();
     for (at, shards) in &scenario.regroups {
@@ -87,7 +87,7 @@ pub async fn regroup(outbox: Outbox, history: Arc<History>, scenario: Arc<Scenar
     }
 }
 
-/// Lets the database die when the scenario says so; while it is away, calls fail by themselves.
+/// Restarts the database at the times of the scenario. While it is down, the links make calls fail.
 pub async fn restart(outbox: Outbox, history: Arc<History>, scenario: Arc<Scenario>) {
     let start = Instant::now();
     let mut away = scenario.database_away.clone();
@@ -101,7 +101,7 @@ pub async fn restart(outbox: Outbox, history: Arc<History>, scenario: Arc<Scenar
     }
 }
 
-/// Writes down when the broker goes away and comes back.
+/// Records when the broker goes down and comes back.
 pub async fn outages(history: Arc<History>, scenario: Arc<Scenario>) {
     let start = Instant::now();
     let mut away = scenario.broker_away.clone();

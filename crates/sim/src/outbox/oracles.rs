@@ -1,4 +1,4 @@
-//! The promises, checked against nothing but the history.
+//! Oracles that check the promises. They use only the history.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -13,12 +13,12 @@ use crate::outbox::world::{Record, given_up};
 use crate::outbox::writers::Kind;
 use crate::verdict::{Violation, broken};
 
-/// How long a message may take in a calm run, whatever other keys do.
+/// The maximum time for a message in a calm run, whatever other keys do.
 pub const FLOWS_WITHIN: Duration = Duration::from_secs(15);
 
 type Events<'a> = &'a [(Duration, Event)];
 
-/// Every promise that was broken, one violation each, the nearest to the cause first.
+/// Returns the broken promises, one violation each. The one nearest to the cause comes first.
 pub fn judge(record: &Record) -> Vec<Violation> {
     let events = &record.events;
     [
@@ -36,7 +36,7 @@ pub fn judge(record: &Record) -> Vec<Violation> {
     .collect()
 }
 
-/// A relay ends only when it is told to.
+/// A relay ends only on request.
 fn relays_do_not_fall(events: Events<'_>) -> Option<Violation> {
     events.iter().find_map(|(_, event)| match event {
         Event::Relay { what: what @ ("panicked" | "stopped by itself"), .. } => {
@@ -46,13 +46,13 @@ fn relays_do_not_fall(events: Events<'_>) -> Option<Violation> {
     })
 }
 
-/// P8: whatever is recorded is recorded under the newest lease of its shard.
+/// P8: every write happens under the newest lease of its shard.
 fn a_lost_lease_settles_nothing(events: Events<'_>) -> Option<Violation> {
     let mut current: BTreeMap<u16, Grant> = BTreeMap::new();
     for (_, event) in events {
         match event {
             Event::Granted(grant) => {
-                // Regrouping takes every lease away.
+                // Resharding revokes every lease.
                 current.retain(|_, other| other.shards == grant.shards);
                 current.insert(grant.shard, *grant);
             }
@@ -68,7 +68,7 @@ fn a_lost_lease_settles_nothing(events: Events<'_>) -> Option<Violation> {
     None
 }
 
-/// P5: attempts are refusals of the message itself, and only those bury it.
+/// P5: only rejections of the message itself count as attempts, and only those dead-letter it.
 fn outages_do_not_count(events: Events<'_>, attempts_max: u32) -> Option<Violation> {
     let mut counted: BTreeMap<MessageId, u32> = BTreeMap::new();
     let mut poison = BTreeSet::new();
@@ -96,7 +96,7 @@ fn outages_do_not_count(events: Events<'_>, attempts_max: u32) -> Option<Violati
     None
 }
 
-/// P2: nothing arrives that was not committed before, or that was taken back.
+/// P2: only committed messages arrive, and no cancelled ones.
 fn only_what_was_committed(events: Events<'_>) -> Option<Violation> {
     let mut committed = BTreeSet::new();
     let mut cancelled = BTreeSet::new();
@@ -120,7 +120,7 @@ fn only_what_was_committed(events: Events<'_>) -> Option<Violation> {
     None
 }
 
-/// P7: the bytes are the writer's, and a double click counts once.
+/// P7: the bytes are those of the writer, and a repeated mark counts once.
 fn bytes_and_marks(record: &Record) -> Option<Violation> {
     let mut payloads = BTreeMap::new();
     for (_, event) in &record.events {
@@ -147,7 +147,7 @@ fn bytes_and_marks(record: &Record) -> Option<Violation> {
     Some(broken("P7", Some(&name), format!("the dead letter {name} has other bytes than were committed")))
 }
 
-/// What was committed and is neither received nor given up nor taken back.
+/// Committed messages that were neither received nor dead-lettered nor cancelled.
 pub(crate) fn undelivered(events: Events<'_>, given_up: &BTreeSet<MessageId>) -> Vec<Name> {
     let mut open: BTreeMap<MessageId, &Name> = BTreeMap::new();
     let mut order = Vec::new();
@@ -167,7 +167,7 @@ pub(crate) fn undelivered(events: Events<'_>, given_up: &BTreeSet<MessageId>) ->
     order.iter().filter(is_open).map(|name| (*name).clone()).collect()
 }
 
-/// P1: whatever was committed is received in the end, or a person knows of it.
+/// P1: every committed message is received in the end, or an operator can see why not.
 fn everything_arrives(record: &Record) -> Option<Violation> {
     let missing = undelivered(&record.events, &given_up(&record.dead, &record.parked));
     let first = missing.first()?;
@@ -184,7 +184,7 @@ fn everything_arrives(record: &Record) -> Option<Violation> {
     Some(broken("P1", Some(first), sentence))
 }
 
-/// P3: first appearances of one key's messages follow commit order.
+/// P3: first receipts of one key's messages follow commit order.
 fn in_commit_order(record: &Record) -> Option<Violation> {
     let orders = orders(record);
     let excepted = excepted(&record.events);
@@ -210,7 +210,7 @@ fn in_commit_order(record: &Record) -> Option<Violation> {
     None
 }
 
-/// Each key's messages in the order that was promised.
+/// Each key's messages in the promised order.
 fn orders(record: &Record) -> BTreeMap<ByteString, Vec<MessageId>> {
     let mut orders: BTreeMap<ByteString, Vec<MessageId>> = BTreeMap::new();
     let plan = |key: &str| record.scenario.keys.iter().find(|plan| plan.name == key);
@@ -221,14 +221,14 @@ fn orders(record: &Record) -> BTreeMap<ByteString, Vec<MessageId>> {
             orders.entry(name.key.clone()).or_default().push(name.id);
         }
     }
-    // A scheduled message's place begins when it enters the log.
+    // A scheduled message takes its place in the order when it enters the log.
     for name in record.entered.iter().filter(|name| plan(&name.key).is_some_and(|plan| plan.scheduled)) {
         orders.entry(name.key.clone()).or_default().push(name.id);
     }
     orders
 }
 
-/// Messages that were discarded, or buried by a route that goes on.
+/// Messages that were discarded, or dead-lettered by a route whose keys continue.
 fn excepted(events: Events<'_>) -> BTreeSet<MessageId> {
     let mut going_on = BTreeSet::new();
     let mut excepted = BTreeSet::new();
@@ -239,7 +239,7 @@ fn excepted(events: Events<'_>) -> BTreeSet<MessageId> {
             {
                 going_on.insert(name.id);
             }
-            // Whoever buried it may have died before that was recorded, and the next one may find it mended.
+            // The relay may have died before it recorded the dead letter, and the next relay may find the broker fixed.
             Event::Refused { name, class: "poison" } if going_on.contains(&name.id) => {
                 excepted.insert(name.id);
             }
@@ -252,7 +252,7 @@ fn excepted(events: Events<'_>) -> BTreeSet<MessageId> {
     excepted
 }
 
-/// P4: in a calm run, a key without failures flows, whatever others do.
+/// P4: in a calm run, a key without failures makes progress, whatever other keys do.
 fn other_keys_flow(events: Events<'_>, scenario: &Scenario) -> Option<Violation> {
     if !scenario.calm {
         return None;

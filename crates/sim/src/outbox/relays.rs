@@ -1,4 +1,4 @@
-//! Relays that are killed, paused, stopped and started again.
+//! Hosts that kill, pause, stop and restart relays.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -21,13 +21,13 @@ use relevo_core::random::SplitMix64;
 /// Longer than any run.
 const FOREVER: Duration = Duration::from_hours(24);
 
-/// Where one relay runs, again and again.
+/// A host that runs one relay at a time and restarts it.
 pub struct Host {
     /// Its number.
     pub number: usize,
-    /// What happens.
+    /// The scenario.
     pub scenario: Arc<Scenario>,
-    /// Where it is written down.
+    /// The history.
     pub history: Arc<History>,
     /// The store's server.
     pub server: Arc<Server>,
@@ -35,14 +35,14 @@ pub struct Host {
     pub far_side: Arc<FarSide>,
     /// The network.
     pub wire: Wire,
-    /// How the relay is wrong, if it is.
+    /// The fault of the relay, if any.
     pub mutant: Option<Mutant>,
 }
 
 type Running = Pin<Box<dyn Future<Output = Result<(), RelayError>> + Send>>;
 
 impl Host {
-    /// Runs relays, one after the other. Ends only if one stops by itself.
+    /// Runs relays one after the other. Returns only if a relay stops by itself.
     pub async fn work(self) {
         let mut random = SplitMix64::for_part(self.scenario.seed, "relay", self.number as u64);
         sleep(random.millis(0, 3000)).await;
@@ -70,7 +70,7 @@ impl Host {
         Box::pin(relay.expect("scenarios have valid configurations").run(stop))
     }
 
-    /// Lets a relay run until something ends it. False if it ended itself.
+    /// Runs a relay until something ends it. Returns `false` if it ended by itself.
     async fn live(&self, mut running: Running, stop: &CancellationToken, random: &mut SplitMix64) -> bool {
         let faults = &self.scenario.relay;
         loop {
@@ -78,7 +78,7 @@ impl Host {
                 Some(longest) if !self.is_quiet() => random.time(Duration::from_millis(100), longest),
                 _ => FOREVER,
             };
-            // Dropping what `timeout` borrows does not drop the relay: it is merely not polled for a while.
+            // `timeout` only borrows the relay. Dropping the timeout pauses the relay and does not drop it.
             if timeout(life, &mut running).await.is_ok() {
                 return false;
             }

@@ -1,4 +1,4 @@
-//! What a seed means: who writes, who relays, what goes wrong and when.
+//! Scenarios: which writers and relays a seed creates, and which faults happen when.
 
 use std::time::Duration;
 
@@ -10,120 +10,120 @@ use crate::line::{CallFaults, Weather};
 use crate::span::Span;
 use relevo_core::random::SplitMix64;
 
-/// A key and what its writers do with it.
+/// A key and how its writers use it.
 #[derive(Clone, Debug)]
 pub struct KeyPlan {
     /// Its name.
     pub name: String,
-    /// Writers lock it before they emit, so that its order is promised.
+    /// Whether writers lock it before they emit. Its order is then guaranteed.
     pub locked: bool,
     /// Its messages are scheduled.
     pub scheduled: bool,
-    /// Which addresses its messages go to.
+    /// The addresses of its messages.
     pub addresses: Vec<usize>,
-    /// How many of a thousand messages fail.
+    /// The number of failing messages per thousand.
     pub trouble: u64,
 }
 
-/// An address and when it takes nothing.
+/// An address and when it rejects messages.
 #[derive(Clone, Debug)]
 pub struct AddressPlan {
-    /// The topic, which is the address too.
+    /// The topic, which is also the address.
     pub topic: String,
-    /// When nothing passes until somebody mends it.
+    /// When it rejects every message.
     pub blocked: Vec<Span>,
-    /// When it asks for a pause.
+    /// When it requests a pause.
     pub throttled: Vec<Span>,
 }
 
-/// How many of a thousand messages to the broker go wrong, and how.
+/// Faults per thousand messages to the broker.
 #[derive(Clone, Debug, Default)]
 pub struct BrokerFaults {
-    /// It takes up to a second.
+    /// The message takes up to a second.
     pub slow: u64,
-    /// It arrives after its sender has given it up.
+    /// The message arrives after its sender's deadline.
     pub late: u64,
-    /// It never arrives.
+    /// The message never arrives.
     pub vanished: u64,
-    /// It arrives, and the answer is lost.
+    /// The message arrives, and the confirmation is lost.
     pub unanswered: u64,
     /// The connection breaks, with everything on it.
     pub cut: u64,
 }
 
-/// What happens to relays.
+/// Faults of relays.
 #[derive(Clone, Debug, Default)]
 pub struct RelayFaults {
-    /// How long one lives at most before something happens to it; `None` for ever.
+    /// The maximum time before a fault. `None` means no faults.
     pub life: Option<Duration>,
-    /// How many of a thousand happenings are deaths.
+    /// How many of a thousand faults are kills.
     pub killed: u64,
-    /// How many are pauses; the rest are polite stops.
+    /// How many of a thousand faults are pauses. The rest are orderly stops.
     pub paused: u64,
 }
 
-/// What becomes of dead letters in the end.
+/// What happens to dead letters at the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
-    /// The broker is mended and they are redriven.
+    /// The broker is fixed, and they are redriven.
     Redrive,
     /// They are discarded.
     Discard,
-    /// They stay, and what waits behind them.
+    /// They stay, with the messages that wait behind them.
     Leave,
 }
 
-/// A whole run.
+/// A complete run.
 #[derive(Clone, Debug)]
 pub struct Scenario {
-    /// Where it came from.
+    /// The seed of the scenario.
     pub seed: u64,
-    /// Nothing goes wrong but messages and addresses, so that whatever else is late is late because of them.
+    /// Only messages and addresses fail, so any other delay is caused by them.
     pub calm: bool,
-    /// Shards to begin with.
+    /// The number of shards at the start.
     pub shards: u16,
-    /// How many relays.
+    /// The number of relays.
     pub relays: usize,
-    /// How many writers.
+    /// The number of writers.
     pub writers: u64,
-    /// The mean pause of a writer between transactions.
+    /// The mean delay of a writer between transactions.
     pub pause: Duration,
-    /// The longest that a transaction stays open.
+    /// The longest time that a transaction stays open.
     pub open_max: Duration,
     /// The keys.
     pub keys: Vec<KeyPlan>,
     /// The addresses.
     pub addresses: Vec<AddressPlan>,
-    /// How long things go wrong.
+    /// How long faults happen.
     pub faults_for: Duration,
-    /// How relays are configured.
+    /// The configuration of the relays.
     pub config: Config,
-    /// How many attempts a message has.
+    /// The maximum number of attempts per message.
     pub attempts_max: u32,
-    /// The broker itself keeps the order of a key's messages in flight.
+    /// Whether the broker keeps the order of a key's messages in flight.
     pub fenced: bool,
-    /// How long settled messages are kept.
+    /// How long settled messages are retained.
     pub retention: Duration,
-    /// What the store does.
+    /// The fault rates of the store.
     pub store: CallFaults,
-    /// What the broker does.
+    /// The fault rates of the broker.
     pub broker: BrokerFaults,
-    /// What happens to relays.
+    /// The faults of relays.
     pub relay: RelayFaults,
-    /// When the database is away; it restarts, and open transactions are lost, where this says so.
+    /// When the database is down. The flag is whether it restarts, which loses open transactions.
     pub database_away: Vec<(Span, bool)>,
-    /// When the broker is away.
+    /// When the broker is down.
     pub broker_away: Vec<Span>,
-    /// When an operator regroups, and into how many shards.
+    /// When an operator requests resharding, and the number of shards.
     pub regroups: Vec<(Duration, u16)>,
-    /// How often an operator looks at dead letters.
+    /// How often an operator checks the dead letters.
     pub operator_every: Duration,
-    /// What becomes of dead letters in the end.
+    /// What happens to dead letters at the end.
     pub ending: Ending,
 }
 
 impl Scenario {
-    /// The scenario of a seed.
+    /// Creates the scenario of a seed.
     pub fn of(seed: u64) -> Self {
         let mut random = SplitMix64::for_part(seed, "scenario", 0);
         let random = &mut random;
@@ -162,7 +162,7 @@ impl Scenario {
         scenario
     }
 
-    /// What a line to the store has to bear.
+    /// The faults of a link to the store.
     pub fn weather(&self) -> Weather {
         Weather {
             faults: self.store.clone(),
@@ -173,7 +173,8 @@ impl Scenario {
     }
 
     fn go_wrong(&mut self, random: &mut SplitMix64) {
-        // Each kind of fault is often absent, so that the others are seen alone; in some runs the rest is frequent.
+        // Each kind of fault is often absent, so that others occur alone. In some runs the remaining faults are
+        // frequent.
         let times = if self.seed % 5 == 4 { 6 } else { 1 };
         let mut share = |max: u64| if random.permille(400) { 0 } else { (random.between(1, max) * times).min(1000) };
         self.store =

@@ -1,4 +1,4 @@
-//! The store's server as the history sees it: what each call did, at the moment when it did it.
+//! The store's server. It records the effect of each call at the moment of the effect.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
@@ -15,14 +15,14 @@ use uuid::Uuid;
 use crate::history::{Name, lock};
 use crate::outbox::event::{Dead, Event, Grant, History};
 
-/// A store that writes down what is done to it.
+/// A store that records every change in the history.
 pub struct Server {
     inner: Arc<dyn Store>,
     history: Arc<History>,
     known: Mutex<Known>,
 }
 
-/// What was seen before, to name what is spoken of later.
+/// Names seen earlier, to name messages in later calls.
 #[derive(Default)]
 struct Known {
     leases: BTreeSet<Lease>,
@@ -31,7 +31,7 @@ struct Known {
 }
 
 impl Server {
-    /// Watches a store.
+    /// Wraps a store.
     pub fn new(inner: Arc<dyn Store>, history: Arc<History>) -> Self {
         Self { inner, history, known: Mutex::default() }
     }

@@ -1,4 +1,4 @@
-//! The store as a relay reaches it: over a network that loses, repeats and delays, to a server that goes away.
+//! A relay's link to the store: a network that loses, repeats and delays calls, and a server that can be down.
 
 use std::sync::Arc;
 
@@ -13,14 +13,14 @@ use crate::line::Line;
 use crate::outbox::event::Event;
 use crate::outbox::server::Server;
 
-/// One relay's way to the store.
+/// One relay's access to the store.
 pub struct FaultyStore {
     server: Arc<Server>,
     line: Line<Event>,
 }
 
 impl FaultyStore {
-    /// A store at the end of a line.
+    /// Creates a store behind a link.
     pub const fn new(server: Arc<Server>, line: Line<Event>) -> Self {
         Self { server, line }
     }

@@ -1,4 +1,4 @@
-//! One run: everything of a scenario together, until all is delivered or time is up.
+//! One run: executes a scenario until all messages are delivered or the time is over.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -25,29 +25,29 @@ use crate::outbox::writers::Writer;
 use crate::verdict::Verdict;
 use crate::wire::Wire;
 
-/// How long the quiet period lasts at most.
+/// The maximum length of the period after the faults.
 const DRAIN_MAX: Duration = Duration::from_mins(30);
 
-/// What a run left behind, for the oracles.
+/// The result of a run, for the oracles.
 #[derive(Debug)]
 pub struct Record {
-    /// What was to happen.
+    /// The scenario.
     pub scenario: Arc<Scenario>,
-    /// What happened.
+    /// The events.
     pub events: Vec<(Duration, Event)>,
-    /// What entered the log, in commit order.
+    /// The messages that entered the log, in commit order.
     pub entered: Vec<Name>,
-    /// The dead letters in the end.
+    /// The dead letters at the end.
     pub dead: Vec<DeadLetter>,
-    /// The parked keys in the end.
+    /// The parked keys at the end.
     pub parked: Vec<Parked>,
 }
 
-/// Runs a seed, with a relay that is wrong in some way or with the real one.
+/// Runs a seed, with a mutant or with the real relay.
 pub fn run(seed: u64, mutant: Option<Mutant>) -> Verdict<Event> {
     let runtime = Builder::new_current_thread().enable_time().start_paused(true).build();
     let runtime = runtime.expect("a runtime without I/O needs nothing that could be missing");
-    // Inside: the clock that stands still is the runtime's.
+    // Inside the runtime, because the paused clock belongs to it.
     let record = runtime.block_on(async { World::new(Scenario::of(seed), mutant).live().await });
     let violations = oracles::judge(&record);
     Verdict { seed, violations, fingerprint: fingerprint(&record.events), events: record.events }
@@ -87,7 +87,7 @@ impl World {
         self.history.record(Event::Quiet);
         self.far_side.calm_down(self.scenario.ending == Ending::Redrive);
         self.drain(&mut people).await;
-        // What is still on the wire arrives.
+        // Let messages arrive that are still on the network.
         sleep(LATE_MAX).await;
         while let Some(ended) = relays.try_join_next() {
             if ended.is_err() {
@@ -165,14 +165,14 @@ impl World {
             return false;
         }
         let dead = self.outbox.dead(MAIN);
-        // A mark that nobody has carried out yet frees a key.
+        // A mark that no relay has applied yet will free a key.
         let is_marked = |letter: &DeadLetter| matches!(letter.state.as_str(), "redriving" | "discarding");
         let events = self.history.events();
         !dead.iter().any(is_marked) && oracles::undelivered(&events, &given_up(&dead, &parked)).is_empty()
     }
 }
 
-/// What is dead, and what waits behind it.
+/// Dead letters, and the messages that wait behind them.
 pub(crate) fn given_up(dead: &[DeadLetter], parked: &[Parked]) -> BTreeSet<MessageId> {
     let dead = dead.iter().filter(|letter| letter.state == "dead").map(|letter| letter.message.id);
     let behind = parked.iter().filter(|key| key.state == KeyState::Dead).flat_map(|key| &key.queue);

@@ -1,4 +1,4 @@
-//! Applications: transactions over several keys that commit, roll back, or stay open for long.
+//! Simulated applications. Their transactions span several keys and commit, roll back, or stay open for a long time.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,26 +16,26 @@ use crate::outbox::event::{Event, History};
 use crate::outbox::scenario::Scenario;
 use relevo_core::random::SplitMix64;
 
-/// What the far side makes of a message; it is written in the message's type.
+/// How the broker treats a message. The message's type contains it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// It passes.
+    /// The broker accepts it.
     Plain,
-    /// It can never pass, until the far side is mended.
+    /// The broker rejects it permanently, until the broker is fixed.
     Poison,
-    /// It is refused so many times.
+    /// The broker rejects it this many times.
     Transient(u32),
-    /// It takes the connection down each time.
+    /// It breaks the connection each time.
     Killer,
 }
 
 impl Kind {
-    /// Reads it from a message.
+    /// Reads the behaviour from a message.
     pub fn of(message: &Message) -> Self {
         Self::parse(&message.kind)
     }
 
-    /// Reads it from a message's type.
+    /// Parses the behaviour from a message's type.
     pub fn parse(kind: &str) -> Self {
         match kind.split_once('-') {
             Some(("transient", times)) => Self::Transient(times.parse().unwrap_or(1)),
@@ -55,7 +55,7 @@ impl Kind {
     }
 }
 
-/// The locks that writers take: one a key.
+/// The locks of the writers, one per key.
 pub type Locks = Arc<Vec<Arc<Mutex<()>>>>;
 
 /// One application.
@@ -69,14 +69,14 @@ pub struct Writer {
     waiting: Vec<Name>,
 }
 
-/// What a transaction has emitted so far.
+/// A message that a transaction has emitted.
 struct Emitted {
     name: Name,
     event: Event,
 }
 
 impl Writer {
-    /// A writer with chances of its own.
+    /// Creates a writer with its own random numbers.
     pub fn new(outbox: Outbox, history: Arc<History>, scenario: Arc<Scenario>, locks: Locks, number: u64) -> Self {
         let random = SplitMix64::for_part(scenario.seed, "writer", number);
         Self { outbox, history, scenario, locks, random, waiting: Vec::new() }
@@ -97,7 +97,7 @@ impl Writer {
         let most = self.scenario.keys.len().min(3) - 1;
         let mut keys: Vec<usize> =
             (0..=self.random.count(0, most)).map(|_| self.random.count(0, self.scenario.keys.len() - 1)).collect();
-        // In one order, as `emit_many` does, so that two writers never wait for each other.
+        // In a fixed order, as `emit_many` does, so that two writers never deadlock.
         keys.sort_unstable();
         keys.dedup();
         let mut guards = Vec::new();
@@ -118,7 +118,7 @@ impl Writer {
         if transaction.commit().is_err() {
             return self.rolled_back(emitted);
         }
-        // Nothing runs between the commit and this, so that the history has commits in their order.
+        // No other task runs between the commit and this, so the history contains commits in their order.
         for emitted in emitted {
             if matches!(emitted.event, Event::Committed { scheduled: true, .. }) {
                 self.waiting.push(emitted.name);
@@ -190,7 +190,7 @@ impl Writer {
         let again = draft.id.is_some() && self.random.permille(500);
         let id = transaction.emit(draft.clone())?;
         if again {
-            // A caller that tries once more: its id keeps the message from being there twice.
+            // A caller that retries. Because of its id, the message is not emitted twice.
             transaction.emit(draft)?;
         }
         let name = Name { id, key: ByteString::from(plan.name.as_str()) };

@@ -1,25 +1,25 @@
-//! How an outbox is set up.
+//! The settings of an outbox.
 
 use std::time::Duration;
 
 use jiff::Timestamp;
 use relevo_core::Limits;
 
-/// The destination that every outbox begins with.
+/// The destination that every outbox has at the start.
 pub const MAIN: &str = "main";
 
-/// How an outbox is set up.
+/// The settings of an outbox.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// Shards of the destination [`MAIN`].
     pub shards: u16,
-    /// How long settled messages are kept.
+    /// How long settled messages are retained.
     pub retention: Duration,
-    /// How large messages may be.
+    /// The size limits of messages.
     pub limits: Limits,
-    /// What the clock says when the outbox is made.
+    /// The time of the clock when the outbox is created.
     pub started_at: Timestamp,
-    /// Where ids come from: the same seed and the same calls give the same ids.
+    /// The seed for ids. The same seed and the same calls give the same ids.
     pub seed: u64,
 }
 
@@ -35,11 +35,11 @@ impl Default for Settings {
     }
 }
 
-/// Where a new destination begins.
+/// The position where a new destination starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Start {
-    /// With what is committed from now on.
+    /// Messages that commit from now on.
     Now,
-    /// With the oldest message that the log still has.
+    /// The oldest retained message.
     Oldest,
 }

@@ -1,4 +1,4 @@
-//! Dead letters: operators mark them, the owner of their shard acts.
+//! Dead letters. Operators mark them, and the relay that holds the shard's lease acts.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +10,7 @@ use crate::leases::Destination;
 use crate::parking::{Header, Key, Waiting};
 use crate::state::{Micros, timestamp};
 
-/// How far a dead letter has come.
+/// The state of a dead letter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DeadState {
     Dead,
@@ -62,7 +62,7 @@ impl Letter {
 }
 
 impl Destination {
-    /// Buries a message; one that was redriven and failed again reopens its letter.
+    /// Dead-letters a message. If it was redriven and failed again, its dead letter is reopened.
     pub(crate) fn bury(&mut self, entry: Entry, stopped: &Stopped, now: Micros) {
         let letter = Letter {
             error: stopped.error.clone(),
@@ -94,7 +94,7 @@ impl Destination {
             .collect()
     }
 
-    /// Marks what is dead and unmarked; says how many.
+    /// Marks unmarked dead letters and returns how many.
     pub(crate) fn mark(&mut self, mark: &Mark, state: DeadState, now: Micros) -> u64 {
         let mut count = 0;
         for letter in self.dead.values_mut().filter(|letter| letter.state == DeadState::Dead) {
@@ -109,13 +109,13 @@ impl Destination {
         count
     }
 
-    /// Carries out the marks of these shards.
+    /// Applies the operator marks of these shards.
     pub(crate) fn carry_out_marks(&mut self, held: &BTreeSet<u16>, now: Micros) {
         let shards = self.count();
         let marked = |letter: &&mut Letter| matches!(letter.state, DeadState::Redrive | DeadState::Discard);
         let ours = |letter: &&mut Letter| held.contains(&shard_of(letter.entry.slot, shards));
         let mut carried = Vec::new();
-        // The last first: each goes to the front of its key, so that the first ends up before the others.
+        // In reverse order, because each message goes to the front of its key. The first one ends up before the others.
         for letter in self.dead.values_mut().rev().filter(marked).filter(ours) {
             let redrive = letter.state == DeadState::Redrive;
             letter.state = if redrive { DeadState::Redriven } else { DeadState::Discarded };
@@ -135,13 +135,13 @@ impl Destination {
         let held = self.parked.get(&key).is_some_and(|header| self.is_held_by(header).is_some());
         let header = self.parked.entry(key).or_insert_with(|| Header::due_now(now));
         header.queue.insert(number, entry);
-        // Held by another letter, the key waits for that one's person too.
+        // If another dead letter holds the key, the key waits for an operator to handle that one too.
         if !held {
             header.go_on(now);
         }
     }
 
-    /// A message was given up: the key that waited for it goes on.
+    /// Lets the key continue that waited for a discarded message.
     fn let_go(&mut self, key: &Key, now: Micros) {
         let Some(header) = self.parked.get(key) else { return };
         if !matches!(header.waiting, Waiting::Dead(_)) || self.is_held_by(header).is_some() {

@@ -1,4 +1,4 @@
-//! The inbox in memory: the same tables, locks and answers as a database has.
+//! The in-memory inbox, with the same tables, locks and results as a database.
 
 pub(crate) mod dead;
 pub(crate) mod desk;
@@ -32,14 +32,14 @@ use crate::outbox::lock;
 use crate::state::State;
 use crate::transaction::{Transaction, TransactionError};
 
-/// One consumer's inbox. Cheap to clone; nothing is held between calls but what a transaction holds.
+/// One consumer's inbox. Cheap to clone. Only an open transaction holds locks between calls.
 #[derive(Clone, Debug)]
 pub struct Inbox {
     state: Arc<Mutex<State>>,
     asking: Asking,
 }
 
-/// Who asks, and what is kept for it.
+/// The calling consumer and its retention settings.
 #[derive(Clone, Debug)]
 pub(crate) struct Asking {
     pub(crate) consumer: Arc<str>,
@@ -52,14 +52,14 @@ impl Asking {
     }
 }
 
-/// A transaction that was opened, by its token, or why there is none.
+/// An open transaction by its token, or why none was opened.
 pub(crate) enum Opened {
     Open(u64, Vec<Entered>),
     Lost,
 }
 
 impl State {
-    /// The tables of whoever asks.
+    /// The tables of the calling consumer.
     pub(crate) fn desk(&mut self, asking: &Asking) -> &mut Desk {
         self.desks.entry(asking.consumer.to_string()).or_default()
     }
@@ -72,7 +72,7 @@ impl Inbox {
         Self { state: Arc::clone(state), asking }
     }
 
-    /// Opens a transaction as soon as nothing is in its way.
+    /// Opens a transaction as soon as no other transaction blocks it.
     async fn open(&self, attempt: impl FnMut(&mut State) -> Option<Opened>) -> Begun<Transaction> {
         match patiently(&self.state, attempt).await {
             Some(Opened::Open(token, entered)) => Begun::Open(Transaction::of(&self.state, token), entered),
@@ -165,13 +165,13 @@ impl inbox::Inbox for Inbox {
     }
 
     async fn give_back(&self, owner: Uuid, lanes: &[Lane]) -> Result<(), StoreError> {
-        // A transaction that is open in one of them keeps others from taking it until it ends.
+        // An open transaction in one of these lanes prevents other members from taking it until the transaction ends.
         lock(&self.state).desk(&self.asking).give_back(owner, lanes);
         Ok(())
     }
 
     async fn leave(&self, owner: Uuid) -> Result<(), StoreError> {
-        // A lane whose owner is not there is free for whoever asks.
+        // A lane whose owner does not exist is free for any member.
         lock(&self.state).desk(&self.asking).members.remove(&owner);
         Ok(())
     }

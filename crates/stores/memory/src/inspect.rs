@@ -1,4 +1,4 @@
-//! What tests and oracles look at.
+//! Read access for tests and oracles.
 
 use relevo_core::store::{DeadFilter, DeadLetter, Entry, Position};
 
@@ -6,16 +6,16 @@ use crate::leases::Shard;
 use crate::outbox::{Outbox, lock};
 use crate::parking::Waiting;
 
-/// Why a parked key waits.
+/// What a parked key waits for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KeyState {
-    /// For its time.
+    /// The time of its next attempt.
     Retrying,
-    /// For this address.
+    /// This held address.
     Held(String),
-    /// For its time, to be sent alone.
+    /// The time of its next attempt, when it is sent alone.
     Quarantined,
-    /// For a person.
+    /// An operator.
     Dead,
 }
 
@@ -24,33 +24,33 @@ pub enum KeyState {
 pub struct Parked {
     /// The key.
     pub key: String,
-    /// Why it waits.
+    /// What it waits for.
     pub state: KeyState,
     /// Counted attempts of its first message.
     pub attempts: u32,
-    /// What waits, in order.
+    /// The waiting messages, in order.
     pub queue: Vec<Entry>,
 }
 
 impl Outbox {
-    /// Everything ever committed into the log, in commit order, what retention dropped included.
+    /// Every message ever committed to the log, in commit order, including those deleted by retention.
     pub fn committed(&self) -> Vec<Entry> {
         lock(self.state()).log.history.clone()
     }
 
-    /// What the log still has of it, in sequence order.
+    /// The retained messages of the log, in sequence order.
     pub fn kept(&self) -> Vec<Entry> {
         let state = lock(self.state());
         let rows = state.log.rows.values().filter(|row| state.log.is_committed(row));
         rows.map(|row| row.entry.clone()).collect()
     }
 
-    /// How many messages wait for their time.
+    /// The number of scheduled messages.
     pub fn scheduled(&self) -> usize {
         lock(self.state()).scheduled.len()
     }
 
-    /// A destination's parked keys, ordered by slot and key; none if there is no such destination.
+    /// The parked keys of a destination, ordered by slot and key. Empty if the destination does not exist.
     pub fn parked(&self, destination: &str) -> Vec<Parked> {
         let state = lock(self.state());
         let parked = state.destinations.get(destination).into_iter().flat_map(|it| &it.parked);
@@ -69,7 +69,7 @@ impl Outbox {
             .collect()
     }
 
-    /// A destination's dead letters, whatever became of them, the oldest message first.
+    /// The dead letters of a destination in any state, the oldest message first.
     pub fn dead(&self, destination: &str) -> Vec<DeadLetter> {
         let state = lock(self.state());
         let letters = state.destinations.get(destination);
@@ -78,7 +78,7 @@ impl Outbox {
             .unwrap_or_default()
     }
 
-    /// Where a destination's shards stand.
+    /// The positions of a destination's shards.
     pub fn progress(&self, destination: &str) -> Vec<Position> {
         let state = lock(self.state());
         let shards = state.destinations.get(destination).into_iter().flat_map(|it| &it.shards);

@@ -1,4 +1,4 @@
-//! One destination: its members, its shards, and who holds them.
+//! One destination: its relays, its shards and their leases.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +11,7 @@ use crate::parking::{Header, HeldAddress, Key};
 use crate::regroup::Regroup;
 use crate::state::{Micros, micros};
 
-/// A destination's own tables.
+/// The tables of one destination.
 #[derive(Debug)]
 pub(crate) struct Destination {
     pub(crate) on: bool,
@@ -22,7 +22,7 @@ pub(crate) struct Destination {
     pub(crate) holds: BTreeMap<String, HeldAddress>,
     /// Dead letters by the sequence number of their message.
     pub(crate) dead: BTreeMap<i64, Letter>,
-    /// Queue numbers are never given out twice, so that a late answer cannot mean another message.
+    /// Queue numbers are never reused, so that a late result cannot apply to another message.
     pub(crate) queue_back: i64,
     pub(crate) queue_front: i64,
 }
@@ -37,7 +37,7 @@ pub(crate) struct Shard {
     pub(crate) epoch: i64,
     pub(crate) owner: Option<Uuid>,
     until: Micros,
-    /// Insert-only, oldest first: when it was settled, and how far.
+    /// Insert-only, oldest first: the time of the settlement and the position.
     pub(crate) progress: Vec<(Micros, Position)>,
 }
 
@@ -66,7 +66,7 @@ impl Destination {
         }
     }
 
-    /// How many shards there are; never more than there are slots.
+    /// The number of shards. There are never more shards than slots.
     pub(crate) fn count(&self) -> u16 {
         u16::try_from(self.shards.len()).unwrap_or(u16::MAX)
     }
@@ -108,7 +108,7 @@ impl Destination {
         held.map(|(shard, row)| Lease { shard, shards, epoch: row.epoch, owner }).collect()
     }
 
-    /// Whether the lease is still the shard's: not whether it has expired, for nobody has taken it yet.
+    /// Whether the lease still owns the shard. An expired lease does, as long as no other relay has taken the shard.
     pub(crate) fn is_held(&self, lease: &Lease) -> bool {
         lease.shards == self.count()
             && self
@@ -117,7 +117,7 @@ impl Destination {
                 .is_some_and(|row| row.epoch == lease.epoch && row.owner == Some(lease.owner))
     }
 
-    /// Those of the leases' shards that are still held.
+    /// The shards whose lease is still valid.
     pub(crate) fn held_shards(&self, leases: &[Lease]) -> BTreeSet<u16> {
         leases.iter().filter(|lease| self.is_held(lease)).map(|lease| lease.shard).collect()
     }

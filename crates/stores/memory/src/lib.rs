@@ -1,8 +1,9 @@
-//! An outbox in memory that behaves as the PostgreSQL store does: transactions with late commits, ticks and windows,
-//! leases with epochs, parked keys, dead letters. And an inbox: rows, lanes, the retry table, redrive and replay.
+//! An in-memory outbox that behaves like the PostgreSQL store: transactions with late commits, ticks and windows,
+//! leases with epochs, parked keys and dead letters. It also has an inbox: rows, lanes, the retry table, redrive and
+//! replay.
 //!
-//! It is the model that the other stores are compared with, and what the simulator runs on: everything in it is ordered,
-//! ids come from a seed, and time is tokio's, so that a paused clock drives it and a run can be repeated exactly.
+//! The other stores are compared with this model, and the simulator runs on it. All data is ordered, ids come from a
+//! seed, and time is tokio's. A paused clock can drive it, and a run can be repeated exactly.
 //!
 //! ```
 //! # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {

@@ -1,4 +1,4 @@
-//! The log: rows, transaction numbers, snapshots, ticks and windows, as PostgreSQL has them.
+//! The log: rows, transaction numbers, snapshots, ticks and windows, as in PostgreSQL.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -9,10 +9,10 @@ use relevo_core::store::{Ceiling, Entry, Lease, Page, Position, Read, StoreError
 
 use crate::state::Micros;
 
-/// The first transaction number; nothing that is not relative depends on it.
+/// The first transaction number. Any value works, because numbers are only compared with each other.
 const FIRST_XID: i64 = 1000;
 
-/// Which transactions a moment sees: those below `xmax` that are not in `xip`.
+/// The transactions visible at one moment: those below `xmax` that are not in `xip`.
 #[derive(Clone, Debug)]
 pub(crate) struct Snapshot {
     xmax: i64,
@@ -21,19 +21,19 @@ pub(crate) struct Snapshot {
 }
 
 impl Snapshot {
-    /// Rows of transactions that rolled back are gone, so that ended means committed.
+    /// Rows of rolled-back transactions are deleted, so an ended transaction has committed.
     pub(crate) fn sees(&self, xid: i64) -> bool {
         xid < self.xmax && !self.xip.contains(&xid)
     }
 }
 
-/// A moment of the log at which windows begin and end.
+/// A moment of the log at which windows start and end.
 #[derive(Clone, Debug)]
 pub(crate) struct Tick {
     pub(crate) snapshot: Snapshot,
-    /// The last sequence number given out, read after the snapshot.
+    /// The last assigned sequence number, read after the snapshot.
     high: i64,
-    /// The next transaction number, read after that.
+    /// The next transaction number, read after `high`.
     bound: i64,
     pub(crate) made: Micros,
 }
@@ -48,17 +48,17 @@ pub(crate) struct Row {
 #[derive(Debug)]
 pub(crate) struct Log {
     next_xid: i64,
-    /// The last sequence number given out, whether its transaction commits or not.
+    /// The last assigned sequence number, whether or not its transaction commits.
     high: i64,
-    /// Transactions that have a number and have not ended.
+    /// Open transactions that have a number.
     running: BTreeSet<i64>,
     ended_max: i64,
-    /// Rows by sequence number, those of open transactions among them.
+    /// Rows by sequence number, including those of open transactions.
     pub(crate) rows: BTreeMap<i64, Row>,
-    /// The rows' (xid, seq): late transactions are looked up by their numbers.
+    /// The (xid, seq) of each row, to find rows of late transactions.
     by_xid: BTreeSet<(i64, i64)>,
     pub(crate) ticks: BTreeMap<i64, Tick>,
-    /// Every entry ever committed, in commit order: what oracles compare with.
+    /// Every message ever committed, in commit order. Oracles compare with it.
     pub(crate) history: Vec<Entry>,
 }
 
@@ -78,7 +78,7 @@ impl Log {
         }
     }
 
-    /// Gives a transaction its number.
+    /// Assigns a number to a transaction.
     pub(crate) fn assign(&mut self) -> i64 {
         let xid = self.next_xid;
         self.next_xid += 1;
@@ -86,7 +86,7 @@ impl Log {
         xid
     }
 
-    /// Takes the next sequence number for a row of a transaction that is still open.
+    /// Adds a row to an open transaction and assigns the next sequence number.
     pub(crate) fn insert(&mut self, xid: i64, message: Arc<Message>, entered: Micros) -> i64 {
         self.high += 1;
         let seq = self.high;
@@ -96,14 +96,14 @@ impl Log {
         seq
     }
 
-    /// Removes a row: rolled back, or dropped by retention. Its sequence number is never given out again.
+    /// Removes a row after a rollback or by retention. Its sequence number is never used again.
     pub(crate) fn remove(&mut self, seq: i64) -> Option<Row> {
         let row = self.rows.remove(&seq)?;
         self.by_xid.remove(&(row.xid, seq));
         Some(row)
     }
 
-    /// Ends a transaction: from now on snapshots see what is left of it.
+    /// Ends a transaction. From now on, snapshots see its remaining rows.
     pub(crate) fn end(&mut self, xid: i64) {
         let entries = self.by_xid.range((xid, 0)..=(xid, i64::MAX)).filter_map(|(_, seq)| self.rows.get(seq));
         self.history.extend(entries.map(|row| row.entry.clone()));
@@ -116,7 +116,7 @@ impl Log {
         Snapshot { xmax, xip: self.running.range(..xmax).copied().collect() }
     }
 
-    /// Whether a row's transaction has committed.
+    /// Whether the transaction of a row has committed.
     pub(crate) fn is_committed(&self, row: &Row) -> bool {
         !self.running.contains(&row.xid)
     }
@@ -125,7 +125,7 @@ impl Log {
         self.ticks.last_key_value().map_or(0, |(number, _)| *number)
     }
 
-    /// A tick of this moment, made only if it would differ from the newest one.
+    /// Creates a tick, unless it would equal the newest one. Returns the number of the newest tick.
     pub(crate) fn tick(&mut self, now: Micros) -> i64 {
         let newest = self.newest_tick();
         let idle = self.ticks.get(&newest).is_some_and(|tick| {
@@ -137,14 +137,14 @@ impl Log {
         }
         let snapshot = self.snapshot();
         let high = self.high;
-        // The tick's own transaction has a number too; it ends here, so that the next snapshot is above it.
+        // The tick's own transaction also has a number. It ends here, so that the next snapshot is above it.
         let bound = self.assign();
         self.end(bound);
         self.ticks.insert(newest + 1, Tick { snapshot, high, bound, made: now });
         newest + 1
     }
 
-    /// Reads a page; `tick` makes or finds the tick at which a new window ends.
+    /// Reads a page. `tick` creates or finds the tick at which a new window ends.
     pub(crate) fn read(&mut self, read: &Read<'_>, now: Micros) -> Result<Page, StoreError> {
         let mut window = read.after;
         if window.is_exhausted() {
@@ -187,11 +187,11 @@ impl Log {
         Ok(rows.filter(|row| is_new(row)).take(limit).map(|row| row.entry.clone()).collect())
     }
 
-    /// Rows after `place` of transactions that were open at the tick, and had numbers by then.
+    /// Rows after `place` of transactions that had a number at the tick but were still open.
     fn late(&self, tick: &Tick, place: i64) -> Vec<i64> {
         let listed = tick.snapshot.xip.iter();
         let listed = listed.flat_map(|xid| self.by_xid.range((*xid, place + 1)..=(*xid, i64::MAX)));
-        // No snapshot lists those that began after the last one that had ended.
+        // No snapshot lists transactions that began after the last ended one.
         let unlisted = self.by_xid.range((tick.snapshot.xmax, 0)..(tick.bound, 0));
         let seqs = listed.chain(unlisted).map(|(_, seq)| *seq);
         let mut late: Vec<i64> = seqs.filter(|seq| place < *seq && *seq <= tick.high).collect();
@@ -204,7 +204,7 @@ impl Log {
     }
 }
 
-/// Which slots belong to the leased shards.
+/// Marks the slots that belong to the leased shards.
 fn slots_of(leases: &[Lease]) -> Vec<bool> {
     let mut slots = vec![false; usize::from(SLOTS)];
     for lease in leases {

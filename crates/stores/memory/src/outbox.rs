@@ -1,4 +1,4 @@
-//! The outbox as a whole: what an administrator does to it, and where transactions begin.
+//! The outbox: administration and the start of transactions.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -17,12 +17,12 @@ use crate::state::{State, micros};
 use crate::store::Destination;
 use crate::transaction::Transaction;
 
-/// An outbox in memory. Cheap to clone: all clones are the same outbox.
+/// An in-memory outbox. Cheap to clone: all clones are the same outbox.
 #[derive(Clone, Debug)]
 pub struct Outbox(Arc<Mutex<State>>);
 
 impl Outbox {
-    /// An empty outbox with the destination [`MAIN`].
+    /// Creates an empty outbox with the destination [`MAIN`].
     pub fn new(settings: Settings) -> Self {
         let shards = settings.shards.clamp(1, SLOTS);
         let mut state = State::new(settings);
@@ -34,37 +34,37 @@ impl Outbox {
         &self.0
     }
 
-    /// Begins a transaction; several may be open at once.
+    /// Begins a transaction. Several transactions may be open at once.
     pub fn begin(&self) -> Transaction {
         Transaction::begin(&self.0)
     }
 
-    /// A handle on a consumer's inbox, as each of its members has one.
+    /// A handle to a consumer's inbox. Each member has its own.
     pub fn inbox(&self, consumer: &str, keeping: Keeping) -> Inbox {
         Inbox::new(&self.0, consumer, keeping)
     }
 
-    /// A handle on all inboxes, for an operator.
+    /// A handle to all inboxes, for operators.
     pub fn operator(&self) -> Operator {
         Operator::new(&self.0)
     }
 
-    /// The log as a source of replays, for messages that are sent like this.
+    /// The log as a source of replays, for messages that are sent with these routes and this source.
     pub fn log(&self, sending: Sending) -> OutboxLog {
         OutboxLog::new(&self.0, sending)
     }
 
-    /// What applications committed to the ledger, in the order of the commits.
+    /// The lines that applications committed to the ledger, in commit order.
     pub fn ledger(&self) -> Vec<String> {
         lock(&self.0).ledger.clone()
     }
 
-    /// A handle for a relay or an operator. If there is no such destination, every call says so.
+    /// A handle for a relay or an operator. If the destination does not exist, every call returns an error.
     pub fn destination(&self, name: &str) -> Destination {
         Destination::new(&self.0, name)
     }
 
-    /// Adds a destination with its own progress; refused if it exists, or with no shards, or more shards than slots.
+    /// Adds a destination with its own progress. Fails if it exists, has no shards, or has more shards than slots.
     pub fn add_destination(&self, name: &str, shards: u16, start: Start) -> Result<(), StoreError> {
         check_shards(shards)?;
         let mut state = lock(&self.0);
@@ -80,7 +80,7 @@ impl Outbox {
         Ok(())
     }
 
-    /// Removes a destination and all that it holds; retention no longer waits for it.
+    /// Removes a destination and all its data. Retention no longer waits for it.
     pub fn remove_destination(&self, name: &str) -> Result<(), StoreError> {
         let mut state = lock(&self.0);
         state.destination(name)?;
@@ -88,20 +88,20 @@ impl Outbox {
         Ok(())
     }
 
-    /// Asks for another number of shards. Whoever leases carries it out, once all shards stand at one tick.
+    /// Requests another number of shards. Lease requests perform the resharding once all shards are at the same tick.
     pub fn regroup(&self, name: &str, shards: u16) -> Result<(), StoreError> {
         check_shards(shards)?;
         lock(&self.0).destination(name)?.ask_regroup(shards);
         Ok(())
     }
 
-    /// Switches a destination off, so that nothing of it is leased, or on again.
+    /// Enables or disables a destination. Shards of a disabled destination are not leased.
     pub fn switch(&self, name: &str, on: bool) -> Result<(), StoreError> {
         lock(&self.0).destination(name)?.on = on;
         Ok(())
     }
 
-    /// The server dies and comes back: open transactions are lost, what was committed stays.
+    /// Simulates a server crash and restart: open transactions are lost, committed data stays.
     pub fn restart(&self) {
         let mut state = lock(&self.0);
         let tokens: Vec<u64> = state.open.keys().copied().collect();
@@ -110,7 +110,7 @@ impl Outbox {
         }
     }
 
-    /// Makes everything that retention and pruning look at older. Leases, claims and retries stay as they are.
+    /// Makes all data older for retention and pruning. Leases, claims and retries do not change.
     pub fn age(&self, time: Duration) {
         let by = micros(time);
         let mut state = lock(&self.0);
@@ -140,6 +140,6 @@ fn refused(what: String) -> StoreError {
 }
 
 pub(crate) fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
-    // A panic under the lock is a bug that its own test reports; the others need not fail with it.
+    // A panic under the lock is a bug that its own test reports. Other tests need not fail because of it.
     state.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,4 +1,4 @@
-//! Keys that wait: what settling parks, and how far it moves the shards.
+//! Settling: parks failed messages and advances the shards.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,27 +11,27 @@ use crate::leases::Destination;
 use crate::log::Log;
 use crate::state::{Micros, micros};
 
-/// A key at one destination. Its slot, and not a shard, is what regrouping leaves alone.
+/// A key at one destination. It stores the slot instead of the shard, because resharding does not change the slot.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Key {
     pub(crate) slot: u16,
     pub(crate) name: ByteString,
 }
 
-/// Why a parked key waits.
+/// What a parked key waits for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Waiting {
-    /// For its time.
+    /// The time of its next attempt.
     Retry,
-    /// For its address.
+    /// Its held address.
     Address(String),
-    /// For its time, to be sent alone.
+    /// The time of its next attempt, when it is sent alone.
     Quarantine,
-    /// For a person, who decides about the message with this number.
+    /// An operator, who decides about the message with this number.
     Dead(i64),
 }
 
-/// A parked key and the messages that wait in it.
+/// A parked key and its waiting messages.
 #[derive(Clone, Debug)]
 pub(crate) struct Header {
     pub(crate) waiting: Waiting,
@@ -46,7 +46,7 @@ impl Header {
         Self { waiting: Waiting::Retry, attempts: 0, due: now, queue: BTreeMap::new() }
     }
 
-    /// The next message of the queue may go at once.
+    /// Makes the next message of the queue due at once.
     pub(crate) fn go_on(&mut self, now: Micros) {
         self.waiting = Waiting::Retry;
         self.attempts = 0;
@@ -54,16 +54,17 @@ impl Header {
     }
 }
 
-/// An address that nothing can pass to.
+/// An address that rejects every message.
 #[derive(Clone, Debug)]
 pub(crate) struct HeldAddress {
     pub(crate) error: String,
-    /// When the next probe may go.
+    /// The time of the next probe.
     pub(crate) until: Micros,
 }
 
 impl Destination {
-    /// Checks each shard's lease and the heads that its messages wait behind; then changes all of the shard, or nothing.
+    /// Checks the lease of each shard and the heads that its messages wait behind. Then changes the whole shard or
+    /// nothing.
     pub(crate) fn settle(&mut self, settlement: &Settlement, log: &Log, now: Micros) -> Result<Settled, StoreError> {
         check(settlement, log)?;
         let mut settled = Settled::default();
@@ -92,7 +93,7 @@ impl Destination {
         self.shards[usize::from(shard)].progress.push((now, position));
     }
 
-    /// Messages that were to wait behind a head which is gone.
+    /// Messages that should wait behind a head that is no longer parked.
     fn passed<'a>(&self, parks: impl Iterator<Item = &'a Park>) -> Vec<i64> {
         let mut created = BTreeSet::new();
         let mut passed = Vec::new();
@@ -115,13 +116,14 @@ impl Destination {
         if let Stop::Address { address, after } = &stopped.stop
             && !self.holds.contains_key(&**address)
         {
-            // Only a probe that failed holds it for longer: messages that arrive meanwhile would put it off for ever.
+            // Only a failed probe extends the hold. Otherwise newly arriving messages could delay the probe forever.
             self.hold(address, &stopped.error, now.saturating_add(micros(*after)));
         }
         if stopped.stop == Stop::DeadContinue {
             self.bury(entry, stopped, now);
         } else if self.parked.contains_key(&key) {
-            // Even one that can never pass waits its turn: buried now, it would let go of the key when the head goes.
+            // Even a permanently failed message waits its turn. Dead-lettered now, it would free the key when the head
+            // leaves.
             self.append(&key, entry);
         } else {
             let mut header = Header::due_now(now);
@@ -156,7 +158,7 @@ impl Destination {
         self.holds.insert(address.to_owned(), HeldAddress { error: error.to_owned(), until });
     }
 
-    /// The address passes: every key that waits for it goes on.
+    /// Releases an address: every key that waits for it continues.
     pub(crate) fn release(&mut self, address: &str, now: Micros) {
         self.holds.remove(address);
         for header in self.parked.values_mut() {
@@ -167,7 +169,7 @@ impl Destination {
         }
     }
 
-    /// Whether a person has still to decide about the message that holds this key.
+    /// Returns the dead letter that holds this key, if an operator has not decided about it yet.
     pub(crate) fn is_held_by(&self, header: &Header) -> Option<i64> {
         let Waiting::Dead(seq) = header.waiting else { return None };
         self.dead.get(&seq).filter(|letter| letter.state == DeadState::Dead).map(|_| seq)
@@ -175,7 +177,7 @@ impl Destination {
 }
 
 impl Header {
-    /// Waits for what the stop of its first message, of number `seq`, says.
+    /// Sets what the key waits for, from the failure of its first message with number `seq`.
     pub(crate) fn stop(&mut self, seq: i64, stopped: &Stopped, now: Micros) {
         let later = |after| now.saturating_add(micros(after));
         (self.waiting, self.due) = match &stopped.stop {
@@ -197,7 +199,7 @@ fn is_of(park: &Park, lease: &Lease) -> bool {
     shard_of(park.slot, lease.shards) == lease.shard
 }
 
-/// What no relay may ask for; found before anything is changed.
+/// Checks for requests that no correct relay sends, before anything is changed.
 fn check(settlement: &Settlement, log: &Log) -> Result<(), StoreError> {
     for park in &settlement.parks {
         if !settlement.progress.iter().any(|(lease, _)| is_of(park, lease)) {

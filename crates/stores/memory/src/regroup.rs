@@ -1,15 +1,15 @@
-//! From one number of shards to another, at equal exhausted ticks.
+//! Resharding: changes the number of shards when all shards are at the same exhausted tick.
 
 use relevo_core::store::{Ceiling, Position};
 
 use crate::leases::{Destination, Shard};
 use crate::state::Micros;
 
-/// What was asked for, and how far it has come.
+/// A requested resharding and its progress.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Regroup {
     pub(crate) shards: u16,
-    /// Where every shard must stand; unknown until each has finished its window.
+    /// The tick that every shard must reach. `None` until each shard has finished its window.
     tick: Option<i64>,
 }
 
@@ -30,7 +30,7 @@ impl Destination {
         self.regroup.and_then(|regroup| regroup.tick)
     }
 
-    /// One step, taken whenever somebody leases.
+    /// Performs one step of the resharding. Every lease request calls it.
     pub(crate) fn regroup_step(&mut self, now: Micros) {
         let Some(mut regroup) = self.regroup else { return };
         let positions = || self.shards.iter().map(Shard::position);
@@ -38,7 +38,8 @@ impl Destination {
         if regroup.tick.is_none() && !positions().all(|position| position.is_exhausted()) {
             return;
         }
-        // An owner that had not heard of the regrouping may have gone further since; the others follow it.
+        // An owner that did not know of the resharding may have advanced further. The other shards must reach the same
+        // tick.
         let tick = regroup.tick.map_or(furthest, |tick| tick.max(furthest));
         regroup.tick = Some(tick);
         self.regroup = Some(regroup);

@@ -1,4 +1,4 @@
-//! Runs: parked messages whose time has come, and what came of them.
+//! Runs: due messages of parked keys, and their results.
 
 use std::collections::BTreeSet;
 
@@ -19,7 +19,7 @@ impl Destination {
         due.sort_by_key(|(key, header)| (header.due, *key));
         let mut probed = BTreeSet::new();
         due.retain(|(_, header)| match &header.waiting {
-            // One probe an address: while it is held the others would only fail too.
+            // One probe per address, because while it is held the others would fail too.
             Waiting::Address(address) => probed.insert(address),
             Waiting::Retry | Waiting::Quarantine | Waiting::Dead(_) => true,
         });
@@ -50,7 +50,7 @@ impl Destination {
         match &advance.stopped {
             Some((number, stopped)) => self.stop(&mut header, *number, stopped, now),
             None if !advance.delivered.is_empty() => header.go_on(now),
-            // Nothing is known of it, as in an outage: it waits as it did.
+            // The result is unknown, as in an outage. The key keeps waiting as before.
             None => {}
         }
         if header.queue.is_empty() && !matches!(header.waiting, Waiting::Dead(_)) {
@@ -61,7 +61,7 @@ impl Destination {
     }
 
     fn stop(&mut self, header: &mut Header, number: i64, stopped: &Stopped, now: Micros) {
-        // One that came before the probe's time was none: it was not even tried, and does not put the probe off.
+        // A message that comes before the probe is due was not tried, so it does not delay the probe.
         if let Stop::Address { address, after } = &stopped.stop
             && self.holds.get(&**address).is_none_or(|hold| hold.until <= now)
         {
@@ -81,14 +81,14 @@ impl Destination {
             Stop::Retry { .. } | Stop::Address { .. } | Stop::Quarantine { .. } if is_head => {
                 header.stop(number, stopped, now);
             }
-            // A redriven message has come to the front meanwhile: it goes first, with attempts of its own.
+            // A redriven message is at the front now. It goes first, with its own attempt count.
             Stop::Retry { .. } | Stop::Address { .. } | Stop::Quarantine { .. } => header.go_on(now),
         }
     }
 }
 
 fn run(key: &Key, header: &Header, messages: usize) -> Run {
-    // A probe and a suspect go alone.
+    // A probe or a quarantined message is sent alone.
     let (address, most) = match &header.waiting {
         Waiting::Address(address) => (Some(address.clone()), 1),
         Waiting::Quarantine => (None, 1),

@@ -1,4 +1,4 @@
-//! Everything that the outbox remembers, behind one lock.
+//! All data of the outbox, behind one lock.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -17,19 +17,19 @@ use crate::log::Log;
 use crate::transaction::{Open, Scheduled};
 use relevo_core::random::SplitMix64;
 
-/// Microseconds since the outbox was made. Times that are made older may be negative.
+/// Microseconds since the outbox was created. Times may be negative after `Outbox::age`.
 pub(crate) type Micros = i64;
 
 pub(crate) fn micros(time: Duration) -> Micros {
     Micros::try_from(time.as_micros()).unwrap_or(Micros::MAX)
 }
 
-/// A time of the outbox's own clock as others tell it.
+/// Converts a time of the outbox's clock to a timestamp.
 pub(crate) fn timestamp(started_at: Timestamp, time: Micros) -> Timestamp {
     started_at.saturating_add(SignedDuration::from_micros(time)).unwrap_or(started_at)
 }
 
-/// What a database would keep in its tables.
+/// What a database would store in its tables.
 #[derive(Debug)]
 pub(crate) struct State {
     pub(crate) settings: Settings,
@@ -39,17 +39,17 @@ pub(crate) struct State {
     /// Open transactions by their token.
     pub(crate) open: BTreeMap<u64, Open>,
     pub(crate) next_token: u64,
-    /// Ids that callers brought, as long as their messages are kept.
+    /// Ids chosen by callers, as long as their messages are retained.
     pub(crate) ids: BTreeSet<MessageId>,
-    /// Messages that wait for their time, by it and by the order in which they were emitted.
+    /// Scheduled messages, by due time and emit order.
     pub(crate) scheduled: BTreeMap<(Micros, u64), Scheduled>,
     pub(crate) next_scheduled: u64,
     pub(crate) destinations: BTreeMap<String, Destination>,
-    /// What applications committed.
+    /// The lines that applications committed.
     pub(crate) ledger: Vec<String>,
-    /// The inboxes by their consumers.
+    /// The inboxes, by consumer.
     pub(crate) desks: BTreeMap<String, Desk>,
-    /// Told whenever a transaction has ended.
+    /// Notified whenever a transaction has ended.
     pub(crate) ends: Arc<Notify>,
 }
 
@@ -80,7 +80,7 @@ impl State {
         self.destinations.get_mut(name).ok_or_else(|| missing(name))
     }
 
-    /// The log and one destination at once.
+    /// Borrows the log and one destination at once.
     pub(crate) fn split(&mut self, name: &str) -> Result<(&mut Log, &mut Destination), StoreError> {
         let destination = self.destinations.get_mut(name).ok_or_else(|| missing(name))?;
         Ok((&mut self.log, destination))

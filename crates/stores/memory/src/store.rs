@@ -14,7 +14,7 @@ use crate::dead::DeadState;
 use crate::outbox::lock;
 use crate::state::State;
 
-/// One destination of an outbox. Cheap to clone; nothing is held between calls.
+/// One destination of an outbox. Cheap to clone. It holds no locks between calls.
 #[derive(Clone, Debug)]
 pub struct Destination {
     state: Arc<Mutex<State>>,

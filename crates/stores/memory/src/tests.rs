@@ -1,4 +1,4 @@
-//! What the suite cannot say: how the model itself behaves, and corners that stores may decide for themselves.
+//! Tests of the model itself, and of cases that the conformance suite leaves to each store.
 
 use std::time::Duration;
 
@@ -35,7 +35,7 @@ impl Relay {
         Self { store, lease, position: Position::at(0) }
     }
 
-    /// Reads all there is, and settles it with each message stopped so.
+    /// Reads all messages and settles them, each with this failure.
     async fn settle(&mut self, stop: Option<Stopped>) -> Vec<Entry> {
         let read = Read {
             leases: &[self.lease],

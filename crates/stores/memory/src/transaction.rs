@@ -1,4 +1,4 @@
-//! Transactions of applications: what they emit is in the log at once, and seen once they commit.
+//! Transactions of applications. Emitted messages enter the log at once and become visible on commit.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -16,28 +16,28 @@ use crate::state::{Micros, State, micros, timestamp};
 /// A message to emit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Draft {
-    /// What routes match first.
+    /// The topic. Routes match it first.
     pub topic: String,
-    /// What order is kept within.
+    /// The key. Messages of one key stay in order.
     pub key: String,
-    /// What happened or is asked for.
+    /// The type of the event or command.
     pub kind: String,
-    /// The bytes, exactly.
+    /// The payload bytes.
     pub payload: Bytes,
     /// The payload's media type.
     pub content_type: String,
     /// The writer's own headers.
     pub headers: Headers,
-    /// The caller's own id; without it one is made.
+    /// An id chosen by the caller. Without one, the store creates it.
     pub id: Option<MessageId>,
-    /// What happens if that id was used before.
+    /// What happens if the id was emitted before.
     pub on_repeat: OnRepeat,
-    /// Scheduled: enters the log so long after now.
+    /// The delay after which a scheduled message enters the log.
     pub deliver_after: Option<Duration>,
 }
 
 impl Draft {
-    /// A JSON message without headers, at once, with an id of its own.
+    /// Creates a JSON message without headers, delay or chosen id.
     pub fn new(
         topic: impl Into<String>,
         key: impl Into<String>,
@@ -58,20 +58,20 @@ impl Draft {
     }
 }
 
-/// What happens when a caller brings an id that was used before.
+/// What happens if the caller's id was emitted before.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnRepeat {
     /// The emit fails.
     #[default]
     Refuse,
-    /// The emit does nothing and gives the id.
+    /// The emit does nothing and returns the id.
     Ignore,
 }
 
-/// Why a transaction cannot go on.
+/// Why a transaction failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TransactionError {
-    /// The caller's id was used before. A transaction that is still open counts, where a database would wait for it.
+    /// The caller's id was emitted before. An open transaction also counts, although a database would wait for it.
     #[error("id `{0}` was used before")]
     Repeated(MessageId),
     /// The message is too large, or a part of it is malformed.
@@ -82,7 +82,7 @@ pub enum TransactionError {
     Lost,
 }
 
-/// A place in a transaction to which it can go back.
+/// A point in a transaction to roll back to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Savepoint(usize);
 
@@ -93,19 +93,19 @@ pub struct Transaction {
     token: u64,
 }
 
-/// What the outbox knows of an open transaction.
+/// The state of an open transaction.
 #[derive(Debug, Default)]
 pub(crate) struct Open {
-    /// Assigned by the first write, before any sequence number is taken.
+    /// Assigned by the first write, before any sequence number is assigned.
     xid: Option<i64>,
     done: Vec<Done>,
     /// Lines for the ledger.
     lines: Vec<String>,
-    /// What it does to an inbox, if it is a handler's.
+    /// Its inbox changes, if it belongs to a handler.
     pub(crate) inbox: Option<Pending>,
 }
 
-/// Something to undo.
+/// A change that can be undone.
 #[derive(Clone, Copy, Debug)]
 enum Done {
     Inserted(i64),
@@ -113,15 +113,16 @@ enum Done {
     Claimed(MessageId),
     Cancelled((Micros, u64)),
     Recorded,
-    /// A message of the inbox counted as this before.
+    /// The previous state of an inbox message.
     Marked(Entry, Known),
 }
 
-/// A message that waits for its time.
+/// A scheduled message.
 #[derive(Clone, Debug)]
 pub(crate) struct Scheduled {
     pub(crate) message: Arc<Message>,
-    /// The open transaction that emitted or cancelled it. Nobody else touches the message until that one ends.
+    /// The open transaction that emitted or cancelled it. No other transaction changes the message before that one
+    /// ends.
     pub(crate) locked: Option<u64>,
     cancelled: bool,
 }
@@ -132,47 +133,47 @@ impl Transaction {
         Self::of(state, token)
     }
 
-    /// The transaction of this token, which is open.
+    /// The handle of the open transaction with this token.
     pub(crate) fn of(state: &Arc<Mutex<State>>, token: u64) -> Self {
         Self { state: Arc::clone(state), token }
     }
 
-    /// Emits a message: its sequence number is taken now, it is seen when the transaction commits.
+    /// Emits a message. Its sequence number is assigned now, and it becomes visible on commit.
     pub fn emit(&mut self, draft: Draft) -> Result<MessageId, TransactionError> {
         lock(&self.state).emit(self.token, draft)
     }
 
-    /// Takes a scheduled message back, once the transaction commits; whether it was still waiting.
+    /// Cancels a scheduled message on commit. Returns whether it was still waiting.
     pub fn cancel(&mut self, id: MessageId) -> Result<bool, TransactionError> {
         lock(&self.state).cancel(self.token, id)
     }
 
-    /// Writes a line into the ledger, the one table that applications have here: a handler's effect.
+    /// Writes a line into the ledger, which is the only application table here. It stands for a handler's effect.
     pub fn record(&mut self, line: impl Into<String>) -> Result<(), TransactionError> {
         lock(&self.state).record(self.token, line.into())
     }
 
-    /// Changes what a message of the inbox counts as once the transaction commits.
+    /// Changes the state that an inbox message gets on commit.
     pub(crate) fn mark(&mut self, entry: Entry, state: Known) -> Result<(), TransactionError> {
         lock(&self.state).mark(self.token, entry, state)
     }
 
-    /// A place to go back to.
+    /// Creates a savepoint.
     pub fn savepoint(&mut self) -> Savepoint {
         Savepoint(lock(&self.state).open.get(&self.token).map_or(0, |open| open.done.len()))
     }
 
-    /// Undoes what was done since the savepoint, which stays.
+    /// Undoes everything after the savepoint. The savepoint stays valid.
     pub fn rollback_to(&mut self, savepoint: Savepoint) {
         lock(&self.state).undo(self.token, savepoint.0);
     }
 
-    /// Commits: all of it is seen, or, if the outbox was restarted, none of it.
+    /// Commits. Everything becomes visible, or nothing if the outbox was restarted.
     pub fn commit(self) -> Result<(), TransactionError> {
         lock(&self.state).commit(self.token)
     }
 
-    /// Rolls back, as dropping does.
+    /// Rolls back, like dropping the transaction.
     pub fn rollback(self) {}
 }
 
@@ -183,7 +184,7 @@ impl Drop for Transaction {
 }
 
 impl State {
-    /// Opens a transaction; gives its token.
+    /// Opens a transaction and returns its token.
     pub(crate) fn open(&mut self, inbox: Option<Pending>) -> u64 {
         let token = self.next_token;
         self.next_token += 1;
@@ -268,7 +269,7 @@ impl State {
         Ok(true)
     }
 
-    /// Undoes what a transaction did after its first `keep` deeds.
+    /// Undoes all changes of a transaction except its first `keep` ones.
     fn undo(&mut self, token: u64, keep: usize) {
         let Some(open) = self.open.get_mut(&token) else { return };
         for done in open.done.drain(keep.min(open.done.len())..).rev() {
@@ -285,7 +286,7 @@ impl State {
                 Done::Cancelled(place) => {
                     if let Some(scheduled) = self.scheduled.get_mut(&place) {
                         scheduled.cancelled = false;
-                        // The lock of a message that this transaction emitted itself stays until it ends.
+                        // A message that this transaction emitted itself stays locked until the transaction ends.
                     }
                 }
                 Done::Recorded => {
@@ -329,8 +330,8 @@ impl State {
         self.ends.notify_waiters();
     }
 
-    /// Moves scheduled messages whose time has come into the log, in the order of their times, in a transaction of its
-    /// own: one that made a tick and wrote messages would see its own but not all that committed before.
+    /// Moves due scheduled messages into the log, in the order of their due times. This is a separate transaction: one
+    /// that created a tick and also wrote messages would see its own, but not all that committed before.
     pub(crate) fn enter_due(&mut self) {
         let now = self.now();
         let due = self.scheduled.range(..=(now, u64::MAX)).filter(|(_, scheduled)| scheduled.locked.is_none());

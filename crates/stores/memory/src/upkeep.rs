@@ -1,4 +1,4 @@
-//! Retention: what every destination has settled and is old enough goes.
+//! Retention: deletes old messages that every destination has settled.
 
 use std::collections::BTreeSet;
 
@@ -8,7 +8,7 @@ use crate::leases::{Destination, Shard};
 use crate::state::{Micros, State, micros};
 
 impl State {
-    /// Drops message by message, as if each were a partition.
+    /// Deletes single messages, as if each were a partition.
     pub(crate) fn maintain(&mut self) -> Maintained {
         let before = self.now().saturating_sub(micros(self.settings.retention));
         let oldest = self.destinations.values().flat_map(Destination::settled_ticks).min();
@@ -41,7 +41,7 @@ impl State {
         }
     }
 
-    /// Forgets old progress and the ticks that nothing names any more; the newest of each shard stays for ever.
+    /// Deletes old progress and unreferenced ticks. The newest progress of each shard always stays.
     fn prune(&mut self, before: Micros) {
         let mut named = BTreeSet::from([0, self.log.newest_tick()]);
         for destination in self.destinations.values_mut() {
@@ -54,7 +54,7 @@ impl State {
             named.extend(destination.regroup_tick());
             destination.dead.retain(|_, letter| !letter.is_settled_before(before));
         }
-        // A relay may be in the middle of a window that begins at a settled tick and ends at any later one.
+        // A relay may be inside a window that starts at a settled tick and ends at any later one.
         let oldest = self.destinations.values().flat_map(Destination::settled_ticks).min().unwrap_or(i64::MAX);
         self.log.ticks.retain(|number, tick| *number >= oldest || named.contains(number) || tick.made > before);
     }
@@ -69,7 +69,7 @@ impl State {
 }
 
 impl Destination {
-    /// The ticks up to which its shards have settled everything.
+    /// The ticks up to which its shards are settled.
     fn settled_ticks(&self) -> impl Iterator<Item = i64> {
         self.shards.iter().map(Shard::position).map(|position| position.from)
     }

@@ -1,4 +1,4 @@
-//! The suite that every store passes.
+//! The store conformance suite.
 
 mod harness;
 

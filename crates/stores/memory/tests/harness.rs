@@ -1,4 +1,4 @@
-//! The memory store as the suite sees it.
+//! The memory store's harness for the conformance suite.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use relevo_store_memory as memory;
 
 pub(crate) struct Memory(memory::Outbox);
 
-/// Time is virtual from here on: it moves only when a case says so.
+/// Starts the store on virtual time. Only the test cases advance the clock.
 #[expect(clippy::unused_async, reason = "the suite awaits it: other stores start servers")]
 pub(crate) async fn start() -> Memory {
     tokio::time::pause();

@@ -1,4 +1,4 @@
-//! The suite that every inbox passes.
+//! The inbox conformance suite.
 
 mod inbox_harness;
 

@@ -1,4 +1,4 @@
-//! The memory store's inbox as the suite sees it.
+//! The memory inbox's harness for the conformance suite.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use relevo_store_memory::{Draft, Inbox, Operator, Outbox, Settings, Transaction}
 
 pub(crate) struct Memory(Outbox);
 
-/// Time is virtual from here on: it moves only when a case says so, or waits.
+/// Starts the store on virtual time. The clock advances only when a test case advances it or waits.
 #[expect(clippy::unused_async, reason = "the suite awaits it: other stores start servers")]
 pub(crate) async fn start() -> Memory {
     tokio::time::pause();

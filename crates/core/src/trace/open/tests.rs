@@ -9,7 +9,7 @@ use crate::trace::SpanId;
 const PARENT: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
 const UNSAMPLED: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-00";
 
-/// Samples all or nothing; its ids and its clock count.
+/// A recorder that samples all traces or none. Its ids and its clock are counters.
 #[derive(Default)]
 struct Memory {
     samples: bool,
@@ -111,7 +111,7 @@ fn a_message_without_an_origin_leaves_with_the_span_that_sent_it() {
     let [span] = memory.take().try_into().expect("one span");
     assert_eq!((span.parent, span.origin), (None, None));
     assert_eq!(span.fault, Some(Fault { class: "transient", error: "no".to_owned() }));
-    // Whoever samples it next continues that trace.
+    // The next process that samples the message continues that trace.
     let open = Memory::new(false).traces().begin(Operation::Process, &sent, &address()).expect("its origin is sampled");
     assert_eq!(open.0.span.parent, Some(span.context.span));
 }

@@ -1,4 +1,4 @@
-//! What a group has: lanes, who is here, what is out, and what was acknowledged.
+//! The state of a group: lanes, connections, outstanding deliveries and acknowledgements.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use crate::history::Name;
 
-/// How many acknowledgements a crash forgets at most.
+/// The maximum number of acknowledgements that a crash loses.
 const FORGOTTEN_MAX: usize = 5;
 
 #[derive(Default)]
@@ -16,9 +16,9 @@ pub(super) struct State {
     pub(super) lanes: Vec<LaneState>,
     pub(super) connections: BTreeMap<u64, Connected>,
     pub(super) out: BTreeMap<DeliveryTag, Out>,
-    /// What was acknowledged, the last one last, for a crash to forget.
+    /// Acknowledged messages, the newest last. A crash may lose some.
     pub(super) acknowledged: Vec<(usize, Kept)>,
-    /// The places of those.
+    /// The places of the acknowledged messages.
     pub(super) settled: BTreeSet<u64>,
     pub(super) next: u64,
 }
@@ -34,9 +34,9 @@ pub(super) struct Connected {
     pub(super) here: bool,
     pub(super) closed: bool,
     pub(super) paused: BTreeSet<usize>,
-    /// How often it broke.
+    /// How often the connection broke.
     pub(super) cuts: u64,
-    /// The last pause or resumption of it.
+    /// The number of the last pause or resume call.
     pub(super) told: u64,
 }
 
@@ -62,7 +62,7 @@ impl State {
         self.connections.iter().filter(|(_, connected)| connected.here).map(|(number, _)| *number)
     }
 
-    /// Gives each lane to one of those that are here.
+    /// Assigns each lane to one of the connected consumers.
     pub(super) fn share(&mut self, shared: bool) {
         let here: Vec<u64> = self.here().collect();
         for number in 0..self.lanes.len() {
@@ -74,7 +74,7 @@ impl State {
         }
     }
 
-    /// Everything that is out of a lane comes again, in order.
+    /// Returns the outstanding messages of a lane, so that they are delivered again in order.
     pub(super) fn take_back(&mut self, lane: usize) {
         self.return_where(|out| out.lane == lane);
     }
@@ -97,7 +97,7 @@ impl State {
         }
     }
 
-    /// What is out of a lane goes to somebody else as well.
+    /// Delivers the outstanding messages of a lane to another consumer as well.
     pub(super) fn copy(&mut self, lane: usize) {
         let copies: Vec<Kept> = self.out.values().filter(|out| out.lane == lane).map(|out| out.kept.clone()).collect();
         for kept in copies {
@@ -107,7 +107,7 @@ impl State {
         }
     }
 
-    /// Everything that is out comes again, and the last that was acknowledged.
+    /// Delivers all outstanding messages and the last acknowledged ones again.
     pub(super) fn crash(&mut self) {
         self.return_where(|_| true);
         let first = self.acknowledged.len().saturating_sub(FORGOTTEN_MAX);

@@ -1,4 +1,4 @@
-//! P5: only a failed handler counts, and what is given up was tried as often as the policy says.
+//! P5: only failures of the handler count, and a dead-lettered message had all attempts of its policy.
 
 use std::collections::BTreeMap;
 
@@ -7,22 +7,22 @@ use crate::inbox::event::{Case, Event};
 use crate::inbox::world::Record;
 use crate::verdict::Violation;
 
-/// What was tried of a message since somebody last redrove it.
+/// The attempts of a message since its last redrive.
 #[derive(Default)]
 struct Tries {
     begun: u32,
     away: u32,
     failed: u32,
-    /// How often the broker handed it over, repeats of the relay's included.
+    /// The number of deliveries by the broker, including repeats of the relay.
     deliveries: u32,
-    /// How often another of its key was redriven while it may have been tried.
+    /// How often another message of its key was redriven while it may have been tried.
     unwritten: u32,
 }
 
-/// Classes that give a message up however often it was tried.
+/// Classes that dead-letter a message whatever its number of attempts.
 const AT_ONCE: [&str; 4] = ["poison", "undecodable", "expired", "crash"];
 
-/// Attempts are tries that did not find away what they need; no message is given up before it had all of them.
+/// Attempts are tries during which the external service was up. No message is dead-lettered before it had all of them.
 pub(super) fn only_failures_count(record: &Record) -> Option<Violation> {
     let mut tries: BTreeMap<&Case, Tries> = BTreeMap::new();
     for (_, event) in &record.events {
@@ -51,14 +51,15 @@ pub(super) fn only_failures_count(record: &Record) -> Option<Violation> {
     None
 }
 
-/// No message has more attempts than its policy allows; while no process dies, it is not even tried more often.
+/// No message has more attempts than its policy allows. If no process dies, it is not even tried more often.
 pub(super) fn no_more_than_the_policy_has(record: &Record) -> Option<Violation> {
     let mut tries: BTreeMap<&Case, Tries> = BTreeMap::new();
     for (_, event) in &record.events {
         let Some(case) = event.case() else { continue };
         if let Event::Redriven(_) = event {
             tries.remove(case);
-            // Whoever tries what it is put in front of finds that it is not the first any more, and can write down nothing.
+            // The redriven message is now the first one. A member that tries a message behind it cannot record its
+            // result.
             let behind = |other: &Case| other.consumer == case.consumer && other.name.key == case.name.key;
             tries.iter_mut().filter(|(other, _)| behind(other)).for_each(|(_, tries)| tries.unwritten += 1);
             continue;
@@ -74,8 +75,8 @@ pub(super) fn no_more_than_the_policy_has(record: &Record) -> Option<Violation> 
             }
             _ => {}
         }
-        // What fails in a batch is tried once more alone, and does not count. Each delivery has its tries in
-        // memory.
+        // A message that fails in a batch is tried again alone, which does not count. Each delivery has its own
+        // in-memory tries.
         let is_exact =
             record.scenario.calm && plan.config.batch_max == 1 && !plan.counts_at_broker() && tries.deliveries <= 1;
         if is_exact && tries.failed > most + tries.unwritten {

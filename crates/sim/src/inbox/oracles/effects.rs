@@ -1,4 +1,4 @@
-//! P6: a handler's effect happens once, and the broker forgets nothing before.
+//! P6: a handler's effect happens once, and the broker keeps the message until then.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,7 +9,7 @@ use crate::history::Name;
 use crate::inbox::event::{Case, Event};
 use crate::verdict::Violation;
 
-/// Nothing happens for a message that was never published, or in a replay that it was not fed to.
+/// Nothing happens for a message that was never published, or in a replay that it was not added to.
 pub(super) fn only_what_was_published(events: Events<'_>) -> Option<Violation> {
     let mut published: BTreeSet<&Name> = BTreeSet::new();
     let mut fed: BTreeSet<&Case> = BTreeSet::new();
@@ -35,7 +35,7 @@ pub(super) fn only_what_was_published(events: Events<'_>) -> Option<Violation> {
     None
 }
 
-/// What is acknowledged was handled, or is kept by the inbox.
+/// An acknowledged message was handled, or the inbox stores it.
 pub(super) fn acknowledged_when_kept(events: Events<'_>) -> Option<Violation> {
     let mut kept: BTreeSet<&Case> = BTreeSet::new();
     for (_, event) in events {
@@ -52,7 +52,7 @@ pub(super) fn acknowledged_when_kept(events: Events<'_>) -> Option<Violation> {
     None
 }
 
-/// One effect, or one decision that there is none to have, for each message at each consumer in each replay.
+/// One effect, or one decision to skip, for each message at each consumer in each replay.
 pub(super) fn happen_once(events: Events<'_>) -> Option<Violation> {
     let mut ended: BTreeSet<&Case> = BTreeSet::new();
     let mut redriven: BTreeSet<&Case> = BTreeSet::new();
@@ -71,7 +71,7 @@ pub(super) fn happen_once(events: Events<'_>) -> Option<Violation> {
     None
 }
 
-/// The far side is called for a message under one id, which is no other's.
+/// The calls to an external service for one message have one id, and no other message uses it.
 pub(super) fn calls_keep_their_ids(events: Events<'_>) -> Option<Violation> {
     let mut ids: BTreeMap<&Case, Uuid> = BTreeMap::new();
     let mut owners: BTreeMap<Uuid, &Case> = BTreeMap::new();
@@ -88,7 +88,7 @@ pub(super) fn calls_keep_their_ids(events: Events<'_>) -> Option<Violation> {
     None
 }
 
-/// The far side is called by one worker at a time for a message.
+/// Only one worker at a time calls an external service for a message.
 pub(super) fn one_call_at_a_time(events: Events<'_>) -> Option<Violation> {
     let mut open: BTreeMap<&Case, u32> = BTreeMap::new();
     for (_, event) in events {

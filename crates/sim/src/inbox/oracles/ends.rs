@@ -1,4 +1,4 @@
-//! P6 and P7: how every message ends, and what is left.
+//! P6 and P7: the end of every message, and the final state.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +11,7 @@ use crate::inbox::publisher::bytes_of;
 use crate::inbox::world::Record;
 use crate::verdict::{Violation, broken};
 
-/// P7: a dead letter has the bytes and headers that were published.
+/// P7: a dead letter has the published bytes and headers.
 pub(super) fn dead_letters_keep_bytes(record: &Record) -> Option<Violation> {
     let published: BTreeMap<&Name, u64> = record
         .events
@@ -27,7 +27,7 @@ pub(super) fn dead_letters_keep_bytes(record: &Record) -> Option<Violation> {
     Some(broke("P7", case, format!("the dead letter {case} has other bytes than were published")))
 }
 
-/// P7: what died is redriven once, however many people click.
+/// P7: a dead letter is redriven once, however many operators request it.
 pub(super) fn redriven_once(events: Events<'_>) -> Option<Violation> {
     let mut dead: BTreeSet<&Case> = BTreeSet::new();
     for (_, event) in events {
@@ -44,7 +44,7 @@ pub(super) fn redriven_once(events: Events<'_>) -> Option<Violation> {
     None
 }
 
-/// P6: every message has its effect at every consumer, or is skipped, or a person knows of it.
+/// P6: every message has its effect at every consumer, or is skipped, or an operator can see why not.
 pub(super) fn everything_ends(record: &Record) -> Option<Violation> {
     let expected = expected(record);
     let ended: BTreeSet<&Case> = record
@@ -75,7 +75,7 @@ pub(super) fn everything_ends(record: &Record) -> Option<Violation> {
     None
 }
 
-/// Every message at every consumer, and what was fed to replays that were not stopped.
+/// Every message at every consumer, and every message added to a replay that was not stopped.
 fn expected(record: &Record) -> Vec<Case> {
     let mut expected = Vec::new();
     let stopped = stopped(&record.events);
@@ -92,13 +92,13 @@ fn expected(record: &Record) -> Vec<Case> {
     expected
 }
 
-/// Whether its key waits for a person.
+/// Whether its key waits for an operator.
 fn is_held(record: &Record, case: &Case) -> bool {
     let queues = record.shown[case.consumer].iter().flat_map(|shown| &shown.queues);
     queues.into_iter().any(|queue| queue.queue == case.name.key && queue.next_attempt_at.is_none())
 }
 
-/// In the end nothing waits, nobody has a lane, and the ledger has what the history has.
+/// At the end nothing waits, no member owns a lane, and the ledger matches the history.
 pub(super) fn comes_to_rest(record: &Record) -> Option<Violation> {
     if let Some(first) = record.left.first() {
         return Some(broken("P6", None, format!("{} things are left undone: {first}", record.left.len())));

@@ -1,4 +1,4 @@
-//! P8: who has lost a lane or a claim can write nothing.
+//! P8: a member that has lost a lane or a claim can write nothing.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use super::Events;
 use crate::inbox::event::{Claim, Event, Grant};
 use crate::verdict::{Violation, broken};
 
-/// Whatever is written under a lane is written by the last one that was granted it.
+/// Every write under a lane comes from the last member that acquired it.
 pub(super) fn a_lost_lane_writes_nothing(events: Events<'_>) -> Option<Violation> {
     let mut current: BTreeMap<(usize, &str), &Grant> = BTreeMap::new();
     for (_, event) in events {
@@ -23,7 +23,7 @@ pub(super) fn a_lost_lane_writes_nothing(events: Events<'_>) -> Option<Violation
     None
 }
 
-/// Whatever is written under the claim of a queue is written by the last one that claimed it.
+/// Every write under the claim of a queue comes from the last member that claimed it.
 pub(super) fn a_lost_claim_writes_nothing(events: Events<'_>) -> Option<Violation> {
     let mut current: BTreeMap<(usize, &str), &Claim> = BTreeMap::new();
     for (_, event) in events {

@@ -1,4 +1,4 @@
-//! P6: a key's effects come in the order of publication; P4: other keys flow.
+//! P6: a key's effects happen in the order of publication. P4: other keys make progress.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -11,13 +11,13 @@ use crate::inbox::kind::Kind;
 use crate::inbox::world::Record;
 use crate::verdict::Violation;
 
-/// How long a message may take in a calm run, whatever other keys do.
+/// The maximum time for a message in a calm run, whatever other keys do.
 const FLOWS_WITHIN: Duration = Duration::from_secs(15);
 
 /// A key at one consumer, in one replay.
 type Line<'a> = (usize, u32, &'a ByteString);
 
-/// Effects of an ordered consumer's key come in the order in which it was published, or fed.
+/// The effects of an ordered consumer's key happen in the order in which its messages were published or added.
 pub(super) fn as_published(record: &Record) -> Option<Violation> {
     let orders = orders(record);
     let excepted = excepted(record);
@@ -43,7 +43,7 @@ pub(super) fn as_published(record: &Record) -> Option<Violation> {
     None
 }
 
-/// Each key's messages in the order that is promised.
+/// Each key's messages in the promised order.
 fn orders(record: &Record) -> BTreeMap<Line<'_>, Vec<Case>> {
     let mut orders: BTreeMap<Line<'_>, Vec<Case>> = BTreeMap::new();
     let ordered: Vec<usize> =
@@ -65,7 +65,8 @@ fn orders(record: &Record) -> BTreeMap<Line<'_>, Vec<Case>> {
     orders
 }
 
-/// Messages that were put aside or given up so that others could go on, and what a stopped replay never came to.
+/// Messages that were archived, or dead-lettered so that others could continue, and messages that a stopped replay did
+/// not reach.
 fn excepted(record: &Record) -> BTreeSet<&Case> {
     let mut excepted = BTreeSet::new();
     let mut unfinished: BTreeSet<&Case> = BTreeSet::new();
@@ -88,7 +89,7 @@ fn excepted(record: &Record) -> BTreeSet<&Case> {
     excepted
 }
 
-/// P4: in a calm run, a key without failures flows, whatever others do.
+/// P4: in a calm run, a key without failures makes progress, whatever other keys do.
 pub(super) fn other_keys_flow(record: &Record) -> Option<Violation> {
     let scenario = &record.scenario;
     if !scenario.calm {

@@ -1,4 +1,4 @@
-//! Dead letters of inboxes: found, redriven, put aside.
+//! Dead letters of inboxes: listing, redriving and archiving.
 
 use std::collections::BTreeSet;
 
@@ -10,11 +10,11 @@ use relevo_core::inbox::{Entry, State as Known};
 use super::desk::{Desk, Letter, Queue, Waiting};
 use crate::state::{Micros, State, timestamp};
 
-/// A letter's consumer and message.
+/// The consumer and the message of a dead letter.
 type Name = (String, Entry);
 
 impl State {
-    /// Letters that the filter means, by their places in their queues.
+    /// The dead letters that the filter selects, in queue order.
     fn find_letters(&self, filter: &DeadFilter) -> Vec<(&str, &Letter)> {
         let told = |time| timestamp(self.settings.started_at, time);
         let mut found: Vec<(&str, &Letter)> = self
@@ -35,7 +35,7 @@ impl State {
         letters.into_iter().take(limit).map(|(consumer, letter)| letter.show(consumer, told)).collect()
     }
 
-    /// Reopens what is pending; `None` if a transaction holds one of the queues.
+    /// Reopens pending dead letters. Returns `None` if a transaction locks one of the queues.
     pub(crate) fn redrive(&mut self, mark: &Mark) -> Option<u64> {
         let names = self.marked(mark)?;
         let now = self.now();
@@ -52,7 +52,7 @@ impl State {
         Some(count)
     }
 
-    /// Puts aside what is pending; `None` if a transaction holds one of the queues.
+    /// Archives pending dead letters. Returns `None` if a transaction locks one of the queues.
     pub(crate) fn archive(&mut self, mark: &Mark) -> Option<u64> {
         let names = self.marked(mark)?;
         let now = self.now();
@@ -68,7 +68,7 @@ impl State {
         Some(count)
     }
 
-    /// The letters that a mark touches, unless a transaction holds one of their queues.
+    /// The dead letters that a request changes. `None` if a transaction locks one of their queues.
     fn marked(&self, mark: &Mark) -> Option<Vec<Name>> {
         let pending = self.find_letters(&mark.filter).into_iter().filter(|(_, letter)| letter.fate == Fate::Pending);
         let pending: Vec<(&str, &Letter)> = pending.collect();
@@ -82,7 +82,7 @@ impl State {
 }
 
 impl Desk {
-    /// Puts a dead letter back where it was in its queue: in front of everything that came after it.
+    /// Puts a dead letter back at its place in the queue, before everything that came after it.
     fn reopen(&mut self, entry: Entry, mark: &Mark, now: Micros, next: Micros) {
         let Some(letter) = self.letters.get_mut(&entry) else { return };
         letter.mark(Fate::Replayed, mark, now);
@@ -97,7 +97,7 @@ impl Desk {
         queue.messages.insert(number, Waiting { not_before: next, ..Waiting::fresh(arrival) });
         let freed = queue.held.remove(&entry) && queue.held.is_empty();
         if freed || queue.first() == Some(number) {
-            // Whoever works on it finds that another message is the first now, and gives it back.
+            // A member that works on the queue finds another first message now, and releases the queue.
             queue.next = now.max(queue.not_before());
         }
     }
@@ -150,7 +150,7 @@ impl Letter {
     }
 }
 
-/// How long the letter at this position waits if so many a second are tried.
+/// The delay of the dead letter at this position, for `rate` messages per second.
 fn pace(position: usize, rate: u32) -> Micros {
     Micros::try_from(position).unwrap_or(Micros::MAX).saturating_mul(1_000_000) / Micros::from(rate.max(1))
 }

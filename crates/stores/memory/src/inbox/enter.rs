@@ -1,4 +1,4 @@
-//! How messages enter: for a handler's transaction, or for a call outside of one.
+//! Enters messages, for a handler's transaction or for a call outside of one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -35,7 +35,8 @@ impl State {
         Some(Opened::Open(self.open(Some(pending.with(enter.arrivals, &entered))), entered))
     }
 
-    /// Counts that handling begins, unless it has ended or is another's: then it says what was counted.
+    /// Counts a start, unless a transaction locks the message or its state is no longer `Open`. Returns the current
+    /// count.
     pub(crate) fn start(&mut self, asking: &Asking, arrival: &Arrival) -> u32 {
         let now = self.now();
         let locked = self.is_row_locked(&asking.consumer, arrival.entry);
@@ -90,7 +91,7 @@ impl State {
         Some(Claimed::Mine(Claim { token, started: row.started }))
     }
 
-    /// Handling ended without a result, and without harm: what was counted of it counts no more.
+    /// Records that handling ended without a result and without a crash. Resets the number of starts.
     pub(crate) fn end_handling(&mut self, asking: &Asking, entry: Entry, claim: Option<Claim>) {
         let now = self.now();
         if self.is_row_locked(&asking.consumer, entry) {
@@ -107,7 +108,7 @@ impl State {
         }
     }
 
-    /// Opens the transaction of a call's result.
+    /// Opens the transaction for a call's result.
     pub(crate) fn enter_claimed(
         &mut self,
         asking: &Asking,
@@ -132,7 +133,7 @@ impl State {
 }
 
 impl Desk {
-    /// What becomes of a message, and what is known of it from then on.
+    /// The result for an entered message, and its state from then on.
     fn meet(&self, arrival: &Arrival, met: &mut BTreeMap<Entry, Known>, now: Micros) -> Entered {
         let (entered, state) = match self.rows.get(&arrival.entry).map(|row| row.state(now)) {
             None | Some(Known::Open) if self.queues.contains_key(&arrival.queue) => (Entered::Behind, Known::Waiting),
@@ -145,7 +146,7 @@ impl Desk {
 }
 
 impl Pending {
-    /// With these messages, and the queues that some of them wait in.
+    /// Adds these messages, and locks the queues in which some of them wait.
     fn with(mut self, arrivals: &[Arrival], entered: &[Entered]) -> Self {
         for (arrival, entered) in arrivals.iter().zip(entered) {
             let kind = match entered {
@@ -162,7 +163,7 @@ impl Pending {
     }
 }
 
-/// A transaction's share that holds nothing yet.
+/// The inbox part of a transaction, without changes and locks.
 pub(crate) fn pending(asking: &Asking) -> Pending {
     Pending {
         consumer: asking.consumer.clone(),

@@ -10,7 +10,7 @@ use super::desk::{Desk, LaneRow, Member};
 use crate::state::{Micros, State, micros};
 
 impl State {
-    /// Takes what is free, or its owner is dead and has no transaction open.
+    /// Takes lanes that are free, or whose owner is dead and has no open transaction.
     pub(crate) fn take(&mut self, asking: &Asking, owner: Uuid, lanes: &[Lane]) -> Vec<Held> {
         let now = self.now();
         if !self.desk(asking).is_alive(owner, now) {
@@ -26,12 +26,12 @@ impl State {
         held
     }
 
-    /// The tables of a consumer that people know.
+    /// The tables of a consumer that is visible to operators.
     pub(crate) fn known(&self, consumer: &str) -> Option<&Desk> {
         self.desks.get(consumer).filter(|desk| desk.is_known())
     }
 
-    /// Forgets who worked for a consumer, unless somebody does.
+    /// Deletes the members of a consumer, unless one is alive.
     pub(crate) fn forget(&mut self, consumer: &str) -> Forgotten {
         let now = self.now();
         let Some(desk) = self.known(consumer) else { return Forgotten::Unknown };
@@ -50,7 +50,8 @@ impl State {
 }
 
 impl Desk {
-    /// Whether people would look for it: it was not forgotten, or something of it waits, is dead, or was handled since.
+    /// Whether operators should see it: it was not forgotten, or it has waiting messages, dead letters or newly handled
+    /// messages.
     pub(crate) fn is_known(&self) -> bool {
         self.forgotten.is_none_or(|at| {
             self.queues.values().any(|queue| !queue.messages.is_empty())
@@ -63,7 +64,7 @@ impl Desk {
         self.members.get(&owner).is_some_and(|member| member.until > now)
     }
 
-    /// Takes one lane; gives its epoch, or `None` if it is another's.
+    /// Takes one lane and returns its epoch. `None` if another member owns it.
     fn take(&mut self, owner: Uuid, lane: &Lane, locked: bool, now: Micros) -> Option<i64> {
         let free = |row: &LaneRow| !locked && !row.owner.is_some_and(|owner| self.is_alive(owner, now));
         match self.lanes.get(lane) {
@@ -85,17 +86,17 @@ impl Desk {
         }
     }
 
-    /// Frees those of these lanes that are the member's.
+    /// Frees those of these lanes that the member owns.
     pub(crate) fn give_back(&mut self, owner: Uuid, lanes: &[Lane]) {
         for (_, row) in self.lanes.iter_mut().filter(|(lane, row)| row.owner == Some(owner) && lanes.contains(lane)) {
             row.owner = None;
         }
     }
 
-    /// A member is alive; what it does, and what people ordered.
+    /// Records a heartbeat and returns the operator commands.
     pub(crate) fn beat(&mut self, beat: &Beat, now: Micros) -> Orders {
         let before = self.members.get(&beat.owner).map(|member| member.until);
-        // Whoever was forgotten altogether shows by its lanes that this is not its first beat.
+        // A member that was deleted completely still has lanes, which show that this is not its first heartbeat.
         let was_dead = before.map_or(!beat.marks.is_empty(), |until| until <= now);
         let member = Member {
             name: beat.name.clone(),

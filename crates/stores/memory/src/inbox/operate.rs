@@ -1,4 +1,4 @@
-//! What operators see and do.
+//! The operator port of the inboxes.
 
 use std::sync::{Arc, Mutex};
 
@@ -16,10 +16,10 @@ use super::patience::or_fail;
 use crate::outbox::lock;
 use crate::state::{Micros, State, timestamp};
 
-/// How far messages and letters are counted.
+/// Counts of messages and dead letters stop here.
 const COUNTED_MAX: usize = 10_000;
 
-/// All inboxes, as an operator uses them. Cheap to clone.
+/// Operator access to all inboxes. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Operator(Arc<Mutex<State>>);
 
@@ -107,7 +107,7 @@ impl Operate for Operator {
         or_fail(&self.0, |state| {
             let now = state.now();
             let Some(desk) = state.desks.get(consumer) else { return Some(Fed::Ended) };
-            // One that is stopped here empties queues, which nobody may be appending to.
+            // Stopping a replay empties queues, so no transaction may be appending to them.
             if desk.must_stop(number) && state.is_any_queue_locked(consumer) {
                 return None;
             }
@@ -151,7 +151,7 @@ impl Operate for Operator {
     }
 }
 
-/// What time it is, and how it is told.
+/// The current time, and its conversion to a timestamp.
 #[derive(Clone, Copy)]
 struct Clock {
     started_at: Timestamp,
@@ -186,7 +186,7 @@ impl Desk {
         }
     }
 
-    /// Its members, living ones first.
+    /// The members, living ones first.
     fn show_members(&self, clock: Clock) -> Vec<Member> {
         let mut members: Vec<Member> = self
             .members
@@ -215,7 +215,7 @@ impl Desk {
         lanes.collect()
     }
 
-    /// The first queues, those that wait for a person last.
+    /// The first queues. Those that wait for an operator come last.
     fn show_queues(&self, limit: usize, clock: Clock) -> Vec<Queue> {
         let shown = self.queues.iter().filter_map(|(name, queue)| {
             let waited_for = queue.held.first().and_then(|entry| self.letters.get(entry));
@@ -223,7 +223,7 @@ impl Desk {
             let (head, attempts, error) = match (waited_for, first) {
                 (Some(letter), _) => (letter.arrival.entry, letter.attempts, &letter.error),
                 (None, Some(first)) => (first.arrival.entry, first.attempts, &first.error),
-                // Emptied, and not released yet: nothing waits in it.
+                // The queue is empty and not released yet, so nothing waits in it.
                 (None, None) => return None,
             };
             Some(Queue {
@@ -241,7 +241,7 @@ impl Desk {
         shown
     }
 
-    /// Carries out what a person ordered; `false` if there is no such lane.
+    /// Applies an operator's command. Returns `false` if the lane does not exist.
     fn order(&mut self, lane: Option<&str>, order: Order) -> bool {
         let Some(name) = lane else {
             match order {

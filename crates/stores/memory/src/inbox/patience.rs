@@ -1,4 +1,4 @@
-//! Waiting for other transactions, for a short time.
+//! Waits for other transactions, for a short time.
 
 use std::pin::pin;
 use std::sync::{Arc, Mutex};
@@ -10,17 +10,17 @@ use tokio::time::{Instant, timeout_at};
 use crate::outbox::lock;
 use crate::state::State;
 
-/// How long a call waits for another transaction before it says that it is busy.
+/// How long a call waits for another transaction before it returns busy.
 pub(crate) const PATIENCE: Duration = Duration::from_millis(100);
 
-/// Tries, again whenever a transaction has ended, until nothing is in the way or patience is. An attempt that finds
-/// something in its way changes nothing and gives `None`.
+/// Repeats an attempt whenever a transaction has ended, until it succeeds or the time is over. A blocked attempt
+/// changes nothing and returns `None`.
 pub(crate) async fn patiently<T>(state: &Mutex<State>, mut attempt: impl FnMut(&mut State) -> Option<T>) -> Option<T> {
     let ends = Arc::clone(&lock(state).ends);
     let deadline = Instant::now() + PATIENCE;
     loop {
         let mut end = pin!(ends.notified());
-        // From here on no end is missed, whatever happens before it is awaited.
+        // Register now, so that no end of a transaction is missed before the await.
         end.as_mut().enable();
         let answer = attempt(&mut lock(state));
         if answer.is_some() || timeout_at(deadline, end).await.is_err() {
@@ -29,7 +29,7 @@ pub(crate) async fn patiently<T>(state: &Mutex<State>, mut attempt: impl FnMut(&
     }
 }
 
-/// The same for a call whose answer has no word for being busy.
+/// The same for a call whose result has no value for busy.
 pub(crate) async fn or_fail<T>(
     state: &Mutex<State>,
     attempt: impl FnMut(&mut State) -> Option<T>,

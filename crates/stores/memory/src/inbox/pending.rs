@@ -1,6 +1,6 @@
-//! What an open transaction holds of an inbox: locks that others find in their way, and what happens when it commits.
+//! The inbox part of an open transaction: its locks, and the changes it makes on commit.
 //!
-//! Nothing of it is in the tables before that, so that nobody sees it.
+//! The changes are not in the tables before the commit, so other transactions do not see them.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -12,19 +12,19 @@ use relevo_core::inbox::{Arrival, Entry, State as Known};
 use super::desk::{Desk, Waiting};
 use crate::state::{Micros, State};
 
-/// The inbox's share of an open transaction.
+/// The inbox part of an open transaction.
 #[derive(Debug)]
 pub(crate) struct Pending {
     pub(crate) consumer: Arc<str>,
     pub(crate) traced: bool,
-    /// Locked against a change of its owner.
+    /// Its owner cannot change.
     pub(crate) lane: Option<Lane>,
-    /// Locked against everything but further appends.
+    /// Locked against everything except further appends.
     pub(crate) queues: BTreeSet<ByteString>,
     pub(crate) deeds: Vec<Deed>,
 }
 
-/// What happens to one message when the transaction commits.
+/// The change to one message on commit.
 #[derive(Debug)]
 pub(crate) struct Deed {
     pub(crate) arrival: Arrival,
@@ -34,21 +34,21 @@ pub(crate) struct Deed {
 /// See [`Deed`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// It counts as this, and leaves its queue, in which it has this number.
+    /// It gets this state and leaves its queue, where it has this number.
     Ends(Known, Option<i64>),
     /// It waits at the end of its queue.
     Waits,
-    /// It came before.
+    /// It was entered before.
     Repeats,
 }
 
 impl Pending {
-    /// Whether the message's row is written, and nobody else can touch it until this transaction ends.
+    /// Whether this transaction writes the message's row, which locks the row until it ends.
     pub(crate) fn locks(&self, entry: Entry) -> bool {
         self.deeds.iter().any(|deed| deed.arrival.entry == entry && deed.kind != Kind::Repeats)
     }
 
-    /// Changes what a message will count as; gives what it would have.
+    /// Changes the state that a message gets on commit. Returns the previous value.
     pub(crate) fn mark(&mut self, entry: Entry, state: Known) -> Option<Known> {
         let mut deeds = self.deeds.iter_mut().filter(|deed| deed.arrival.entry == entry);
         deeds.find_map(|deed| match &mut deed.kind {
@@ -57,7 +57,7 @@ impl Pending {
         })
     }
 
-    /// The transaction commits.
+    /// Applies the changes on commit.
     pub(crate) fn apply(self, desk: &mut Desk, now: Micros) {
         for Deed { arrival, kind } in self.deeds {
             match kind {
@@ -73,7 +73,7 @@ impl Pending {
                 Kind::Waits => {
                     desk.know(arrival.entry, Known::Waiting, now);
                     desk.trace(self.traced, &arrival, Known::Waiting, now);
-                    // Never a new one: whoever empties it must have waited for this.
+                    // Never create a queue here: a member that empties one waits for this transaction first.
                     assert!(desk.queues.contains_key(&arrival.queue), "a queue outlasts whoever appends to it");
                     desk.append(Waiting::fresh(arrival), now);
                 }
@@ -94,17 +94,17 @@ impl State {
         self.pending(consumer).any(|pending| pending.locks(entry))
     }
 
-    /// Whether an open transaction needs the lane's owner to stay.
+    /// Whether an open transaction locks the lane's owner.
     pub(crate) fn is_lane_locked(&self, consumer: &str, lane: &Lane) -> bool {
         self.pending(consumer).any(|pending| pending.lane.as_ref() == Some(lane))
     }
 
-    /// Whether an open transaction appends to the queue, or takes from it.
+    /// Whether an open transaction appends to the queue or takes from it.
     pub(crate) fn is_queue_locked(&self, consumer: &str, queue: &ByteString) -> bool {
         self.pending(consumer).any(|pending| pending.queues.contains(queue))
     }
 
-    /// Whether an open transaction appends to any queue of this consumer, or takes from it.
+    /// Whether an open transaction appends to any queue of this consumer or takes from it.
     pub(crate) fn is_any_queue_locked(&self, consumer: &str) -> bool {
         self.pending(consumer).any(|pending| !pending.queues.is_empty())
     }

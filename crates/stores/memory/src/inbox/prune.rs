@@ -1,4 +1,4 @@
-//! What is forgotten, and when.
+//! Deletes expired rows.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -9,15 +9,15 @@ use relevo_core::inbox::{Keeping, State as Known};
 use super::desk::Desk;
 use crate::state::{Micros, micros};
 
-/// How long after its death a member is still shown.
+/// How long a dead member is still listed.
 const DEAD_MEMBERS: Duration = Duration::from_hours(24);
 
 impl Desk {
-    /// Deletes what is older than its retention, so many of each kind at most; whether there is more.
+    /// Deletes expired rows, at most `limit` of each kind. Returns whether more are left.
     pub(crate) fn prune(&mut self, keeping: &Keeping, limit: usize, now: Micros) -> bool {
         self.remembers = Some(keeping.done);
         let before = |time: Duration| now.saturating_sub(micros(time));
-        // What is in any other state is still needed, whatever its age: a repeat of it must be known.
+        // Rows in any other state are needed at any age, to detect repeats.
         let rows = drain(&mut self.rows, limit, |row| {
             matches!(row.state, Known::Done | Known::Skipped) && row.changed < before(keeping.done)
         });
@@ -29,7 +29,7 @@ impl Desk {
         rows || letters || traces || members
     }
 
-    /// Makes everything that pruning looks at older.
+    /// Makes all data older for pruning.
     pub(crate) fn age(&mut self, by: Micros) {
         let older = |time: &mut Micros| *time = time.saturating_sub(by);
         for row in self.rows.values_mut() {
@@ -49,7 +49,7 @@ impl Desk {
     }
 }
 
-/// Removes the first values that are old; whether there are more.
+/// Removes the first `limit` old values. Returns whether more are left.
 fn drain<K: Ord + Copy, V>(map: &mut BTreeMap<K, V>, limit: usize, is_old: impl Fn(&V) -> bool) -> bool {
     let old: Vec<K> = map.iter().filter(|(_, value)| is_old(value)).map(|(key, _)| *key).collect();
     for key in old.iter().take(limit) {

@@ -1,4 +1,4 @@
-//! The retry table as members work on it: claim a queue, handle its first messages, give it back.
+//! The retry table: members claim a queue, handle its first messages and release it.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use super::{Asking, Opened};
 use crate::state::{Micros, State, micros};
 
 impl State {
-    /// Claims queues whose time has come, those that waited longest first.
+    /// Claims due queues. Those that waited longest come first.
     pub(crate) fn due(&mut self, asking: &Asking, queues: usize, messages: usize, lasts: Duration) -> Vec<Due> {
         let now = self.now();
         let until = now.saturating_add(micros(lasts));
@@ -36,7 +36,7 @@ impl State {
                     started: waiting.started,
                     reopened: reopened(waiting.arrival.entry),
                 };
-                // They end before the first that is not to be tried yet.
+                // Stop before the first message that is not due yet.
                 let ready = queue.messages.iter().take_while(|(_, waiting)| waiting.not_before <= now);
                 let messages = ready.take(messages).map(waiting).collect();
                 Some(Due { queue: name, token, messages })
@@ -44,7 +44,7 @@ impl State {
             .collect()
     }
 
-    /// Queues that nobody has, wait for nobody, and whose time has come.
+    /// Due queues without a claim that do not wait for an operator.
     fn due_queues(&mut self, asking: &Asking, now: Micros) -> Vec<ByteString> {
         let queues = self.desk(asking).queues.iter();
         let due = queues.filter(|(_, queue)| queue.held.is_empty() && queue.next <= now && !queue.is_claimed(now));
@@ -53,7 +53,7 @@ impl State {
         due.into_iter().map(|(_, name)| name).filter(|name| !self.is_queue_locked(&asking.consumer, name)).collect()
     }
 
-    /// Opens the transaction of a claimed queue's first message.
+    /// Opens the transaction for the first message of a claimed queue.
     pub(crate) fn enter_first(&mut self, asking: &Asking, due: &Due, number: i64) -> Option<Opened> {
         let now = self.now();
         let queue = self.desk(asking).queues.get(&due.queue);
@@ -72,7 +72,7 @@ impl State {
         Some(Opened::Open(self.open(Some(pending)), vec![Entered::New]))
     }
 
-    /// Ends a claim. Whether the queue is empty is looked at while nobody can append to it.
+    /// Ends a claim. Checks whether the queue is empty while no transaction can append to it.
     pub(crate) fn release(&mut self, asking: &Asking, due: &Due) -> Option<()> {
         let now = self.now();
         if self.is_queue_locked(&asking.consumer, &due.queue) {
@@ -85,7 +85,7 @@ impl State {
         queue.claim = None;
         queue.next = now.max(queue.not_before());
         if let Some(first) = queue.messages.values_mut().next() {
-            // It was given back in peace, whatever was begun.
+            // The queue was released without a crash, so its starts no longer count.
             first.started = 0;
         } else if queue.held.is_empty() {
             desk.queues.remove(&due.queue);

@@ -1,4 +1,4 @@
-//! Replays on purpose: messages put into the retry table under a number of their own.
+//! Replays: messages added to the retry table under the replay's number.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +9,7 @@ use super::desk::{Desk, Replay, Waiting};
 use crate::state::{Micros, State, timestamp};
 
 impl Desk {
-    /// Begins a replay; gives its number.
+    /// Starts a replay and returns its number.
     pub(crate) fn begin_replay(&mut self, plan: &Plan, now: Micros) -> u32 {
         let number = self.replays.last_key_value().map_or(0, |(number, _)| *number) + 1;
         let plan = plan.clone();
@@ -19,7 +19,7 @@ impl Desk {
         number
     }
 
-    /// Whether a replay runs; one that made too many dead letters is stopped here.
+    /// Whether a replay is running. Stops a replay that has reached its dead-letter limit.
     pub(crate) fn runs(&mut self, number: u32, now: Micros) -> bool {
         if self.must_stop(number) {
             self.stop_replay(number, now);
@@ -27,19 +27,19 @@ impl Desk {
         self.replays.get(&number).is_some_and(|replay| replay.state == ReplayState::Running)
     }
 
-    /// Whether a replay runs and made as many dead letters as its plan allows.
+    /// Whether a replay is running and has reached its dead-letter limit.
     pub(crate) fn must_stop(&self, number: u32) -> bool {
         let dead = self.count(number, &[Known::Dead]);
         let running = self.replays.get(&number).filter(|replay| replay.state == ReplayState::Running);
         running.is_some_and(|replay| dead > 0 && dead >= replay.plan.dead_max)
     }
 
-    /// Whether a replay stands where this portion begins.
+    /// Whether the replay is at the position where this portion starts.
     pub(crate) fn stands_at(&self, number: u32, cursor: Option<&str>) -> bool {
         self.replays.get(&number).is_some_and(|replay| replay.cursor.as_deref() == cursor)
     }
 
-    /// Puts messages into the retry table that are not there yet.
+    /// Adds messages to the retry table that are not there yet.
     pub(crate) fn feed(&mut self, number: u32, portion: Portion<'_>, now: Micros) {
         let mut new = Vec::new();
         for arrival in portion.messages {
@@ -60,7 +60,8 @@ impl Desk {
         }
     }
 
-    /// Stops a replay, and takes out what of it nobody has begun. The reader goes on before the first of that.
+    /// Stops a replay and removes its messages that no member has started. The reader continues before the first of
+    /// them.
     pub(crate) fn stop_replay(&mut self, number: u32, now: Micros) {
         let Self { queues, rows, replays, .. } = self;
         let mut gone = BTreeSet::new();
@@ -70,7 +71,7 @@ impl Desk {
                 let reopened = rows.get(&entry).is_some_and(|row| row.state == Known::Reopened);
                 let stays = entry.replay != number || waiting.started > 0 || waiting.attempts > 0 || reopened;
                 if !stays {
-                    // No broker repeats what came from a replay: the row protects nothing.
+                    // No broker redelivers a replayed message, so its row is not needed to detect repeats.
                     rows.remove(&entry);
                     gone.insert(entry);
                 }
@@ -88,7 +89,7 @@ impl Desk {
         }
     }
 
-    /// Lets a stopped replay run again.
+    /// Resumes a stopped replay.
     pub(crate) fn resume_replay(&mut self, number: u32, dead_more: u64) -> bool {
         let dead = self.count(number, &[Known::Dead]);
         let stopped = self.replays.get_mut(&number).filter(|replay| replay.state == ReplayState::Stopped);
@@ -99,7 +100,7 @@ impl Desk {
         })
     }
 
-    /// What of a replay could be handled now.
+    /// The number of messages of a replay that can be handled now.
     fn ready(&self, number: u32, now: Micros) -> u64 {
         let due = self.queues.values().filter(|queue| queue.held.is_empty() && queue.next <= now);
         let waiting = due.flat_map(|queue| queue.messages.values());

@@ -1,4 +1,4 @@
-//! Messages that were not handled: they wait, or are given up.
+//! Messages that were not handled: they wait or are dead-lettered.
 
 use relevo_core::inbox::{Arrival, Claim, Due, Held, Kept, Setback, State as Known, Stop};
 
@@ -7,7 +7,7 @@ use super::desk::{Desk, Queue, Waiting};
 use crate::state::{Micros, State, micros};
 
 impl State {
-    /// Keeps a message that came live.
+    /// Stores a failed message that arrived directly from the broker.
     pub(crate) fn set_back(
         &mut self,
         asking: &Asking,
@@ -20,7 +20,7 @@ impl State {
         if !self.desk(asking).holds(held) {
             return Some(Kept::Lost);
         }
-        // A queue that is to wait for a person changes; one that grows does not.
+        // Only a queue that starts to wait for an operator needs the lock. Appending does not.
         let in_use = setback.stop == Stop::DeadHold && self.is_queue_locked(&asking.consumer, &arrival.queue);
         if in_use || self.is_row_locked(&asking.consumer, arrival.entry) {
             return None;
@@ -44,7 +44,7 @@ impl State {
         Some(Kept::Kept)
     }
 
-    /// Keeps the first message of a claimed queue.
+    /// Stores the failed first message of a claimed queue.
     pub(crate) fn set_back_due(&mut self, asking: &Asking, due: &Due, number: i64, setback: &Setback) -> Option<Kept> {
         let now = self.now();
         if self.is_queue_locked(&asking.consumer, &due.queue) {
@@ -64,14 +64,14 @@ impl State {
 }
 
 impl Queue {
-    /// What a failure of its first message makes of it; gives the message.
+    /// Applies a failure of its first message. Returns the message.
     fn set_back(&mut self, number: i64, setback: &Setback, now: Micros) -> Option<Arrival> {
         match setback.stop {
             Stop::Retry { after } | Stop::Wait { after } => {
                 let first = self.messages.get_mut(&number)?;
                 let untried = matches!(setback.stop, Stop::Wait { .. });
                 first.started = if untried { first.started.saturating_sub(1) } else { 0 };
-                // What went wrong the last time that it was tried is told on.
+                // Keep the error of the last real attempt.
                 if !untried || first.attempts == 0 {
                     first.error.clone_from(&setback.error);
                 }
@@ -120,7 +120,7 @@ impl Desk {
         }
     }
 
-    /// One that never waited has its place behind what does.
+    /// A message that never waited gets a number behind all waiting ones.
     fn give_up(&mut self, arrival: &Arrival, setback: &Setback, now: Micros) {
         let number = self.number();
         self.bury(number, arrival, setback, now);

@@ -9,7 +9,7 @@ use relevo_core::inbox::source::{Ask, Extent, Filter, Read, ReplaySource, Sendin
 use crate::outbox::lock;
 use crate::state::State;
 
-/// The log of an outbox, with what its relay does to messages.
+/// The log of an outbox, with the routes and the source that its relay uses.
 #[derive(Clone, Debug)]
 pub struct OutboxLog {
     state: Arc<Mutex<State>>,

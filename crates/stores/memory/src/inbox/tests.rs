@@ -1,4 +1,4 @@
-//! What the suite cannot say: savepoints, restarts of the server, and who waits for whom.
+//! Cases outside of the conformance suite: savepoints, server restarts and locks.
 
 use std::time::Duration;
 
@@ -78,7 +78,7 @@ async fn a_replay_that_stops_by_itself_takes_no_queue_from_whoever_appends_to_it
     let other = Arrival { entry: Entry { id: MessageId::from_uuid(Uuid::from_u128(8)), replay: 0 }, ..arrival() };
     let dead = Arrival { queue: "b".into(), ..arrival() };
     assert_eq!(operator.feed("billing", number, portion(&[dead, other], None, Some("2"))).await.unwrap(), Fed::Kept);
-    // One of the two dies; the other waits, and a live message behind it.
+    // One of the two messages is dead-lettered. The other waits, with a live message behind it.
     let due = inbox.due(2, 1, Duration::from_mins(1)).await.unwrap().remove(1);
     assert_eq!(&*due.queue, "b");
     let setback =
