@@ -1,4 +1,4 @@
-//! The broker, and its end for publishers.
+//! The broker handle and its publishing side.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::retain::Sweeper;
 use crate::schema;
 use crate::wake::Wake;
 
-/// A durable broker in a SQLite file. Cheap to clone: clones share connections, and wake each other's consumers at once.
+/// A durable broker in a SQLite file. Cheap to clone: clones share their connections and wake each other's consumers.
 #[derive(Clone, Debug)]
 pub struct EmbeddedBroker(pub(crate) Arc<Inner>);
 
@@ -28,7 +28,7 @@ pub(crate) struct Inner {
 }
 
 impl EmbeddedBroker {
-    /// Opens the broker's file; makes the file and the tables where they are missing.
+    /// Opens the broker's file. Creates the file and the tables if they are missing.
     pub async fn open(config: Config) -> Result<Self, Error> {
         let link = Link::open(&config).await?;
         schema::prepare(link.write().await?).await?;
@@ -36,16 +36,16 @@ impl EmbeddedBroker {
         Ok(Self(Arc::new(Inner { config, link, wake, sweeper: Sweeper::default() })))
     }
 
-    /// Stores anything at all, with headers that are text. `key` decides its place in an order and its lane.
+    /// Stores any message with text headers. `key` decides its lane and so its order.
     ///
-    /// For what does not come from an outbox: no repeat of it is recognised.
+    /// Use it for messages that do not come from an outbox: duplicates are not detected.
     pub async fn publish_raw(&self, address: &str, key: &str, headers: &Headers, payload: Bytes) -> Result<(), Error> {
         let row = Row::raw(address, key, headers, payload);
         row.check(self.0.config.message_bytes_max)?;
         self.store(&[row]).await
     }
 
-    /// Closes the file. Calls that follow fail; consumers should be closed before.
+    /// Closes the file. Later calls fail, so close the consumers first.
     pub async fn close(&self) {
         self.0.link.close().await;
     }
@@ -67,7 +67,7 @@ impl EmbeddedBroker {
 #[async_trait]
 impl Broker for EmbeddedBroker {
     fn capabilities(&self) -> Capabilities {
-        // A batch is one transaction, so that no message can pass one of its key that failed.
+        // A batch is one transaction, so no message can overtake a failed one of the same key.
         Capabilities { fences_order: true, message_bytes_max: self.0.config.message_bytes_max }
     }
 
@@ -86,7 +86,7 @@ impl Broker for EmbeddedBroker {
     }
 }
 
-/// One error for a whole batch: each message is told the same sentence.
+/// Reports one error for every message of a batch.
 fn shared(indexes: Vec<usize>, error: Error) -> impl Iterator<Item = (usize, Outcome)> {
     let error = Arc::new(error);
     indexes.into_iter().map(move |index| {

@@ -1,29 +1,29 @@
-//! What can go wrong, and what each means to the relay or the inbox.
+//! Errors of the broker, and the failure class of each.
 
 use std::time::Duration;
 
 use relevo_core::{Class, Failure};
 use relevo_sqlite_file::{FileError, NetworkFileSystem};
 
-/// Why the broker could not do what it was asked.
+/// Why a broker call failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// Another connection holds the file's lock. Nothing was written.
     #[error("the broker's file is locked by another process")]
     Locked(#[source] sqlx::Error),
-    /// There is no room on the disk. Nothing was written.
+    /// The disk is full. Nothing was written.
     #[error("the disk of the broker's file is full")]
     DiskFull(#[source] sqlx::Error),
     /// The file cannot be opened. Nothing was written.
     #[error("the broker's file cannot be opened")]
     CannotOpen(#[source] sqlx::Error),
-    /// The file, or its directory, may not be written.
+    /// The file or its directory is not writable.
     #[error("the broker's file may not be written")]
     ReadOnly(#[source] sqlx::Error),
-    /// The file is no SQLite database, or its pages contradict each other.
+    /// The file is not a SQLite database, or it is corrupt.
     #[error("the broker's file is damaged; restore it from a copy")]
     Damaged(#[source] sqlx::Error),
-    /// The tables are newer than this program, or gone.
+    /// The tables are newer than this program, or missing.
     #[error("the broker's tables do not fit this program: {what}")]
     Schema {
         /// What was found.
@@ -32,62 +32,62 @@ pub enum Error {
     /// The file is on a network file system, and the configuration does not allow that.
     #[error(transparent)]
     Network(#[from] NetworkFileSystem),
-    /// Reading or writing failed half-way. It may have been written.
+    /// A read or write failed part-way. The data may have been written.
     #[error("the broker's file cannot be read or written")]
     Io(#[source] sqlx::Error),
-    /// SQLite, or the library before it, said something that is not listed here.
+    /// Any other error of SQLite or its driver.
     #[error("the broker's file could not be used")]
     Other(#[source] sqlx::Error),
     /// The message can never be stored.
     #[error("the message is {bytes} bytes, more than `message_bytes_max` = {max}")]
     TooLarge {
-        /// How large it is.
+        /// The size of the message.
         bytes: usize,
-        /// How large it may be.
+        /// The limit.
         max: usize,
     },
-    /// A limit is reached and no message can go, because a group has not acknowledged it.
+    /// A limit is reached, and no message can be deleted because a group has not acknowledged it.
     #[error("the broker is full: {messages} messages, {bytes} bytes not yet acknowledged by every group")]
     Full {
-        /// How many messages are kept.
+        /// The number of stored messages.
         messages: u64,
-        /// How many bytes they have.
+        /// The size of the stored messages.
         bytes: u64,
     },
-    /// An earlier message of its key in the same batch was refused; this one was not stored.
+    /// An earlier message of the same key in the batch was refused, so this one was not stored.
     #[error("an earlier message of its key was refused")]
     BehindRefused,
-    /// There is no such group.
+    /// The group does not exist.
     #[error("there is no group `{0}`")]
     NoGroup(String),
-    /// The group exists and is different.
+    /// The group exists with different settings.
     #[error("the group `{name}` exists and differs: {difference}")]
     Differs {
-        /// Which group.
+        /// The name of the group.
         name: String,
-        /// What it has, and what was asked for.
+        /// The existing and the requested settings.
         difference: String,
     },
-    /// A group cannot be like this.
+    /// The group definition is invalid.
     #[error("the group `{name}` cannot be made: {why}")]
     Malformed {
-        /// Which group.
+        /// The name of the group.
         name: String,
-        /// Why not.
+        /// Why it is invalid.
         why: &'static str,
     },
 }
 
-/// How long a full broker asks the relay to wait.
+/// The pause that a full broker requests from the relay.
 pub(crate) const FULL_PAUSE: Duration = Duration::from_secs(1);
 
 impl Error {
-    /// What it means to the sender or the receiver.
+    /// The failure class of this error.
     pub fn class(&self) -> Class {
         match self {
-            // Each passes by itself or when somebody makes room; nothing was written.
+            // These pass without a change, or when an operator frees disk space. Nothing was written.
             Self::Locked(_) | Self::DiskFull(_) | Self::CannotOpen(_) => Class::Outage,
-            // A person must act, and waiting mends nothing.
+            // An operator must act; waiting does not help.
             Self::ReadOnly(_)
             | Self::Damaged(_)
             | Self::Schema { .. }
@@ -95,10 +95,10 @@ impl Error {
             | Self::NoGroup(_)
             | Self::Differs { .. }
             | Self::Malformed { .. } => Class::Blocked,
-            // A commit that failed half-way may be found whole when the log is read again.
+            // A commit that failed part-way may still be complete when SQLite reads its log again.
             Self::Io(_) | Self::Other(_) | Self::BehindRefused => Class::Unknown,
             Self::TooLarge { .. } => Class::Poison,
-            // Consumers make room without anybody's help.
+            // Consumers make room without an operator.
             Self::Full { .. } => Class::Throttled(FULL_PAUSE),
         }
     }
@@ -121,7 +121,7 @@ impl From<sqlx::Error> for Error {
             Some(FileError::Io) => Self::Io(error),
             Some(FileError::MissingTable) => Self::Schema { what: error.to_string() },
             None => match error {
-                // No connection became free in time: as good as locked.
+                // No connection became free in time, which has the same cause as a lock.
                 sqlx::Error::PoolTimedOut => Self::Locked(error),
                 sqlx::Error::Io(_) => Self::Io(error),
                 other => Self::Other(other),

@@ -1,27 +1,27 @@
-//! Where the broker is, and its limits.
+//! The location and the limits of the broker.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Where the broker is, and its limits.
+/// The location and the limits of the broker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// The file: its own, or an outbox's. It is made if it does not exist.
+    /// The SQLite file: the broker's own, or that of an outbox. It is created if it does not exist.
     pub path: PathBuf,
-    /// What `ce-source` says of messages that are published here: a URI that names the outbox.
+    /// The `ce-source` of messages published here: a URI that names the outbox.
     pub source: String,
-    /// The largest message, headers and payload together.
+    /// The maximum size of a message, headers and payload together.
     pub message_bytes_max: usize,
-    /// How long a message is kept after every group has acknowledged it. So long a repeat of it is recognised.
+    /// How long a message is kept after every group has acknowledged it. Duplicates are detected during that time.
     pub keep: Duration,
-    /// At most so many messages are kept. Above it publishing is refused for now (`throttled`): nothing that a group has
-    /// not acknowledged is ever dropped.
+    /// The maximum number of stored messages. Above it the broker refuses publishing with class `throttled`. It never
+    /// drops a message that a group has not acknowledged.
     pub messages_max: u64,
-    /// At most so many bytes of headers and payload are kept.
+    /// The maximum number of stored bytes, headers and payload together.
     pub bytes_max: u64,
-    /// How long a call waits for a file that somebody else has locked.
+    /// How long a call waits for the file lock.
     pub lock_wait: Duration,
-    /// How often waiting consumers look for what other processes published.
+    /// How often waiting consumers poll for messages that other processes published.
     pub poll: Duration,
     /// Accepts a file on a network file system. SQLite's locks and shared memory do not work across machines: a file
     /// that two machines use will be corrupted.
@@ -29,7 +29,7 @@ pub struct Config {
 }
 
 impl Config {
-    /// The defaults, for this file.
+    /// The default configuration for this file.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self {
             path: path.into(),

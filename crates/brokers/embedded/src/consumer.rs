@@ -1,4 +1,4 @@
-//! One consumer of a group.
+//! A consumer of one group.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,14 +16,14 @@ use crate::group::Stored;
 use crate::lanes::State;
 use crate::pattern::Patterns;
 
-/// How a consumer takes part in its group.
+/// The options of a consumer in its group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Membership {
-    /// Its name, for people.
+    /// The display name of the consumer.
     pub name: String,
-    /// At most so many deliveries of one lane are out.
+    /// The maximum number of outstanding deliveries per lane.
     pub prefetch: usize,
-    /// After so long without a sign of life its lanes go to others.
+    /// Without a heartbeat for this long, the consumer loses its lanes to others.
     pub lease: Duration,
 }
 
@@ -33,8 +33,8 @@ impl Default for Membership {
     }
 }
 
-/// A consumer of one group. It keeps its lanes by a task of its own, however long a message is worked on; dropping it
-/// without [`close`](BrokerConsumer::close) leaves them until the lease ends.
+/// A consumer of one group. A background task renews its lanes, so handlers can take as long as they need. If it is
+/// dropped without [`close`](BrokerConsumer::close), its lanes stay leased until the lease ends.
 #[derive(Debug)]
 pub struct EmbeddedConsumer {
     shared: Arc<Shared>,
@@ -42,7 +42,7 @@ pub struct EmbeddedConsumer {
     _heartbeat: JoinSet<()>,
 }
 
-/// What the consumer and its heartbeat share.
+/// State that the consumer and its heartbeat task share.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) broker: Arc<Inner>,
@@ -51,15 +51,15 @@ pub(crate) struct Shared {
     pub(crate) lanes: Vec<Lane>,
     pub(crate) membership: Membership,
     pub(crate) owner: Uuid,
-    /// Held while the file and this must agree; never while waiting for messages.
+    /// Locked while memory and the file must agree; never while waiting for messages.
     pub(crate) state: Mutex<State>,
-    /// Something of this consumer's own changed: room, a pause, a lane.
+    /// Notified when this consumer has new capacity, a changed pause or a changed lane.
     pub(crate) changed: Notify,
     closed: watch::Sender<bool>,
 }
 
 impl EmbeddedBroker {
-    /// A new consumer of this group. It takes its share of the lanes as others give it up.
+    /// Opens a consumer of this group. It claims its share of the lanes as other consumers release them.
     pub async fn consumer(&self, group: &str, membership: Membership) -> Result<EmbeddedConsumer, Error> {
         let stored = Stored::find(self.0.link.readers(), group).await?;
         let group = stored.ok_or_else(|| Error::NoGroup(group.to_owned()))?;
@@ -75,7 +75,7 @@ impl EmbeddedBroker {
             closed: watch::Sender::new(false),
         });
         shared.attend(&mut *shared.state.lock().await).await?;
-        // Others hold more than their share now.
+        // Wake the other consumers: they now own more than their share.
         self.0.wake.stir();
         let mut heartbeat = JoinSet::new();
         heartbeat.spawn(beat(Arc::clone(&shared)));
@@ -83,11 +83,11 @@ impl EmbeddedBroker {
     }
 }
 
-/// Renews the lanes, and takes those of the dead, until the consumer is closed or dropped.
+/// Renews the lanes and claims expired ones, until the consumer is closed or dropped.
 async fn beat(shared: Arc<Shared>) {
     let mut closed = shared.closed.subscribe();
     loop {
-        // Three signs of life a lease: two may be late.
+        // Three heartbeats per lease: two may be late.
         if timeout(shared.membership.lease / 3, closed.wait_for(|closed| *closed)).await.is_ok() {
             return;
         }
@@ -97,7 +97,7 @@ async fn beat(shared: Arc<Shared>) {
         }
         match shared.attend(&mut state).await {
             Ok(()) => shared.changed.notify_waiters(),
-            // Whoever receives or settles next is told; the next beat tries again.
+            // The next call to receive or acknowledge returns this error; the next heartbeat retries.
             Err(error) => {
                 tracing::warn!(group = shared.group.name, %error, "lanes could not be renewed, will try again");
             }
@@ -114,7 +114,7 @@ impl Shared {
         assert!(limit > 0, "a limit of nothing would wait for ever");
         let mut closed = self.closed.subscribe();
         loop {
-            // All of these before looking, so that nothing in between is missed.
+            // Register for all events before the check, so that no change in between is missed.
             let stirred = self.broker.wake.stirred();
             let changed = self.changed.notified();
             let version = self.broker.wake.version().await?;
@@ -139,7 +139,7 @@ impl Shared {
             tokio::select! {
                 () = stirred => {}
                 () = changed => {}
-                // The sender lives as long as this does.
+                // The sender lives as long as `self`.
                 _ = closed.changed() => {}
                 version = self.other_version(version) => version?,
             }
@@ -204,7 +204,7 @@ impl BrokerConsumer for EmbeddedConsumer {
 
     async fn close(&self) -> Result<(), Failure> {
         let mut state = self.shared.state.lock().await;
-        // First, so that nothing is handed out any more even if the file cannot be written.
+        // Set this first: nothing may be delivered after it, even if the file cannot be written.
         if self.shared.closed.send_replace(true) {
             return Ok(());
         }

@@ -1,4 +1,4 @@
-//! Reading the next deliveries.
+//! Reads the next deliveries.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,19 +13,19 @@ use crate::classify::Error;
 use crate::consumer::Shared;
 use crate::lanes::{Out, State, json, write_cursors};
 
-/// How many numbers of the log one statement looks at.
+/// The number of sequence numbers that one statement reads.
 const WINDOW: i64 = 4_096;
-/// How many windows one call looks at before it lets others have the lanes.
+/// The number of windows that one call reads before it releases the lock on the lanes.
 const WINDOWS_MAX: usize = 16;
 
-/// What one look gave.
+/// The result of one fetch.
 pub(crate) struct Fetched {
     pub(crate) deliveries: Vec<Delivery>,
-    /// The log goes on; look again at once.
+    /// The log has more messages; fetch again at once.
     pub(crate) more: bool,
 }
 
-/// A message on its way out.
+/// A message that will be delivered.
 struct Found {
     seq: i64,
     lane: u16,
@@ -34,13 +34,13 @@ struct Found {
     raw: Raw,
 }
 
-/// What a look found, before it is written down.
+/// The messages of a fetch that are not recorded as outstanding yet.
 struct Look {
     limit: usize,
-    /// How many more each lane may give; a lane that is full is not in it.
+    /// The free capacity of each lane. A full lane is not in the map.
     rooms: BTreeMap<u16, usize>,
     cursors: BTreeMap<u16, i64>,
-    /// Handed out before.
+    /// Messages that were delivered before.
     again: Vec<Found>,
     fresh: Vec<Found>,
 }
@@ -50,7 +50,7 @@ impl Look {
         self.limit - self.again.len() - self.fresh.len()
     }
 
-    /// Whether the lane has room for one more; if not it is closed for this look.
+    /// Whether the lane has capacity for one more message. If not, the lane takes no part in the rest of this fetch.
     fn enter(&mut self, lane: u16) -> bool {
         match self.rooms.get_mut(&lane) {
             Some(room) if *room > 0 => {
@@ -80,7 +80,7 @@ impl Shared {
         self.look_again(&mut look).await?;
         let more = self.look_on(&mut look).await?;
         if look.again.is_empty() && look.fresh.is_empty() {
-            // Only this consumer needs to know how far it looked; the next heartbeat writes it down.
+            // Only this consumer needs the new cursors; the next heartbeat writes them to the file.
             for (lane, held) in &mut state.lanes {
                 held.cursor = look.cursors[lane];
             }
@@ -90,7 +90,7 @@ impl Shared {
         Ok(Fetched { more: true, deliveries })
     }
 
-    /// Messages that were handed out before and came back.
+    /// Reads messages that were delivered before and returned to the lane.
     async fn look_again(&self, look: &mut Look) -> Result<(), Error> {
         let lanes: Vec<u16> = look.rooms.keys().copied().collect();
         let rows = sqlx::query(AGAIN)
@@ -106,13 +106,13 @@ impl Shared {
             }
         }
         if rows.len() >= look.limit {
-            // More of these lanes may have come back, and nothing new may pass them.
+            // These lanes may have more returned messages, and new messages must not overtake them.
             look.rooms.clear();
         }
         Ok(())
     }
 
-    /// What was never handed out. Lanes that stand at the same place are read together, those furthest behind first.
+    /// Reads messages that were never delivered. Lanes with the same cursor are read together, the lowest cursor first.
     async fn look_on(&self, look: &mut Look) -> Result<bool, Error> {
         let newest: i64 = sqlx::query_scalar("SELECT coalesce(max(seq), 0) FROM broker_message")
             .fetch_one(self.broker.link.readers())
@@ -131,7 +131,7 @@ impl Shared {
         Ok(true)
     }
 
-    /// The messages of these lanes after `low`, up to `end`.
+    /// Reads the messages of these lanes after `low`, up to `end`.
     async fn look_at(&self, look: &mut Look, lanes: &[u16], low: i64, end: i64) -> Result<(), Error> {
         let left = look.left();
         let all = lanes.len() == usize::from(self.group.lanes);
@@ -164,7 +164,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Writes down what goes out, then gives it out. A lane that was lost meanwhile gives nothing.
+    /// Records the messages as outstanding, then delivers them. A lane that was lost in the meantime delivers nothing.
     async fn hand_out(&self, state: &mut State, look: Look) -> Result<Vec<Delivery>, Error> {
         let mut write = self.broker.link.write_relaxed().await?;
         let rows = sqlx::query("SELECT lane, epoch, cursor FROM broker_lane WHERE group_id = ?1 AND owner = ?2")
@@ -179,7 +179,7 @@ impl Shared {
                 .get(&lane)
                 .is_some_and(|(epoch, _)| state.lanes.get(&lane).is_some_and(|held| held.epoch == *epoch))
         };
-        // Whatever a cursor in the file has passed was dropped by a limit.
+        // A limit deleted the messages that the cursor in the file has passed.
         let is_there = |lane: u16, seq: i64| standing.get(&lane).is_some_and(|(_, cursor)| seq > *cursor);
         let lost: Vec<u16> = state.lanes.keys().copied().filter(|lane| !is_mine(*lane)).collect();
         let Look { mut again, mut fresh, mut cursors, .. } = look;
@@ -199,7 +199,7 @@ impl Shared {
             .execute(write.sql())
             .await?;
         }
-        // Number and lane in one: SQLite reads a flat list much faster than a list of pairs.
+        // Sequence number and lane share one integer: SQLite reads a flat list much faster than a list of pairs.
         let packed: Vec<i64> = fresh.iter().map(|found| found.seq << 8 | i64::from(found.lane)).collect();
         sqlx::query(
             "INSERT INTO broker_unacknowledged (seq, group_id, lane, outstanding)

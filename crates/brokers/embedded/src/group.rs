@@ -1,4 +1,4 @@
-//! Groups: who gets what.
+//! Consumer groups: which messages each group receives.
 
 use relevo_core::slot::SLOTS;
 use sqlx::Row as _;
@@ -7,12 +7,12 @@ use crate::broker::EmbeddedBroker;
 use crate::classify::Error;
 use crate::pattern::Patterns;
 
-/// Where a new group begins.
+/// Where a new group starts to read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Start {
-    /// With what is published from now on.
+    /// At the next message that is published.
     Now,
-    /// With the oldest message that the broker still has.
+    /// At the oldest stored message.
     #[default]
     Oldest,
 }
@@ -20,18 +20,20 @@ pub enum Start {
 /// A group of consumers that share every message of some addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Group {
-    /// Its name.
+    /// The name.
     pub name: String,
-    /// Which addresses, in the pattern language of routes: `*` for one segment, `**` for any rest.
+    /// The address patterns, in the pattern language of routes: `*` matches one segment, `**` any number of segments at
+    /// the end.
     pub patterns: Vec<String>,
-    /// Into how many lanes its keys are hashed, and so how many consumers can work at once; at most 256, for ever.
+    /// The number of lanes that keys are hashed into. It limits how many consumers work in parallel: at most 256, and
+    /// it cannot change.
     pub lanes: u16,
-    /// Where it begins if it is new.
+    /// Where a new group starts to read.
     pub start: Start,
 }
 
 impl Group {
-    /// A group of sixteen lanes that begins with the oldest message.
+    /// A group of sixteen lanes that starts at the oldest message.
     pub fn new<P: Into<String>>(name: impl Into<String>, patterns: impl IntoIterator<Item = P>) -> Self {
         Self {
             name: name.into(),
@@ -51,7 +53,7 @@ impl Group {
         }
     }
 
-    /// How one that exists differs, for people.
+    /// Describes how an existing group differs.
     fn difference(&self, stored: &Stored) -> Option<String> {
         let mut parts = Vec::new();
         if self.patterns != stored.patterns {
@@ -64,7 +66,7 @@ impl Group {
     }
 }
 
-/// A group as the file has it.
+/// A group as stored in the file.
 #[derive(Clone, Debug)]
 pub(crate) struct Stored {
     pub(crate) id: i64,
@@ -101,7 +103,7 @@ impl Stored {
 }
 
 impl EmbeddedBroker {
-    /// Makes a group. One that exists is left as it is; if it differs, that is an error that says how.
+    /// Creates a group. An existing group is not changed; if it differs, the error says how.
     pub async fn declare(&self, group: &Group) -> Result<(), Error> {
         group.check()?;
         let mut write = self.0.link.write().await?;
@@ -135,7 +137,7 @@ impl EmbeddedBroker {
         write.commit().await
     }
 
-    /// Removes a group with its progress; whether there was one. Its consumers lose everything.
+    /// Deletes a group and its progress, and returns whether it existed. Its consumers lose all their lanes.
     pub async fn remove(&self, name: &str) -> Result<bool, Error> {
         let mut write = self.0.link.write().await?;
         let removed = sqlx::query("DELETE FROM broker_group WHERE name = ?1").bind(name).execute(write.sql()).await?;

@@ -1,4 +1,4 @@
-//! What people ask.
+//! Status and stored messages, for operators.
 
 use bytes::Bytes;
 use futures_util::TryStreamExt as _;
@@ -10,45 +10,45 @@ use crate::broker::EmbeddedBroker;
 use crate::classify::Error;
 use crate::group::Stored;
 
-/// Up to here a lag is counted exactly; above, it is only known to be more.
+/// The lag is exact up to this number. Above it, the real lag may be higher.
 pub const LAG_EXACT_MAX: u64 = 10_000;
 
-/// A message that the broker keeps.
+/// A stored message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Kept {
-    /// Its number at the broker.
+    /// Its sequence number in the log.
     pub seq: u64,
-    /// Where it was published to.
+    /// The address that it was published to.
     pub address: String,
-    /// What its place in an order is decided by.
+    /// The key that decides its order.
     pub key: String,
-    /// When it was stored, in milliseconds since 1970.
+    /// When it was stored, in milliseconds since the Unix epoch.
     pub at_ms: i64,
-    /// The message, bytes and all.
+    /// Headers and payload.
     pub raw: Raw,
 }
 
-/// How a group is doing.
+/// The status of a group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GroupStatus {
-    /// Its name.
+    /// The name.
     pub name: String,
-    /// Which addresses it gets.
+    /// The address patterns of the group.
     pub patterns: Vec<String>,
-    /// How many lanes it has.
+    /// The number of lanes.
     pub lanes: u16,
-    /// Consumers that are alive.
+    /// The number of live consumers.
     pub consumers: u64,
-    /// Messages that were never handed out; above [`LAG_EXACT_MAX`] there are at least so many.
+    /// The number of messages that were never delivered. Above [`LAG_EXACT_MAX`] it is a lower bound.
     pub lag: u64,
-    /// Messages that are handed out and not settled.
+    /// The number of messages that are delivered and not acknowledged.
     pub out: u64,
-    /// Messages that were handed out and came back.
+    /// The number of messages that were delivered, returned and wait for the next delivery.
     pub waiting: u64,
 }
 
 impl EmbeddedBroker {
-    /// Every group, by name.
+    /// The status of every group, sorted by name.
     pub async fn groups(&self) -> Result<Vec<GroupStatus>, Error> {
         let mut statuses = Vec::new();
         for group in Stored::all(self.0.link.readers()).await? {
@@ -57,8 +57,8 @@ impl EmbeddedBroker {
         Ok(statuses)
     }
 
-    /// Messages of the addresses that match a pattern, with numbers above `after`, oldest first, whoever has
-    /// acknowledged them.
+    /// Reads messages whose address matches a pattern and whose sequence number is above `after`, oldest first.
+    /// Acknowledged messages are included.
     pub async fn peek(&self, pattern: &str, after: u64, limit: usize) -> Result<Vec<Kept>, Error> {
         let mut rows = sqlx::query("SELECT * FROM broker_message WHERE seq > ?1 ORDER BY seq")
             .bind(after.cast_signed())

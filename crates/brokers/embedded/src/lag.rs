@@ -1,4 +1,4 @@
-//! How much of each lane waits.
+//! Counts the waiting messages of each lane.
 
 use std::collections::BTreeMap;
 
@@ -10,8 +10,8 @@ use crate::consumer::Shared;
 use crate::inspect::LAG_EXACT_MAX;
 
 impl Shared {
-    /// What waits in each lane, whoever has it. Behind each place at which lanes stand, at most [`LAG_EXACT_MAX`] messages of
-    /// the log are looked at: what it costs does not grow with the log.
+    /// The number of waiting messages of each lane, whichever consumer owns it. It reads at most [`LAG_EXACT_MAX`]
+    /// messages after each distinct cursor, so the cost does not grow with the log.
     pub(crate) async fn lag(&self) -> Result<Vec<(Lane, u64)>, Error> {
         let mut counts = vec![0; self.lanes.len()];
         let mut count = |lane: u16, more: i64| {
@@ -19,7 +19,7 @@ impl Shared {
                 *waiting += more.cast_unsigned();
             }
         };
-        // Of its own lanes this consumer knows before the file does that nothing is there for it.
+        // For its own lanes this consumer may have a newer cursor than the file.
         let state = self.state.lock().await;
         let cursors: BTreeMap<String, i64> =
             state.lanes.iter().map(|(lane, held)| (lane.to_string(), held.cursor)).collect();
@@ -46,8 +46,8 @@ impl Shared {
     }
 }
 
-/// What was never handed out, by lane and address. The log is cut where lanes stand, so that a message is looked at once, for
-/// every lane that has come so far at most.
+/// Messages that were never delivered, by lane and address. The log is split at the lane cursors, so that each message
+/// is read once, only for lanes whose cursor is before it.
 const FRESH: &str = "
 WITH place AS MATERIALIZED (
     SELECT l.lane, max(l.cursor, coalesce(c.value, 0), (SELECT coalesce(min(seq), 1) - 1 FROM broker_message)) AS low
@@ -59,7 +59,7 @@ FROM piece CROSS JOIN broker_message m JOIN place p ON p.lane = m.slot % ?2 AND 
 WHERE m.seq > piece.low AND m.seq <= min(piece.high, piece.low + ?3)
 GROUP BY 1, 2";
 
-/// What was handed out and came back.
+/// Messages that were delivered and returned.
 const AGAIN: &str = "
 SELECT lane, count(*) FROM (SELECT lane FROM broker_unacknowledged WHERE group_id = ?1 AND outstanding = 0 LIMIT ?2)
 GROUP BY lane";

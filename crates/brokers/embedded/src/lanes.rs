@@ -1,4 +1,4 @@
-//! Which lanes a consumer holds, and what is out of them.
+//! The lanes that a consumer owns, and its outstanding deliveries.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Duration;
@@ -10,7 +10,8 @@ use crate::classify::Error;
 use crate::consumer::Shared;
 use crate::link::Write;
 
-/// Whether a lease has ended. One that ends further ahead than leases last was given by a clock that has been set back.
+/// Whether a lease has expired. A lease that ends too far in the future was written by a clock that has since been set
+/// back.
 macro_rules! is_over {
     ($longest:literal) => {
         concat!(
@@ -21,30 +22,30 @@ macro_rules! is_over {
     };
 }
 
-/// What a consumer knows of its group.
+/// What a consumer knows about its group.
 #[derive(Debug, Default)]
 pub(crate) struct State {
     pub(crate) lanes: BTreeMap<u16, Held>,
     out: HashMap<DeliveryTag, Out>,
     tags: HashMap<i64, DeliveryTag>,
     next_tag: u64,
-    /// A call was cut off while it wrote: the file may know more than this.
+    /// A call was cancelled during a write: the file may be ahead of this state.
     pub(crate) doubtful: bool,
 }
 
-/// A lane that this consumer holds.
+/// A lane that this consumer owns.
 #[derive(Clone, Debug)]
 pub(crate) struct Held {
     pub(crate) epoch: i64,
-    /// Everything up to here was handed out, or is not for this group.
+    /// Every message up to here was delivered, or does not match the group.
     pub(crate) cursor: i64,
     pub(crate) out: usize,
     pub(crate) paused: bool,
-    /// More than a fair share: nothing more is taken of it, and it is given back once nothing is out.
+    /// The lane exceeds the fair share. It delivers nothing new, and is released when no delivery is outstanding.
     pub(crate) leaving: bool,
 }
 
-/// A delivery that was not settled.
+/// An outstanding delivery.
 #[derive(Clone, Debug)]
 pub(crate) struct Out {
     pub(crate) seq: i64,
@@ -52,7 +53,7 @@ pub(crate) struct Out {
 }
 
 impl State {
-    /// Hands a message out under a new tag. An older tag of the same message is void from now on.
+    /// Adds a delivery with a new tag. An older tag of the same message becomes invalid.
     pub(crate) fn hand_out(&mut self, out: Out) -> DeliveryTag {
         if let Some(old) = self.tags.get(&out.seq).copied() {
             self.take_back(old);
@@ -67,7 +68,7 @@ impl State {
         tag
     }
 
-    /// Forgets a delivery: it was settled, or is no longer this consumer's.
+    /// Removes a delivery that was acknowledged or no longer belongs to this consumer.
     pub(crate) fn take_back(&mut self, tag: DeliveryTag) {
         let Some(out) = self.out.remove(&tag) else { return };
         self.tags.remove(&out.seq);
@@ -84,7 +85,7 @@ impl State {
         self.out.iter().map(|(tag, out)| (*tag, out))
     }
 
-    /// Forgets a lane and what is out of it.
+    /// Removes a lane and its outstanding deliveries.
     pub(crate) fn lose(&mut self, lane: u16) {
         self.lanes.remove(&lane);
         let tags: Vec<DeliveryTag> = self.outs().filter(|(_, out)| out.lane == lane).map(|(tag, _)| tag).collect();
@@ -93,13 +94,13 @@ impl State {
         }
     }
 
-    /// Whether a lane waits only for being given back.
+    /// Whether a lane is ready to be released.
     pub(crate) fn has_drained(&self) -> bool {
         self.lanes.values().any(|held| held.leaving && held.out == 0)
     }
 }
 
-/// A lane as the file has it.
+/// A lane as stored in the file.
 struct Row {
     lane: u16,
     epoch: i64,
@@ -109,7 +110,7 @@ struct Row {
 }
 
 impl Shared {
-    /// Renews what this consumer holds, gives back what is more than its fair share, takes what is free.
+    /// Renews the leases of this consumer, releases lanes above its fair share and claims free ones.
     pub(crate) async fn attend(&self, state: &mut State) -> Result<(), Error> {
         let mut write = self.broker.link.write_relaxed().await?;
         let (group, owner, lease) = (self.group.id, self.owner, self.lease_ms());
@@ -158,7 +159,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Gives everything back at once.
+    /// Releases all lanes at once.
     pub(crate) async fn leave(&self, state: &mut State) -> Result<(), Error> {
         let mut write = self.broker.link.write_relaxed().await?;
         let rows = self.lane_rows(&mut write).await?;
@@ -179,8 +180,8 @@ impl Shared {
         Ok(())
     }
 
-    /// Finds out what a call that was cut off has done. What is out in the file and not here was never handed over; what
-    /// is out here and not in the file has been acknowledged.
+    /// Reloads the state after a cancelled call. A message that is outstanding only in the file was never delivered. A
+    /// message that is outstanding only here has been acknowledged.
     pub(crate) async fn resolve_doubt(&self, state: &mut State) -> Result<(), Error> {
         let mut write = self.broker.link.write_relaxed().await?;
         let rows = self.lane_rows(&mut write).await?;
@@ -219,13 +220,13 @@ impl Shared {
         Ok(())
     }
 
-    /// No lease of this group's consumers lasts longer, as far as this one can know.
+    /// The longest lease that this consumer assumes for any consumer of its group.
     fn longest_ms(&self) -> i64 {
         let longest = (self.membership.lease * 20).max(Duration::from_mins(10));
         i64::try_from(longest.as_millis()).unwrap_or(i64::MAX / 2)
     }
 
-    /// Whether others came, left or died, so that lanes should change hands.
+    /// Whether consumers joined, left or died, so that the lanes must be rebalanced.
     pub(crate) async fn should_attend(&self, state: &State) -> Result<bool, Error> {
         let row = sqlx::query(concat!(
             "SELECT (SELECT count(*) FROM broker_lane WHERE group_id = ?1 AND (owner IS NULL OR ",
@@ -268,7 +269,7 @@ impl Shared {
             .collect())
     }
 
-    /// Renews every lane and writes down how far each was read; then frees those given back.
+    /// Renews every lane and records its cursor; then frees the released lanes.
     async fn give_back(&self, write: &mut Write, state: &State, lanes: &[u16]) -> Result<(), Error> {
         write_cursors(write, self.group.id, state.lanes.iter().map(|(lane, held)| (*lane, held.cursor))).await?;
         sqlx::query(
@@ -318,7 +319,7 @@ impl Shared {
         Ok(rows.iter().map(|row| (row.get(0), held(row))).collect())
     }
 
-    /// What is out of these lanes is ready again; whoever had it has lost it.
+    /// Returns the outstanding messages of these lanes. Their former consumer can no longer acknowledge them.
     async fn put_back(&self, write: &mut Write, lanes: &[u16]) -> Result<(), Error> {
         sqlx::query(
             "UPDATE broker_unacknowledged SET outstanding = 0
@@ -332,7 +333,7 @@ impl Shared {
     }
 }
 
-/// Writes down how far lanes were read. A cursor never goes back: a limit may have moved it on.
+/// Records the cursors of lanes. A cursor never moves back: a limit may have moved it forward.
 pub(crate) async fn write_cursors(
     write: &mut Write,
     group: i64,
@@ -350,7 +351,7 @@ pub(crate) async fn write_cursors(
     Ok(())
 }
 
-/// A list of numbers for `json_each`.
+/// A list of numbers as JSON, for `json_each`.
 pub(crate) fn json<T: serde::Serialize>(numbers: &[T]) -> String {
     serde_json::to_string(numbers).expect("numbers are always JSON")
 }
@@ -365,7 +366,8 @@ fn forget_lost(state: &mut State, rows: &[Row]) {
     }
 }
 
-/// Decides which lanes leave, those with the least in flight first; gives those that can go now.
+/// Marks lanes for release, those with the fewest outstanding deliveries first. Returns the lanes that can be released
+/// now.
 fn choose_leaving(state: &mut State, fair: usize) -> Vec<u16> {
     let mut lanes: Vec<(usize, u16)> = state.lanes.iter().map(|(lane, held)| (held.out, *lane)).collect();
     lanes.sort_unstable();

@@ -1,8 +1,8 @@
-//! A durable broker in a SQLite file: for one machine, for tests, and for trying Relevo out.
+//! A durable broker in a SQLite file: for a single machine, for tests, and for trying Relevo.
 //!
-//! Confirmed means kept: a batch is one transaction with `synchronous = FULL`. Groups read the log behind cursors;
-//! within a group, keys are hashed into lanes that are leased to one consumer each, so that order per key holds with
-//! any number of consumers, in any number of processes.
+//! A confirmed message is durable: a batch is one transaction with `synchronous = FULL`. Each group reads the log with
+//! cursors. Within a group, keys are hashed into lanes, and each lane is leased to one consumer. Order per key
+//! therefore holds with any number of consumers and processes.
 //!
 //! ```no_run
 //! # async fn example() -> Result<(), Box<dyn std::error::Error>> {

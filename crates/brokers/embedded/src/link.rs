@@ -1,4 +1,4 @@
-//! The connections to the file.
+//! The connections to the SQLite file.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,13 +12,13 @@ use tokio::time::{Instant, sleep};
 use crate::classify::Error;
 use crate::config::Config;
 
-/// Between two tries to use the write-ahead log while others use a new file.
+/// The pause between two attempts to enable the write-ahead log while other connections use a new file.
 const JOURNAL_PAUSE: Duration = Duration::from_millis(20);
 
 /// The connections of one broker handle.
 ///
-/// SQLite has one writer at a time. Within the process, writers queue here and not at the file's lock, where they would
-/// sleep and try again.
+/// SQLite allows one writer at a time. Writers of this process queue on a mutex: at the file lock they would sleep and
+/// poll.
 #[derive(Debug)]
 pub(crate) struct Link {
     turn: Arc<Mutex<()>>,
@@ -28,17 +28,17 @@ pub(crate) struct Link {
     watch: SqlitePool,
 }
 
-/// A write transaction. One that is dropped before its end is rolled back by closing its connection: after a failure
-/// nobody can tell whether SQLite has already rolled back by itself.
+/// A write transaction. If it is dropped before its end, its connection is closed, which rolls it back. After a failure
+/// it is unknown whether SQLite has already rolled back.
 pub(crate) struct Write {
     connection: PoolConnection<Sqlite>,
     ended: bool,
-    // After the connection, so that the next writer finds the file unlocked.
+    // Declared after the connection, so that the file is unlocked before the next writer starts.
     _turn: OwnedMutexGuard<()>,
 }
 
 impl Link {
-    /// Opens the file, and makes it if need be.
+    /// Opens the file, and creates it if it does not exist.
     pub(crate) async fn open(config: &Config) -> Result<Self, Error> {
         relevo_sqlite_file::check_local(&config.path, config.allow_network_file_system)?;
         let options = SqliteConnectOptions::new()
@@ -53,7 +53,7 @@ impl Link {
         let pool = |connections: u32| {
             SqlitePoolOptions::new()
                 .max_connections(connections)
-                // Those who wait here wait for their turn at the file, which may itself take as long as a lock.
+                // A waiting caller needs its turn at the file, which may itself take as long as a lock.
                 .acquire_timeout(config.lock_wait * 2)
                 .test_before_acquire(false)
                 .max_lifetime(None::<Duration>)
@@ -62,12 +62,12 @@ impl Link {
         let deadline = Instant::now() + config.lock_wait;
         let durable = loop {
             match pool(1).connect_with(options.clone()).await.map_err(Error::from) {
-                // SQLite makes a file a write-ahead log at once or not at all: it does not wait for others that do.
+                // SQLite does not wait for other connections when it enables the write-ahead log: it fails at once.
                 Err(Error::Locked(_)) if Instant::now() < deadline => sleep(JOURNAL_PAUSE).await,
                 tried => break tried?,
             }
         };
-        // Losing what these wrote in a power failure means a repeat, never a loss; a kill loses nothing.
+        // If a power failure loses these writes, messages are redelivered but not lost. A killed process loses nothing.
         let relaxed = pool(1).connect_lazy_with(options.clone().synchronous(SqliteSynchronous::Normal));
         let options = options.pragma("query_only", "on");
         let readers = pool(2).connect_lazy_with(options.clone());
@@ -75,36 +75,37 @@ impl Link {
         Ok(Self { turn: Arc::default(), durable, relaxed, readers, watch })
     }
 
-    /// A transaction that is on the disk when its commit returns.
+    /// Begins a transaction that is on disk when its commit returns.
     pub(crate) async fn write(&self) -> Result<Write, Error> {
         self.begin(&self.durable).await
     }
 
-    /// A transaction that a kill does not undo, but a power failure may.
+    /// Begins a transaction that survives a killed process but may not survive a power failure.
     pub(crate) async fn write_relaxed(&self) -> Result<Write, Error> {
         self.begin(&self.relaxed).await
     }
 
     async fn begin(&self, pool: &SqlitePool) -> Result<Write, Error> {
         let turn = Arc::clone(&self.turn).lock_owned().await;
-        // Before it begins: whoever gives up waiting for the lock must not leave it to the next one.
+        // Wrap the connection before `BEGIN`: if the caller is cancelled at the lock, `drop` must close it.
         let mut write = Write { connection: pool.acquire().await?, ended: false, _turn: turn };
-        // At once the writer, or a later statement could find that somebody else wrote in between.
+        // Take the write lock at once. Otherwise a later statement could fail because another connection wrote in
+        // between.
         sqlx::query("BEGIN IMMEDIATE").execute(write.sql()).await?;
         Ok(write)
     }
 
-    /// Connections for reading; one that is lent gives a consistent view only within one statement.
+    /// Connections for reading. A view is consistent only within one statement.
     pub(crate) const fn readers(&self) -> &SqlitePool {
         &self.readers
     }
 
-    /// One connection that only looks whether others wrote.
+    /// The connection that only checks whether other connections wrote.
     pub(crate) fn watch(&self) -> SqlitePool {
         self.watch.clone()
     }
 
-    /// Closes every connection; the last one to close tidies the write-ahead log away.
+    /// Closes every connection. The last one to close removes the write-ahead log.
     pub(crate) async fn close(&self) {
         self.watch.close().await;
         self.readers.close().await;
@@ -123,7 +124,7 @@ impl Write {
         self.end("COMMIT").await
     }
 
-    /// Ends it where nothing went wrong and nothing is to be written.
+    /// Rolls back a transaction that did not fail and has nothing to write.
     pub(crate) async fn abandon(self) -> Result<(), Error> {
         self.end("ROLLBACK").await
     }

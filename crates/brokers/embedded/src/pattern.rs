@@ -1,8 +1,9 @@
-//! Which addresses a group gets.
+//! Matches addresses with the patterns of a group.
 
 use relevo_core::route;
 
-/// Patterns of a group, in the language of routes: segments between dots, `*` for one, `**` for any rest.
+/// The patterns of a group, in the pattern language of routes. Dots separate segments; `*` matches one segment, `**`
+/// any number of segments at the end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Patterns(Vec<String>);
 
@@ -15,8 +16,8 @@ impl Patterns {
         self.0.iter().any(|pattern| route::matches(pattern, address))
     }
 
-    /// A JSON array of globs that let through at least what matches, so that SQLite leaves most of the rest out;
-    /// `None` if it would let everything through.
+    /// A JSON array of globs that match at least what the patterns match, so that SQLite can skip most other messages.
+    /// `None` if a glob matches everything.
     pub(crate) fn globs(&self) -> Option<String> {
         let globs: Vec<String> = self.0.iter().map(|pattern| glob(pattern)).collect();
         (!globs.iter().any(|glob| glob == "*")).then(|| serde_json::json!(globs).to_string())
@@ -27,7 +28,7 @@ fn glob(pattern: &str) -> String {
     let mut glob = String::new();
     for (index, part) in pattern.split('.').enumerate() {
         if part == "**" {
-            // The rest may be nothing at all, dot included.
+            // `**` may match nothing at all, and then there is no dot before it.
             return glob + "*";
         }
         if index > 0 {

@@ -1,4 +1,4 @@
-//! Storing messages.
+//! Stores messages.
 
 use std::collections::HashSet;
 use std::fmt::Write as _;
@@ -45,14 +45,15 @@ impl<'a> Row<'a> {
     }
 }
 
-/// How many messages and bytes rows have.
+/// The number of messages and of bytes in these rows.
 pub(crate) fn weigh(rows: &[Row<'_>]) -> (u64, u64) {
     (rows.len() as u64, rows.iter().map(|row| row.bytes() as u64).sum())
 }
 
 type Indexed<T> = Vec<(usize, T)>;
 
-/// What can be stored, and what cannot: too large, or behind such a one of its key.
+/// Splits a batch into messages to store and messages to refuse. A message is refused if it, or an earlier one of its
+/// key, is too large.
 pub(crate) fn sort_out<'a>(batch: &'a [Publication], config: &Config) -> (Indexed<Row<'a>>, Indexed<Error>) {
     let mut rows = Vec::with_capacity(batch.len());
     let mut refused = Vec::new();
@@ -71,7 +72,7 @@ pub(crate) fn sort_out<'a>(batch: &'a [Publication], config: &Config) -> (Indexe
     (rows, refused)
 }
 
-/// Stores all rows or none; says so if there is no room for them.
+/// Stores all rows or none. Returns an error if the broker is full.
 pub(crate) async fn store(mut write: Write, rows: &[Row<'_>], config: &Config) -> Result<(), Error> {
     let meta = sqlx::query(
         "SELECT messages, bytes, CAST(unixepoch('subsec') * 1000 AS INTEGER),
@@ -89,7 +90,7 @@ pub(crate) async fn store(mut write: Write, rows: &[Row<'_>], config: &Config) -
     let mut stored = 0;
     let mut rest = rows;
     while !rest.is_empty() {
-        // A few sizes only, so that each statement is prepared once.
+        // Use only a few sizes, so that each statement is prepared once.
         let size = [128, 16, 1].into_iter().find(|size| *size <= rest.len()).unwrap_or(1);
         let (chunk, tail) = rest.split_at(size);
         stored += insert(&mut write, chunk, now).await?;
@@ -112,7 +113,7 @@ async fn insert(write: &mut Write, rows: &[Row<'_>], now: i64) -> Result<u64, Er
         let comma = if index == 0 { "" } else { "," };
         write!(sql, "{comma}(?,?,?,?,?,?,?)").expect("writing to a text does not fail");
     }
-    // Not a plain DO NOTHING: whatever else went wrong must be an error.
+    // Not a plain `DO NOTHING`, which would hide other conflicts.
     sql.push_str(" ON CONFLICT (id, address) WHERE id IS NOT NULL DO NOTHING");
     let mut query = sqlx::query(AssertSqlSafe(sql));
     for row in rows {
@@ -128,7 +129,7 @@ async fn insert(write: &mut Write, rows: &[Row<'_>], now: i64) -> Result<u64, Er
     Ok(query.execute(write.sql()).await?.rows_affected())
 }
 
-/// What the rows after `newest` weigh: some of the batch were repeats and are not among them.
+/// The number and size of the rows after `newest`. Duplicates in the batch were not stored and do not count.
 async fn weigh_after(write: &mut Write, newest: i64) -> Result<(u64, u64), Error> {
     let row = sqlx::query(
         "SELECT count(*), coalesce(sum(octet_length(headers) + octet_length(payload)), 0)

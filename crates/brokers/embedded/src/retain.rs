@@ -1,4 +1,4 @@
-//! Dropping messages that nobody needs.
+//! Deletes messages that no group needs.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -10,21 +10,21 @@ use crate::broker::{EmbeddedBroker, Inner};
 use crate::classify::Error;
 use crate::publish::{self, Row};
 
-/// How many messages one transaction looks at, so that publishers wait for milliseconds.
+/// The number of messages that one transaction checks, so that publishers wait only milliseconds.
 const CHUNK: i64 = 2_000;
-/// How often publishing looks for messages to drop.
+/// How often publishing checks for messages to delete.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// What a sweep dropped.
+/// The result of a sweep.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Swept {
-    /// Messages dropped.
+    /// The number of deleted messages.
     pub messages: u64,
-    /// Their bytes.
+    /// Their size in bytes.
     pub bytes: u64,
 }
 
-/// When publishing swept last, how much came in since, and after which message the next sweep goes on.
+/// When publishing last swept, how many messages were stored since then, and where the next sweep continues.
 #[derive(Debug, Default)]
 pub(crate) struct Sweeper(Mutex<Sweeps>);
 
@@ -35,7 +35,7 @@ struct Sweeps {
 }
 
 impl Sweeper {
-    /// How many messages came in since the last sweep and where to go on, if it is time for another.
+    /// If a sweep is due: the number of messages since the last one, and where to continue.
     fn due(&self, published: usize) -> Option<(usize, i64)> {
         let mut sweeps = self.sweeps();
         let (at, before) = sweeps.last.unwrap_or_else(|| (Instant::now(), 0));
@@ -50,44 +50,44 @@ impl Sweeper {
     }
 
     fn sweeps(&self) -> MutexGuard<'_, Sweeps> {
-        // Nothing panics while it is held.
+        // No code panics while it holds the lock.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl EmbeddedBroker {
-    /// Drops what every group has acknowledged and is older than `keep`. Publishing does it too, now and then; it is
-    /// only needed where nothing is published.
+    /// Deletes messages that every group has acknowledged and that are older than `keep`. Publishing does this
+    /// regularly; call it only where nothing is published.
     pub async fn sweep(&self) -> Result<Swept, Error> {
         Ok(self.sweep_chunks(0, self.0.config.keep, u64::MAX).await?.0)
     }
 
-    /// Keeps pace with what was published; a failure is left to the next time, and to whoever publishes next.
+    /// Sweeps in proportion to the published messages. After a failure, a later publish tries again.
     pub(crate) async fn sweep_now_and_then(&self, published: usize) {
         let Some((since, after)) = self.0.sweeper.due(published) else { return };
-        // Twice as much as came in, so that a backlog of old messages shrinks.
+        // Check twice as many as were stored, so that a backlog of old messages shrinks.
         let chunks = 1 + 2 * since as u64 / CHUNK.cast_unsigned();
         match self.sweep_chunks(after, self.0.config.keep, chunks).await {
-            // What is not acknowledged yet may fill whole chunks: the next sweep goes on behind them.
+            // Unacknowledged messages may fill whole chunks: the next sweep continues after them.
             Ok((_, next)) => self.0.sweeper.go_on_after(next),
             Err(error) => tracing::warn!(%error, "old messages could not be dropped, will try again"),
         }
     }
 
-    /// Whether there is room for these rows now.
+    /// Deletes acknowledged messages of any age. Returns whether these rows fit now.
     pub(crate) async fn make_room(&self, rows: &[Row<'_>]) -> Result<bool, Error> {
         let Inner { config, link, .. } = &*self.0;
         let (messages, bytes) = publish::weigh(rows);
         let (messages_goal, bytes_goal) =
             (config.messages_max.checked_sub(messages), config.bytes_max.checked_sub(bytes));
-        // A batch that is larger than the limit fits in no broker.
+        // A batch above the limit never fits.
         let (Some(messages_goal), Some(bytes_goal)) = (messages_goal, bytes_goal) else { return Ok(false) };
         self.sweep_chunks(0, Duration::ZERO, u64::MAX).await?;
         let (messages, bytes) = totals(link.readers()).await?;
         Ok(messages <= messages_goal && bytes <= bytes_goal)
     }
 
-    /// Says what was dropped, and where the next sweep goes on: 0 for the beginning.
+    /// Returns what was deleted, and where the next sweep continues: 0 is the start of the log.
     async fn sweep_chunks(&self, mut after: i64, keep: Duration, chunks: u64) -> Result<(Swept, i64), Error> {
         let keep_ms = i64::try_from(keep.as_millis()).unwrap_or(i64::MAX);
         let mut swept = Swept::default();
@@ -101,7 +101,7 @@ impl EmbeddedBroker {
         Ok((swept, after))
     }
 
-    /// One chunk of the log; says where the next one begins, if there is one that may have something to drop.
+    /// Sweeps one chunk of the log. Returns where the next chunk starts, if it may have messages to delete.
     async fn sweep_chunk(&self, after: i64, keep_ms: i64) -> Result<(Swept, Option<i64>), Error> {
         let look = sqlx::query(LOOK).bind(after).bind(keep_ms).bind(CHUNK);
         let row = look.fetch_one(self.0.link.readers()).await?;
@@ -119,7 +119,7 @@ impl EmbeddedBroker {
             .execute(write.sql())
             .await?;
         write.commit().await?;
-        // The log is in the order of time: behind a chunk with young messages there are only younger ones.
+        // The log is in time order: after a chunk with recent messages, all others are more recent.
         Ok((swept, (seen == CHUNK && old == seen).then_some(last)))
     }
 }
@@ -129,8 +129,8 @@ async fn totals(reader: impl sqlx::SqliteExecutor<'_>) -> Result<(u64, u64), Err
     Ok((row.get::<i64, _>(0).cast_unsigned(), row.get::<i64, _>(1).cast_unsigned()))
 }
 
-/// How far every lane of every group has come. As long as there never was a group, nobody has come anywhere: what is
-/// published waits for the first. Where the last group was removed, nobody wants anything any more.
+/// The position that every lane of every group has passed. If there never was a group, it is the start: messages wait
+/// for the first group. If the last group was deleted, no message is needed.
 macro_rules! passed {
     () => {
         "coalesce((SELECT min(cursor) FROM broker_lane),
@@ -138,7 +138,8 @@ macro_rules! passed {
     };
 }
 
-/// Whether a message is old enough. One from the future is a clock's mistake and must not hold back the others.
+/// Whether a message is old enough. A timestamp in the future is a clock error and must not keep other messages from
+/// being deleted.
 macro_rules! is_old {
     ($keep:literal) => {
         concat!(
@@ -149,7 +150,7 @@ macro_rules! is_old {
     };
 }
 
-/// The next chunk that all lanes have passed: its last number, how many of it are old enough, how many there are.
+/// The next chunk that all lanes have passed: its last sequence number, the number of old messages, and its size.
 const LOOK: &str = concat!(
     "SELECT max(seq), coalesce(sum(",
     is_old!("?2"),

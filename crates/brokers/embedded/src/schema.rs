@@ -3,13 +3,13 @@
 use crate::classify::Error;
 use crate::link::Write;
 
-/// What creates the tables, one version after the other. A later version is `migrations/0002_*.sql`.
+/// The statements that create the tables, in version order. A later version is `migrations/0002_*.sql`.
 const MIGRATIONS: [&str; 1] = [include_str!("../migrations/0001_baseline.sql")];
 
 /// The version of the tables that this program reads and writes.
 const VERSION: i64 = 1;
 
-/// Creates the tables, or migrates them to this program's version. Two processes may do it at the same time.
+/// Creates the tables, or migrates them to this program's version. Two processes may call it at the same time.
 pub(crate) async fn prepare(mut write: Write) -> Result<(), Error> {
     let exists: bool =
         sqlx::query_scalar("SELECT EXISTS (SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = 'broker_meta')")
@@ -22,8 +22,8 @@ pub(crate) async fn prepare(mut write: Write) -> Result<(), Error> {
     };
     match found {
         Some(VERSION) => {
-            // SQLite begins a write transaction even on a read-only file; only a change fails. Fail now, not at the first
-            // message.
+            // SQLite begins a write transaction even on a read-only file; only a change fails. Fail now, not at the
+            // first message.
             sqlx::query("UPDATE broker_meta SET version = version").execute(write.sql()).await?;
             write.commit().await
         }

@@ -40,7 +40,7 @@ impl Shared {
             state.take_back(*tag);
         }
         if state.has_drained() {
-            // Others wait for the lane; if it fails now, the heartbeat tries again.
+            // Other consumers wait for the lane; if this fails, the heartbeat retries.
             if let Err(error) = self.attend(&mut state).await {
                 tracing::warn!(group = self.group.name, %error, "a lane could not be given back, will try again");
             }
@@ -50,7 +50,7 @@ impl Shared {
         Ok(stale)
     }
 
-    /// Lanes that the file no longer gives to this consumer.
+    /// Lanes that the file no longer assigns to this consumer.
     async fn lost_lanes(&self, write: &mut Write, state: &State) -> Result<Vec<u16>, Error> {
         let rows = sqlx::query("SELECT lane, epoch FROM broker_lane WHERE group_id = ?1 AND owner = ?2")
             .bind(self.group.id)

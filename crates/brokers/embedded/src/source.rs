@@ -1,4 +1,4 @@
-//! The log as a source of replays: what is kept, whoever has acknowledged it.
+//! The log as a replay source: all stored messages, acknowledged or not.
 
 use async_trait::async_trait;
 use futures_util::TryStreamExt as _;
@@ -14,12 +14,12 @@ use crate::group::Stored;
 use crate::inspect::kept;
 use crate::pattern::Patterns;
 
-/// How many messages one call looks at.
+/// The number of messages that one call reads.
 const CHUNK: usize = 5_000;
-/// How many are read at once to be counted.
+/// The page size for counting.
 const COUNTED: usize = 1_000;
 
-/// What the broker keeps of a group's addresses, as that group's consumers receive it.
+/// The stored messages of a group's addresses, as its consumers receive them.
 #[derive(Debug)]
 pub struct EmbeddedLog {
     broker: EmbeddedBroker,
@@ -28,7 +28,7 @@ pub struct EmbeddedLog {
 }
 
 impl EmbeddedBroker {
-    /// The log as a group sees it: its addresses, and its lanes.
+    /// The log with the addresses and lanes of this group.
     pub async fn log(&self, group: &str) -> Result<EmbeddedLog, Error> {
         let stored = Stored::find(self.0.link.readers(), group).await?;
         let group = stored.ok_or_else(|| Error::NoGroup(group.to_owned()))?;
@@ -62,7 +62,7 @@ impl EmbeddedLog {
         Ok(read)
     }
 
-    /// As this group's consumers receive it.
+    /// Converts a row to the form that this group's consumers receive.
     fn logged(&self, row: &SqliteRow) -> Result<Logged, Error> {
         let slot: i64 = row.get("slot");
         let kept = kept(row)?;
@@ -79,7 +79,7 @@ impl EmbeddedLog {
     }
 }
 
-/// What an error of the file means to who reads the log.
+/// Converts a broker error for the reader of the log.
 fn failed(error: Error) -> SourceError {
     match error.class() {
         Class::Outage => SourceError::Away(error.into()),

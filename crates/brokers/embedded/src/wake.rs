@@ -1,4 +1,4 @@
-//! Telling waiting consumers that there may be something.
+//! Wakes waiting consumers when messages may be available.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use tokio::sync::{Notify, futures::OwnedNotified};
 
 use crate::classify::Error;
 
-/// Wakes consumers of the same process at once; those of other processes see that the file changed.
+/// Notifies consumers of the same process at once. Consumers of other processes detect that the file changed.
 #[derive(Debug)]
 pub(crate) struct Wake {
     stirred: Arc<Notify>,
@@ -15,22 +15,22 @@ pub(crate) struct Wake {
 }
 
 impl Wake {
-    /// `watch` has one connection, and nobody writes with it.
+    /// `watch` has one connection, which never writes.
     pub(crate) fn new(watch: SqlitePool) -> Self {
         Self { stirred: Arc::default(), watch }
     }
 
-    /// Something was published, given back or made ready.
+    /// Notifies consumers that a message was published or returned, or that a lane was released.
     pub(crate) fn stir(&self) {
         self.stirred.notify_waiters();
     }
 
-    /// Ready at the next [`stir`](Self::stir) after this call.
+    /// Completes at the next [`stir`](Self::stir) after this call.
     pub(crate) fn stirred(&self) -> OwnedNotified {
         Arc::clone(&self.stirred).notified_owned()
     }
 
-    /// A number that is another one after any other connection has committed.
+    /// A number that changes whenever another connection commits.
     pub(crate) async fn version(&self) -> Result<i64, Error> {
         Ok(sqlx::query_scalar("PRAGMA data_version").fetch_one(&self.watch).await?)
     }

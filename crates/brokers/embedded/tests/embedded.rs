@@ -1,4 +1,4 @@
-//! Everything that needs a file, in one program: it links once, and what tests share stands once.
+//! All tests that need a file, in one binary: it links once, and the tests share their helpers.
 
 #[path = "embedded/conformance.rs"]
 mod conformance;

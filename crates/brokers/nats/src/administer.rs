@@ -1,4 +1,4 @@
-//! The server, as `relevo topology` and `relevo doctor` look at it.
+//! Topology changes and server checks, for `relevo topology` and `relevo doctor`.
 
 use async_nats::jetstream::context::CreateStreamErrorKind;
 use async_nats::jetstream::{ErrorCode, stream};
@@ -14,13 +14,13 @@ use crate::examine;
 use crate::link;
 use crate::snapshot::{Snapshot, context};
 
-/// Makes and examines what the configuration wants to be at the server.
+/// Creates the configured topology and checks the server.
 pub struct NatsAdmin {
     config: Config,
 }
 
 impl NatsAdmin {
-    /// Checks the configuration and its topology; nothing is asked of the server yet.
+    /// Validates the configuration and its topology. It sends no request to the server.
     pub fn new(config: Config) -> Result<Self, Error> {
         config.validate()?;
         config.topology.check()?;
@@ -50,7 +50,7 @@ impl NatsAdmin {
         for group in &self.config.topology.groups {
             consumer::declare(&self.config, group).await?;
         }
-        // An old server says yes to settings that it does not know: what it shows counts.
+        // An old server accepts settings that it does not know, so the result is read back.
         let mut after = self.config.topology.compared(&self.seen(&[]).await?);
         for (piece, before) in after.iter_mut().zip(&before) {
             if missing(before) && piece.state == State::Same {
@@ -67,7 +67,7 @@ impl NatsAdmin {
         for stream in self.config.topology.streams.iter().filter(|stream| is_new(&stream.name)) {
             match context.create_stream(stream.config(seen.version)).await {
                 Ok(_) => {}
-                // Somebody was quicker, with other settings: the plan that follows says which.
+                // Another process created it first with other settings: the comparison that follows reports them.
                 Err(error) if is_taken(&error.kind()) => {}
                 Err(error) => return Err(api("making a stream", error)),
             }
@@ -106,7 +106,8 @@ impl Administer for NatsAdmin {
     async fn examine(&self, expectations: &Expectations) -> Result<Vec<Finding>, Failure> {
         let seen = match self.seen(&expectations.addresses).await {
             Ok(seen) => seen,
-            // There is a connection, and nobody answers on it: mostly a right is missing, which the server does not say.
+            // The connection works, but the API does not respond. Usually a permission is missing, which the server
+            // does not report.
             Err(error @ Error::Api { .. }) => return Ok(vec![not_looked_at(&error)]),
             Err(error) => return Err(error.into()),
         };

@@ -1,4 +1,4 @@
-//! The port to the relay.
+//! Implements the broker port for the relay.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -12,7 +12,7 @@ use crate::config::Config;
 use crate::link;
 use crate::publish::{self, State};
 
-/// Publishes to streams of NATS `JetStream`. Cheap to clone; the connection ends with the last clone.
+/// Publishes to NATS `JetStream` streams. Cheap to clone; dropping the last clone closes the connection.
 #[derive(Clone, Debug)]
 pub struct NatsBroker {
     config: Arc<Config>,
@@ -21,8 +21,8 @@ pub struct NatsBroker {
 }
 
 impl NatsBroker {
-    /// Checks the configuration and begins to connect. A server that is away is no error: the connection is made when
-    /// it comes, and until then publishing reports an outage.
+    /// Validates the configuration and starts to connect. An unreachable server is not an error: the broker keeps
+    /// trying, and publishing reports an outage until it connects.
     pub async fn open(config: Config) -> Result<Self, Error> {
         config.validate()?;
         let servers = link::servers(&config)?;
@@ -34,7 +34,7 @@ impl NatsBroker {
         Ok(broker)
     }
 
-    /// Gives the connection up. What is being published has no certain outcome; later calls report an outage.
+    /// Closes the connection. Messages in flight have an unknown outcome; later calls report an outage.
     pub async fn close(&self) {
         let mut keeper = std::mem::take(&mut *self.keeper.lock().unwrap_or_else(PoisonError::into_inner));
         keeper.shutdown().await;
@@ -43,10 +43,10 @@ impl NatsBroker {
         }
     }
 
-    /// Whoever opens a broker whose server is there can publish at once.
+    /// Waits for the first attempt, so that the caller can publish at once if the server is reachable.
     async fn first_attempt(&mut self) {
         let deadline = self.config.connect_deadline;
-        // Neither the time that it took nor its failure matters here: `publish` tells.
+        // Ignore a timeout or a failure here: `publish` reports it.
         tokio::time::timeout(deadline, self.state.changed()).await.ok();
     }
 }
@@ -58,7 +58,7 @@ impl Broker for NatsBroker {
             State::Up(session) => publish::bytes_max(session, &self.config),
             State::Down(_) => self.config.message_bytes_max,
         };
-        // The server stores what comes over one connection in its order, but a refused message holds no other back.
+        // The server stores messages of one connection in order, but a refused message does not stop later ones.
         Capabilities { fences_order: false, message_bytes_max }
     }
 

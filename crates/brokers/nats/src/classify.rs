@@ -1,4 +1,4 @@
-//! What can go wrong, and what each means to the relay or the inbox.
+//! Errors of the broker, and the failure class of each.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,163 +14,163 @@ use async_nats::jetstream::{self, ErrorCode};
 use async_nats::{ConnectError, RequestError, RequestErrorKind};
 use relevo_core::{Class, Failure};
 
-/// Anything that a library said.
+/// Any error of a library.
 pub(crate) type Source = Box<dyn std::error::Error + Send + Sync>;
 
-/// Why the broker could not do what it was asked.
+/// Why a broker call failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The configuration can never work.
+    /// The configuration is invalid.
     #[error("the configuration of NATS is wrong: {0}")]
     Config(String),
-    /// The first connection has not been made yet. Nothing was sent.
+    /// The first connection does not exist yet. Nothing was sent.
     #[error("not connected to NATS yet")]
     Connecting,
     /// No server can be reached. Nothing was sent.
     #[error("no NATS server can be reached")]
     Unreachable(#[source] ConnectError),
-    /// The connection broke, and there is no new one yet. Nothing was sent.
+    /// The connection was lost and not restored yet. Nothing was sent.
     #[error("the connection to NATS is lost")]
     Disconnected,
-    /// The connection takes nothing any more. The message was not sent.
+    /// The connection accepts no more data. The message was not sent.
     #[error("the connection to NATS took nothing for {} ms", .0.as_millis())]
     Stalled(Duration),
-    /// The server does not know us.
+    /// The server refused the credentials.
     #[error("NATS refuses the login: user, password, token, key or their rights are wrong")]
     LoginRefused(#[source] ConnectError),
-    /// The server's certificate is expired, of another host or of an authority that we do not trust.
+    /// The server's certificate is expired, is for another host or has an untrusted issuer.
     #[error("the certificate of the NATS server is not accepted")]
     ServerCertificate(#[source] ConnectError),
-    /// The server does not accept our certificate, or misses one.
+    /// The server refused the client certificate, or requires one.
     #[error("the NATS server does not accept our certificate")]
     ClientCertificate(#[source] ConnectError),
-    /// The two sides cannot agree on an encrypted connection.
+    /// The TLS handshake failed.
     #[error("no encrypted connection to NATS can be made")]
     Tls(#[source] ConnectError),
-    /// We may not publish there.
+    /// The account has no permission to publish to the subject.
     #[error("NATS does not permit us to publish to `{0}`")]
     NotPermitted(String),
-    /// We may not receive acknowledgements.
+    /// The account has no permission to receive acknowledgements.
     #[error("NATS does not permit us to subscribe to our own inbox `{0}`, where acknowledgements come")]
     InboxNotPermitted(String),
-    /// We may not receive what is sent there.
+    /// The account has no permission to subscribe to the subject.
     #[error("NATS does not permit us to subscribe to `{0}`")]
     NotPermittedToListen(String),
-    /// The address is no subject.
+    /// The address is not a valid subject.
     #[error("`{address}` is no subject: {why}")]
     Subject {
         /// The address.
         address: String,
-        /// Why not.
+        /// Why it is invalid.
         why: &'static str,
     },
-    /// A header's name cannot be sent.
+    /// The header name is not valid in NATS.
     #[error("the header name `{0}` cannot be sent: NATS takes visible ASCII without a colon")]
     HeaderName(String),
-    /// The message is larger than we or the server allow.
+    /// The message exceeds the limit of the configuration or the server.
     #[error("the message is {bytes} bytes with its headers, more than the {max} that are allowed")]
     TooLarge {
-        /// How large it is.
+        /// The size of the message.
         bytes: usize,
-        /// How large it may be.
+        /// The limit.
         max: usize,
     },
-    /// The message is larger than its stream allows.
+    /// The message exceeds the limit of its stream.
     #[error("the message is larger than its stream allows: {0}")]
     TooLargeForStream(String),
-    /// The headers are larger than JetStream stores.
+    /// The headers exceed the limit of JetStream.
     #[error("the headers are larger than JetStream stores: {0}")]
     HeadersTooLarge(String),
-    /// No stream listens to the subject. Nothing was stored.
+    /// No stream stores the subject. Nothing was stored.
     #[error("no stream listens to the subject")]
     NoStream,
-    /// Another stream than the expected one listens to the subject. Nothing was stored.
+    /// A different stream than the expected one stores the subject. Nothing was stored.
     #[error("the subject belongs to another stream than the expected one: {0}")]
     WrongStream(String),
-    /// The stream takes nothing any more, by its settings. Nothing was stored.
+    /// The settings of the stream do not allow new messages. Nothing was stored.
     #[error("the stream takes no messages: {0}")]
     Sealed(String),
-    /// JetStream is switched off, for the server or for our account.
+    /// JetStream is disabled for the server or the account.
     #[error("JetStream is not enabled: {0}")]
     NotEnabled(String),
-    /// The stream is full, or could not be written. Nothing was stored.
+    /// The stream is full or not writable. Nothing was stored.
     #[error("the stream is full or cannot be written: {0}")]
     Full(String),
-    /// The stream is full and stays so. Nothing was stored.
+    /// The stream has been full or not writable for too long. Nothing was stored.
     #[error("the stream has been full or could not be written for {} s: {why}", .lasted.as_secs())]
     StaysFull {
-        /// For how long at least.
+        /// How long it has lasted, at least.
         lasted: Duration,
-        /// JetStream's words.
+        /// The description from JetStream.
         why: String,
     },
-    /// The server or the account has no room left. Nothing was stored.
+    /// The server or the account is out of resources. Nothing was stored.
     #[error("JetStream has no room left: {0}")]
     NoRoom(String),
-    /// The stream or JetStream is out of order for now. Nothing was stored.
+    /// The stream or JetStream is temporarily unavailable. Nothing was stored.
     #[error("JetStream is not available: {0}")]
     Unavailable(String),
-    /// The server refused it for a reason that is not listed here. Nothing was stored.
+    /// The server refused the message with any other code. Nothing was stored.
     #[error("JetStream refused it with code {code}: {description}")]
     Refused {
-        /// JetStream's code.
+        /// The error code of JetStream.
         code: u64,
-        /// JetStream's words.
+        /// The description from JetStream.
         description: String,
     },
-    /// The connection broke before the acknowledgement came. It may have been stored.
+    /// The connection was lost before the acknowledgement. The message may have been stored.
     #[error("the connection to NATS was lost before the acknowledgement")]
     Lost,
-    /// No acknowledgement came in time. It may have been stored.
+    /// No acknowledgement arrived in time. The message may have been stored.
     #[error("NATS did not acknowledge within {} ms", .0.as_millis())]
     Unconfirmed(Duration),
-    /// The server is still busy with the same message, sent earlier. It may have been stored.
+    /// The server is still processing an earlier copy of the message. It may have been stored.
     #[error("NATS has not finished with the same message, sent earlier: {0}")]
     InProcess(String),
-    /// The acknowledgement cannot be read. It may have been stored.
+    /// The acknowledgement is invalid. The message may have been stored.
     #[error("the acknowledgement cannot be read: {0}")]
     Acknowledgement(String),
-    /// The one reason of all that waited together: messages for a connection, or answers for one write.
+    /// One error for everything that waited together: messages for a connection, or acknowledgements for one write.
     #[error(transparent)]
     Common(Arc<Error>),
-    /// The consumer was closed before the answers were confirmed. They may have been kept.
+    /// The consumer was closed before the acknowledgements were confirmed. They may have been recorded.
     #[error("the consumer was closed before the answers were confirmed")]
     Closed,
-    /// The server has no such group: a durable consumer or what its consumers share is missing.
+    /// The group is missing or incomplete: a durable consumer or the bucket of lanes does not exist.
     #[error("the group `{0}` is not at the server, or not whole")]
     NoGroup(String),
-    /// Something at the server is not as it was asked for, or the server ignored a part of it.
+    /// Something on the server has different settings, or the server ignored a setting.
     #[error("{what} differs from what was asked for: {difference}")]
     Differs {
-        /// What it is.
+        /// The object that differs.
         what: String,
-        /// What it has, and what was asked for.
+        /// The existing and the requested settings.
         difference: String,
     },
-    /// What a lane's consumers share cannot be read: somebody else wrote it, or a newer version did.
+    /// The record of a lane is invalid: another program or a newer version wrote it.
     #[error("the record of the lane `{0}` cannot be read")]
     Record(String),
-    /// A call of the JetStream API failed. It may have been carried out.
+    /// A JetStream API call failed. The server may have executed it.
     #[error("{what} failed")]
     Api {
-        /// Which call, in a few words.
+        /// A short name of the call.
         what: &'static str,
-        /// What the library said.
+        /// The error of the library.
         #[source]
         source: Source,
     },
 }
 
-/// How long a full stream asks the relay to wait.
+/// The pause that a full stream requests from the relay.
 pub(crate) const FULL_PAUSE: Duration = Duration::from_secs(1);
 
 impl Error {
-    /// What it means to the sender or the receiver.
+    /// The failure class of this error.
     pub fn class(&self) -> Class {
         match self {
-            // Each passes by itself; nothing was sent or stored.
+            // These pass without an operator. Nothing was sent or stored.
             Self::Connecting | Self::Unreachable(_) | Self::Disconnected | Self::Stalled(_) => Class::Outage,
-            // A person must act, and waiting mends nothing.
+            // An operator must act; waiting does not help.
             Self::Config(_)
             | Self::LoginRefused(_)
             | Self::ServerCertificate(_)
@@ -188,12 +188,13 @@ impl Error {
             | Self::NoGroup(_)
             | Self::Differs { .. }
             | Self::Record(_)
-            // It said no for a reason of its own: that says nothing against the message, and must not bury it.
+            // The server refused with an unlisted code. The message itself may be valid, so it must not be
+            // dead-lettered.
             | Self::Refused { .. } => Class::Blocked,
             Self::HeaderName(_) | Self::TooLarge { .. } | Self::TooLargeForStream(_) | Self::HeadersTooLarge(_) => {
                 Class::Poison
             }
-            // Consumers, limits or the cluster make it pass without anybody's help at the relay.
+            // Consumers, limits or the cluster resolve these without an operator.
             Self::Full(_) | Self::NoRoom(_) | Self::Unavailable(_) => Class::Throttled(FULL_PAUSE),
             Self::Lost
             | Self::Unconfirmed(_)
@@ -207,12 +208,12 @@ impl Error {
 }
 
 impl Error {
-    /// Whether what it is about may have been stored all the same.
+    /// Whether the message may have been stored despite the error.
     pub(crate) fn is_uncertain(&self) -> bool {
         self.class() == Class::Unknown
     }
 
-    /// The same for another message of its batch.
+    /// The same error for another message of the batch.
     pub(crate) fn again(&self) -> Self {
         match self {
             Self::Unconfirmed(within) => Self::Unconfirmed(*within),
@@ -222,7 +223,7 @@ impl Error {
     }
 }
 
-/// Which of our errors JetStream's answer to a publish is, by its code. In none of them was the message stored.
+/// Maps the error code of a publish response. The message was not stored in any of these cases.
 pub(crate) fn answered(code: u64, description: String) -> Error {
     // https://github.com/nats-io/nats-server/blob/main/server/errors.json
     match code {
@@ -247,8 +248,8 @@ pub(crate) fn answered(code: u64, description: String) -> Error {
     }
 }
 
-/// A call of the JetStream API that failed. A refusal by the server has the class of its code; of any other failure it is
-/// unknown whether the call was carried out.
+/// Maps a failed JetStream API call. A refusal has the class of its code. After any other failure it is unknown whether
+/// the server executed the call.
 pub(crate) fn api(what: &'static str, error: impl Into<Source>) -> Error {
     let source: Source = error.into();
     let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(&*source);
@@ -256,7 +257,8 @@ pub(crate) fn api(what: &'static str, error: impl Into<Source>) -> Error {
         if let Some(code) = refusal(error) {
             let description = format!("{what}: {error}");
             return match code {
-                // Of a publish it says that the subject is another stream's; of a call that there is no such stream.
+                // For a publish, this code means that another stream stores the subject. For an API call, the stream
+                // does not exist.
                 ErrorCode::STREAM_NOT_FOUND => Error::Refused { code: code.0, description },
                 code => answered(code.0, description),
             };
@@ -270,7 +272,7 @@ pub(crate) fn api(what: &'static str, error: impl Into<Source>) -> Error {
     Error::Api { what, source }
 }
 
-/// The code with which the server refused a call. The library keeps it in the kinds of its errors, not among their sources.
+/// The error code of a refusal. The library stores it in the kind of its errors, not in their sources.
 fn refusal(error: &(dyn std::error::Error + 'static)) -> Option<ErrorCode> {
     macro_rules! of_kind {
         ($($error:ident $kind:ident),*) => {

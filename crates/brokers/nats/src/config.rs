@@ -1,4 +1,4 @@
-//! Where the servers are, how to get in, and the limits.
+//! The servers, the credentials and the limits.
 
 use std::fmt;
 use std::time::Duration;
@@ -10,41 +10,43 @@ use crate::link;
 use crate::publish::IN_FLIGHT_MAX;
 use crate::topology::Topology;
 
-/// Where the servers are, how to get in, and the limits.
+/// The servers, the credentials and the limits.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
-    /// `nats://host:port` or `tls://host:port`, tried in turn: the nodes of one cluster. They hold no login.
+    /// `nats://host:port` or `tls://host:port`: the nodes of one cluster, tried in turn. The URLs contain no
+    /// credentials.
     pub urls: Vec<String>,
-    /// Who we are.
+    /// The credentials.
     pub auth: Auth,
-    /// How the connection is encrypted.
+    /// The TLS settings.
     pub tls: Tls,
-    /// What `ce-source` says of messages that are published here: a URI that names the outbox.
+    /// The `ce-source` of messages published here: a URI that names the outbox.
     pub source: String,
-    /// Appends a word to the subject, the lane of the key among so many: `orders` is sent as `orders.3`.
+    /// The number of lanes. The lane of the key is appended to the subject: `orders` is published as `orders.3`.
     pub lanes: Option<u16>,
-    /// The stream that everything must be stored in; the server checks it on every publish. Atomic batches need it.
+    /// The stream that must store every message; the server checks it on every publish. Required for atomic batches.
     pub stream: Option<String>,
-    /// How long one attempt to connect may take.
+    /// The time limit of one attempt to connect.
     pub connect_deadline: Duration,
-    /// How long an acknowledgement may take; shorter than the relay's own deadline, so that the reason is known.
+    /// The time limit of an acknowledgement. It must be shorter than the relay's own deadline, so that the cause is
+    /// known.
     pub ack_deadline: Duration,
-    /// At most so many messages of a connection wait for their acknowledgement.
+    /// The maximum number of unacknowledged messages per connection.
     pub in_flight_max: usize,
-    /// Whether messages are sent in atomic batches.
+    /// Whether messages are published in atomic batches.
     pub atomic: Atomic,
-    /// An idle connection is pinged so often; after two pings without an answer it counts as lost.
+    /// The ping interval of an idle connection. After two pings without a response, the connection is closed.
     pub ping_every: Duration,
-    /// The largest message, headers and payload together. If the server allows less, that counts.
+    /// The maximum size of a message, headers and payload together. A lower limit of the server takes precedence.
     pub message_bytes_max: usize,
-    /// `http://host:8222`, the server's monitoring port: only there `doctor` can read the sync interval.
+    /// `http://host:8222`, the monitoring port of the server. `doctor` can read the sync interval only there.
     pub monitor_url: Option<String>,
-    /// The streams and groups that are wanted.
+    /// The configured streams and groups.
     pub topology: Topology,
 }
 
 impl Config {
-    /// The defaults, for this server.
+    /// The default configuration for this server.
     pub fn new(url: impl Into<String>) -> Self {
         Self {
             urls: vec![url.into()],
@@ -64,7 +66,7 @@ impl Config {
         }
     }
 
-    /// Refuses what can never work, for the publisher and the administrator alike. It asks nothing of the server.
+    /// Rejects invalid settings, for the publisher and for the administrator. It sends no request to the server.
     pub(crate) fn validate(&self) -> Result<(), Error> {
         let wrong = |what: String| Err(Error::Config(what));
         if !(1..=IN_FLIGHT_MAX).contains(&self.in_flight_max) {
@@ -82,29 +84,29 @@ impl Config {
             return wrong(format!("`{stream}` cannot be the name of a stream"));
         }
         link::servers(self)?;
-        // A wrong key or certificate is found here, not at the first connection.
+        // An invalid key or certificate is reported here, not at the first connection.
         link::options(self).map(drop)
     }
 }
 
-/// Who we are to the server. Debug output shows no secret.
+/// The credentials of the client. Debug output shows no secret.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub enum Auth {
-    /// Nobody in particular.
+    /// No credentials.
     #[default]
     None,
-    /// A name and a password.
+    /// A user name and a password.
     UserPassword {
-        /// The name.
+        /// The user name.
         user: String,
         /// The password.
         password: String,
     },
     /// A token that all clients share.
     Token(String),
-    /// The seed of an `NKey`: the server knows only its public half.
+    /// The seed of an `NKey`. The server knows only the public key.
     NKey(String),
-    /// The text of a credentials file: a JWT and the seed that goes with it.
+    /// The content of a credentials file: a JWT and its seed.
     Credentials(String),
 }
 
@@ -122,23 +124,23 @@ impl fmt::Debug for Auth {
     }
 }
 
-/// How the connection is encrypted. A URL with `tls://` asks for it too, and so does a server that requires it.
+/// The TLS settings. A `tls://` URL or a server that requires TLS also enables TLS.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tls {
-    /// Whether a connection without it is refused.
+    /// Whether to refuse a connection without TLS.
     pub required: bool,
-    /// Whether it begins before the server says anything (`handshake_first` in the server's configuration).
+    /// Whether TLS starts before the server sends its information (`handshake_first` in the server's configuration).
     pub first: bool,
-    /// The certificates of the authorities to trust, in PEM, instead of the system's.
+    /// The trusted CA certificates in PEM, which replace those of the system.
     pub ca: Option<String>,
-    /// The certificate that we show.
+    /// The client certificate.
     pub identity: Option<Identity>,
 }
 
 /// A certificate and its key, both in PEM. Debug output shows neither.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Identity {
-    /// The certificate, and those between it and the authority.
+    /// The certificate, followed by its intermediate certificates.
     pub cert_chain: String,
     /// Its private key.
     pub key: String,
@@ -150,17 +152,18 @@ impl fmt::Debug for Identity {
     }
 }
 
-/// Whether messages are sent in atomic batches, which a server from 2.12 on stores with one write to the disk.
+/// Whether messages are published in atomic batches. A server from version 2.12 on stores a batch with one disk write.
 ///
-/// Each of them needs [`Config::stream`] and a stream with `allow_atomic_publish`; without, messages go one by one.
+/// Batches need [`Config::stream`] and a stream with `allow_atomic_publish`; otherwise messages are published one by
+/// one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Atomic {
-    /// Where acknowledgements turn out to be slow, as with `sync_interval: always`.
+    /// When acknowledgements are slow, as with `sync_interval: always`.
     #[default]
     Auto,
     /// Never.
     Off,
-    /// Wherever server and stream can.
+    /// Whenever the server and the stream support them.
     Always,
 }
 

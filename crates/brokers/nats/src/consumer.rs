@@ -1,4 +1,4 @@
-//! One consumer of a group.
+//! A consumer of one group.
 
 use std::fmt;
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
@@ -33,14 +33,14 @@ pub use declare::declare;
 pub(crate) use declare::{bucket, context, is_no_stream};
 use lane::Cell;
 
-/// How a consumer takes part in its group.
+/// The options of a consumer in its group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Membership {
-    /// Its name, for people.
+    /// The display name of the consumer.
     pub name: String,
-    /// At most so many deliveries of one lane are out; not more than the group's `max_ack_pending`.
+    /// The maximum number of outstanding deliveries per lane. It cannot exceed the group's `max_ack_pending`.
     pub prefetch: usize,
-    /// After so long without a sign of life its lanes go to others.
+    /// Without a heartbeat for this long, the consumer loses its lanes to others.
     pub lease: Duration,
 }
 
@@ -50,42 +50,43 @@ impl Default for Membership {
     }
 }
 
-/// A consumer of one group. It keeps its lanes by tasks of its own, however long a message is worked on; dropping it
-/// without [`close`](BrokerConsumer::close) leaves them until the lease ends.
+/// A consumer of one group. Background tasks renew its lanes, so handlers can take as long as they need. If it is
+/// dropped without [`close`](BrokerConsumer::close), its lanes stay leased until the lease ends.
 pub struct NatsConsumer {
     shared: Arc<Shared>,
 }
 
-/// What the consumer and its tasks share.
+/// State that the consumer and its tasks share.
 pub(crate) struct Shared {
     client: Client,
     stream: stream::Stream<()>,
     bucket: Bucket,
     group: Group,
     membership: Membership,
-    /// Nobody else's, ever.
+    /// Unique to this consumer.
     id: String,
     deadline: Duration,
     cells: Vec<Cell>,
-    /// Something that can be received may be there, or a lane came or went.
+    /// Notified when messages may be available, or when a lane was claimed or lost.
     changed: Arc<Notify>,
-    /// The lanes are to be looked at before the next beat.
+    /// Requests a rebalance before the next heartbeat.
     attend_now: Notify,
-    /// One look at a time.
+    /// Allows one rebalance at a time.
     attending: tokio::sync::Mutex<attend::Presence>,
-    /// One look for what can be received at a time.
+    /// Allows one poll for deliveries at a time.
     looking: tokio::sync::Mutex<()>,
     closed: watch::Sender<bool>,
-    /// The next who receives is told.
+    /// The next call to receive returns it.
     fault: Fault,
     tags: AtomicU64,
-    /// The lane that is asked first; another one each time.
+    /// The lane to poll first, a different one each time.
     turn: AtomicUsize,
     /// Aborted when the consumer is dropped.
     tasks: Mutex<JoinSet<()>>,
 }
 
-/// A new consumer of this group, which must be [declared](declare). It takes its share of the lanes as others give it up.
+/// Opens a consumer of this group, which must be [declared](declare). It claims its share of the lanes as others
+/// release them.
 pub async fn consumer(config: &Config, group: &Group, membership: Membership) -> Result<NatsConsumer, Error> {
     group.check()?;
     if membership.prefetch == 0 || membership.prefetch > group.max_ack_pending {
@@ -95,14 +96,14 @@ pub async fn consumer(config: &Config, group: &Group, membership: Membership) ->
     let changed = Arc::new(Notify::new());
     let client = link::connect_telling(config, told(&fault, &changed)).await?;
     let opened = open(client, config, group, membership, &fault, changed).await;
-    // Where a right is missing nobody answers: the server told it beside.
+    // Without a permission the server does not respond to the request; it reports the violation separately.
     opened.map_err(|error| lock(&fault).take().unwrap_or(error))
 }
 
-/// What a reader met, or the server told, and only a person can mend.
+/// An error from a reader or the server that only an operator can fix.
 type Fault = Arc<Mutex<Option<Error>>>;
 
-/// Keeps what the server tells without being asked.
+/// Stores errors that the server reports asynchronously.
 fn told(fault: &Fault, changed: &Arc<Notify>) -> impl Fn(Error) + Send + Sync + 'static {
     let (fault, changed) = (Arc::clone(fault), Arc::clone(changed));
     move |error| {
@@ -149,7 +150,7 @@ async fn open(
     Ok(consumer)
 }
 
-/// Random enough that no two consumers ever have the same.
+/// Random enough to be unique among consumers.
 fn identifier() -> String {
     let random = || RandomState::new().build_hasher().finish();
     format!("{:016x}{:016x}", random(), random())
@@ -158,7 +159,7 @@ fn identifier() -> String {
 impl Shared {
     fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) -> tokio::task::AbortHandle {
         let mut tasks = lock(&self.tasks);
-        // Those that ended are of no more interest.
+        // Remove finished tasks.
         while tasks.try_join_next().is_some() {}
         tasks.spawn(task)
     }
@@ -182,12 +183,12 @@ impl Shared {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing panics while one is held.
+    // No code panics while it holds a lock.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl NatsConsumer {
-    /// The name of its group.
+    /// The name of the group.
     pub fn group(&self) -> &str {
         &self.shared.group.name
     }
@@ -201,7 +202,7 @@ impl fmt::Debug for NatsConsumer {
 
 impl Drop for NatsConsumer {
     fn drop(&mut self) {
-        // The tasks hold what they share, so that it would otherwise live on with them.
+        // The tasks hold references to the shared state and would keep it alive.
         lock(&self.shared.tasks).abort_all();
     }
 }
@@ -235,13 +236,13 @@ impl BrokerConsumer for NatsConsumer {
     }
 
     async fn close(&self) -> Result<(), Failure> {
-        // First, so that nothing is handed out any more even if the server cannot be told.
+        // Set this first: nothing may be delivered after it, even if the server is unreachable.
         self.shared.closed.send_replace(true);
         let deadline = self.shared.deadline;
         let left = tokio::time::timeout(deadline, self.shared.leave()).await;
-        // Whatever could not be given back is left to its lease, so nobody may renew it or keep its messages.
+        // Lanes that could not be released stay leased until the lease ends, so no task may renew them.
         lock(&self.shared.tasks).abort_all();
-        // Nor are acknowledgements written any more that still wait: their callers learn it.
+        // Pending acknowledgements are not written any more. Dropping them informs their callers.
         for cell in &self.shared.cells {
             lock(&cell.calls).clear();
         }

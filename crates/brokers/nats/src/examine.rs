@@ -1,4 +1,4 @@
-//! Whether the server's settings keep what is promised; each finding that does not says what mends it.
+//! Checks whether the server's settings keep the guarantees. Each failed check says how to fix it.
 
 use std::collections::BTreeSet;
 
@@ -20,7 +20,7 @@ mod sync;
 
 pub(crate) use sync::Sync;
 
-/// Looks at everything.
+/// Runs all checks.
 pub(crate) fn examine(config: &Config, expectations: &Expectations, seen: &Snapshot, sync: &Sync) -> Vec<Finding> {
     let mut report = Report::default();
     server::examine(config, seen, &mut report);
@@ -57,12 +57,12 @@ pub(crate) fn examine(config: &Config, expectations: &Expectations, seen: &Snaps
     report.findings()
 }
 
-/// Whether one of these addresses could be stored by a stream.
+/// Whether a stream could store one of these addresses.
 pub(crate) fn reaches(config: &Config, addresses: &[String], stream: &stream::Config) -> bool {
     addresses.iter().flat_map(|address| subjects(config, address)).any(|subject| takes(stream, &subject))
 }
 
-/// The subjects of an address: one a lane.
+/// The subjects of an address: one per lane.
 fn subjects(config: &Config, address: &str) -> Vec<String> {
     match config.lanes {
         None => vec![address.to_owned()],
@@ -75,7 +75,7 @@ fn takes(stream: &stream::Config, subject: &str) -> bool {
     stream.subjects.iter().any(|pattern| template.could_match(&words(pattern)))
 }
 
-/// Which streams store a route's address; a finding if none does.
+/// Returns the streams that store a route's address. Reports a finding if none does.
 fn examine_address(config: &Config, address: &str, seen: &Snapshot, report: &mut Report) -> BTreeSet<String> {
     let mut reached = BTreeSet::new();
     let mut unbound = Vec::new();

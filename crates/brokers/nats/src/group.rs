@@ -1,4 +1,4 @@
-//! A group of consumers, and what it is made of at the server.
+//! A consumer group and its parts on the server.
 
 use std::time::Duration;
 
@@ -7,40 +7,41 @@ use relevo_core::slot::SLOTS;
 
 use crate::classify::Error;
 
-/// The bucket in which consumers lease their lanes and keep what became of each message that is out.
+/// The bucket in which consumers lease their lanes and record unacknowledged messages.
 pub(crate) const BUCKET: &str = "relevo-lanes";
-/// A lane's record lists what is out of it; so many fit into a message of a server with the usual `max_payload`.
+/// The record of a lane lists its unacknowledged messages. This many fit into a message with the default `max_payload`.
 const ACK_PENDING_MAX: usize = 10_000;
-/// The most that one of them takes in the record: a number of 20 digits and a comma.
+/// The maximum size of one entry in the record: a number of 20 digits and a comma.
 const OPEN_BYTES_MAX: usize = 21;
-/// The most that the rest of a record takes, with its headers.
+/// The maximum size of the rest of a record, with its headers.
 const RECORD_BYTES_MAX: usize = 1_000;
-/// Longer than any name that the server takes as part of a file's name.
+/// The maximum length of a name, which the server uses in file names.
 const NAME_BYTES_MAX: usize = 200;
 
-/// A group of consumers that share a stream's messages.
+/// A group of consumers that share the messages of a stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Group {
-    /// Its name; the durable consumers are called by it: `name-0`, `name-1` … with lanes, `name` without.
+    /// The name. The durable consumers are named `name-0`, `name-1` … with lanes, and `name` without.
     pub name: String,
-    /// The stream that it reads.
+    /// The stream that the group reads.
     pub stream: String,
-    /// Which subjects of the stream, without the lane's word; none for all. More than one needs a server from 2.10 on.
+    /// The subjects of the stream to read, without the lane token. Empty means all. More than one needs a server from
+    /// 2.10 on.
     pub subjects: Vec<String>,
-    /// The number of lanes that publishers append to the subject.
+    /// The number of lanes that publishers use in the subject.
     pub lanes: Option<u16>,
-    /// How long the server waits for a sign of life before it delivers a message again.
+    /// How long the server waits for an acknowledgement or a progress signal before it redelivers a message.
     pub ack_wait: Duration,
-    /// At most so many messages of a lane are on their way.
-    /// More than a consumer's prefetch, at most 10 000.
+    /// The maximum number of unacknowledged messages per lane.
+    /// It must be at least a consumer's prefetch, and at most 10 000.
     pub max_ack_pending: usize,
-    /// After so many deliveries the server itself gives a message up. Relevo's consumers need no such limit and do not
-    /// depend on it: the inbox keeps what cannot be handled.
+    /// The number of deliveries after which the server stops delivering a message. Relevo does not need this limit: the
+    /// inbox stores messages that cannot be handled.
     pub max_deliver: Option<u32>,
 }
 
 impl Group {
-    /// A group without lanes of everything in a stream that matches one of these subjects.
+    /// A group without lanes that reads all messages of a stream whose subject matches.
     pub fn new<S: Into<String>>(
         name: impl Into<String>,
         stream: impl Into<String>,
@@ -57,7 +58,7 @@ impl Group {
         }
     }
 
-    /// Whether it can be at all.
+    /// Rejects an invalid group.
     pub(crate) fn check(&self) -> Result<(), Error> {
         let malformed = |why: &str| Err(Error::Config(format!("the group `{}` {why}", self.name)));
         if !is_name(&self.name) || !is_name(&self.stream) {
@@ -81,7 +82,7 @@ impl Group {
         Ok(())
     }
 
-    /// Whether a lane's record can have so many bytes, whatever is open.
+    /// Checks that the largest possible lane record fits into this many bytes.
     pub(crate) fn check_record(&self, bytes_max: usize) -> Result<(), Error> {
         let most = bytes_max.saturating_sub(RECORD_BYTES_MAX) / OPEN_BYTES_MAX;
         if self.max_ack_pending <= most {
@@ -94,7 +95,7 @@ impl Group {
         )))
     }
 
-    /// How many lanes it has: one where it has none.
+    /// The number of lanes: one for a group without lanes.
     pub(crate) fn lane_count(&self) -> u16 {
         self.lanes.unwrap_or(1)
     }
@@ -104,7 +105,7 @@ impl Group {
         if self.lanes.is_some() { format!("{}-{lane}", self.name) } else { self.name.clone() }
     }
 
-    /// The subjects that a lane's consumer reads; none for all.
+    /// The subjects that a lane's consumer reads. Empty means all.
     pub(crate) fn filters(&self, lane: u16) -> Vec<String> {
         let lane_word = |subject: &String| match self.lanes {
             Some(_) => format!("{subject}.{lane}"),
@@ -113,7 +114,7 @@ impl Group {
         self.subjects.iter().map(lane_word).collect()
     }
 
-    /// The durable consumer of a lane as it is to be.
+    /// The configuration of a lane's durable consumer.
     pub(crate) fn consumer_config(&self, lane: u16) -> pull::Config {
         let filters = self.filters(lane);
         let (filter_subject, filter_subjects) = match <[String; 1]>::try_from(filters) {
@@ -135,7 +136,7 @@ impl Group {
     }
 }
 
-/// Names become parts of subjects and of files.
+/// Names become parts of subjects and of file names.
 fn is_name(name: &str) -> bool {
     let fits = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
     !name.is_empty() && name.len() <= NAME_BYTES_MAX && name.bytes().all(fits)
@@ -167,7 +168,7 @@ mod tests {
         let group = Group::new("billing", "ORDERS", ["orders"]);
         assert_eq!((group.lane_count(), group.durable(0)), (1, "billing".to_owned()));
         let config = group.consumer_config(0);
-        // One subject goes into the field that every server knows.
+        // A single subject uses the field that every server version supports.
         assert_eq!((config.filter_subject.as_str(), config.filter_subjects.len()), ("orders", 0));
         assert_eq!(config.ack_policy, AckPolicy::Explicit);
     }

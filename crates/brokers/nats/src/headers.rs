@@ -1,8 +1,8 @@
-//! Headers as NATS carries them, in both directions.
+//! Encodes and decodes NATS headers.
 //!
-//! A value in NATS is trimmed and ends at a line break, so not every text can stand there. `CloudEvents` attributes are
-//! percent-encoded as their binding for NATS asks. Of the other headers only those are encoded that would not survive,
-//! and their names stand in one more header, so that a receiver knows which.
+//! NATS trims header values and ends them at a line break, so it cannot carry every text. `CloudEvents` attributes are
+//! percent-encoded, as the NATS binding requires. Other values are encoded only if NATS would change them. One more
+//! header lists their names, so that a receiver knows which ones to decode.
 
 use std::borrow::Cow;
 
@@ -13,10 +13,10 @@ use relevo_core::wire::{CONTENT_TYPE, EPOCH, SEQUENCE};
 
 use crate::classify::Error;
 
-/// Names the headers, separated by spaces, whose values are percent-encoded beside those of `CloudEvents`.
+/// The header that lists percent-encoded headers, separated by spaces. `CloudEvents` attributes are not listed.
 pub(crate) const ENCODED: &str = "relevo-encoded";
 
-/// What the binding asks to be encoded, besides everything that is not ASCII.
+/// Characters that the binding requires to be encoded, besides all non-ASCII characters.
 const TEXT: &AsciiSet = &CONTROLS.add(b' ').add(b'"').add(b'%');
 
 /// Collects the headers of one message.
@@ -47,12 +47,12 @@ impl Outgoing {
         self.insert(header, utf8_percent_encode(value, TEXT).into());
     }
 
-    /// Adds one of the server's own, whose value needs no encoding.
+    /// Adds a NATS server header, whose value needs no encoding.
     pub(crate) fn control(&mut self, name: HeaderName, value: Cow<'_, str>) {
         self.insert(name, value);
     }
 
-    /// Names what is encoded; the headers and how many bytes they are on the wire.
+    /// Adds the list of encoded headers. Returns the headers and their size on the wire.
     pub(crate) fn finish(mut self) -> Result<(HeaderMap, usize), Error> {
         if let Some(error) = self.refused {
             return Err(error);
@@ -61,20 +61,20 @@ impl Outgoing {
             let names = std::mem::take(&mut self.encoded);
             self.insert(HeaderName::from_static(ENCODED), names.into());
         }
-        // The version before them and the empty line behind them.
+        // The version line before the headers and the empty line after them.
         Ok((self.map, self.bytes + "NATS/1.0\r\n\r\n".len()))
     }
 
     fn insert(&mut self, name: HeaderName, value: Cow<'_, str>) {
         let text: &str = name.as_ref();
         self.bytes += text.len() + value.len() + ": \r\n".len();
-        // Neither panics: the name was parsed, and no value that holds a line break comes here unencoded.
+        // Neither panics: the name was parsed, and values with a line break were encoded before.
         self.map.insert(name, HeaderValue::from(value.into_owned()));
     }
 }
 
-/// Reads the headers of a message back, for those who consume with the client library alone: encoded values are decoded,
-/// and what only the server and the encoding use is left out.
+/// Decodes the headers of a message, for consumers that use only the client library. Headers that only the server or
+/// the encoding uses are left out.
 pub fn decode_headers(map: &HeaderMap) -> Headers {
     let named = map.get_last(HeaderName::from_static(ENCODED)).map_or("", HeaderValue::as_str);
     let mut headers = Headers::new();
@@ -89,16 +89,16 @@ pub fn decode_headers(map: &HeaderMap) -> Headers {
 }
 
 fn decoded(text: &str) -> Cow<'_, str> {
-    // What was never encoded, by a sender who knows nothing of the binding, stays as it is.
+    // A value from a sender that does not follow the binding may not be encoded; it stays as it is.
     percent_decode_str(text).decode_utf8().unwrap_or(Cow::Borrowed(text))
 }
 
-/// Whether a header is an attribute of `CloudEvents`, whose value is always encoded.
+/// Whether a header is a `CloudEvents` attribute, whose value is always encoded.
 fn is_attribute(name: &str) -> bool {
     name.starts_with("ce-")
 }
 
-/// Whether a writer may use this name. The server acts on its own: one of them empties the stream.
+/// Whether a message may use this name. The server acts on its own headers: one of them purges the stream.
 fn is_free(name: &str) -> bool {
     let server = name.get(..5).is_some_and(|start| start.eq_ignore_ascii_case("nats-"));
     !server && !name.is_empty() && name != ENCODED
@@ -108,7 +108,7 @@ fn survives(value: &str) -> bool {
     value.trim().len() == value.len() && !value.contains(char::is_control)
 }
 
-/// The names that every message has, without an allocation.
+/// The header names that every message has, without an allocation.
 fn well_known(name: &str) -> Option<HeaderName> {
     const NAMES: [&str; 10] = [
         "ce-specversion",
@@ -181,7 +181,7 @@ mod tests {
                 outgoing.put(name, value);
             }
             let (map, bytes) = outgoing.finish().expect("legal names");
-            // As a client reads them: each line's value trimmed.
+            // Read the headers as a client does: each value is trimmed.
             let mut read = HeaderMap::new();
             let mut length = "NATS/1.0\r\n\r\n".len();
             for (name, values) in map.iter() {

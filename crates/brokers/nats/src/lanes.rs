@@ -1,8 +1,8 @@
-//! Whose each lane is, and what became of its messages: one record a lane, in a bucket that all consumers share.
+//! The owner and the unacknowledged messages of each lane: one record per lane, in a bucket that all consumers share.
 //!
-//! A record is replaced only by who has read its newest revision. The server compares, so a consumer that lost its lane
-//! changes nothing, however long it was away and whatever its clock says. That is more than acknowledgements can do: the
-//! server takes those from anybody, and confirms them to whoever lost the lane long ago.
+//! Only a consumer that has read the newest revision can replace a record. The server compares the revisions, so a
+//! consumer that lost its lane changes nothing, however long it was suspended and whatever its clock shows.
+//! Acknowledgements cannot do that: the server accepts them from any client, even from one that lost the lane long ago.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -18,31 +18,31 @@ use serde::{Deserialize, Serialize};
 use crate::classify::{Error, api};
 use crate::group::{BUCKET, Group};
 
-/// What is known of a lane.
+/// The record of a lane.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Record {
-    /// The consumer that has it, if one does.
+    /// The consumer that owns the lane, if any.
     pub(crate) owner: Option<String>,
-    /// Rises with every new owner.
+    /// Increases with every new owner.
     pub(crate) epoch: u64,
-    /// The lane is free when the record has not been written for so long.
+    /// The lane is free if the record was not written for this long.
     pub(crate) lease_ms: u64,
-    /// When the durable consumer was made: what is said here is about that one only.
+    /// When the durable consumer was created. The record applies only to that one.
     pub(crate) durable_ns: i64,
-    /// The last message that was handed out. Whatever is before it and not open is acknowledged.
+    /// The last message that was delivered. Earlier messages that are not in `open` are acknowledged.
     pub(crate) high: u64,
-    /// Messages that were handed out and are not acknowledged, by their sequence in the stream.
+    /// Messages that were delivered and not acknowledged, by their stream sequence.
     pub(crate) open: Vec<u64>,
 }
 
-/// A sign of life of a consumer.
+/// The heartbeat of a consumer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Member {
-    /// For people.
+    /// The display name of the consumer.
     pub(crate) name: String,
-    /// After so long without another sign it counts as dead.
+    /// Without a heartbeat for this long, the consumer counts as dead.
     pub(crate) lease_ms: u64,
-    /// Something changed: the others look at their lanes at once.
+    /// Requests that the other members rebalance at once.
     pub(crate) call: bool,
 }
 
@@ -55,12 +55,12 @@ pub(crate) struct Found {
     pub(crate) at_ms: i64,
 }
 
-/// What became of a record that was to be replaced.
+/// The result of replacing a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Written {
-    /// It has this revision now.
+    /// The record was stored with this revision.
     Kept(u64),
-    /// Somebody else wrote it before; nothing was changed.
+    /// Another consumer wrote the record first; nothing was changed.
     Overtaken,
 }
 
@@ -74,7 +74,7 @@ pub(crate) struct Bucket {
 }
 
 impl Bucket {
-    /// The bucket, which must exist.
+    /// Opens the bucket, which must exist.
     pub(crate) async fn open(context: &Context, group: &Group, deadline: Duration) -> Result<Self, Error> {
         let stream = context
             .get_stream_no_info(stream_name())
@@ -84,7 +84,7 @@ impl Bucket {
         Ok(Self { context: context.clone(), stream, prefix, deadline })
     }
 
-    /// The subject on which signs of life come.
+    /// The subject of the heartbeats.
     pub(crate) fn member_subjects(&self) -> String {
         format!("{}.member.*", self.prefix)
     }
@@ -97,7 +97,7 @@ impl Bucket {
         format!("{}.member.{id}", self.prefix)
     }
 
-    /// A lane's record, if there is one.
+    /// Reads the record of a lane, if it exists.
     pub(crate) async fn lane(&self, lane: u16) -> Result<Option<Found>, Error> {
         let subject = self.lane_subject(lane);
         let asked = self.stream.raw_message_builder().last_by_subject(subject.as_str()).send();
@@ -106,7 +106,7 @@ impl Bucket {
         Ok(Some(Found { record, revision: message.sequence, at_ms: ms(&message) }))
     }
 
-    /// Replaces a lane's record if this revision is its newest; zero if there is none.
+    /// Replaces the record of a lane if `revision` is the newest. Zero means that there is no record.
     pub(crate) async fn write(&self, lane: u16, record: &Record, revision: u64) -> Result<Written, Error> {
         let mut headers = HeaderMap::new();
         headers.insert(NATS_EXPECTED_LAST_SUBJECT_SEQUENCE, HeaderValue::from(revision));
@@ -117,7 +117,7 @@ impl Bucket {
         }
     }
 
-    /// Gives a sign of life; the time on the server's clock.
+    /// Writes a heartbeat and returns its time by the server's clock.
     pub(crate) async fn attend(&self, id: &str, member: &Member) -> Result<i64, Error> {
         let written = self.publish(self.member_subject(id), HeaderMap::new(), json(member)).await;
         let sequence = match written {
@@ -126,14 +126,15 @@ impl Bucket {
             Err(Refusal::Other(error)) => return Err(error),
         };
         let asked = self.stream.raw_message_builder().sequence(sequence).send().await;
-        // Only a second sign of life of the same consumer could have replaced it, and one is given at a time.
+        // Only another heartbeat of this consumer could replace it, and those are written one at a time.
         found(asked)?.map(|message| ms(&message)).ok_or_else(|| Error::Record(self.member_subject(id)))
     }
 
-    /// Every member that gave a sign of life and did not leave: its id, what it said, and when by the server's clock.
+    /// Every member that wrote a heartbeat and did not leave: its id, its heartbeat, and the time by the server's
+    /// clock.
     pub(crate) async fn members(&self) -> Result<Vec<(String, Member, i64)>, Error> {
         let subjects = self.member_subjects();
-        // By id: a bucket that somebody made to keep older values has several of each, and the last counts.
+        // Keyed by id: a bucket created with a longer history has several values for each, and the last one counts.
         let mut members = BTreeMap::new();
         let mut next = 1;
         while let Some(message) = self.next(&subjects, next).await? {
@@ -146,7 +147,7 @@ impl Bucket {
         Ok(members.into_iter().map(|(id, (member, at_ms))| (id, member, at_ms)).collect())
     }
 
-    /// Forgets a member without a trace.
+    /// Deletes a member and its heartbeat.
     pub(crate) async fn forget(&self, id: &str) -> Result<(), Error> {
         let purged = self.stream.purge().filter(self.member_subject(id)).await;
         purged.map(drop).map_err(|error| api("leaving the group", error))
@@ -162,7 +163,7 @@ impl Bucket {
             PublishErrorKind::TimedOut => Refusal::Other(Error::Unconfirmed(self.deadline)),
             PublishErrorKind::StreamNotFound => Refusal::Other(Error::NoGroup(format!("KV_{BUCKET}"))),
             PublishErrorKind::BrokenPipe => Refusal::Other(Error::Lost),
-            // Nothing was sent. A group is opened only where every record fits; the server was changed since.
+            // Nothing was sent. A group is opened only if every record fits, so the server's limit was changed later.
             PublishErrorKind::MaxPayloadExceeded => Refusal::Other(Error::Config(
                 "the server's `max_payload` is too small for what is known of a lane: make it larger, or the group's \
                  `max_ack_pending` smaller"
@@ -173,7 +174,7 @@ impl Bucket {
             }
         };
         let sent = self.context.publish_with_headers(subject, headers, payload);
-        // Sending waits as long as there is no connection, and no call may take longer than its deadline.
+        // Sending waits while there is no connection, and no call may exceed its deadline.
         let Ok(sent) = tokio::time::timeout(self.deadline, sent).await else {
             return Err(Refusal::Other(Error::Unconfirmed(self.deadline)));
         };
@@ -191,7 +192,7 @@ pub(crate) fn stream_name() -> String {
     format!("KV_{BUCKET}")
 }
 
-/// The first message with such a subject at this sequence or behind it, as the stream's leader knows it.
+/// The first message with a matching subject at or after this sequence, as the stream's leader knows it.
 pub(crate) async fn next_message(
     stream: &stream::Stream<()>,
     subjects: &str,
@@ -200,7 +201,7 @@ pub(crate) async fn next_message(
     found(stream.raw_message_builder().sequence(from).next_by_subject(subjects).send().await)
 }
 
-/// A message that need not be there.
+/// A message that may not exist.
 pub(crate) fn found(answer: Result<StreamMessage, RawMessageError>) -> Result<Option<StreamMessage>, Error> {
     match answer {
         Ok(message) => Ok(Some(message)),

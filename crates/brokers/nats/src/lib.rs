@@ -1,7 +1,7 @@
-//! NATS `JetStream` as a broker of Relevo.
+//! A Relevo broker for NATS `JetStream`.
 //!
-//! Confirmed means kept: a message counts as published when the stream has acknowledged it. What the server then does
-//! with its disk is the server's setting; see `docs/reference/nats.md`.
+//! A confirmed message is stored: it counts as published when the stream has acknowledged it. The server's settings
+//! decide when it reaches the disk; see `docs/reference/nats.md`.
 //!
 //! ```no_run
 //! # async fn example(batch: &[relevo_core::Publication]) -> Result<(), Box<dyn std::error::Error>> {

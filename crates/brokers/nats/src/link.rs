@@ -13,12 +13,12 @@ use crate::tls;
 const PAUSE_MAX: Duration = Duration::from_secs(2);
 const PAUSE_MIN: Duration = Duration::from_millis(20);
 
-/// A connection that the library itself makes again when it breaks. The first attempt must succeed.
+/// Opens a connection that the library restores when it is lost. The first attempt must succeed.
 pub(crate) async fn connect(config: &Config) -> Result<Client, Error> {
     options(config)?.connect(servers(config)?).await.map_err(tls::refused)
 }
 
-/// The same, for who waits for what the server may never permit: rights that are missing are told while it lives.
+/// Opens a connection that also reports permission errors, for calls that would otherwise wait without a response.
 pub(crate) async fn connect_telling(
     config: &Config,
     tell: impl Fn(Error) + Send + Sync + 'static,
@@ -34,7 +34,7 @@ pub(crate) async fn connect_telling(
     options.connect(servers(config)?).await.map_err(tls::refused)
 }
 
-/// Which right is missing, if the server complains of that.
+/// The missing permission, if the server reports a violation.
 pub(crate) fn violation(text: &str) -> Option<Error> {
     if let Some(subject) = quoted(text, "Permissions Violation for Publish to ") {
         return Some(Error::NotPermitted(subject.to_owned()));
@@ -50,9 +50,9 @@ fn quoted<'a>(text: &'a str, before: &str) -> Option<&'a str> {
     rest.strip_prefix('"')?.split('"').next()
 }
 
-/// What every connection has.
+/// The options of every connection.
 pub(crate) fn options(config: &Config) -> Result<ConnectOptions, Error> {
-    // Also for the servers that a cluster names: it does so without a scheme.
+    // TLS must also apply to the servers that a cluster announces, because it does so without a scheme.
     let encrypted = config.tls.required || config.urls.iter().any(|url| url.starts_with("tls://"));
     let options = ConnectOptions::new()
         .name("relevo")
@@ -74,7 +74,7 @@ pub(crate) fn options(config: &Config) -> Result<ConnectOptions, Error> {
     })
 }
 
-/// The library would find a wrong seed only when it connects, and call it a refused login.
+/// Checks the seed here. The library would detect an invalid seed only when it connects, and report a refused login.
 fn checked(seed: &str) -> Result<String, Error> {
     let seed = seed.trim();
     let is_seed = seed.len() == 58
@@ -83,7 +83,7 @@ fn checked(seed: &str) -> Result<String, Error> {
     is_seed.then(|| seed.to_owned()).ok_or_else(|| Error::Config("the NKey is no seed of a user (`SU…`)".to_owned()))
 }
 
-/// The servers of the configuration, checked.
+/// The validated servers of the configuration.
 pub(crate) fn servers(config: &Config) -> Result<Vec<ServerAddr>, Error> {
     if config.urls.is_empty() {
         return Err(Error::Config("`urls` is empty".to_owned()));
@@ -106,26 +106,27 @@ fn server(url: &str) -> Result<ServerAddr, Error> {
     Ok(server)
 }
 
-/// How long to wait before an attempt to connect: longer and longer, and never the same for two that lost it together.
+/// The pause before an attempt to connect. It grows with each attempt and is random, so that clients do not reconnect
+/// together.
 pub(crate) fn pause(attempt: usize) -> Duration {
     let exponent = u32::try_from(attempt.saturating_sub(1)).unwrap_or(u32::MAX);
     let most = PAUSE_MIN.saturating_mul(2_u32.saturating_pow(exponent)).min(PAUSE_MAX);
-    // A hasher's random keys are all the randomness that this needs.
+    // The random keys of a hasher are sufficient here.
     let random = RandomState::new().build_hasher().finish() % 1_000;
     most / 2 + (most / 2).mul_f64(f64::from(u32::try_from(random).unwrap_or_default()) / 1_000.0)
 }
 
-/// A session that lasted so long was stable: the next pause is the shortest one again.
+/// After a session of this length, the next pause is the shortest one again.
 const STABLE: Duration = Duration::from_secs(10);
 
-/// The pauses between sessions that end again and again.
+/// The pauses between sessions that keep ending.
 #[derive(Debug, Default)]
 pub(crate) struct Backoff {
     attempt: usize,
 }
 
 impl Backoff {
-    /// How long to wait after a session that lasted so long.
+    /// The pause after a session of this length.
     pub(crate) fn after(&mut self, lasted: Duration) -> Duration {
         self.attempt = if lasted >= STABLE { 1 } else { self.attempt + 1 };
         pause(self.attempt)

@@ -25,7 +25,7 @@ use self::encode::{Encoded, encode};
 use crate::classify::Error;
 use crate::config::Config;
 
-/// Sends a batch over this connection and waits until every message has its outcome.
+/// Sends a batch over this connection and waits until every message has an outcome.
 pub(crate) async fn publish(session: &Session, config: &Config, batch: &[Publication], confirms: &Confirms) {
     let flight = Flight::new(confirms);
     let bytes_max = bytes_max(session, config);
@@ -38,12 +38,12 @@ pub(crate) async fn publish(session: &Session, config: &Config, batch: &[Publica
     flight.landed().await;
 }
 
-/// The largest message that server and configuration allow.
+/// The largest message that the server and the configuration allow.
 pub(crate) fn bytes_max(session: &Session, config: &Config) -> usize {
     session.client.max_payload().min(config.message_bytes_max)
 }
 
-/// A call in progress; given up in the middle, it leaves nothing behind that waits.
+/// A call in progress. Cancelling it removes its pending messages.
 struct Call<'a> {
     session: &'a Session,
     config: &'a Config,
@@ -63,7 +63,7 @@ impl Call<'_> {
         }
     }
 
-    /// In as few atomic batches as possible, one after the other.
+    /// Sends the batch in as few atomic batches as possible, one after the other.
     async fn together(&self) {
         let mut gathered = Gathered::default();
         for (index, publication) in self.batch.iter().enumerate() {
@@ -84,7 +84,7 @@ impl Call<'_> {
         }
     }
 
-    /// Sends one message. An error means that it was not sent, and nothing else reports it.
+    /// Sends one message. After an error the message was not sent, and the caller must report it.
     async fn send(&self, index: usize, message: Encoded) -> Result<(), Error> {
         let Session { client, acks, .. } = self.session;
         if self.session.is_denied(&message.subject) {
@@ -96,16 +96,16 @@ impl Call<'_> {
         let Encoded { subject, headers, payload, .. } = message;
         let sending = client.publish_with_reply_and_headers(subject, reply, headers, payload);
         match self.written(sending).await {
-            // Whatever has its outcome already was reported.
+            // A message that already has an outcome was reported.
             Err(error) if acks.forget(token) => Err(error),
             Ok(()) | Err(_) => Ok(()),
         }
     }
 
-    /// Hands a message to the library, which waits where the server takes nothing any more.
+    /// Passes a message to the library, which waits while the server accepts no data.
     async fn written(&self, sending: impl Future<Output = Result<(), PublishError>>) -> Result<(), Error> {
         let sent = tokio::select! {
-            biased; // Mostly there is room, and nothing else need be looked at.
+            biased; // Usually there is capacity, and no other branch needs a poll.
             sent = sending => sent,
             () = self.session.acks.lost() => return Err(Error::Disconnected),
             () = tokio::time::sleep(self.config.ack_deadline) => return Err(Error::Stalled(self.config.ack_deadline)),

@@ -1,4 +1,4 @@
-//! Everything of an account that is looked at, read once.
+//! The state of an account, read once.
 
 use std::collections::BTreeMap;
 
@@ -10,19 +10,19 @@ use futures_util::TryStreamExt as _;
 use crate::classify::{Error, api};
 use crate::config::Config;
 
-/// An account's streams and consumers, as they were a moment ago.
+/// The streams and consumers of an account at one moment.
 #[derive(Debug, Default)]
 pub(crate) struct Snapshot {
     pub(crate) streams: BTreeMap<String, stream::Info>,
-    /// By stream and name.
+    /// By stream and consumer name.
     pub(crate) consumers: BTreeMap<(String, String), consumer::Info>,
-    /// Major and minor version of the server that answered.
+    /// The major and minor version of the connected server.
     pub(crate) version: (u32, u32),
     pub(crate) server: ServerInfo,
 }
 
 impl Snapshot {
-    /// Reads all streams, and the consumers of those that are looked at.
+    /// Reads all streams, and the consumers of the relevant ones.
     pub(crate) async fn read(
         client: &Client,
         config: &Config,
@@ -46,12 +46,12 @@ impl Snapshot {
     }
 }
 
-/// What every call of the API goes through.
+/// The context of every API call.
 pub(crate) fn context(client: &Client, config: &Config) -> Context {
     ContextBuilder::new().timeout(config.ack_deadline).build(client.clone())
 }
 
-/// The major and minor number; zeros for what is no version.
+/// The major and minor version; zeros if the text is not a version.
 fn version(text: &str) -> (u32, u32) {
     let mut numbers = text.split('.').map(|number| number.parse().unwrap_or(0));
     (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))

@@ -1,4 +1,4 @@
-//! A stream as a source of replays: what it keeps, whoever has acknowledged it.
+//! A stream as a replay source: all stored messages, acknowledged or not.
 
 use std::time::Duration;
 
@@ -22,12 +22,12 @@ use crate::headers::decode_headers;
 use crate::lanes::next_message;
 use crate::link;
 
-/// How many messages one call looks at.
+/// The number of messages that one call reads.
 const CHUNK: usize = 1_000;
-/// The server forgets a reader that asked for nothing for so long.
+/// The server deletes a reader that was inactive for this long.
 const FORGOTTEN: Duration = Duration::from_secs(30);
 
-/// What a stream keeps of a group's subjects, as that group's consumers receive it.
+/// The stored messages of a group's subjects, as its consumers receive them.
 #[derive(Debug)]
 pub struct NatsLog {
     context: Context,
@@ -36,20 +36,20 @@ pub struct NatsLog {
     reader: Mutex<Option<Reader>>,
 }
 
-/// A consumer of the server's that nobody else knows, and where it stands.
+/// A private consumer on the server, and its position.
 #[derive(Debug)]
 struct Reader {
     consumer: Consumer<pull::Config>,
-    /// Whether payloads come too.
+    /// Whether it also receives payloads.
     payloads: bool,
-    /// The last sequence of the stream that it gave.
+    /// The stream sequence of its last message.
     at: u64,
-    /// How many messages it gave.
+    /// The number of messages that it delivered.
     given: u64,
 }
 
 impl NatsLog {
-    /// The log as this group sees it; the group itself need not be at the server.
+    /// Opens the log with the subjects of this group. The group need not exist on the server.
     pub async fn open(config: &Config, group: &Group) -> Result<Self, SourceError> {
         group.check().map_err(failed)?;
         let client = link::connect(config).await.map_err(failed)?;
@@ -81,7 +81,7 @@ impl NatsLog {
         }
     }
 
-    /// Behind which sequence the reader begins: where it stands, or shortly before the first message of the time.
+    /// The sequence after which the reader starts: its position, or shortly before the first message of the time range.
     async fn start(&self, filter: &Filter, after: u64) -> Result<u64, SourceError> {
         let low = filter.start(after);
         let (Some(since), Some(extent)) = (filter.since.filter(|_| after == 0), self.extent().await?) else {
@@ -89,7 +89,7 @@ impl NatsLog {
         };
         let stream = self.stream().await.map_err(failed)?;
         let (mut low, mut high) = (low.max(extent.first - 1), extent.last);
-        // The first message is somewhere behind `low`, and not behind `high`.
+        // The first message is after `low`, and not after `high`.
         while low < high {
             let middle = low + (high - low) / 2;
             let found = next_message(&stream, ">", middle + 1).await.map_err(failed)?;
@@ -102,7 +102,7 @@ impl NatsLog {
     }
 
     async fn begin(&self, start: u64, payloads: bool) -> Result<Reader, Error> {
-        // More than one filter is nothing that an old server knows: it would say yes, and give everything.
+        // An old server does not support several filters: it would accept them and deliver everything.
         let filter_subject = match self.group.subjects.as_slice() {
             [one] => filter(one, self.group.lanes),
             _ => String::new(),
@@ -139,7 +139,8 @@ impl NatsLog {
         Ok(read)
     }
 
-    /// The next messages, and whether the reader can go on: one that was given more than it was asked for cannot.
+    /// Reads the next messages, and returns whether the reader can continue. It cannot if it received more than this
+    /// call used.
     async fn fetch(&self, reader: &mut Reader, filter: &Filter, ask: Ask, limit: usize) -> Result<(Read, bool), Error> {
         let mut read = Read { messages: Vec::new(), next: reader.at, ended: false };
         let asked = reader.consumer.fetch().max_messages(limit).messages().await;
@@ -148,7 +149,7 @@ impl NatsLog {
         while let Some(message) = messages.try_next().await.map_err(|error| api("reading the stream", error))? {
             let info = message.info().map_err(|error| api("reading a delivery", error))?;
             let (sequence, pending) = (info.stream_sequence, info.pending);
-            // What the server sent and did not arrive is asked for again, by another reader.
+            // A message was lost on the way: a new reader must request it again.
             if info.consumer_sequence != reader.given + 1 {
                 return Ok((read, false));
             }
@@ -176,7 +177,7 @@ impl NatsLog {
         Ok((read, true))
     }
 
-    /// As this group's consumers receive it; `None` if it is none of its subjects.
+    /// Converts a message to the form that this group's consumers receive; `None` if its subject does not match.
     fn logged(&self, sequence: u64, at: Timestamp, message: jetstream::Message) -> Option<Logged> {
         let message = message.message;
         let subject = message.subject.as_str();
@@ -205,7 +206,7 @@ fn filter(subject: &str, lanes: Option<u16>) -> String {
     if lanes.is_some() { format!("{subject}.*") } else { subject.to_owned() }
 }
 
-/// Whether a filter of the server's takes a subject: `*` for one word, `>` for any rest.
+/// Whether a NATS filter matches a subject: `*` for one token, `>` for the rest.
 fn matches(filter: &str, subject: &str) -> bool {
     let mut words = subject.split('.');
     for part in filter.split('.') {
@@ -223,7 +224,7 @@ fn at(nanos: i128) -> Timestamp {
     Timestamp::from_nanosecond(nanos).unwrap_or(Timestamp::UNIX_EPOCH)
 }
 
-/// What an error of the server means to who reads the log.
+/// Converts a server error for the reader of the log.
 fn failed(error: Error) -> SourceError {
     match error.class() {
         Class::Outage | Class::Unknown | Class::Throttled(_) => SourceError::Away(error.into()),

@@ -1,4 +1,4 @@
-//! From addresses to subjects.
+//! Converts addresses to subjects.
 
 use std::fmt::Write as _;
 
@@ -6,11 +6,11 @@ use relevo_core::slot::{shard_of, slot_of};
 
 use crate::classify::Error;
 
-/// The server drops a connection that sends a longer line, which holds the subject, the inbox for the acknowledgement
-/// and two numbers: its `max_control_line` is 4 096 bytes unless somebody changed it.
+/// The server closes a connection that sends a longer protocol line, which holds the subject, the reply inbox and two
+/// numbers. Its `max_control_line` is 4 096 bytes by default.
 const BYTES_MAX: usize = 3_900;
 
-/// The subject of an address, and the lane's word behind it where there are lanes.
+/// The subject of an address, followed by the lane token if there are lanes.
 pub(crate) fn subject(address: &str, key: &str, lanes: Option<u16>) -> Result<String, Error> {
     let wrong = |why| Err(Error::Subject { address: shortened(address), why });
     if address.len() > BYTES_MAX {
@@ -36,7 +36,7 @@ pub(crate) fn subject(address: &str, key: &str, lanes: Option<u16>) -> Result<St
     Ok(subject)
 }
 
-/// The lane of a key among so many.
+/// The lane of a key.
 pub(crate) fn lane(key: &str, lanes: u16) -> u16 {
     shard_of(slot_of(key), lanes)
 }

@@ -1,4 +1,4 @@
-//! How a connection is encrypted, and what a failure to do so means.
+//! TLS settings, and the meaning of TLS errors.
 
 use std::error::Error as _;
 
@@ -10,9 +10,9 @@ use async_nats::{ConnectError, ConnectErrorKind};
 use crate::classify::Error;
 use crate::config::Tls;
 
-/// The settings for the library.
+/// The TLS configuration for the client library.
 pub(crate) fn client_config(tls: &Tls) -> Result<ClientConfig, Error> {
-    // Named, so that no other part of the program decides it by installing its own.
+    // Set explicitly, so that a provider installed by another part of the program has no effect.
     let provider = crypto::ring::default_provider();
     let builder = ClientConfig::builder_with_provider(provider.into())
         .with_safe_default_protocol_versions()
@@ -32,7 +32,7 @@ fn roots(tls: &Tls) -> Result<RootCertStore, Error> {
             roots.add(certificate).map_err(|error| wrong("the certificate authority", &error))?;
         }
     } else {
-        // A system with none at all fails when a server shows its certificate, with a sentence about that.
+        // On a system without certificates, the TLS handshake fails with an error that says so.
         roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
     }
     Ok(roots)
@@ -52,7 +52,7 @@ fn wrong(what: &str, error: &dyn std::fmt::Display) -> Error {
     Error::Config(format!("{what} cannot be used: {error}"))
 }
 
-/// Which of our errors a failed attempt to connect is.
+/// Maps a failed attempt to connect.
 pub(crate) fn refused(error: ConnectError) -> Error {
     match (error.kind(), tls_cause(&error)) {
         (ConnectErrorKind::AuthorizationViolation | ConnectErrorKind::Authentication, _) => Error::LoginRefused(error),

@@ -1,4 +1,4 @@
-//! What the configuration wants to be at the server: streams and groups of consumers, as plain data.
+//! The configured topology: streams and consumer groups, as plain data.
 
 use crate::group::Group;
 
@@ -11,11 +11,11 @@ pub(crate) use compare::ATOMIC_FROM;
 pub use stream::{Discard, Retention, Storage, Stream};
 pub(crate) use words::words;
 
-/// What is to be at the server.
+/// The configured topology.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Topology {
-    /// The streams; made first, in this order.
+    /// The streams, created first and in this order.
     pub streams: Vec<Stream>,
-    /// The groups, each with its durable consumers and its stream of dead letters.
+    /// The groups, each with its durable consumers.
     pub groups: Vec<Group>,
 }

@@ -1,4 +1,4 @@
-//! What is sampled for those who watch.
+//! Samples metrics.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -19,36 +19,37 @@ use crate::config::Config;
 use crate::link;
 use crate::snapshot::context;
 
-/// Copies answer their leader about once a second. One that was killed counts as offline only after more than a minute.
+/// Replicas respond to their leader about once a second. The server reports a killed one as offline only after a
+/// minute.
 const SILENT_AFTER: Duration = Duration::from_secs(10);
 
-/// All streams are asked at the same time, and one that has not answered by then has nobody who could. Whoever samples
-/// waits for all of them, and not much longer than this.
+/// All streams are requested at the same time. A stream without a response by then has no node that can respond. The
+/// caller waits for all of them, so this limits the whole sample.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(2);
 
-/// Asks over a connection of its own, which it keeps.
+/// Samples over its own connection, which stays open.
 pub struct NatsSampler {
     config: Config,
     client: OnceCell<async_nats::Client>,
-    /// How many nodes have a copy of each stream, as it last said.
+    /// The last known number of nodes with a replica, by stream.
     known: Mutex<BTreeMap<String, u64>>,
 }
 
-/// Nobody answers for a stream.
+/// The stream does not respond.
 struct Silent;
 
-/// What a stream says of itself; `None` if there is no such stream.
+/// The information of a stream; `None` if the stream does not exist.
 type Answer = Result<Option<stream::Info>, Silent>;
 
 impl NatsSampler {
-    /// Nothing is asked of the server yet.
+    /// Creates the sampler. It sends no request to the server.
     pub fn new(config: Config) -> Result<Self, Error> {
         link::servers(&config)?;
         Ok(Self { config, client: OnceCell::new(), known: Mutex::default() })
     }
 
     async fn sampled(&self) -> Result<BrokerVitals, Error> {
-        // The client comes back to a server that was away by itself.
+        // The client reconnects to the server by itself.
         let client = self.client.get_or_try_init(|| link::connect(&self.config)).await?;
         let topology = &self.config.topology;
         let groups = topology.groups.iter();
@@ -64,8 +65,8 @@ impl NatsSampler {
         Ok(BrokerVitals { nodes: nodes.min_by_key(spare), dead: Vec::new() })
     }
 
-    /// The nodes of a stream. One that several nodes have answers as long as most of them run: of one that is silent, the
-    /// server that we are connected to is all that can be shown to run.
+    /// The nodes of a stream. A replicated stream responds while most of its nodes run. If it does not respond, only
+    /// the server of this connection is known to run.
     fn nodes_of(&self, name: &str, answer: &Answer) -> Option<Nodes> {
         let mut all = lock(&self.known);
         match answer {
@@ -84,7 +85,7 @@ impl NatsSampler {
 }
 
 fn lock<T>(map: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing panics while it is held, and the map is whole after each change.
+    // No code panics while it holds the lock, and each change leaves the map consistent.
     map.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -100,8 +101,8 @@ async fn told(context: &Context, name: &str) -> Answer {
     }
 }
 
-/// The nodes that have a copy of the stream; a server alone is one, or does not tell. A leader lists the others. Without one
-/// any of them answers: it runs, and may list itself or not.
+/// The nodes that have a replica of the stream. A single server counts as one, or is not reported. A leader lists the
+/// other nodes. Without a leader any node responds; it may or may not list itself.
 fn nodes(cluster: &stream::ClusterInfo, known: Option<u64>) -> Nodes {
     let online = cluster.replicas.iter().filter(|peer| runs(peer)).count() as u64;
     let listed = cluster.replicas.len() as u64;
@@ -111,12 +112,12 @@ fn nodes(cluster: &stream::ClusterInfo, known: Option<u64>) -> Nodes {
     }
 }
 
-/// A leader that is new has not heard of a dead copy at all, and says zero.
+/// A new leader that never reached a dead replica reports zero.
 fn runs(peer: &stream::PeerInfo) -> bool {
     !peer.offline && (peer.current || !peer.active.is_zero()) && peer.active < SILENT_AFTER
 }
 
-/// Of several streams the one that has lost most of its nodes counts, and among equals the one with fewest.
+/// Selects the stream that has lost the most nodes; among equals, the one with the fewest running nodes.
 fn spare(nodes: &Nodes) -> (i64, u64) {
     (nodes.running.cast_signed() - nodes.known.cast_signed(), nodes.running)
 }

@@ -1,4 +1,4 @@
-//! Everything that needs a server, in one program: it links once, and what tests share stands once.
+//! All tests that need a server, in one binary: it links once, and the tests share their helpers.
 
 #[path = "nats/batches.rs"]
 mod batches;

@@ -1,4 +1,4 @@
-//! How an address names an exchange and a routing key.
+//! Converts an address to an exchange and a routing key.
 
 use relevo_core::slot::{shard_of, slot_of};
 
@@ -6,13 +6,14 @@ use crate::classify::Error;
 use crate::config::{Config, NAME_BYTES_MAX};
 use crate::topology::lane_key;
 
-/// The exchange of an address, and its routing key: what stands before and after the first slash. Without one it is a
-/// routing key of the exchange that the configuration names.
+/// The exchange and the routing key of an address: the parts before and after the first slash. Without a slash, the
+/// address is a routing key of the configured exchange.
 pub(crate) fn split<'a>(address: &'a str, config: &'a Config) -> (&'a str, &'a str) {
     address.split_once('/').unwrap_or((&config.exchange, address))
 }
 
-/// Where a message of this key goes; the routing key has its lane as a last word, if there are lanes.
+/// The exchange and the routing key for a message of this key. With lanes, the last word of the routing key is the
+/// lane.
 pub(crate) fn target<'a>(address: &'a str, key: &str, config: &'a Config) -> Result<(&'a str, String), Error> {
     let (exchange, routing_key) = split(address, config);
     let routing_key = match config.lanes {

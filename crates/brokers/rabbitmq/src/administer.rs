@@ -1,4 +1,4 @@
-//! The broker, as `relevo topology` and `relevo doctor` look at it.
+//! Topology changes and broker checks, for `relevo topology` and `relevo doctor`.
 
 use async_trait::async_trait;
 use relevo_core::administer::{Administer, Expectations, Piece, State};
@@ -12,7 +12,7 @@ use crate::management::Management;
 use crate::topology::{Declared, Maker, Part};
 use crate::vitals::Remembered;
 
-/// Makes and examines what the configuration wants to be at the broker.
+/// Creates the configured topology and checks the broker.
 pub struct RabbitAdmin {
     pub(crate) config: Config,
     pub(crate) declared: Declared,
@@ -21,7 +21,7 @@ pub struct RabbitAdmin {
 }
 
 impl RabbitAdmin {
-    /// Checks the configuration and its topology; nothing is asked of the broker yet.
+    /// Validates the configuration and its topology. It sends no request to the broker.
     pub fn new(config: Config) -> Result<Self, Error> {
         config.check()?;
         config.topology.check().map_err(|wrong| Error::Config(wrong.to_string()))?;
@@ -44,14 +44,14 @@ impl RabbitAdmin {
         pieces
     }
 
-    /// What can be told without the management API: whether exchanges and queues are there, and of the rest nothing.
+    /// The plan without the management API: it shows only whether exchanges and queues exist.
     async fn found(&self, maker: &Maker) -> Result<Vec<Piece>, Error> {
         let mut pieces = Vec::new();
         for part in self.declared.parts() {
             let there = match part {
                 Part::Exchange(exchange) => Some(maker.has_exchange(&exchange.name).await?),
                 Part::Queue(queue) => Some(maker.has_queue(&queue.name).await?),
-                // None of them can be asked for over AMQP.
+                // AMQP has no request for these.
                 Part::Flag(_) | Part::Policy(_) | Part::Binding(_) => None,
             };
             let (state, doubt) = match there {
@@ -79,12 +79,12 @@ impl RabbitAdmin {
         let made = self.make(&maker, &before).await;
         maker.close().await;
         made?;
-        // Trust what the broker shows, not that it said yes.
+        // Read back the result instead of trusting the confirmation.
         let mut after = self.planned().await?;
         for ((part, piece), before) in self.declared.parts().iter().zip(&mut after).zip(&before) {
             let state = match (&before.state, &piece.state) {
                 (State::Missing, State::Same | State::Unseen) => State::Made,
-                // The broker has compared what was declared again, and has what it took.
+                // The broker compared the repeated declaration and accepted it.
                 (State::Unseen, State::Unseen) if part.is_declared() => State::Same,
                 _ => continue,
             };
@@ -93,8 +93,9 @@ impl RabbitAdmin {
         Ok(after)
     }
 
-    /// Makes what is missing. Without the management API, first declares again what is there: the broker refuses it if it
-    /// differs, and then nothing is made. A binding that cannot be seen is made: one that is there stays as it is.
+    /// Creates missing parts. Without the management API, existing parts are declared again first: if one differs, the
+    /// broker refuses it and nothing is created. A binding that cannot be read is always declared; an existing one does
+    /// not change.
     async fn make(&self, maker: &Maker, before: &[Piece]) -> Result<(), Error> {
         let parts = self.declared.parts();
         let with_state = || parts.iter().zip(before).map(|(part, piece)| (part, &piece.state));

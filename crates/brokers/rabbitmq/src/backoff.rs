@@ -1,4 +1,4 @@
-//! How long to wait before the next attempt.
+//! The pauses between attempts.
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 const FLOOR: Duration = Duration::from_millis(100);
 const CEILING: Duration = Duration::from_secs(5);
 
-/// Pauses that double from 100 ms to 5 s, each shortened by up to a half so that many clients do not come at once.
+/// Pauses that double from 100 ms to 5 s. Each is shortened by up to a half, so that clients do not reconnect together.
 #[derive(Debug, Default)]
 pub(crate) struct Backoff {
     attempts: u32,

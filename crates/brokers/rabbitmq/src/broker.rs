@@ -1,4 +1,4 @@
-//! The broker's end for publishers.
+//! The publishing side of the broker.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -16,17 +16,17 @@ use crate::config::Config;
 use crate::keeper::{self, State};
 use crate::publish::{Call, Item, Owner, Share, Ticket, sort, tell_all};
 
-/// So many exchanges have channels at most.
+/// The maximum number of exchanges with channels.
 const EXCHANGES_MAX: usize = 256;
-/// Batches that wait for a channel's task; it takes them at once unless it is full.
+/// The capacity of a channel task's queue of batches. The task takes them at once unless it is full.
 const JOBS_MAX: usize = 16;
-/// The largest frame that an ordinary server agrees to, until it has said so.
+/// The default frame size of a server, used until a connection has negotiated one.
 const FRAME_BYTES: usize = 131_072;
 
-/// RabbitMQ, to publish to. Cheap to clone: clones share the connection.
+/// A RabbitMQ publisher. Cheap to clone: clones share the connection.
 ///
-/// It connects by itself, and again after every failure; meanwhile messages are reported as an outage. Dropping the last
-/// clone ends everything at once, [`close`](Self::close) says good-bye.
+/// It connects in the background and reconnects after every failure; in the meantime messages are reported as an
+/// outage. Dropping the last clone ends it at once; [`close`](Self::close) closes the connection properly.
 #[derive(Clone)]
 pub struct RabbitBroker(Arc<Inner>);
 
@@ -43,7 +43,7 @@ struct Exchanges {
 }
 
 impl RabbitBroker {
-    /// Begins to connect. A broker that is away is no error.
+    /// Starts to connect. An unreachable broker is not an error.
     #[expect(clippy::unused_async, reason = "tasks are started, which needs a runtime")]
     pub async fn open(config: Config) -> Result<Self, Error> {
         config.check()?;
@@ -56,23 +56,23 @@ impl RabbitBroker {
         Ok(Self(Arc::new(Inner { config, state, closing, exchanges })))
     }
 
-    /// Whether its connection stands at this moment; asks nothing of the server.
+    /// Whether it is connected now. It sends no request to the server.
     pub fn is_connected(&self) -> bool {
         matches!(&*self.0.state.borrow(), State::Up(_))
     }
 
-    /// Closes the connection. What is in flight may have arrived; calls that follow report an outage.
+    /// Closes the connection. Messages in flight may have been stored; later calls report an outage.
     pub async fn close(&self) {
         self.0.closing.send_replace(true);
         let mut state = self.0.state.clone();
-        // The sender goes with the task that would have said so.
+        // If the task has ended, its sender is dropped.
         state.wait_for(|state| matches!(state, State::Closed)).await.ok();
     }
 
-    /// The channels of an exchange, made at its first use.
+    /// The channels of an exchange, opened at its first use.
     fn owners(&self, exchange: &str) -> Result<Vec<mpsc::Sender<Vec<Item>>>, Error> {
         let Inner { config, state, exchanges, .. } = &*self.0;
-        // Nothing panics while it is held.
+        // No code panics while it holds the lock.
         let mut exchanges = exchanges.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(owners) = exchanges.owners.get(exchange) {
             return Ok(owners.clone());
@@ -121,7 +121,7 @@ impl RabbitBroker {
 #[async_trait]
 impl Broker for RabbitBroker {
     fn capabilities(&self) -> Capabilities {
-        // A message that is refused does not hold back the next one on its channel.
+        // A refused message does not stop the next one on its channel.
         Capabilities { fences_order: false, message_bytes_max: self.0.config.message_bytes_max }
     }
 

@@ -1,4 +1,4 @@
-//! What can go wrong, and what each means to the relay or the inbox.
+//! Errors of the broker, and the failure class of each.
 
 use std::time::Duration;
 
@@ -6,60 +6,60 @@ use lapin::ErrorKind;
 use lapin::protocol::{AMQPError, AMQPErrorKind, AMQPHardError, AMQPSoftError};
 use relevo_core::{Class, Failure};
 
-/// Why the broker could not do what it was asked.
+/// Why a broker call failed.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum Error {
-    /// The configuration can never work.
+    /// The configuration is invalid.
     #[error("the configuration of RabbitMQ is wrong: {0}")]
     Config(String),
     /// There is no connection. Nothing was sent.
     #[error("RabbitMQ cannot be reached")]
     NotConnected(#[source] lapin::Error),
-    /// The server did not answer in time. Nothing was sent.
+    /// The server did not respond in time. Nothing was sent.
     #[error("RabbitMQ does not answer within {} ms", .0.as_millis())]
     Silent(Duration),
-    /// The server is short of memory or disk and takes nothing. Nothing was sent.
+    /// The server has a memory or disk alarm and accepts no messages. Nothing was sent.
     #[error("RabbitMQ takes no messages: {0}")]
     Alarm(String),
     /// The adapter was closed. Nothing was sent.
     #[error("the connection to RabbitMQ is closed on our side")]
     Closed,
-    /// The login was refused.
+    /// The server refused the login.
     #[error("RabbitMQ refuses the login of `{user}`: wrong user or password")]
     Login {
-        /// Who asked.
+        /// The user name.
         user: String,
     },
-    /// The virtual host is not there or not for this user.
+    /// The virtual host does not exist, or the user has no access to it.
     #[error("RabbitMQ refuses the virtual host `{vhost}`: {why}")]
     Vhost {
-        /// Which one.
+        /// The virtual host.
         vhost: String,
-        /// What the server said.
+        /// The description from the server.
         why: String,
     },
-    /// The server's certificate is not one that we trust.
+    /// The server's certificate is not trusted.
     #[error("the certificate of RabbitMQ {0}")]
     ServerCertificate(String),
-    /// The server does not take our certificate, or wants one.
+    /// The server refused the client certificate, or requires one.
     #[error("RabbitMQ {0}")]
     ClientCertificate(String),
-    /// The two sides do not understand each other: no TLS where it is expected, or another protocol.
+    /// The handshake failed: no TLS where it is expected, or another protocol.
     #[error("RabbitMQ cannot be talked to: {0}")]
     Handshake(String),
-    /// The server refused what the user may not do.
+    /// The user has no permission.
     #[error("RabbitMQ does not permit it: {0}")]
     Forbidden(String),
-    /// An exchange or a queue is not there.
+    /// An exchange or a queue does not exist.
     #[error("RabbitMQ has it not: {0}")]
     Missing(String),
-    /// A queue is there, on a node that is not.
+    /// The node of a queue is down.
     #[error("RabbitMQ has it on a node that is away: {0}")]
     NodeAway(String),
-    /// An exchange or a queue is there and is different.
+    /// An exchange or a queue exists with different settings.
     #[error("RabbitMQ has it otherwise: {0}")]
     Differs(String),
-    /// Nothing is bound that takes messages of this address.
+    /// No queue is bound for messages of this address.
     #[error("nothing is bound to the exchange `{exchange}` for the routing key `{key}`")]
     Unroutable {
         /// The exchange.
@@ -67,16 +67,16 @@ pub enum Error {
         /// The routing key.
         key: String,
     },
-    /// The address can never be one.
+    /// The address is invalid.
     #[error("the address is none of RabbitMQ: {0}")]
     Address(&'static str),
-    /// A queue is full and refuses more.
+    /// A queue is full and refuses messages.
     #[error("RabbitMQ refused the message: a queue is full or not available")]
     Full,
-    /// The server takes messages more slowly than they come. Nothing was sent.
+    /// The server accepts messages too slowly. Nothing was sent.
     #[error("the message could not be sent within {} ms: RabbitMQ is slower than what is sent to it", .0.as_millis())]
     Slow(Duration),
-    /// So many exchanges are in use that there is no channel for another.
+    /// The limit of exchanges in use is reached, so there is no channel for another.
     #[error("more than {0} exchanges are in use")]
     Exchanges(usize),
     /// The connection has no channel left for another exchange or lane.
@@ -85,51 +85,51 @@ pub enum Error {
          `channels` or lanes"
     )]
     Channels,
-    /// Deliveries were out for longer than the server allows; it has taken them back, and closed their channel.
+    /// Deliveries were outstanding for longer than the server allows. It requeued them and closed their channel.
     #[error("RabbitMQ took its deliveries back: {0}")]
     Overdue(String),
-    /// The management API cannot be reached, or does not answer in time.
+    /// The management API is unreachable, or does not respond in time.
     #[error("the management API of RabbitMQ cannot be reached: {0}")]
     ManagementAway(String),
-    /// The management API refuses what we ask, or is none.
+    /// The management API refused the request, or the URL is not a management API.
     #[error("the management API of RabbitMQ refuses it: {0}")]
     Management(String),
-    /// The message can never be sent.
+    /// The message exceeds the size limit.
     #[error("the message is {bytes} bytes, more than the {max} that are allowed")]
     TooLarge {
-        /// How large it is.
+        /// The size of the message.
         bytes: usize,
-        /// How large it may be.
+        /// The limit.
         max: usize,
     },
-    /// The message's headers can never be sent.
+    /// The headers of the message are invalid.
     #[error("the message's headers cannot be sent: {0}")]
     Headers(String),
-    /// It was sent, and the answer did not come.
+    /// The message was sent and not confirmed.
     #[error("RabbitMQ did not confirm the message within {} ms; it may have arrived", .0.as_millis())]
     Unconfirmed(Duration),
-    /// It was sent, its answer did not come, and those to later messages did.
+    /// The message was sent and not confirmed, but later messages were.
     #[error(
         "RabbitMQ did not confirm the message within {} ms, and confirmed later ones: a queue stands still; it may have arrived",
         .0.as_millis()
     )]
     Stuck(Duration),
-    /// It was sent, and then the connection or the channel broke.
+    /// The message was sent, and then the connection or the channel was lost.
     #[error("the connection broke before RabbitMQ confirmed the message; it may have arrived")]
     Broken(#[source] lapin::Error),
-    /// Answers were sent, or about to be, and the lane was lost or the broker fell silent.
+    /// Acknowledgements may have been sent, and then the lane was lost or the broker did not respond.
     #[error("RabbitMQ did not show that it knows the answers; they may have been kept")]
     Unsettled,
 }
 
-/// How long a full queue asks the relay to wait.
+/// The pause that a full queue requests from the relay.
 pub(crate) const FULL_PAUSE: Duration = Duration::from_secs(1);
 
 impl Error {
-    /// What it means to the sender or the receiver.
+    /// The failure class of this error.
     pub fn class(&self) -> Class {
         match self {
-            // Nothing was sent, and it passes by itself.
+            // Nothing was sent, and the problem passes without an operator.
             Self::NotConnected(_)
             | Self::Silent(_)
             | Self::Alarm(_)
@@ -137,7 +137,7 @@ impl Error {
             | Self::Overdue(_)
             | Self::NodeAway(_)
             | Self::ManagementAway(_) => Class::Outage,
-            // A person must act, and waiting mends nothing.
+            // An operator must act; waiting does not help.
             Self::Config(_)
             | Self::Login { .. }
             | Self::Vhost { .. }
@@ -152,16 +152,17 @@ impl Error {
             | Self::Management(_)
             | Self::Channels
             | Self::Exchanges(_) => Class::Blocked,
-            // It passes by itself, and concerns one address: consumers make room, a queue finds its majority again.
+            // These pass without an operator and concern one address: consumers make room, or a queue regains its
+            // majority.
             Self::Full | Self::Slow(_) | Self::Stuck(_) => Class::Throttled(FULL_PAUSE),
             Self::TooLarge { .. } | Self::Headers(_) => Class::Poison,
-            // It may have arrived: same id again, never a new one.
+            // The message may have been stored: publish it again with the same id, never with a new one.
             Self::Unconfirmed(_) | Self::Broken(_) | Self::Unsettled => Class::Unknown,
         }
     }
 
-    /// What the server, or the library, meant when something else than a confirm was asked of a connection that stands:
-    /// a channel, a declaration, a subscription.
+    /// Maps an error of a request other than a publish on an open connection: a channel, a declaration or a
+    /// subscription.
     pub fn of_channel(error: lapin::Error) -> Self {
         match error.kind() {
             ErrorKind::ProtocolError(said) => Self::of_protocol(said).unwrap_or(Self::NotConnected(error)),
@@ -173,7 +174,7 @@ impl Error {
     fn of_protocol(said: &AMQPError) -> Option<Self> {
         let text = said.get_message().to_string();
         match said.kind() {
-            // A classic queue whose node is down; the same code as for what nobody has declared.
+            // A classic queue whose node is down. A queue that does not exist has the same code.
             AMQPErrorKind::Soft(AMQPSoftError::NOTFOUND) if text.contains("is down or inaccessible") => {
                 Some(Self::NodeAway(text))
             }
@@ -181,11 +182,11 @@ impl Error {
             AMQPErrorKind::Soft(AMQPSoftError::ACCESSREFUSED) | AMQPErrorKind::Hard(AMQPHardError::NOTALLOWED) => {
                 Some(Self::Forbidden(text))
             }
-            // `consumer_timeout`; the same code as for what is there and differs.
+            // `consumer_timeout`. An object with different settings has the same code.
             AMQPErrorKind::Soft(AMQPSoftError::PRECONDITIONFAILED) if text.contains("acknowledgement on channel") => {
                 Some(Self::Overdue(text))
             }
-            // Locked is another connection's exclusive queue: it is there, and not as ours are.
+            // `RESOURCE_LOCKED` is an exclusive queue of another connection: it exists with different settings.
             AMQPErrorKind::Soft(AMQPSoftError::PRECONDITIONFAILED | AMQPSoftError::RESOURCELOCKED) => {
                 Some(Self::Differs(text))
             }

@@ -1,4 +1,4 @@
-//! Where the broker is, who we are there, and our limits.
+//! The URLs, the credentials and the limits.
 
 use std::fmt;
 use std::time::Duration;
@@ -9,56 +9,58 @@ use crate::classify::Error;
 use crate::link;
 use crate::topology::Topology;
 
-/// Where the broker is, who we are there, and our limits.
+/// The URLs, the credentials and the limits.
 #[derive(Clone, PartialEq)]
 pub struct Config {
-    /// `amqp[s]://user:password@host:port/vhost`, tried in turn: the nodes of a cluster. Without a virtual host it is `/`.
+    /// `amqp[s]://user:password@host:port/vhost`: the nodes of a cluster, tried in turn. The default virtual host is
+    /// `/`.
     pub urls: Vec<String>,
-    /// Instead of the user in the URLs.
+    /// Replaces the user in the URLs.
     pub user: Option<String>,
-    /// Instead of the password in the URLs.
+    /// Replaces the password in the URLs.
     pub password: Option<String>,
-    /// For URLs that begin with `amqps`.
+    /// The TLS settings of `amqps` URLs.
     pub tls: Tls,
-    /// The exchange of addresses that name none; empty for the default exchange, where the routing key names a queue.
+    /// The exchange of addresses that do not name one. Empty means the default exchange, where the routing key is a
+    /// queue name.
     pub exchange: String,
-    /// What `ce-source` says of messages that are published here: a URI that names the outbox.
+    /// The `ce-source` of messages published here: a URI that names the outbox.
     pub source: String,
-    /// Appends the key's lane, of so many, to the routing key as a last word: `orders` becomes `orders.3`.
+    /// The number of lanes. The lane of the key is appended to the routing key: `orders` becomes `orders.3`.
     pub lanes: Option<u16>,
-    /// How often each side shows that it lives; a silent broker is noticed after twice the time. Whole seconds.
+    /// AMQP heartbeat interval in whole seconds. A connection that is silent for two intervals is closed.
     pub heartbeat: Duration,
-    /// No attempt to connect takes longer.
+    /// The time limit of one attempt to connect.
     pub connect_deadline: Duration,
-    /// No message waits longer for its confirm. Shorter than the relay's publish deadline.
+    /// The time limit of a publisher confirm. It must be shorter than the relay's publish deadline.
     pub confirm_deadline: Duration,
-    /// Channels of each exchange; a key always uses the same.
+    /// The number of channels per exchange. A key always uses the same channel.
     pub channels: usize,
-    /// Unconfirmed messages of a channel.
+    /// The maximum number of unconfirmed messages per channel.
     pub in_flight_max: usize,
-    /// The largest payload. The broker has a limit of its own, `max_message_size`.
+    /// The maximum payload size. The broker has its own limit, `max_message_size`.
     pub message_bytes_max: usize,
-    /// `http[s]://user:password@host:15672`, for policies and for what only the management API tells.
+    /// `http[s]://user:password@host:15672`, for policies and other data that only the management API has.
     pub management_url: Option<String>,
-    /// What is to be at the broker.
+    /// The configured topology.
     pub topology: Topology,
 }
 
-/// How the broker and we know each other over TLS.
+/// The TLS settings.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tls {
-    /// Certificates in PEM: who is trusted to vouch for the broker. Without them the public authorities are.
+    /// The trusted CA certificates in PEM. The default is the public certificate authorities.
     pub ca: Option<String>,
-    /// Our own certificate, for a broker that asks for one.
+    /// The client certificate, for a broker that requires one.
     pub identity: Option<Identity>,
-    /// The certificate takes the place of user and password (SASL EXTERNAL).
+    /// Authenticate with the client certificate instead of user and password (SASL EXTERNAL).
     pub external: bool,
 }
 
 /// A certificate and its key.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Identity {
-    /// The certificate and what vouches for it, in PEM.
+    /// The certificate and its intermediate certificates, in PEM.
     pub cert_chain: String,
     /// Its private key, in PEM.
     pub key: String,
@@ -72,7 +74,7 @@ impl fmt::Debug for Identity {
 }
 
 impl Config {
-    /// The defaults, for this URL.
+    /// The default configuration for this URL.
     pub fn new(url: impl Into<String>) -> Self {
         Self {
             urls: vec![url.into()],
@@ -93,7 +95,7 @@ impl Config {
         }
     }
 
-    /// Whether it can be used at all; the first thing that is wrong.
+    /// Rejects invalid settings. Returns the first problem.
     pub fn check(&self) -> Result<(), Error> {
         let wrong = |what: &str| Err(Error::Config(what.to_owned()));
         self.endpoints()?;
@@ -122,7 +124,7 @@ impl Config {
         Ok(())
     }
 
-    /// The URLs as the client library has them, completed by the other settings.
+    /// The URLs in the form of the client library, completed with the other settings.
     pub(crate) fn endpoints(&self) -> Result<Vec<AMQPUri>, Error> {
         if self.urls.is_empty() {
             return Err(Error::Config("there is no URL".to_owned()));
@@ -131,17 +133,17 @@ impl Config {
     }
 
     fn endpoint(&self, url: &str) -> Result<AMQPUri, Error> {
-        // What the parser says may repeat a part of the URL, and so the password.
+        // The parser's error may contain a part of the URL, and so the password.
         let wrong = || {
             let url = without_secret(url);
             Error::Config(format!("the URL `{url}` is not like `amqp[s]://user:password@host:port/vhost`"))
         };
         let mut uri: AMQPUri = url.parse().map_err(|_| wrong())?;
-        // The library reads no address of IPv6 and would go to `localhost` instead.
+        // The library does not parse IPv6 addresses and would connect to `localhost`.
         if let Some(host) = ipv6(url) {
             host.clone_into(&mut uri.authority.host);
         }
-        // `host/` is meant as `host`, though the standard reads it as a virtual host without a name.
+        // `host/` means the default virtual host here, although the standard reads it as an empty name.
         if uri.vhost.is_empty() {
             "/".clone_into(&mut uri.vhost);
         }
@@ -163,7 +165,7 @@ impl Config {
     }
 }
 
-/// Names and routing keys are short strings of the protocol.
+/// Names and routing keys are short strings in AMQP.
 pub(crate) const NAME_BYTES_MAX: usize = 255;
 const CHANNELS_MAX: usize = 64;
 
@@ -174,7 +176,7 @@ fn ipv6(url: &str) -> Option<&str> {
     host.strip_prefix('[')?.split_once(']').map(|(host, _)| host)
 }
 
-/// A URL, or what was meant as one, as it may be shown: nothing of what stands before the last `@` but the scheme.
+/// A URL without its secrets: everything before the last `@` is removed, except the scheme.
 fn without_secret(url: &str) -> String {
     let Some((login, host)) = url.rsplit_once('@') else { return url.to_owned() };
     match login.split_once("://") {
@@ -233,7 +235,7 @@ mod tests {
         ] {
             let mut config = Config::new(url);
             config.management_url = Some(url.to_owned());
-            // The library takes some of them for URLs.
+            // The library accepts some of these as URLs.
             let told = config.check().err().map(|error| error.to_string());
             for shown in told.into_iter().chain([format!("{config:?}")]) {
                 assert!(!shown.contains("hunt") && shown.contains("@host"), "{shown}");

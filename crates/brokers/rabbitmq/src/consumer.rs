@@ -1,4 +1,4 @@
-//! One consumer of a group.
+//! A consumer of one group.
 
 mod arrived;
 mod lag;
@@ -36,17 +36,18 @@ use shared::{Session, Shared};
 use side::Side;
 use state::State;
 
-/// How long a new consumer waits for its share of the lanes before it is handed out without.
+/// How long a new consumer waits for its share of the lanes. Afterwards it is returned without them.
 const JOIN_DEADLINE: Duration = Duration::from_secs(3);
 
-/// How a consumer takes part in its group.
+/// The options of a consumer in its group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Membership {
-    /// Its name, for people: the broker's tools show it beside its connections.
+    /// The display name of the consumer. The broker's tools show it with its connections.
     pub name: String,
-    /// At most so many deliveries of one lane are out, and in memory. The same for all consumers of an ordered group.
+    /// The maximum number of deliveries per lane that are outstanding or buffered. It must be the same for all
+    /// consumers of an ordered group.
     pub prefetch: u16,
-    /// How long a lane that goes to another consumer of the group waits for what is out of it to be settled.
+    /// How long a lane that moves to another consumer waits for its outstanding deliveries to be acknowledged.
     pub hand_over: Duration,
 }
 
@@ -56,17 +57,18 @@ impl Default for Membership {
     }
 }
 
-/// A consumer of one group. It connects, and connects again, by tasks of its own, which end when it is dropped.
+/// A consumer of one group. Background tasks connect and reconnect it; they end when it is dropped.
 pub struct RabbitConsumer {
     shared: Arc<Shared>,
     tasks: tokio::sync::Mutex<JoinSet<()>>,
 }
 
-/// A new consumer of this group. It subscribes to all lanes and takes its share of them as others give it up; it is handed
-/// out when it has it, or after three seconds.
+/// Opens a consumer of this group. It subscribes to all lanes and gets its share as other consumers release them. It is
+/// returned when it has its share, or after three seconds.
 ///
-/// A broker that is away is no error: the consumer connects when it is there. What can never work, such as a wrong
-/// password or a missing queue, [`receive`](BrokerConsumer::receive) tells, each time that it is found so.
+/// An unreachable broker is not an error: the consumer connects when the broker is up.
+/// [`receive`](BrokerConsumer::receive) returns errors that need an operator, such as a wrong password or a missing
+/// queue, each time they occur.
 pub async fn consumer(config: &Config, group: &Group, membership: Membership) -> Result<RabbitConsumer, Error> {
     config.check()?;
     group.check()?;
@@ -106,7 +108,7 @@ pub async fn consumer(config: &Config, group: &Group, membership: Membership) ->
     Ok(RabbitConsumer { shared, tasks: tokio::sync::Mutex::new(tasks) })
 }
 
-/// Keeps a connection with all lanes on it until the consumer is closed.
+/// Maintains a connection with all lanes until the consumer is closed.
 async fn keep(shared: Arc<Shared>, mut asked: mpsc::Receiver<lag::Ask>) {
     let name = format!("{} ({})", shared.membership.name, shared.group.name);
     let mut backoff = Backoff::default();
@@ -129,7 +131,7 @@ async fn keep(shared: Arc<Shared>, mut asked: mpsc::Receiver<lag::Ask>) {
     }
 }
 
-/// Serves all lanes on one connection; whether the consumer was closed meanwhile.
+/// Serves all lanes on one connection. Returns whether the consumer was closed.
 async fn serve(
     shared: &Arc<Shared>,
     connection: &Connection,
@@ -147,7 +149,7 @@ async fn serve(
         () = lag::answer(shared, connection, asked) => {}
         _ = over.wait_for(|session| *session == Session::Over) => {}
     }
-    // While the subscriptions live: dropping them would cancel them.
+    // Close the channels while the subscriptions exist: dropping a subscription cancels it.
     let deadline = shared.config.connect_deadline;
     timeout(deadline, join_all(shared.channels().iter().map(|channel| channel.close(200, "OK".into())))).await.ok();
     timeout(deadline, connection.close(200, "OK".into())).await.ok();
@@ -155,7 +157,7 @@ async fn serve(
 }
 
 impl RabbitConsumer {
-    /// Whether it is subscribed to all of its lanes at this moment.
+    /// Whether it is subscribed to all of its lanes now.
     pub fn is_connected(&self) -> bool {
         let state = self.shared.state();
         state.lanes.iter().all(|lane| lane.channel.as_ref().is_some_and(|channel| channel.status().connected()))
@@ -198,7 +200,7 @@ impl BrokerConsumer for RabbitConsumer {
     async fn close(&self) -> Result<(), Failure> {
         self.shared.end();
         let mut tasks = self.tasks.lock().await;
-        // The publishing task has nobody left to ask it.
+        // The publishing task gets no more requests.
         while tasks.len() > 1 {
             if let Some(Err(error)) = tasks.join_next().await {
                 assert!(!error.is_panic(), "a task of the consumer panicked: {error}");
@@ -221,8 +223,8 @@ impl Drop for RabbitConsumer {
     fn drop(&mut self) {
         self.shared.end();
         for channel in self.shared.channels() {
-            // The first poll queues the frame. It must be before the tasks' end, which drops the subscriptions and so
-            // cancels them: see `lane::serve`.
+            // The first poll queues the frame. It must be queued before the tasks end, because they drop the
+            // subscriptions and so cancel them: see `lane::serve`.
             channel.close(200, "OK".into()).now_or_never();
         }
     }

@@ -1,30 +1,30 @@
-//! What the broker writes on a message that it moved from one queue to another.
+//! The headers that the broker adds when it moves a message from one queue to another.
 
 use relevo_core::Raw;
 use serde_json::Value;
 
-/// One entry of `x-death`: why and how often a message left a queue without being acknowledged there.
+/// One entry of `x-death`: why and how often a message left a queue without an acknowledgement.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Death {
     /// The queue that it left.
     pub queue: String,
-    /// The broker's word: `rejected`, `expired`, `maxlen` or `delivery_limit`.
+    /// The reason in AMQP: `rejected`, `expired`, `maxlen` or `delivery_limit`.
     pub reason: String,
     /// How often it left that queue for that reason.
     pub count: u64,
-    /// When it did so first, to the second; `None` if it cannot be read.
+    /// The time of the first event, in whole seconds; `None` if it is invalid.
     pub time: Option<jiff::Timestamp>,
-    /// The exchange through which it had come there.
+    /// The exchange that had routed it to that queue.
     pub exchange: String,
-    /// The routing keys with which it had come there.
+    /// The routing keys that it had.
     pub routing_keys: Vec<String>,
 }
 
 impl Death {
-    /// The deaths of a message that was received from RabbitMQ, the latest first. Entries that cannot be read are left out.
+    /// The `x-death` entries of a received message, the latest first. Invalid entries are left out.
     ///
-    /// A message on its way over the retry ladder has only the last one: the others are taken off, because
-    /// RabbitMQ drops what it believes to go round in a circle.
+    /// A message in a retry queue has only the last entry. The others are removed, because RabbitMQ drops a message
+    /// that it considers to be in a cycle.
     pub fn read(raw: &Raw) -> Vec<Self> {
         let header = raw.headers.iter().find(|(name, _)| name == "x-death").map(|(_, value)| value);
         let entries = header.and_then(|value| serde_json::from_slice::<Vec<Value>>(value).ok()).unwrap_or_default();

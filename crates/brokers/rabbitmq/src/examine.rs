@@ -1,4 +1,4 @@
-//! Whether the broker's settings keep what is promised; each finding that does not says what mends it.
+//! Checks whether the broker's settings keep the guarantees. Each failed check says how to fix it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,16 +18,16 @@ mod server;
 
 use routing::Ways;
 
-/// What a queue is there for.
+/// The purpose of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Role {
-    /// Messages wait there for a rung's time, or for a person.
+    /// Messages wait there for a retry delay, or for an operator.
     Side,
-    /// Messages are consumed from it.
+    /// Consumers read from it.
     Work,
 }
 
-/// Looks at everything that the management API tells.
+/// Runs all checks with data from the management API.
 pub(crate) fn with_management(config: &Config, expectations: &Expectations, seen: &Snapshot) -> Vec<Finding> {
     let mut report = Report::default();
     server::examine(config, seen, &mut report);
@@ -50,7 +50,7 @@ pub(crate) fn with_management(config: &Config, expectations: &Expectations, seen
     report.findings()
 }
 
-/// What is left to look at without the management API.
+/// Runs the checks that do not need the management API.
 pub(crate) fn without_management(config: &Config) -> Vec<Finding> {
     let mut report = Report::default();
     server::examine_transport(config, &mut report);
@@ -63,7 +63,7 @@ pub(crate) fn without_management(config: &Config) -> Vec<Finding> {
     report.findings()
 }
 
-/// Where a route's address leads; a finding if it reaches no queue.
+/// Returns what a route's address can reach. Reports a finding if it reaches no queue.
 fn examine_address(config: &Config, address: &str, seen: &Snapshot, report: &mut Report) -> Ways {
     let (exchange, key) = address::split(address, config);
     if !Template::new(exchange).is_fixed() {
@@ -105,7 +105,7 @@ fn examine_address(config: &Config, address: &str, seen: &Snapshot, report: &mut
     reached
 }
 
-/// Whether messages can be sent to an exchange.
+/// Checks whether messages can be published to an exchange.
 fn examine_exchange(exchange: &str, address: &str, seen: &Snapshot, report: &mut Report) -> bool {
     if exchange.is_empty() {
         return true;
@@ -127,7 +127,7 @@ fn examine_exchange(exchange: &str, address: &str, seen: &Snapshot, report: &mut
     true
 }
 
-/// Whether an exchange stays, wherever on the way it is.
+/// Checks whether an exchange on the path is permanent.
 fn examine_durability(exchange: &str, seen: &Snapshot, report: &mut Report) {
     let Some(found) = seen.exchanges.get(exchange) else { return };
     if found.durable && !found.auto_delete {

@@ -1,4 +1,4 @@
-//! What of a queue its consumers must know.
+//! The properties of a queue that its consumers need.
 
 use std::time::Duration;
 
@@ -6,26 +6,26 @@ use crate::classify::Error;
 use crate::config::NAME_BYTES_MAX;
 use crate::topology::{DEFAULT_RUNGS, Queue, lane_queue, retry_queue};
 
-/// A group of consumers that share the messages of a queue, or of the lanes of one.
+/// A group of consumers that share the messages of a queue, or of its lanes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Group {
-    /// The queue's name.
+    /// The name of the queue.
     pub name: String,
-    /// The number of lanes that publishers append to the routing key: the queues `name.0`, `name.1`, …
+    /// The number of lanes that publishers append to the routing key: the queues are `name.0`, `name.1`, …
     pub lanes: Option<u16>,
-    /// The queue has a single active consumer; lanes always have.
+    /// The queue has a single active consumer; lanes always have one.
     pub ordered: bool,
-    /// How long the rungs of the retry ladder are; without any, nothing can be retried later.
+    /// The delays of the retry queues. If it is empty, delayed retry is not possible.
     pub retry: Vec<Duration>,
 }
 
 impl Group {
-    /// A group of an ordered queue without lanes, with the default ladder.
+    /// A group of an ordered queue without lanes, with the default retry delays.
     pub fn new(name: impl Into<String>) -> Self {
         Self { name: name.into(), lanes: None, ordered: true, retry: DEFAULT_RUNGS.to_vec() }
     }
 
-    /// Whether a consumer can be made of it; the first thing that is wrong.
+    /// Rejects an invalid group. Returns the first problem.
     pub(crate) fn check(&self) -> Result<(), Error> {
         let wrong = |what: &str| Err(Error::Config(format!("the group `{}` {what}", self.name)));
         match self {
@@ -37,7 +37,7 @@ impl Group {
         }
     }
 
-    /// How long the longest name is that is made of the group's; whoever uses one relies on it.
+    /// The length of the longest name derived from the group. Code that uses such a name relies on this check.
     fn longest_name(&self) -> usize {
         let queue = match self.lanes {
             None => self.name.clone(),
@@ -47,7 +47,7 @@ impl Group {
         rungs.chain([queue.len(), members_key(&self.name).len()]).max().unwrap_or_default()
     }
 
-    /// The queues that are consumed, lane by lane.
+    /// The consumed queues, one per lane.
     pub(crate) fn queues(&self) -> Vec<String> {
         match self.lanes {
             None => vec![self.name.clone()],
@@ -55,22 +55,22 @@ impl Group {
         }
     }
 
-    /// One consumer at a time receives a lane, or the queue if it has none.
+    /// Whether only one consumer at a time receives from a lane, or from a queue without lanes.
     pub(crate) const fn is_ordered(&self) -> bool {
         self.ordered || self.lanes.is_some()
     }
 }
 
-/// The routing key by which the members of a group talk to each other.
+/// The routing key of the announcements between the members of a group.
 pub(crate) fn members_key(group: &str) -> String {
     format!("relevo.{group}")
 }
 
-/// A key has one of 256 slots: more lanes would stay empty.
+/// A key has one of 256 slots, so more lanes would stay empty.
 const LANES_MAX: u16 = 256;
 
 impl Queue {
-    /// What its consumers must know.
+    /// The properties that its consumers need.
     pub fn group(&self) -> Group {
         Group { name: self.name.clone(), lanes: self.lanes, ordered: self.is_ordered(), retry: self.retry.clone() }
     }

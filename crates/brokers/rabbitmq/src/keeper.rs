@@ -1,4 +1,4 @@
-//! Keeps one connection for publishing: makes it, notices its end, makes another.
+//! Maintains the connection for publishing, and reconnects when it is lost.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,39 +15,39 @@ use crate::classify::Error;
 use crate::config::Config;
 use crate::link;
 
-/// A connection that stood for so long was a good one: after it, the first attempt comes quickly.
+/// A connection of this length counts as stable: after it, the next attempt starts quickly.
 const STOOD: Duration = Duration::from_secs(1);
-/// How often a connection is looked at beside what it tells by itself.
+/// How often a connection is checked, in addition to its events.
 const LOOK: Duration = Duration::from_millis(200);
-/// The server needs no longer for a good-bye.
+/// The time limit for closing the connection.
 const GOOD_BYE: Duration = Duration::from_secs(2);
 
-/// How it stands with the connection.
+/// The state of the connection.
 #[derive(Clone)]
 pub(crate) enum State {
-    /// The first attempt is under way.
+    /// The first attempt is running.
     Connecting,
-    /// It stands.
+    /// Connected.
     Up(Line),
-    /// It does not, and this is why.
+    /// Not connected, with the cause.
     Down(Error),
-    /// It was closed on our side and does not come back.
+    /// Closed by this program; it does not reconnect.
     Closed,
 }
 
-/// A connection that stands.
+/// An open connection.
 #[derive(Clone)]
 pub(crate) struct Line {
     pub(crate) connection: Arc<Connection>,
-    /// No other connection has it.
+    /// Unique to this connection.
     pub(crate) number: u64,
-    /// Why the server takes no messages for now.
+    /// Why the server currently accepts no messages.
     pub(crate) alarm: Option<Arc<str>>,
 }
 
 static NUMBER: AtomicU64 = AtomicU64::new(1);
 
-/// Keeps the connection until `closing` says so.
+/// Maintains the connection until `closing` is set.
 pub(crate) async fn keep(config: Arc<Config>, state: watch::Sender<State>, mut closing: watch::Receiver<bool>) {
     let mut backoff = Backoff::default();
     let mut first = 0;
@@ -71,7 +71,7 @@ pub(crate) async fn keep(config: Arc<Config>, state: watch::Sender<State>, mut c
                 let Some(error) = stand(&line, &state, &mut closing).await else { break };
                 warn!(error = %error, "the connection to RabbitMQ ended, will connect again");
                 state.send_replace(State::Down(Error::NotConnected(error)));
-                // The next of the nodes: this one has just failed.
+                // Continue with the next node, because this one just failed.
                 first = node + 1;
                 if since.elapsed() > STOOD {
                     backoff = Backoff::default();
@@ -92,19 +92,19 @@ pub(crate) async fn keep(config: Arc<Config>, state: watch::Sender<State>, mut c
     state.send_replace(State::Closed);
 }
 
-/// Returns when it is to be closed; also when nobody is left who could say so.
+/// Returns when the publisher is closed or dropped.
 async fn closed(closing: &mut watch::Receiver<bool>) {
     closing.wait_for(|closing| *closing).await.ok();
 }
 
-/// Logs what changed, not every attempt.
+/// Logs changes, not every attempt.
 fn tell(state: &watch::Sender<State>, error: &Error) {
     if !matches!(&*state.borrow(), State::Down(last) if last.class() == error.class()) {
         warn!(error = %error, "RabbitMQ cannot be connected to, will try again");
     }
 }
 
-/// Watches a connection to its end: why it ended, or `None` when it was closed on our side.
+/// Watches a connection until it ends. Returns the cause, or `None` if this program closed it.
 async fn stand(line: &Line, state: &watch::Sender<State>, closing: &mut watch::Receiver<bool>) -> Option<lapin::Error> {
     let mut events = Box::pin(line.connection.events_listener());
     let mut look = interval(LOOK);
@@ -119,7 +119,7 @@ async fn stand(line: &Line, state: &watch::Sender<State>, closing: &mut watch::R
             _ = look.tick() => Some(Event::Connected),
         };
         match event {
-            // Channels tell their errors here too.
+            // Errors of channels arrive here too.
             Some(Event::Error(error)) if !line.connection.status().connected() => return Some(error),
             Some(Event::ConnectionBlocked(reason)) => {
                 warn!(%reason, "RabbitMQ has raised an alarm and takes no messages");

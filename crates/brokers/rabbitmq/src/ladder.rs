@@ -1,8 +1,8 @@
-//! The retry ladder: queues in which a message waits, a fixed time each, before it returns to its own queue.
+//! Retry queues: a message waits in each for a fixed time, and then returns to its own queue.
 //!
-//! The time is the queue's, never the message's: a message with a long time to live would hold back all behind it. A pause
-//! that is longer than a rung takes several; what is left of it travels with the message as a duration, so that no
-//! two clocks are ever compared.
+//! The delay belongs to the queue, not to the message: a message with a long time to live would block all messages
+//! after it. A delay that is longer than that of any queue takes several steps. The message carries the remaining delay
+//! as a duration, so that no clocks are compared.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,30 +10,31 @@ use std::time::Duration;
 use lapin::BasicProperties;
 use lapin::types::{AMQPValue, FieldTable, ShortString};
 
-/// Header: how often the message went onto the ladder because somebody asked for a retry.
+/// Header: how often a retry of the message was requested.
 pub(crate) const RETRIES: &str = "relevo-retries";
-/// Header: how many milliseconds of its pause are left after the rung that it is on.
+/// Header: the milliseconds of the delay that remain after the current retry queue.
 pub(crate) const PAUSE_LEFT: &str = "relevo-pause-left-ms";
-/// Header: where the message was published to; on its way back the broker knows only the ladder.
+/// Header: the address that the message was published to. When it returns, the broker knows only the retry queue.
 pub(crate) const ADDRESS: &str = "relevo-address";
 
-/// What the broker adds to a message by itself. It counts for one queue only, and with it in place the broker may take the
-/// way back for a cycle, and drop the message.
+/// Headers that the broker adds. They apply to one queue only. With them, the broker could treat the return as a cycle
+/// and drop the message.
 const BROKERS_OWN: [&str; 5] =
     ["x-death", "x-delivery-count", "x-first-death-queue", "x-first-death-reason", "x-first-death-exchange"];
 
-/// What would act on a copy as it acted on the original: further queues would get the message again, and the values that the
-/// broker looks at are not ours to send. The value stays, under the second name.
+/// Headers that would affect a copy as they affected the original. With them, further queues would receive the message
+/// again, and the broker interprets these values itself. The value is kept under the second name.
 const ACTING_HEADERS: [(&str, &str); 2] = [("CC", "relevo-cc"), ("BCC", "relevo-bcc")];
 
-/// The next rung for a pause, and what is then left of it: the longest that is not too long, else the shortest.
+/// The next retry delay for a pause, and the remaining pause. It is the longest delay that fits, or the shortest one if
+/// none fits.
 pub(crate) fn step(rungs: &[Duration], pause: Duration) -> Option<(Duration, Duration)> {
     let fitting = rungs.iter().filter(|rung| **rung <= pause).max();
     let rung = *fitting.or_else(|| rungs.iter().min())?;
     Some((rung, pause.saturating_sub(rung)))
 }
 
-/// A message as it goes onto the ladder: the same with what has to be remembered.
+/// The properties of a message for a retry queue: the original ones, and the retry headers.
 pub(crate) fn climbing(original: &BasicProperties, retries: u32, left: Duration, address: &str) -> BasicProperties {
     let left = i64::try_from(left.as_millis()).unwrap_or(i64::MAX);
     let notes = [
@@ -54,19 +55,19 @@ fn noted<const N: usize>(original: &BasicProperties, notes: [(&'static str, AMQP
             headers.insert(name.into(), value);
         }
     }
-    // As a property the first would end the copy early, and the second is refused unless it names this very connection's
-    // user. As headers consumers see them where they saw them before.
+    // As a property, `expiration` would expire the copy early, and the broker refuses a `user-id` of another user. As
+    // headers, consumers see both where they saw them before.
     for (name, value) in [("expiration", original.expiration()), ("user-id", original.user_id())] {
         if let Some(value) = value {
             headers.entry(name.into()).or_insert_with(|| AMQPValue::LongString(value.as_str().into()));
         }
     }
     headers.extend(notes.map(|(name, value)| (name.into(), value)));
-    // Durable, even if its first publisher did not care.
+    // Persistent, even if the original publisher did not set it.
     harmless(original).with_headers(headers.into()).with_delivery_mode(2)
 }
 
-/// The properties that only describe; the library can set one and cannot take one away.
+/// The properties that only describe the message. The library can set a property but not remove one.
 fn harmless(original: &BasicProperties) -> BasicProperties {
     type Set = fn(BasicProperties, ShortString) -> BasicProperties;
     let texts: [(&Option<ShortString>, Set); 8] = [

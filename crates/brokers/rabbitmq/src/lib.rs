@@ -1,4 +1,4 @@
-//! Relevo's adapter for RabbitMQ: publishing with confirms, consuming, topology, and what the broker's settings promise.
+//! The RabbitMQ adapter of Relevo: publishing with confirms, consuming, topology, and checks of the broker's settings.
 
 mod address;
 mod administer;

@@ -1,4 +1,4 @@
-//! How a connection is made.
+//! Opens connections.
 
 use std::io;
 use std::net::{Shutdown, TcpStream};
@@ -17,15 +17,15 @@ use tokio::time::timeout;
 use crate::classify::Error;
 use crate::config::{Config, Tls};
 
-/// A new connection to the first of the URLs that answers. `name` is what the broker's own tools call it.
+/// Connects to the first URL that responds. `name` is the connection name in the broker's tools.
 ///
-/// It never recovers by itself: whoever holds it notices its end and asks for another. Every URL has
-/// [`Config::connect_deadline`] of its own.
+/// The connection never recovers by itself: its owner must detect its end and open another. Each URL has its own
+/// [`Config::connect_deadline`].
 pub(crate) async fn connect(config: &Config, name: &str) -> Result<Connection, Error> {
     connect_from(config, name, 0).await.map(|(connection, _)| connection)
 }
 
-/// Like [`connect`], beginning with another URL than the first; says which one answered.
+/// Like [`connect`], but starts with another URL. Also returns the index of the URL that responded.
 pub(crate) async fn connect_from(config: &Config, name: &str, first: usize) -> Result<(Connection, usize), Error> {
     let connector = connector(&config.tls)?;
     let endpoints = config.endpoints()?;
@@ -34,7 +34,7 @@ pub(crate) async fn connect_from(config: &Config, name: &str, first: usize) -> R
         let node = (first + step) % endpoints.len();
         match attempt(config, &connector, endpoints[node].clone(), name).await {
             Ok(connection) => return Ok((connection, node)),
-            // What a person must mend at one node says more than that another one is down.
+            // An error that needs an operator is more useful than the report that another node is down.
             Err(Error::NotConnected(_) | Error::Silent(_)) if last.needs_a_person() => {}
             Err(error) => last = error,
         }
@@ -43,7 +43,7 @@ pub(crate) async fn connect_from(config: &Config, name: &str, first: usize) -> R
 }
 
 impl Error {
-    /// Whether an attempt to connect failed for a reason that waiting does not mend.
+    /// Whether an attempt to connect failed with an error that needs an operator.
     fn needs_a_person(&self) -> bool {
         !matches!(self, Self::NotConnected(_) | Self::Silent(_) | Self::Config(_))
     }
@@ -63,7 +63,7 @@ async fn attempt(
         endpoint.clone(),
         runtime,
         async move |uri: AMQPUri, runtime| {
-            // The library waits here on a thread of its own that nothing else can end.
+            // The library waits here on its own thread, which cannot be cancelled.
             let stream = timeout(deadline, async {
                 let address = (uri.authority.host.as_str(), uri.authority.port);
                 let stream =
@@ -85,14 +85,14 @@ async fn attempt(
         Ok(Ok(connection)) => Ok(connection),
         Ok(Err(error)) => Err(refused(error, &endpoint)),
         Err(_) => {
-            // A server that accepts and says nothing would keep the library's thread for ever.
+            // A server that accepts and never responds would block the library's thread for ever.
             socket.cut();
             Err(Error::Silent(config.connect_deadline))
         }
     }
 }
 
-/// A second handle of the socket under a connection.
+/// A second handle of a connection's socket.
 #[derive(Clone, Default)]
 struct Socket(Arc<Mutex<Option<TcpStream>>>);
 
@@ -103,13 +103,13 @@ impl Socket {
 
     fn cut(&self) {
         if let Some(stream) = &*self.0.lock().unwrap_or_else(PoisonError::into_inner) {
-            // It may be closed already: then there is nothing left to do.
+            // It may already be closed.
             stream.shutdown(Shutdown::Both).ok();
         }
     }
 }
 
-/// What speaks TLS for us; says so if the certificates cannot be read.
+/// The TLS connector. Fails if the certificates are invalid.
 pub(crate) fn connector(tls: &Tls) -> Result<RustlsConnector, Error> {
     let wrong = |what: &str, why: &dyn std::fmt::Display| Error::Config(format!("{what} cannot be read: {why}"));
     let certificates = |pem: &str| CertificateDer::pem_slice_iter(pem.as_bytes()).collect::<Result<Vec<_>, _>>();
@@ -130,7 +130,7 @@ pub(crate) fn connector(tls: &Tls) -> Result<RustlsConnector, Error> {
     .map_err(|why| wrong("the certificates", &why))
 }
 
-/// Why no connection came about.
+/// Maps a failed attempt to connect.
 fn refused(error: lapin::Error, endpoint: &AMQPUri) -> Error {
     match error.kind() {
         ErrorKind::ProtocolError(said) => match said.kind() {
@@ -148,7 +148,7 @@ fn refused(error: lapin::Error, endpoint: &AMQPUri) -> Error {
     }
 }
 
-/// What TLS said, if it was TLS.
+/// Maps a TLS error, if it is one.
 fn of_tls(io: &io::Error) -> Option<Error> {
     let mut cause: Option<&(dyn std::error::Error + 'static)> = io.get_ref().map(|inner| inner as _);
     while let Some(error) = cause {

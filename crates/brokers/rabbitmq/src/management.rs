@@ -1,4 +1,5 @@
-//! As much of the management API as topology and doctor need: a few questions, one at a time, each with a deadline.
+//! A client for the parts of the management API that topology and doctor need. It sends one request at a time, each
+//! with a deadline.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,10 +31,10 @@ pub(crate) use snapshot::Snapshot;
 
 type Body = Full<bytes::Bytes>;
 
-/// A broker with a hundred thousand queues answers with less.
+/// A broker with a hundred thousand queues sends a smaller response.
 const ANSWER_BYTES_MAX: usize = 128 << 20;
 
-/// The management API, looking at one virtual host.
+/// The management API for one virtual host.
 #[derive(Clone)]
 pub(crate) struct Management {
     client: Client<HttpsConnector<HttpConnector>, Body>,
@@ -44,10 +45,10 @@ pub(crate) struct Management {
 }
 
 impl Management {
-    /// The API that the configuration names, if it names one. Nothing is asked yet.
+    /// The configured API, if any. It sends no request.
     pub(crate) fn new(config: &Config) -> Result<Option<Self>, Error> {
         let Some(url) = &config.management_url else { return Ok(None) };
-        // The URL is not repeated: it may hold a password.
+        // The URL is not repeated: it may contain a password.
         let wrong = || Error::Config("`management_url` is not like `http://user:password@host:15672`".to_owned());
         let (scheme, rest) = url.split_once("://").ok_or_else(wrong)?;
         let (login, host) = rest.rsplit_once('@').map_or((None, rest), |(login, host)| (Some(login), host));
@@ -74,12 +75,12 @@ impl Management {
         }))
     }
 
-    /// The queues of the virtual host. Without statistics: those are seconds old, and dear to collect.
+    /// The queues of the virtual host, without statistics, which are seconds old and expensive to collect.
     pub(crate) async fn queues(&self) -> Result<Vec<SeenQueue>, Error> {
         self.list(&format!("/api/queues/{}?disable_stats=true&enable_queue_totals=true", self.vhost)).await
     }
 
-    /// The exchanges of the virtual host; the default one is among them.
+    /// The exchanges of the virtual host, including the default one.
     pub(crate) async fn exchanges(&self) -> Result<Vec<SeenExchange>, Error> {
         self.list(&format!("/api/exchanges/{}?disable_stats=true", self.vhost)).await
     }
@@ -94,17 +95,17 @@ impl Management {
         self.list(&format!("/api/policies/{}", self.vhost)).await
     }
 
-    /// The policies that the broker's operator set for the virtual host; `None` if we may not see them.
+    /// The operator policies of the virtual host; `None` without permission.
     pub(crate) async fn operator_policies(&self) -> Result<Option<Vec<SeenPolicy>>, Error> {
         self.permitted(&format!("/api/operator-policies/{}", self.vhost)).await
     }
 
-    /// The nodes of the cluster; `None` if we may not see them.
+    /// The nodes of the cluster; `None` without permission.
     pub(crate) async fn nodes(&self) -> Result<Option<Vec<SeenNode>>, Error> {
         self.permitted("/api/nodes?columns=name,running").await
     }
 
-    /// The feature flags; `None` if we may not see them.
+    /// The feature flags; `None` without permission.
     pub(crate) async fn flags(&self) -> Result<Option<Vec<SeenFlag>>, Error> {
         self.permitted("/api/feature-flags").await
     }
@@ -115,7 +116,7 @@ impl Management {
         Ok(overview.rabbitmq_version)
     }
 
-    /// Makes a policy, or makes it again as it is.
+    /// Creates a policy, or overwrites it with the same content.
     pub(crate) async fn make_policy(&self, policy: &Policy) -> Result<(), Error> {
         let path = format!("/api/policies/{}/{}", self.vhost, encoded(&policy.name));
         let body = serde_json::json!({
@@ -133,7 +134,7 @@ impl Management {
         if status == StatusCode::OK { read(path, &answer) } else { Err(refused(path, status, &answer)) }
     }
 
-    /// What needs more rights than the rest.
+    /// Requests data that needs more permissions than the rest.
     async fn permitted<T: DeserializeOwned>(&self, path: &str) -> Result<Option<T>, Error> {
         match self.ask(Method::GET, path, String::new()).await? {
             (StatusCode::OK, answer) => read(path, &answer).map(Some),
@@ -178,7 +179,7 @@ fn refused(path: &str, status: StatusCode, answer: &[u8]) -> Error {
     }
 }
 
-/// The library says only that it could not connect; its causes say why.
+/// The library reports only that it could not connect; the causes are in the sources.
 fn away(error: &hyper_util::client::legacy::Error) -> Error {
     let mut text = error.to_string();
     let mut cause = std::error::Error::source(error);
@@ -191,11 +192,11 @@ fn away(error: &hyper_util::client::legacy::Error) -> Error {
         }
         cause = source.source();
     }
-    // A certificate that is not accepted, by us or by them, stays so until a person acts.
+    // A certificate error on either side lasts until an operator acts.
     if is_tls { Error::Management(text) } else { Error::ManagementAway(text) }
 }
 
-/// An error of input and output hides what it holds from `source`, and may hold another one.
+/// An I/O error does not return its inner error from `source`, and that one may contain another.
 fn holds_tls(error: &(dyn std::error::Error + 'static)) -> bool {
     let inner = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);
     error.is::<rustls::Error>() || inner.is_some_and(|inner| holds_tls(inner))

@@ -1,7 +1,7 @@
 //! The task that owns a channel of one exchange.
 //!
-//! Each exchange has channels of its own: what the server refuses by closing a channel, an exchange that is missing or not
-//! permitted, stays with that exchange.
+//! Each exchange has its own channels. If the server closes a channel because an exchange is missing or not permitted,
+//! other exchanges are not affected.
 
 mod call;
 mod flight;
@@ -29,12 +29,12 @@ use crate::classify::Error;
 use crate::config::Config;
 use crate::keeper::{Line, State};
 
-/// Deadlines are looked at so often.
+/// How often deadlines are checked.
 const TICK: Duration = Duration::from_millis(50);
-/// A channel that gets no answers for so long is replaced.
+/// A channel without any confirm for this long is replaced.
 const MUTE_MAX: Duration = Duration::from_secs(30);
 
-/// So many messages at once find out whether a channel that got no answers gets them again.
+/// The maximum number of messages that test whether a silent channel gets confirms again.
 const PROBES_MAX: usize = 16;
 
 /// The task that owns one channel of one exchange.
@@ -45,7 +45,7 @@ pub(crate) struct Owner {
     jobs: mpsc::Receiver<Vec<Item>>,
     backlog: VecDeque<Item>,
     flight: Option<(u64, Flight)>,
-    /// Since when the last channel had got no answers.
+    /// Since when the last channel had no confirm.
     mute: Option<Instant>,
 }
 
@@ -59,7 +59,7 @@ impl Owner {
         Self { config, exchange, state, jobs, backlog: VecDeque::new(), flight: None, mute: None }
     }
 
-    /// Runs until nobody can send it anything any more.
+    /// Runs until all senders are dropped.
     pub(crate) async fn run(mut self) {
         let mut tick = interval(TICK);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -91,10 +91,10 @@ impl Owner {
         }
     }
 
-    /// Takes what came, gives up what is late, sends what can be sent.
+    /// Receives new messages, reports overdue ones, and sends as many as possible.
     async fn step(&mut self) {
         while self.backlog.len() < self.config.in_flight_max {
-            // Confirms must not keep new messages waiting.
+            // Confirms must not delay new messages.
             match self.jobs.try_recv() {
                 Ok(items) => self.backlog.extend(items),
                 Err(_) => break,
@@ -103,7 +103,7 @@ impl Owner {
         let mut told = Vec::new();
         self.settle(&mut told);
         self.give_up_late(&mut told);
-        // Nobody waits for the outcomes while a channel is opened.
+        // Report outcomes before opening a channel, so that callers do not wait for it.
         tell_all(std::mem::take(&mut told));
         self.fill(&mut told).await;
         tell_all(told);
@@ -125,7 +125,8 @@ impl Owner {
         }
     }
 
-    /// The channel or the connection broke. What is said of the exchange is said of everything that waits for it.
+    /// Ends the channel after it or the connection was lost. An error of the exchange applies to all messages that wait
+    /// for it.
     fn end_flight(&mut self, error: &lapin::Error, told: &mut Vec<Told>) {
         let Some((_, flight)) = self.flight.take() else { return };
         self.mute = flight.mute();
@@ -159,11 +160,11 @@ impl Owner {
             let crowded = 2 * flight.given_up() > self.config.in_flight_max;
             flows = flight.live() > 0 && flight.mute().is_none();
             if flight.mute().is_some_and(|since| now - since > MUTE_MAX) && flight.live() == 0 {
-                // Whatever it still waits for, it has nobody to tell it to.
+                // All remaining messages have expired, so no outcome is left to report.
                 self.mute = Some(now);
                 self.flight = None;
             } else if crowded {
-                // What was given up would leave no room for what flows.
+                // Expired messages would leave no capacity for new ones.
                 self.end_flight(&ErrorKind::InvalidConnectionState(ConnectionState::Closed).into(), told);
             }
         }
@@ -208,7 +209,7 @@ impl Owner {
 
     fn send(&mut self, told: &mut Vec<Told>) {
         let Some((_, flight)) = &mut self.flight else { return };
-        // Where no answers come, one message of each routing key finds out whether they do again: their queues may differ.
+        // On a silent channel, one message per routing key tests for confirms, because their queues may differ.
         let mut probing = flight.mute().map(|_| flight.live_keys());
         while flight.is_open() && flight.unconfirmed() < self.config.in_flight_max {
             let Some(item) = self.backlog.pop_front() else { return };
@@ -230,7 +231,7 @@ impl Owner {
         self.answer(why, |_| true, told);
     }
 
-    /// Answers those that wait with such routing keys.
+    /// Reports an error for waiting messages with matching routing keys.
     fn answer(&mut self, why: &Error, which: impl Fn(&str) -> bool, told: &mut Vec<Told>) {
         for item in std::mem::take(&mut self.backlog) {
             if which(item.parcel.key.as_str()) {
@@ -242,16 +243,16 @@ impl Owner {
     }
 }
 
-/// Whom a refusal concerns that closed the channel.
+/// The scope of a refusal that closed the channel.
 enum Refused<'a> {
     /// The exchange.
     All,
-    /// One routing key, or what the server's short sentence has of it.
+    /// One routing key, or the part of it in the server's shortened text.
     Key { start: &'a str, whole: bool },
 }
 
 impl<'a> Refused<'a> {
-    /// Reads `access to topic 'orders.eu' in exchange 'shop' in vhost '/' refused for user 'guest'`.
+    /// Parses `access to topic 'orders.eu' in exchange 'shop' in vhost '/' refused for user 'guest'`.
     fn of(why: &'a Error) -> Self {
         let Error::Forbidden(text) = why else { return Self::All };
         let Some((_, rest)) = text.split_once("access to topic '") else { return Self::All };
@@ -270,7 +271,7 @@ impl<'a> Refused<'a> {
     }
 }
 
-/// A channel that confirms.
+/// Opens a channel with publisher confirms.
 async fn open(line: &Line, deadline: Duration) -> Result<Channel, Error> {
     let opened = async {
         let channel = line.connection.create_channel().await?;

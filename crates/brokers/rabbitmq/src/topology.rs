@@ -1,6 +1,6 @@
-//! What the configuration wants to be at the broker: exchanges, queues, bindings and policies, as plain data.
+//! The configured topology: exchanges, queues, bindings and policies, as plain data.
 //!
-//! Everything here is durable. [`Topology::declared`] says what becomes of it at the broker, down to each argument.
+//! Everything here is durable. [`Topology::declared`] returns the declarations with all arguments.
 
 use std::collections::BTreeMap;
 
@@ -18,27 +18,27 @@ pub(crate) use make::Maker;
 pub use names::{dead_queue, lane_key, lane_queue, retry_queue};
 pub use queue::{DEFAULT_RUNGS, Queue, QueueKind};
 
-/// What is to be at the broker.
+/// The configured topology.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Topology {
-    /// The exchanges; made first, in this order.
+    /// The exchanges, created first and in this order.
     pub exchanges: Vec<Exchange>,
-    /// The queues, each with its lanes, its ladder and its dead letters.
+    /// The queues, each with its lanes, its retry queues and its dead-letter queue.
     pub queues: Vec<Queue>,
-    /// What flows from which exchange.
+    /// The bindings.
     pub bindings: Vec<Binding>,
-    /// Policies; they need the management API.
+    /// The policies, which need the management API.
     pub policies: Vec<Policy>,
 }
 
 /// A durable exchange.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Exchange {
-    /// Its name.
+    /// The name.
     pub name: String,
     /// How it routes.
     pub kind: ExchangeKind,
-    /// Where a message goes that nothing bound here wants.
+    /// The alternate exchange, for messages without a matching binding.
     pub alternate: Option<String>,
 }
 
@@ -57,14 +57,14 @@ pub enum ExchangeKind {
     Topic,
     /// By the whole routing key.
     Direct,
-    /// To everything that is bound.
+    /// To every binding.
     Fanout,
     /// By headers.
     Headers,
 }
 
 impl ExchangeKind {
-    /// The broker's word for it.
+    /// The name in AMQP.
     pub const fn word(self) -> &'static str {
         match self {
             Self::Topic => "topic",
@@ -74,33 +74,33 @@ impl ExchangeKind {
         }
     }
 
-    /// The kind of this word; `None` for kinds that plugins bring.
+    /// Parses the name; `None` for exchange types of plugins.
     pub fn of(word: &str) -> Option<Self> {
         [Self::Topic, Self::Direct, Self::Fanout, Self::Headers].into_iter().find(|kind| kind.word() == word)
     }
 }
 
-/// Where a binding leads.
+/// The destination of a binding.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Target {
-    /// To a queue; to all of its lanes, if it has them.
+    /// A queue, or all of its lanes.
     Queue(String),
-    /// To another exchange.
+    /// Another exchange.
     Exchange(String),
 }
 
-/// What flows from an exchange to a queue or another exchange.
+/// A binding of a queue or an exchange to an exchange.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Binding {
-    /// The exchange it flows from.
+    /// The source exchange.
     pub exchange: String,
-    /// Where it flows to.
+    /// The destination.
     pub to: Target,
-    /// The routing key, or a pattern of it.
+    /// The routing key, or a pattern.
     pub key: String,
     /// For a headers exchange: the headers that a message must have.
     pub headers: BTreeMap<String, String>,
-    /// For a headers exchange: one of the headers is enough.
+    /// For a headers exchange: whether one matching header is enough.
     pub match_any: bool,
 }
 
@@ -118,17 +118,17 @@ impl Binding {
     }
 }
 
-/// Settings that the broker applies to everything whose name matches.
+/// Settings that the broker applies to all objects whose name matches.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Policy {
-    /// Its name.
+    /// The name.
     pub name: String,
-    /// A regular expression of names.
+    /// A regular expression for names.
     pub pattern: String,
-    /// `queues`, `exchanges` or `all`; newer brokers know more.
+    /// `queues`, `exchanges` or `all`; newer brokers support more values.
     pub apply_to: String,
     /// The settings.
     pub definition: BTreeMap<String, serde_json::Value>,
-    /// Of several policies that match, the one of the highest priority counts.
+    /// If several policies match, the one with the highest priority applies.
     pub priority: i64,
 }

@@ -1,4 +1,4 @@
-//! What is sampled for those who watch, from the management API; without it, the lengths of the topology's own queues.
+//! Samples metrics from the management API. Without it, only the lengths of the topology's own queues are sampled.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -20,29 +20,29 @@ use crate::config::Config;
 use crate::management::{Management, SeenQueue};
 use crate::topology::{Declared, Maker};
 
-/// A management API that is slower than this has no number to give. Nor has a broker that takes longer to be connected to.
+/// The time limit of a management request, and of connecting to the broker for a sample.
 const ANSWER_DEADLINE: Duration = Duration::from_millis(2500);
-/// All queues together are counted sooner over a connection that stands.
+/// The time limit for counting all queues over an open connection.
 const COUNT_DEADLINE: Duration = Duration::from_secs(1);
-/// A node that runs takes a connection sooner.
+/// The time limit for connecting to one node. A running node accepts a connection sooner.
 const CONNECT_DEADLINE: Duration = Duration::from_secs(1);
-/// For so long queues are told as they were while they cannot be counted, so that an API which is slow ends no alert. After
-/// that they are not told: an old number looks like a good one.
+/// How long the last counts are reported while queues cannot be counted, so that a slow API does not end an alert.
+/// Afterwards no counts are reported: an old number looks valid.
 const KEPT: Duration = Duration::from_mins(2);
 
-/// Queues of dead letters, and how many messages each has.
+/// Dead-letter queues, with the number of messages in each.
 type Counted = Vec<(String, u64)>;
 
-/// What is known from earlier samples.
+/// Values from earlier samples.
 #[derive(Default)]
 pub(crate) struct Remembered {
-    /// The nodes of the cluster; none before it has told.
+    /// The number of nodes in the cluster; zero until it is known.
     nodes: AtomicU64,
-    /// Whether nobody answered when it was last asked.
+    /// Whether the last sample failed, so that only changes are logged.
     silent: AtomicBool,
-    /// When queues were last counted, and what was found.
+    /// The time and the result of the last count.
     dead: Mutex<Option<(Instant, Counted)>>,
-    /// The connection over which they are counted without the management API.
+    /// The connection for counting without the management API.
     counting: Mutex<Option<Maker>>,
 }
 
@@ -51,7 +51,7 @@ impl Remembered {
         *lock(&self.dead) = Some((now, dead.to_vec()));
     }
 
-    /// The queues as they were; none of them once that is too long ago, and `None` if they were never counted.
+    /// The last counts; empty if they are too old, and `None` if the queues were never counted.
     fn dead(&self, now: Instant) -> Option<Counted> {
         let dead = lock(&self.dead);
         let (at, counted) = dead.as_ref()?;
@@ -60,7 +60,7 @@ impl Remembered {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing panics while it is held, and the value is whole after each change.
+    // No code panics while it holds the lock, and each change leaves the value consistent.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -94,7 +94,7 @@ impl RabbitAdmin {
         }
     }
 
-    /// Without the management API nothing tells of nodes, nor of queues that the topology does not name.
+    /// Without the management API, nodes and queues outside the topology are unknown.
     async fn sampled_over_amqp(&self) -> Result<BrokerVitals, Error> {
         let names = self.dead_queues();
         if names.is_empty() {
@@ -119,7 +119,7 @@ impl RabbitAdmin {
         Ok(BrokerVitals { nodes: None, dead })
     }
 
-    /// Counts over a connection that it keeps for as long as it answers.
+    /// Counts over a connection that stays open while it works.
     async fn counted(&self, names: &BTreeSet<String>) -> Result<Counted, Error> {
         let kept = lock(&self.remembered.counting).take().filter(Maker::is_connected);
         let maker = match kept {
@@ -132,20 +132,22 @@ impl RabbitAdmin {
         Ok(counted)
     }
 
-    /// Connects to one of all URLs within what a sample may take: an attempt that nobody waits for any more could not be ended.
+    /// A configuration whose attempts to connect, over all URLs, fit into one sample. An abandoned attempt cannot be
+    /// cancelled.
     fn quick(&self) -> Config {
         let urls = u32::try_from(self.config.urls.len()).unwrap_or(u32::MAX).max(1);
         let connect_deadline = self.config.connect_deadline.min(ANSWER_DEADLINE / urls);
         Config { connect_deadline, ..self.config.clone() }
     }
 
-    /// The queues of the topology that hold dead letters.
+    /// The dead-letter queues of the topology.
     fn dead_queues(&self) -> BTreeSet<String> {
         self.config.topology.queues.iter().filter_map(|queue| queue.dead_letters.clone()).collect()
     }
 
-    /// The management API goes with its node, which must not take the others' numbers with it. `None` behind fewer places than
-    /// nodes, such as a load balancer's: there nobody can be told from another.
+    /// Counts running nodes by connecting to them. The management API fails with its node, but the other nodes must
+    /// still be counted. `None` if there are fewer addresses than nodes, as with a load balancer: the nodes cannot be
+    /// distinguished.
     async fn nodes_by_connection(&self) -> Option<Nodes> {
         let (known, places) = (self.remembered.nodes.load(Ordering::Relaxed), self.places());
         if known == 0 || (places.len() as u64) < known {
@@ -163,14 +165,14 @@ impl RabbitAdmin {
         Ok(BrokerVitals { nodes, dead })
     }
 
-    /// Where nodes are, as `urls` names them.
+    /// The addresses of the nodes, from `urls`.
     fn places(&self) -> BTreeSet<(String, u16)> {
         let endpoints = self.config.endpoints().unwrap_or_default();
         endpoints.into_iter().map(|endpoint| (endpoint.authority.host, endpoint.authority.port)).collect()
     }
 }
 
-/// A queue that is not there is not told, and costs its channel alone.
+/// Counts the messages of these queues. A missing queue is left out, and closes only its own channel.
 async fn count(maker: &Maker, names: &BTreeSet<String>) -> Result<Counted, Error> {
     let mut counted = Counted::new();
     for name in names {
@@ -181,7 +183,7 @@ async fn count(maker: &Maker, names: &BTreeSet<String>) -> Result<Counted, Error
     Ok(counted)
 }
 
-/// How many of them take a connection: without the management API nothing else can be shown to run.
+/// The number of nodes that accept a connection. Without the management API this is the only evidence that a node runs.
 async fn taking_connections(places: BTreeSet<(String, u16)>) -> u64 {
     let attempts = places.into_iter().map(|place| timeout(CONNECT_DEADLINE, TcpStream::connect(place)));
     join_all(attempts).await.iter().filter(|attempt| matches!(attempt, Ok(Ok(_)))).count() as u64
@@ -194,11 +196,12 @@ impl SampleBroker for RabbitAdmin {
     }
 }
 
-/// So many queues are told that the topology does not name: whoever shares the virtual host may have any number.
+/// The maximum number of reported queues outside the topology: other users of the virtual host may have any number.
 const FOUND_MAX: usize = 100;
 
-/// The queues that hold dead letters: those of the topology, and those that another queue sends its dead letters straight to,
-/// the first of them by name. A queue with a time to live is a pause rather than an end; so is one that passes on what it gets, or that is worked on.
+/// The dead-letter queues: those of the topology, and those that another queue dead-letters to directly, limited to the
+/// first ones by name. The target of a queue with a message TTL does not count, because that queue is a delay. Nor does
+/// a target that dead-letters further, or that the topology consumes.
 fn dead_letters(queues: &[SeenQueue], declared: &Declared, mut dead: BTreeSet<String>) -> Vec<(String, u64)> {
     let mut found = BTreeSet::new();
     let text = |queue: &SeenQueue, name: &str| queue.arguments.get(name).and_then(Value::as_str).map(str::to_owned);
@@ -259,7 +262,7 @@ mod tests {
         assert!(told.contains(&("ours.dead".to_owned(), 5)) && told.contains(&("d0000".to_owned(), 1)), "{told:?}");
     }
 
-    /// A cluster of three that told of itself, and whose management API is gone.
+    /// A cluster of three nodes whose size is known and whose management API is down.
     fn cluster_at(urls: Vec<String>) -> RabbitAdmin {
         let management_url = Some("http://127.0.0.1:1".to_owned());
         let admin = RabbitAdmin::new(Config { urls, management_url, ..Config::new("") }).expect("a configuration");

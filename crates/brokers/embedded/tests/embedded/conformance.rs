@@ -1,4 +1,4 @@
-//! The suites that every broker passes.
+//! The conformance suites of every broker.
 
 use crate::harness;
 

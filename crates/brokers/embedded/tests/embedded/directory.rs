@@ -1,8 +1,8 @@
-//! A directory of a test's own.
+//! A temporary directory for one test.
 
 use std::path::{Path, PathBuf};
 
-/// Gone when it is dropped.
+/// Deleted on drop.
 pub(crate) struct Directory(PathBuf);
 
 impl Directory {
@@ -19,7 +19,7 @@ impl Directory {
 
 impl Drop for Directory {
     fn drop(&mut self) {
-        // Nobody can act on a failure here, and a panic in drop would hide the test's own.
+        // Ignore a failure: a panic in `drop` would hide the failure of the test.
         std::fs::remove_dir_all(&self.0).ok();
     }
 }

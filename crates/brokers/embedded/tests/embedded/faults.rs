@@ -1,4 +1,4 @@
-//! What happens to the file, for real, and what the relay is told.
+//! Real faults of the file, and the failure classes that they cause.
 
 use std::io::{Seek as _, SeekFrom, Write as _};
 use std::path::Path;
@@ -20,7 +20,8 @@ async fn open(directory: &Path) -> EmbeddedBroker {
     EmbeddedBroker::open(config(directory)).await.expect("the file can be opened")
 }
 
-/// A broker that soon tells of a file that somebody else has locked. The file is there by then: making it takes its time.
+/// A broker that reports a locked file quickly. The file is created first, because that takes longer than the short
+/// timeout.
 async fn open_hasty(directory: &Path) -> EmbeddedBroker {
     open(directory).await.close().await;
     let config = Config { lock_wait: Duration::from_secs(2), ..config(directory) };
@@ -37,7 +38,7 @@ async fn other_connection(directory: &Path) -> SqliteConnection {
     options.connect().await.expect("the file can be opened")
 }
 
-/// A file system in memory, so small that it fills up.
+/// A file system in memory, small enough to fill up.
 struct SmallDisk(Directory);
 
 impl SmallDisk {
@@ -54,7 +55,7 @@ impl SmallDisk {
 
 impl Drop for SmallDisk {
     fn drop(&mut self) {
-        // Lazily: connections may still be closing.
+        // Unmount lazily: connections may still be closing.
         Command::new("umount").arg("-l").arg(self.0.path()).status().ok();
     }
 }
@@ -64,7 +65,8 @@ fn mount(arguments: &[&str], path: &Path) {
     assert!(status.success(), "`mount` needs the rights of root");
 }
 
-/// Publishes messages of 4 kB, ten at a time, until something fails; how many were confirmed, and what failed.
+/// Publishes 4 kB messages, ten at a time, until a publish fails. Returns the number of confirmed messages and the
+/// failure class.
 async fn fill(broker: &EmbeddedBroker) -> (u32, Class) {
     for batch in 0..10_000 {
         let messages = (batch * 10..batch * 10 + 10)
@@ -84,7 +86,7 @@ async fn a_new_file_that_another_writes_is_waited_for() {
     let file = directory.path().join("broker.db");
     let options = sqlx::sqlite::SqliteConnectOptions::new().filename(&file).create_if_missing(true);
     let mut other = options.connect().await.expect("the file can be made");
-    // Not a write-ahead log yet: of this writer SQLite only says that it is there, however long others would wait.
+    // The file has no write-ahead log yet: SQLite reports this writer at once, whatever the lock timeout.
     sqlx::raw_sql("BEGIN IMMEDIATE; CREATE TABLE theirs (what)").execute(&mut other).await.expect("a writer");
     let mut opening = std::pin::pin!(EmbeddedBroker::open(Config::new(&file)));
     assert!(tokio::time::timeout(Duration::from_millis(100), &mut opening).await.is_err(), "it waits");
@@ -100,7 +102,7 @@ async fn a_full_disk_is_an_outage_and_loses_nothing() {
     assert_eq!(class, Class::Outage);
     let expected: Vec<i64> = (0..i64::from(confirmed)).collect();
     assert_eq!(kept(&broker).await, expected);
-    // It stays one as long as the disk is full, and ends when there is room, without anybody opening it again.
+    // The outage lasts while the disk is full, and ends when there is space. The broker need not be reopened.
     assert_eq!(fill(&broker).await.1, Class::Outage);
     disk.remount("size=64m");
     publish_all(&broker, &[publication(confirmed, "k")]).await;
@@ -116,7 +118,7 @@ async fn a_consumer_survives_a_full_disk() {
     let consumer = broker.consumer("g", Membership::default()).await.expect("a consumer");
     let (confirmed, _) = fill(&broker).await;
     let failure = loop {
-        // What still fits in the log's last pages may pass; in the end nothing does.
+        // A few writes may still fit into the last pages of the log; eventually every write fails.
         match consumer.receive(50).await {
             Ok(_) => {}
             Err(failure) => break failure,
@@ -137,7 +139,7 @@ async fn a_locked_file_is_an_outage_until_it_is_unlocked() {
     let mut other = other_connection(directory.path()).await;
     let lock = other.begin_with("BEGIN EXCLUSIVE").await.expect("the lock");
     assert_eq!(publish(&broker, &[publication(1, "a")]).await, [Some(Class::Outage)]);
-    // Readers are not disturbed.
+    // Reading still works.
     assert_eq!(kept(&broker).await, Vec::<i64>::new());
     lock.rollback().await.expect("unlocked");
     publish_all(&broker, &[publication(1, "a")]).await;
@@ -172,7 +174,7 @@ async fn a_damaged_file_blocks_until_a_person_mends_it() {
     broker.close().await;
     let path = directory.path().join("broker.db");
     let whole = std::fs::read(&path).expect("the file can be read");
-    // Everything but the first pages, where the tables are described.
+    // Overwrite everything except the first pages, which describe the tables.
     let mut file = std::fs::OpenOptions::new().write(true).open(&path).expect("the file can be opened");
     file.seek(SeekFrom::Start(4_096 * 16)).expect("it is longer");
     file.write_all(&vec![0xa5; whole.len() - 4_096 * 16]).expect("it can be written");
@@ -199,7 +201,7 @@ async fn a_file_that_is_no_database_is_refused() {
 async fn a_file_that_may_not_be_written_blocks() {
     let directory = Directory::new();
     open(directory.path()).await.close().await;
-    // Root may write whatever its mode forbids, but not this.
+    // File modes do not stop root; the immutable flag does.
     let path = directory.path().join("broker.db");
     let chattr = |change: &str| Command::new("chattr").arg(change).arg(&path).status().expect("`chattr` runs");
     assert!(chattr("+i").success());
@@ -239,7 +241,7 @@ async fn tables_of_a_later_version_are_refused() {
     );
 }
 
-/// The statements that make the tables, without their comments.
+/// The statements that create the tables, without their comments.
 #[tokio::test]
 async fn the_tables_are_these() {
     let directory = Directory::new();

@@ -1,4 +1,4 @@
-//! Groups as people see them, and what the suites do not ask.
+//! Group status, and behaviour that the conformance suites do not cover.
 
 use std::time::Duration;
 
@@ -135,13 +135,13 @@ async fn a_consumer_keeps_its_lanes_while_it_works() {
     let broker = open(&directory).await;
     broker.declare(&Group::new("g", ["**"])).await.expect("a group");
     publish_all(&broker, &[publication(1, "k")]).await;
-    // Three signs of life a lease: a machine that stands still for more than half of it does not end it.
+    // Three heartbeats per lease: a machine that stalls for half a lease does not lose it.
     let lease = Duration::from_secs(5);
     let membership = Membership { lease, ..Membership::default() };
     let consumer = broker.consumer("g", membership.clone()).await.expect("a consumer");
     let held = receive(&consumer, 1).await;
     let other = broker.consumer("g", membership).await.expect("a consumer");
-    // Several leases pass while nobody calls the first one; the other gets what is free and nothing else.
+    // Several leases pass without a call to the first consumer. The other consumer gets only free lanes.
     assert!(tokio::time::timeout(2 * lease + lease / 5, other.receive(1)).await.is_err());
     assert_eq!(stale(&consumer, &[held[0].tag]).await.expect("settled"), []);
 }
@@ -163,7 +163,7 @@ async fn an_acknowledgement_that_was_cut_off_is_recorded_or_not() {
     broker.declare(&Group::new("g", ["**"])).await.expect("a group");
     let consumer = broker.consumer("g", Membership::default()).await.expect("a consumer");
     let mut expected = 0;
-    // Cut off at every moment there is: the file knows it, or the delivery is still outstanding.
+    // Cancel at every await point: the acknowledgement is in the file, or the delivery is still outstanding.
     for polls in 0..16 {
         let batch: Vec<Publication> = (expected..expected + 3).map(|number| publication(number, "k")).collect();
         publish_all(&broker, &batch).await;

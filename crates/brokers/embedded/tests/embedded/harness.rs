@@ -1,4 +1,4 @@
-//! The embedded broker as the suites see it.
+//! The embedded broker's harness for the conformance suites.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use sqlx::{ConnectOptions as _, Connection as _};
 
 use crate::directory::Directory;
 
-/// Longer than any case: only [`Embedded::expire`] ends a lease.
+/// Longer than any test case, so that only [`Embedded::expire`] ends a lease.
 const LEASE: Duration = Duration::from_mins(5);
 
 pub(crate) struct Embedded {
@@ -35,7 +35,7 @@ impl Embedded {
         EmbeddedBroker::open(config).await.expect("the file can be opened")
     }
 
-    /// Changes the file as time would.
+    /// Changes the file as the passage of time would.
     async fn sql(&self, sql: &'static str, ms: i64) {
         let options = sqlx::sqlite::SqliteConnectOptions::new().filename(self.path());
         let mut connection = options.connect().await.expect("the file can be opened");
@@ -62,7 +62,7 @@ impl BrokerHarness for Embedded {
         kept.into_iter().map(|message| message.raw).collect()
     }
 
-    /// There is no server: what a crash leaves is the file as it is. Tests of their own kill processes.
+    /// There is no server: a crash leaves the file as it is. Other tests kill real processes.
     async fn crash(&mut self) {
         self.expire().await;
     }
@@ -91,7 +91,7 @@ impl ConsumerHarness for Embedded {
         self.expire().await;
     }
 
-    /// Its next heartbeat is far away, so that it notices nothing.
+    /// The next heartbeat is far in the future, so the consumer does not notice.
     async fn freeze(&self, _consumer: &EmbeddedConsumer) {
         self.expire().await;
     }

@@ -1,4 +1,4 @@
-//! Processes that are killed in the middle of their work.
+//! Kills processes while they publish or consume.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -14,14 +14,14 @@ use relevo_core::{BrokerConsumer as _, Delivery, Publication};
 
 use crate::directory::Directory;
 
-/// Says to this test program what it is to do, and with which file.
+/// The environment variables that give the child process its task and its file.
 const TASK: &str = "RELEVO_EMBEDDED_TASK";
 const FILE: &str = "RELEVO_EMBEDDED_FILE";
 const FIRST: &str = "RELEVO_EMBEDDED_FIRST";
-/// Lines of a child that are meant for its parent.
+/// The prefix of lines that the child writes for its parent.
 const DONE: &str = "done ";
 
-/// A child that publishes from `first` on, or consumes, until it is killed.
+/// A child process that publishes from `first` on, or consumes, until it is killed.
 struct Worker(Child);
 
 impl Worker {
@@ -39,7 +39,7 @@ impl Worker {
         Self(child)
     }
 
-    /// Lets it report so many times, kills it, and gives every number that it reported, up to its last breath.
+    /// Waits for `reports` reports, kills the child, and returns every number that it reported.
     fn kill_after(mut self, reports: usize) -> BTreeSet<i64> {
         let output = BufReader::new(self.0.stdout.take().expect("it is piped"));
         let mut lines = output.lines().map_while(Result::ok).filter_map(|line| line.strip_prefix(DONE).map(parse));
@@ -65,7 +65,7 @@ fn parse(line: &str) -> Vec<i64> {
 
 fn report(numbers: &[i64]) {
     let line: Vec<String> = numbers.iter().map(ToString::to_string).collect();
-    // Not by a macro, which the test program would capture.
+    // The test runner would capture the output of a macro.
     writeln!(std::io::stdout(), "{DONE}{}", line.join(" ")).expect("the parent listens");
 }
 
@@ -76,7 +76,7 @@ fn membership() -> Membership {
 #[tokio::test]
 async fn a_child_works_until_it_is_killed() {
     let (Ok(task), Ok(file)) = (std::env::var(TASK), std::env::var(FILE)) else {
-        return; // nobody's child: the tests below start it
+        return; // not started as a child: the tests below start it
     };
     let broker = EmbeddedBroker::open(Config::new(file)).await.expect("the file can be opened");
     if task == "publish" {
@@ -92,8 +92,8 @@ async fn a_child_works_until_it_is_killed() {
     let mut rest: Vec<Delivery> = Vec::new();
     loop {
         let mut held = consumer.receive(40).await.expect("deliveries");
-        // Half of it is out when the end comes. The half before is acknowledged now: a lane that is to go to another
-        // consumer waits for what is out of it.
+        // Half of the deliveries are outstanding when the process is killed. The earlier half is acknowledged now: a
+        // lane moves to another consumer only when nothing is outstanding.
         let half = held.split_off(held.len().div_ceil(2));
         let some: Vec<Delivery> = rest.drain(..).chain(held).collect();
         rest = half;
@@ -119,7 +119,7 @@ async fn what_a_killed_publisher_was_confirmed_is_there() {
     let kept: BTreeSet<i64> = kept.into_iter().collect();
     let missing: Vec<&i64> = confirmed.difference(&kept).collect();
     assert!(missing.is_empty(), "confirmed and gone: {missing:?}");
-    // What was stored and not confirmed came as whole batches.
+    // Messages that were stored but not confirmed are whole batches.
     assert_eq!(kept.len() % 25, 0);
 }
 
@@ -134,7 +134,7 @@ async fn what_killed_consumers_acknowledged_never_comes_again_and_the_rest_does(
     publish_all(&broker, &batch).await;
     let mut acknowledged = BTreeSet::new();
     for reports in [3, 7, 12] {
-        // Two at a time share the lanes; both die.
+        // Two workers share the lanes; both are killed.
         let workers = [(); 2].map(|()| Worker::start("consume", &path, 0));
         for worker in workers {
             let some = worker.kill_after(reports);
@@ -144,7 +144,7 @@ async fn what_killed_consumers_acknowledged_never_comes_again_and_the_rest_does(
         }
     }
     let rest = drain(&broker, &acknowledged).await;
-    // Each kill may hide the report of one call that was settled, which is at most 40 messages.
+    // Each kill may hide the report of one successful call, which is at most 40 messages.
     let seen = acknowledged.len() + rest.len();
     assert!(seen + 6 * 40 >= total as usize, "{seen} of {total}");
 }
@@ -163,7 +163,7 @@ async fn publishers_and_consumers_that_are_killed_together_lose_nothing() {
         acknowledged.extend(consumer.kill_after(10));
         confirmed.extend(publisher.kill_after(20));
     }
-    // The file says of each confirmed message that it is waiting for the group, or that it was acknowledged.
+    // In the file, each confirmed message either waits for the group or is acknowledged.
     let kept = broker.peek(ADDRESS, 0, usize::MAX).await.expect("the file can be read");
     let kept: BTreeSet<i64> = numbers(kept.iter().map(|message| &message.raw)).into_iter().collect();
     assert!(confirmed.is_subset(&kept), "nothing is swept within minutes");
@@ -173,7 +173,7 @@ async fn publishers_and_consumers_that_are_killed_together_lose_nothing() {
     assert!(seen + 3 * 40 >= kept.len(), "{seen} of {}", kept.len());
 }
 
-/// Takes all that is left of the group; nothing of it was acknowledged.
+/// Receives all remaining messages of the group, and asserts that none was acknowledged before.
 async fn drain(broker: &EmbeddedBroker, acknowledged: &BTreeSet<i64>) -> BTreeSet<i64> {
     let consumer = broker.consumer("g", membership()).await.expect("a consumer");
     let mut rest = BTreeSet::new();

@@ -1,4 +1,4 @@
-//! What is told of lanes that stand far behind.
+//! The lag of lanes with a large backlog.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -29,7 +29,7 @@ async fn a_lane_that_stands_far_behind_is_told_up_to_the_limit_and_the_others_ex
             (0..500).map(|number| publication(1_000 + batch * 500 + number, &keys[lanes[1]])).collect();
         publish_all(&broker, &many).await;
     }
-    // The others look, and find nothing.
+    // The other lanes advance their cursors and find nothing.
     tokio::time::timeout(Duration::from_millis(300), consumer.receive(1)).await.expect_err("nothing flows");
     let few: Vec<Publication> = (50..57).map(|number| publication(number, &keys[lanes[2]])).collect();
     publish_all(&broker, &few).await;

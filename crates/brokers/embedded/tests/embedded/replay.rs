@@ -1,4 +1,4 @@
-//! The suite that every log runs which messages are replayed from.
+//! The conformance suite of replay sources.
 
 use async_trait::async_trait;
 use relevo_broker_embedded::{Config, EmbeddedBroker, Error, Group, Membership};

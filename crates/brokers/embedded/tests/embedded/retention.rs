@@ -1,4 +1,4 @@
-//! What is kept, and for how long.
+//! Which messages are kept, and for how long.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use relevo_core::{BrokerConsumer as _, Class, Delivery, DeliveryTag, Publication
 
 use crate::directory::Directory;
 
-/// Nothing is kept longer than needed, unless a test says so.
+/// A configuration that keeps nothing longer than needed.
 fn config(directory: &Directory) -> Config {
     Config { keep: Duration::ZERO, ..Config::new(directory.path().join("broker.db")) }
 }
@@ -44,7 +44,7 @@ async fn what_every_group_acknowledged_goes_and_the_rest_stays() {
     assert_eq!(broker.sweep().await.expect("swept").messages, 0, "the other group has seen nothing");
     let other = broker.consumer("other", Membership::default()).await.expect("a consumer");
     let held = receive(&other, 10).await;
-    // Every second one, so that what stays has gaps.
+    // Acknowledge every second one, so that the remaining messages have gaps.
     let mut held: Vec<Delivery> = held;
     held.sort_by_key(|delivery| delivery.place);
     stale(&other, &tags(held.iter().step_by(2))).await.expect("acknowledged");
@@ -53,14 +53,14 @@ async fn what_every_group_acknowledged_goes_and_the_rest_stays() {
     stale(&other, &tags(held.iter().skip(1).step_by(2))).await.expect("acknowledged");
     broker.sweep().await.expect("swept");
     assert_eq!(kept(&broker).await, Vec::<i64>::new());
-    // A group that begins now is not confused by an empty log.
+    // A group that starts now works with an empty log.
     broker.declare(&Group { start: Start::Now, ..Group::new("third", [ADDRESS]) }).await.expect("a group");
     publish_all(&broker, &batch(10..11)).await;
     let third = broker.consumer("third", Membership::default()).await.expect("a consumer");
     assert_eq!(receive(&third, 1).await.len(), 1);
 }
 
-/// Nobody wants what is published now, as nobody did who was there before.
+/// Creates and deletes a group, so that no group needs later messages.
 async fn had_a_group(broker: &EmbeddedBroker) {
     broker.declare(&Group::new("gone", ["**"])).await.expect("a group");
     broker.remove("gone").await.expect("removed");
@@ -76,7 +76,7 @@ async fn what_is_young_stays_and_its_repeats_are_recognised() {
     publish_all(&broker, &batch(0..3)).await;
     assert_eq!(kept(&broker).await, [0, 1, 2]);
     broker.close().await;
-    // Once it is gone, it is forgotten: at least once is the promise.
+    // After deletion, a duplicate is stored again: delivery is at least once.
     let broker = open(config(&directory)).await;
     assert_eq!(broker.sweep().await.expect("swept").messages, 3);
     publish_all(&broker, &batch(0..3)).await;
@@ -108,7 +108,7 @@ async fn a_full_broker_asks_to_wait_until_consumers_made_room() {
     stale(&consumer, &tags(&held[..2])).await.expect("acknowledged");
     publish_all(&broker, &batch(10..12)).await;
     assert_eq!(kept(&broker).await.len(), 10);
-    // One group's lag is what holds it; removing the group is a person's decision, and ends it.
+    // The lag of one group keeps the broker full. An operator can delete the group.
     assert_eq!(publish(&broker, &batch(12..13)).await, [Some(class)]);
     broker.remove("g").await.expect("removed");
     publish_all(&broker, &batch(12..13)).await;
@@ -124,7 +124,7 @@ async fn a_limit_of_bytes_counts_headers_and_payload() {
         number += 1;
     }
     assert!((20..100).contains(&number), "{number} messages of a few hundred bytes fit");
-    // A repeat costs nothing, and is confirmed as long as it fits.
+    // A duplicate takes no space, and is confirmed if the batch fits.
     assert_eq!(kept(&broker).await.len(), number as usize);
 }
 

@@ -1,5 +1,5 @@
-//! Who has which lanes: each member gives signs of life, keeps what is its share, gives up what is more, and takes what is
-//! free. The server's clock judges who is alive; its comparison of revisions judges who has a lane.
+//! Lane assignment. Each member sends heartbeats, keeps its share of the lanes, releases any surplus and claims free
+//! ones. The server's clock decides which members are alive. Its revision check decides which member owns a lane.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -17,9 +17,9 @@ use super::{Shared, read};
 use crate::classify::{Error, api};
 use crate::lanes::{Found, Member, Record, Written};
 
-/// A new consumer waits at most so long for others to give up its share.
+/// A new consumer waits at most this long for others to release its share.
 const WELCOME: Duration = Duration::from_secs(1);
-/// A member that was silent for so many leases is forgotten.
+/// A member is deleted after this many leases without a heartbeat.
 const FORGET_AFTER: i64 = 10;
 
 /// Whether a consumer takes part in its group.
@@ -27,11 +27,11 @@ const FORGET_AFTER: i64 = 10;
 pub(super) enum Presence {
     #[default]
     Here,
-    /// It gave back what it had.
+    /// It released its lanes.
     Left,
 }
 
-/// The first look, and the tasks that go on with it.
+/// Runs the first rebalance and starts the tasks that repeat it.
 pub(super) async fn begin(shared: &Arc<Shared>) -> Result<(), Error> {
     let subscribed = shared.client.subscribe(shared.bucket.member_subjects()).await;
     let members = subscribed.map_err(|error| api("listening to the other members", error))?;
@@ -51,9 +51,9 @@ pub(super) async fn begin(shared: &Arc<Shared>) -> Result<(), Error> {
     }
 }
 
-/// Looks after the lanes until the consumer is closed or dropped.
+/// Rebalances the lanes until the consumer is closed or dropped.
 async fn beat(shared: Arc<Shared>, mut members: Subscriber) {
-    // Three signs of life a lease: two may be late.
+    // Three heartbeats per lease: two may be late.
     let pause = shared.membership.lease / 3;
     let mut next = Instant::now() + pause;
     let mut closed = shared.closed.subscribe();
@@ -71,14 +71,14 @@ async fn beat(shared: Arc<Shared>, mut members: Subscriber) {
             }
         }
         next = Instant::now() + pause;
-        // Whoever receives or settles next meets the same; the next beat tries again.
+        // The next call to receive or acknowledge fails with the same error; the next heartbeat retries.
         if let Err(error) = shared.attend(false).await {
             tracing::warn!(group = shared.group.name, %error, "lanes could not be renewed, will try again");
         }
     }
 }
 
-/// Tells the server that what is here is worked on, so that it is not brought again.
+/// Tells the server that messages are in progress, so that it does not redeliver them.
 async fn keep(shared: Arc<Shared>) {
     loop {
         sleep(shared.group.ack_wait / 3).await;
@@ -110,27 +110,28 @@ impl Shared {
         count
     }
 
-    /// One look at all lanes; how many are this consumer's share.
+    /// Rebalances all lanes once. Returns this consumer's share.
     async fn attend(self: &Arc<Self>, call: bool) -> Result<usize, Error> {
         let _one = self.attending.lock().await;
-        // A sign of life of one that has left would keep its share from the others.
+        // A heartbeat of a closed consumer would reserve a share of the lanes.
         if self.is_closed() {
             return Ok(0);
         }
-        // First, and each for itself: neither the trouble of one lane nor that of counting members may cost a lease.
+        // Renew first, and each lane separately. An error in one lane, or in counting members, must not cost another
+        // lease.
         let renewed = join_all(self.cells.iter().map(|cell| self.renew(cell))).await;
         let now_ms = self.sign(call, self.lease_ms()).await?;
         let share = self.share(now_ms).await?;
         renewed.into_iter().collect::<Result<(), Error>>()?;
         let released = self.give_up(share).await?;
-        // One that is closed meanwhile must not take anything any more.
+        // The consumer may have been closed in the meantime; it must not claim lanes then.
         if !self.is_closed() {
             self.take_free(share, now_ms).await?;
         }
         if released > 0 {
             self.sign(true, self.lease_ms()).await?;
         }
-        // A lane may have come, or need not leave any more.
+        // A lane may have been claimed, or may no longer have to be released.
         self.changed.notify_waiters();
         Ok(share)
     }
@@ -140,7 +141,7 @@ impl Shared {
         self.bucket.attend(&self.id, &member).await
     }
 
-    /// An even part of the lanes; those that come first in the order of names have one more where it does not divide.
+    /// An even share of the lanes. If they do not divide evenly, the first members by id have one more.
     async fn share(&self, now_ms: i64) -> Result<usize, Error> {
         let mut alive = Vec::new();
         for (id, member, at_ms) in self.bucket.members().await? {
@@ -156,7 +157,7 @@ impl Shared {
         Ok(share(self.cells.len(), &alive, &self.id))
     }
 
-    /// It counts no more; that it stays in the list harms nobody.
+    /// Deletes a dead member. A failure is harmless, because a dead member does not count.
     async fn forget(&self, id: &str) {
         if let Err(error) = self.bucket.forget(id).await {
             tracing::debug!(group = self.group.name, %error, "a dead member could not be forgotten");
@@ -173,7 +174,8 @@ impl Shared {
         Ok(())
     }
 
-    /// Gives up what is more than the share, those with the least in flight first, each when nothing of it is out.
+    /// Releases lanes above the share, those with the fewest outstanding deliveries first. A lane is released when none
+    /// is outstanding.
     async fn give_up(&self, share: usize) -> Result<usize, Error> {
         let mut held = Vec::new();
         for (index, cell) in self.cells.iter().enumerate() {
@@ -224,14 +226,14 @@ impl Shared {
         })
     }
 
-    /// Takes a lane, unless somebody else is quicker.
+    /// Claims a lane, unless another consumer claims it first.
     async fn take(self: &Arc<Self>, cell: &Cell, found: Option<Found>) -> Result<(), Error> {
         let info = self.stream.consumer_info(&cell.durable).await;
         let info = info.map_err(|error| api("looking at a lane's consumer", error))?;
         let durable_ns = durable_ns(&info);
         let (revision, mut record) = found.map_or((0, Record::default()), |found| (found.revision, found.record));
         if !is_same_durable(record.durable_ns, durable_ns) {
-            // New, or made again to begin elsewhere: what was known is about another one.
+            // The durable consumer is new or was recreated, so the record describes another one.
             let high = begins_behind(&info, record.durable_ns != 0);
             record = Record { durable_ns, high, epoch: record.epoch, ..Record::default() };
         }
@@ -254,7 +256,8 @@ impl Shared {
         Ok(())
     }
 
-    /// Gives everything back and says so, once; what could not be given back can be tried again, or ends with its lease.
+    /// Releases all lanes and leaves the group, once. A lane that could not be released can be retried, or expires with
+    /// its lease.
     pub(super) async fn leave(&self) -> Result<(), Error> {
         let mut presence = self.attending.lock().await;
         if *presence == Presence::Left {
@@ -265,7 +268,7 @@ impl Shared {
             self.release(cell, &mut slot).await
         }));
         let released: Result<(), Error> = released.await.into_iter().collect();
-        // Without a lease it counts no more, and the others take what it had.
+        // A lease of zero ends this membership at once, so that the others claim its lanes.
         self.sign(true, 0).await?;
         self.bucket.forget(&self.id).await?;
         released?;
@@ -274,10 +277,11 @@ impl Shared {
     }
 }
 
-/// The last message before a durable consumer that nobody has worked for under the records.
+/// The last message before the start of a durable consumer that has no record yet.
 ///
-/// If another one of its name was there before, what the server takes for acknowledged may have been meant for that one: an
-/// acknowledgement says neither which of them it is for nor, where the stream was made again too, which message.
+/// If a durable consumer of the same name existed before, the acknowledgements on the server may belong to that one. An
+/// acknowledgement does not identify the consumer. If the stream was recreated too, it does not identify the message
+/// either.
 fn begins_behind(info: &Info, was_another: bool) -> u64 {
     match info.config.deliver_policy {
         DeliverPolicy::All if was_another => 0,
@@ -286,7 +290,7 @@ fn begins_behind(info: &Info, was_another: bool) -> u64 {
     }
 }
 
-/// How many of the lanes are this member's.
+/// The number of lanes of this member.
 fn share(lanes: usize, alive: &[String], own: &str) -> usize {
     let members = alive.len().max(1);
     let rank = alive.iter().position(|id| id == own).unwrap_or_default();

@@ -1,22 +1,22 @@
-//! The server's count of what it delivers, by which a loss on the way is noticed.
+//! Checks the server's delivery numbers to detect lost deliveries.
 
-/// The number of the last delivery, if everything that was delivered for the first time up to it was seen.
+/// The number of the last delivery, if every first delivery up to it was seen.
 #[derive(Debug, Default)]
 pub(super) struct Count(Option<u64>);
 
-/// What must be read from the stream before a delivery may be taken.
+/// What must be read from the stream before a delivery is accepted.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Gap {
     /// Nothing.
     None,
-    /// Whatever is before it: the server delivers for the first time in the order of the stream.
+    /// All messages before it: the server makes first deliveries in stream order.
     Before,
-    /// Whatever the server has ever delivered: a message that comes again says nothing of what went before it.
+    /// All messages that the server has ever delivered: a redelivery does not show which messages came before it.
     Delivered,
 }
 
 impl Count {
-    /// A delivery came. If there is a gap it must be closed now, or this count be thrown away.
+    /// Records a delivery. A reported gap must be closed now, or this counter discarded.
     pub(super) fn arrived(&mut self, number: u64, is_first: bool) -> Gap {
         match self.0.replace(number) {
             Some(last) if last + 1 == number => Gap::None,

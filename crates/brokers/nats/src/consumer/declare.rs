@@ -1,4 +1,4 @@
-//! Making a group at the server, and making sure that it is there as it was asked for.
+//! Creates a group on the server and verifies it.
 
 use async_nats::Client;
 use async_nats::jetstream::consumer::{self, Info};
@@ -11,10 +11,11 @@ use crate::group::{BUCKET, Group};
 use crate::lanes::stream_name;
 use crate::link;
 
-/// Makes what a group needs: a durable consumer a lane, and the bucket of lanes. What exists
-/// is left as it is; a consumer that differs is an error that says how.
+/// Creates the parts of a group: a durable consumer per lane, and the bucket of lanes. Existing parts are not changed.
+/// A consumer that differs is an error that says how.
 ///
-/// The answer of the server is read: an old one says yes to settings that it does not know, and leaves them out.
+/// The response of the server is checked, because an old server accepts settings that it does not know and ignores
+/// them.
 pub async fn declare(config: &Config, group: &Group) -> Result<(), Error> {
     group.check()?;
     let client = link::connect(config).await?;
@@ -37,7 +38,7 @@ pub async fn declare(config: &Config, group: &Group) -> Result<(), Error> {
                 let made = source.create_consumer(group.consumer_config(lane)).await;
                 let made = made.map_err(|error| api("making a durable consumer", error))?;
                 if let Err(error) = compare(group, lane, made.cached_info()) {
-                    // It is of this call, and would deliver what nobody asked for.
+                    // This call created it, and it would deliver the wrong messages.
                     source.delete_consumer(&name).await.map_err(|error| api("removing it again", error))?;
                     return Err(error);
                 }
@@ -48,8 +49,8 @@ pub async fn declare(config: &Config, group: &Group) -> Result<(), Error> {
     Ok(())
 }
 
-/// A bucket of keys and values as the library makes them, which cannot make one on a 2.9: it asks first for the account,
-/// and cannot read that server's answer.
+/// The configuration of a key-value bucket, as the library creates it. The library cannot create one on server 2.9: it
+/// first requests the account information, and cannot parse that server's response.
 pub(crate) fn bucket(replicas: usize) -> stream::Config {
     stream::Config {
         name: stream_name(),
@@ -66,12 +67,12 @@ pub(crate) fn bucket(replicas: usize) -> stream::Config {
     }
 }
 
-/// What every call of the API goes through.
+/// The context of every API call.
 pub(crate) fn context(client: &Client, config: &Config) -> Context {
     ContextBuilder::new().timeout(config.ack_deadline).build(client.clone())
 }
 
-/// Whether everything is there as it was asked for.
+/// Verifies that every part exists with the requested settings.
 pub(super) async fn check(context: &Context, group: &Group) -> Result<(), Error> {
     let missing = || Error::NoGroup(group.name.clone());
     for name in [group.stream.clone(), stream_name()] {
@@ -91,7 +92,7 @@ pub(super) async fn check(context: &Context, group: &Group) -> Result<(), Error>
     Ok(())
 }
 
-/// Whether an error says that there is no such consumer.
+/// Whether an error means that the consumer does not exist.
 pub(super) fn is_missing(error: &ConsumerInfoError) -> bool {
     matches!(error.kind(), ConsumerInfoErrorKind::NotFound | ConsumerInfoErrorKind::StreamNotFound)
 }
@@ -115,8 +116,8 @@ fn compare(group: &Group, lane: u16, info: &Info) -> Result<(), Error> {
     }
 }
 
-/// How a durable consumer differs from what the group needs, for people. Where it begins is nobody's business but of who
-/// made it.
+/// Describes how a durable consumer differs from the group's configuration. The start position is not compared: its
+/// creator chooses it.
 pub(crate) fn difference(group: &Group, lane: u16, is: &consumer::Config) -> Option<String> {
     let wanted = group.consumer_config(lane);
     let filters = |one: &str, many: &[String]| {

@@ -1,4 +1,4 @@
-//! Handing out what can be handed out.
+//! Selects the next deliveries.
 
 use std::pin::pin;
 use std::sync::atomic::Ordering;
@@ -12,15 +12,15 @@ use super::window::Plan;
 use super::{Shared, lock};
 use crate::classify::Error;
 
-/// What one look gave.
+/// The result of one poll.
 #[derive(Default)]
 struct Look {
     deliveries: Vec<Delivery>,
-    /// A lane was not as it was believed to be: look again at once.
+    /// A lane changed unexpectedly: poll again at once.
     again: bool,
 }
 
-/// A lane with something to hand out.
+/// A lane with messages to deliver.
 struct Chosen<'a> {
     cell: &'a Cell,
     slot: MutexGuard<'a, Option<Held>>,
@@ -32,7 +32,7 @@ impl Shared {
         assert!(limit > 0, "a limit of nothing would wait for ever");
         let mut closed = self.closed.subscribe();
         loop {
-            // Before looking, so that nothing in between is missed.
+            // Register before the poll, so that no change in between is missed.
             let mut changed = pin!(self.changed.notified());
             changed.as_mut().enable();
             if *closed.borrow_and_update() {
@@ -42,7 +42,7 @@ impl Shared {
                 return Err(error);
             }
             let look = tokio::select! {
-                biased; // Whoever closes does not wait for a server that says nothing.
+                biased; // Closing must not wait for a server that does not respond.
                 _ = closed.wait_for(|closed| *closed) => return Ok(Vec::new()),
                 look = self.look(limit) => look?,
             };
@@ -54,16 +54,16 @@ impl Shared {
             }
             tokio::select! {
                 () = changed => {}
-                // The sender lives as long as this does.
+                // The sender lives as long as `self`.
                 _ = closed.changed() => {}
             }
         }
     }
 
-    /// One look at all lanes: what can go out is written down first, and then handed out without waiting any more, so
-    /// that a call that is given up leaves nothing out that nobody has.
+    /// Polls all lanes once. Deliveries are recorded first and then returned without another await. A cancelled call
+    /// therefore leaves no delivery outstanding that its caller never received.
     async fn look(&self, limit: usize) -> Result<Look, Error> {
-        // Two that look at once would wait for each other's lanes.
+        // Two concurrent polls would wait for each other's lanes.
         let _one = self.looking.lock().await;
         let mut look = Look::default();
         let mut chosen = self.choose(limit).await?;
@@ -83,7 +83,7 @@ impl Shared {
             }
         }
         match failed {
-            // What did go out must not be lost with an error; the lane in doubt tells it the next time.
+            // Return the successful deliveries; the uncertain lane reports its error at the next poll.
             Some(error) if look.deliveries.is_empty() => Err(error),
             _ => Ok(look),
         }
@@ -94,7 +94,7 @@ impl Shared {
         let mut left = limit;
         let mut chosen: Vec<Chosen<'_>> = Vec::new();
         for cell in self.cells[first..].iter().chain(&self.cells[..first]) {
-            // Whoever has lanes in hand already waits for no other, which may be busy with a call to the server.
+            // A poll that already holds lanes does not wait for others, which may be waiting for the server.
             let mut slot = match cell.held.try_lock() {
                 Ok(slot) => slot,
                 Err(_) if !chosen.is_empty() => continue,
@@ -119,7 +119,7 @@ impl Shared {
         let handed = plan.handed.clone();
         held.window.carry_out(plan);
         for seq in handed {
-            // The lane in the low bits, so that an acknowledgement finds it.
+            // The low bits hold the lane, so that an acknowledgement finds it.
             let number = self.tags.fetch_add(1, Ordering::Relaxed);
             let tag = DeliveryTag::new(number << 16 | u64::from(cell.number));
             if let Some((content, redelivered)) = held.window.hand_out(seq, tag) {

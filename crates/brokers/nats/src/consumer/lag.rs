@@ -1,4 +1,4 @@
-//! How much of each lane waits.
+//! Counts the waiting messages of each lane.
 
 use futures_util::future::try_join_all;
 use relevo_core::Lane;
@@ -8,7 +8,7 @@ use super::lane::Cell;
 use crate::classify::{Error, api};
 
 impl Shared {
-    /// What the server has not delivered of each lane, and what it delivered to this consumer and nobody has yet.
+    /// Messages of each lane that the server has not delivered, and messages that this consumer has buffered.
     pub(super) async fn lag(&self) -> Result<Vec<(Lane, u64)>, Error> {
         try_join_all(self.cells.iter().map(|cell| self.lag_of(cell))).await
     }

@@ -1,4 +1,4 @@
-//! One lane at one consumer, and how its record is written.
+//! A lane of one consumer, and how its record is written.
 
 use async_nats::Subject;
 use async_nats::jetstream::AckKind;
@@ -14,20 +14,20 @@ use crate::classify::Error;
 use crate::group::Group;
 use crate::lanes::{Record, Written};
 
-/// How often a write is tried again that our own earlier one, given up as lost, came before.
+/// The number of attempts to write a record when our own earlier write, which seemed lost, arrived first.
 const GHOSTS_MAX: usize = 3;
-/// A 2.9 remembers the time at which a consumer was made less than a millisecond differently after its restart.
+/// After a restart, server 2.9 reports the creation time of a consumer with a difference of less than a millisecond.
 const SAME_NS: u64 = 100_000_000;
 
-/// A lane of the group, whether or not this consumer has it.
+/// A lane of the group, owned by this consumer or not.
 pub(super) struct Cell {
     pub(super) number: u16,
     pub(super) lane: Lane,
     pub(super) durable: String,
     pub(super) filters: Vec<String>,
-    /// Held while the record and this must agree.
+    /// Locked while memory and the record must agree.
     pub(super) held: Mutex<Option<Held>>,
-    /// What the next write of acknowledgements takes along.
+    /// Acknowledgements that the next write includes.
     pub(super) calls: std::sync::Mutex<Vec<Call>>,
 }
 
@@ -44,15 +44,15 @@ impl Cell {
     }
 }
 
-/// A lane that this consumer has, as far as it knows.
+/// A lane that this consumer owns, as far as it knows.
 pub(super) struct Held {
     pub(super) epoch: u64,
     pub(super) revision: u64,
     pub(super) durable_ns: i64,
     pub(super) window: Window,
-    /// A write was begun and its end not seen: the record must be read before anything else.
+    /// A write started and its result is unknown: the record must be read before any other change.
     pub(super) doubtful: bool,
-    /// It goes to another consumer as soon as nothing is out.
+    /// The lane is released to another consumer when no delivery is outstanding.
     pub(super) leaving: bool,
     pub(super) paused: bool,
     pub(super) reader: AbortHandle,
@@ -64,18 +64,18 @@ impl Drop for Held {
     }
 }
 
-/// When a durable consumer was made, which tells it from another one of its name.
+/// The creation time of a durable consumer, which identifies it among consumers of the same name.
 pub(super) fn durable_ns(info: &Info) -> i64 {
     i64::try_from(info.created.unix_timestamp_nanos()).unwrap_or_default()
 }
 
-/// Whether two such times are of one durable consumer.
+/// Whether two creation times identify the same durable consumer.
 pub(super) fn is_same_durable(one_ns: i64, other_ns: i64) -> bool {
     one_ns.abs_diff(other_ns) <= SAME_NS
 }
 
 impl Held {
-    /// Whether what is known is about the durable consumer that was made then.
+    /// Whether this state belongs to the durable consumer with this creation time.
     pub(super) fn is_of(&self, durable_ns: i64) -> bool {
         is_same_durable(self.durable_ns, durable_ns)
     }
@@ -87,7 +87,7 @@ impl Held {
 }
 
 impl Shared {
-    /// Makes sure that what is believed of a lane is so; a lane that went to somebody else is gone afterwards.
+    /// Reloads an uncertain lane from its record. Removes the lane if another consumer owns it now.
     pub(super) async fn resolve(&self, cell: &Cell, slot: &mut Option<Held>) -> Result<(), Error> {
         let Some(held) = slot.as_mut().filter(|held| held.doubtful) else { return Ok(()) };
         let found = self.bucket.lane(cell.number).await?;
@@ -113,9 +113,10 @@ impl Shared {
         self.changed.notify_waiters();
     }
 
-    /// Writes down what is about to change. `false`: somebody else was quicker, and it must be found out who.
+    /// Writes the planned change to the record. `false` means that another writer was first, and the lane must be
+    /// reloaded.
     ///
-    /// Cancelling leaves the lane in doubt, which the next call resolves.
+    /// Cancelling leaves the lane uncertain; the next call reloads it.
     pub(super) async fn write(&self, cell: &Cell, held: &mut Held, plan: &Plan) -> Result<bool, Error> {
         let record = held.record(Some(&self.id), self.lease_ms(), plan);
         held.doubtful = true;
@@ -129,7 +130,8 @@ impl Shared {
         }
     }
 
-    /// Carries out what `plan` makes of the lane once the server has kept it. `None`: the lane is somebody else's.
+    /// Writes the change that `plan` computes to the record, and returns it for the caller to apply. `None` means that
+    /// another consumer owns the lane.
     pub(super) async fn change(
         &self,
         cell: &Cell,
@@ -147,7 +149,7 @@ impl Shared {
         Err(Error::Unconfirmed(self.deadline))
     }
 
-    /// Gives a lane back, with what is known of it.
+    /// Releases a lane and records its state.
     pub(super) async fn release(&self, cell: &Cell, slot: &mut Option<Held>) -> Result<(), Error> {
         for _ in 0..GHOSTS_MAX {
             self.resolve(cell, slot).await?;
@@ -162,8 +164,8 @@ impl Shared {
         Err(Error::Unconfirmed(self.deadline))
     }
 
-    /// Acknowledges at the server. The record is what counts: if an acknowledgement gets lost the server brings the message
-    /// again after `ack_wait`, and is told again.
+    /// Sends acknowledgements to the server. The record is authoritative: if an acknowledgement is lost, the server
+    /// redelivers the message after `ack_wait`, and this consumer acknowledges it again.
     pub(super) async fn say(&self, cell: &Cell, words: Vec<Word>) {
         let all = async {
             for Word { seq, reply } in words {
@@ -173,13 +175,13 @@ impl Shared {
                 }
             }
         };
-        // Without a connection it would wait for one.
+        // Without a connection, publishing would wait for one.
         if tokio::time::timeout(self.deadline, all).await.is_err() {
             tracing::debug!(group = self.group.name, lane = %cell.lane, "the server could not be told");
         }
     }
 
-    /// Where the server expects word of a message that it delivered to somebody else: only the sequence is looked at.
+    /// The reply subject of a message that was delivered to another consumer. The server uses only the sequence.
     pub(super) fn reply(&self, cell: &Cell, seq: u64) -> Subject {
         format!("$JS.ACK.{}.{}.1.{seq}.1.1.0", self.group.stream, cell.durable).into()
     }

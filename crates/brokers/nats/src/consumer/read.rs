@@ -1,8 +1,8 @@
-//! Reading a lane's messages from its durable consumer, in the order of the stream whatever gets lost on the way.
+//! Reads a lane's messages from its durable consumer, in stream order even if deliveries are lost.
 //!
-//! The server counts what it delivers. A gap in that count means that something was delivered to nobody: to a connection
-//! that was cut, or to the consumer that had the lane before. The server would bring it again after `ack_wait`, behind
-//! what is newer; so it is read from the stream instead before anything newer is taken.
+//! The server numbers its deliveries. A gap in the numbers means that a delivery was lost: it went to a closed
+//! connection, or to the previous owner of the lane. The server would redeliver it after `ack_wait`, after newer
+//! messages. The reader therefore reads it from the stream before it accepts anything newer.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,24 +28,24 @@ use crate::headers::decode_headers;
 use crate::lanes::{found, next_message};
 use crate::link;
 
-/// A request for messages is renewed so often; an abandoned one stands at most so long.
+/// The lifetime of a pull request, after which it is renewed. An abandoned request expires by then.
 const EXPIRES: Duration = Duration::from_secs(10);
-/// The server gives a sign of life so often; after two without, the request is made again.
+/// The heartbeat interval of the server. After two missed heartbeats the request is sent again.
 const HEARTBEAT: Duration = Duration::from_secs(1);
-/// How many messages one request asks for at most.
+/// The maximum number of messages per pull request.
 const PULL_MAX: usize = 500;
-/// How many are read again at once.
+/// The number of concurrent reads from the stream.
 const READS: usize = 32;
-/// How many that came together are taken together.
+/// The maximum number of received messages that are processed together.
 const CHUNK: usize = 256;
 
 /// Why a reader stops.
 enum End {
-    /// The lane is not this consumer's any more.
+    /// This consumer no longer owns the lane.
     Gone,
-    /// A person must mend it.
+    /// An operator must fix it.
     Fault(Error),
-    /// It is tried again.
+    /// The reader retries.
     Trouble(Error),
 }
 
@@ -55,7 +55,7 @@ impl From<Error> for End {
     }
 }
 
-/// Reads a lane until it is lost or the consumer ends.
+/// Reads a lane until it is lost or the consumer is closed.
 pub(super) async fn read(shared: Arc<Shared>, number: u16, epoch: u64) {
     let cell = &shared.cells[usize::from(number)];
     let mut reader = Reader { shared: &shared, cell, epoch };
@@ -71,7 +71,7 @@ pub(super) async fn read(shared: Arc<Shared>, number: u16, epoch: u64) {
             Err(End::Trouble(error)) => {
                 tracing::warn!(group = shared.group.name, lane = number, %error, "reading failed, will try again");
             }
-            // The library ended its stream: a new one is asked for.
+            // The library ended its message stream: request a new one.
             Ok(()) => {}
         }
         sleep(backoff.after(began.elapsed())).await;
@@ -106,14 +106,14 @@ impl Reader<'_> {
                     Some(chunk) => self.accept(chunk, &mut count).await?,
                     None => return Ok(()),
                 },
-                // What was delivered to nobody, and nothing came behind it that would show the gap.
+                // A delivery may have been lost without a later one that would show the gap.
                 () = sleep_until(Instant::now() + idle) => self.catch_up_with_server().await?,
             }
         }
     }
 
-    /// What the record says is open, when the lane came from somebody else. Ascending, so that nothing is handed out
-    /// before what it may have to wait for is known.
+    /// Reads the unacknowledged messages of the record, after the lane was claimed from another consumer. It reads in
+    /// ascending order, so that no message is delivered before an earlier one is known.
     async fn read_again(&self) -> Result<(), End> {
         let unread = self.held(|held| held.window.unread()).await?;
         let asked = |seq| async move {
@@ -133,14 +133,14 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// Everything that the server believes to have delivered.
+    /// Reads all messages that the server has delivered, by its own count.
     async fn catch_up_with_server(&self) -> Result<(), End> {
         let delivered = self.delivered().await?;
         self.catch_up(delivered).await
     }
 
-    /// The last message that the server has delivered, if the durable consumer is still the one that was taken: what is
-    /// known of the lane would swallow the messages of another one.
+    /// The last message that the server has delivered. Fails if the durable consumer was recreated: with the old state
+    /// of the lane, messages of the new one would be skipped.
     async fn delivered(&self) -> Result<u64, End> {
         let info = match self.shared.stream.consumer_info(&self.cell.durable).await {
             Ok(info) => info,
@@ -159,8 +159,8 @@ impl Reader<'_> {
         Err(End::Gone)
     }
 
-    /// Everything of the lane up to this sequence that was not seen. Nobody else adds to what was seen, so the lane need
-    /// not stand still meanwhile.
+    /// Reads all messages of the lane up to this sequence that were not seen. Only this task adds seen messages, so the
+    /// lane need not stay locked.
     async fn catch_up(&self, until: u64) -> Result<(), End> {
         let mut seen = self.held(|held| held.window.seen()).await?;
         while seen < until {
@@ -175,7 +175,7 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// The first message of the lane at this sequence or behind it.
+    /// The first message of the lane at or after this sequence.
     async fn next(&self, from: u64) -> Result<Option<StreamMessage>, Error> {
         let any = [">".to_owned()];
         let filters = if self.cell.filters.is_empty() { &any[..] } else { &self.cell.filters };
@@ -189,7 +189,7 @@ impl Reader<'_> {
         for message in chunk {
             let message = match message {
                 Ok(message) => message,
-                // The library asks again by itself.
+                // The library sends the request again.
                 Err(error) if error.kind() == MessagesErrorKind::MissingHeartbeat => continue,
                 Err(error) if error.kind() == MessagesErrorKind::ConsumerDeleted => {
                     return Err(End::Fault(Error::NoGroup(self.shared.group.name.clone())));
@@ -211,7 +211,7 @@ impl Reader<'_> {
         self.take(together).await
     }
 
-    /// Takes messages behind which there is no gap.
+    /// Accepts messages that have no gap before them.
     async fn take(&self, messages: Vec<(u64, async_nats::Message)>) -> Result<(), End> {
         if messages.is_empty() {
             return Ok(());

@@ -1,4 +1,4 @@
-//! Acknowledgements. Those of a lane that is being written wait, and the next write takes all of them along.
+//! Acknowledgements. While a lane is being written, new ones wait, and the next write includes all of them.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -12,10 +12,10 @@ use super::window::Window;
 use super::{Shared, lock};
 use crate::classify::Error;
 
-/// The tags that are not outstanding, or why nothing is known.
+/// The tags that are not outstanding, or the error of the write.
 type Told = Result<HashSet<DeliveryTag>, Arc<Error>>;
 
-/// A call of `acknowledge`, as far as it is about one lane.
+/// The part of an `acknowledge` call that concerns one lane.
 pub(super) struct Call {
     tags: Vec<DeliveryTag>,
     told: oneshot::Sender<Told>,
@@ -23,7 +23,7 @@ pub(super) struct Call {
 
 impl Call {
     fn tell(self, told: Told) {
-        // A caller that does not listen any more was cancelled.
+        // The caller was cancelled if it no longer listens.
         self.told.send(told).ok();
     }
 }
@@ -53,24 +53,24 @@ impl Shared {
         tags.iter().map(|tag| outcomes.remove(tag).unwrap_or(AckOutcome::Stale)).collect()
     }
 
-    /// Leaves acknowledgements for the next write of their lane, and sees to it that there is one.
+    /// Queues acknowledgements for the next write of their lane, and starts a task that writes them.
     fn ask(self: &Arc<Self>, cell: &Cell, tags: Vec<DeliveryTag>) -> oneshot::Receiver<Told> {
         let (told, answer) = oneshot::channel();
         let mut calls = lock(&cell.calls);
-        // More calls than deliveries can be out: some of them were given up.
+        // There are more calls than outstanding deliveries, so some calls were cancelled.
         if calls.len() >= self.membership.prefetch {
             calls.retain(|call| !call.told.is_closed());
         }
         calls.push(Call { tags, told });
         drop(calls);
         let (shared, number) = (Arc::clone(self), usize::from(cell.number));
-        // A task, because a caller that is cancelled in the middle of a write must not take the others with it.
+        // A separate task, because a caller that is cancelled during the write must not cancel the others.
         self.spawn(async move { shared.write_calls(&shared.cells[number]).await });
         answer
     }
 
-    /// All acknowledgements of a lane that wait, with one write. There is nothing to do where the write before took them
-    /// along.
+    /// Writes all waiting acknowledgements of a lane at once. There is nothing to do if the previous write included
+    /// them.
     async fn write_calls(&self, cell: &Cell) {
         let mut slot = cell.held.lock().await;
         let mut calls = std::mem::take(&mut *lock(&cell.calls));
@@ -96,7 +96,7 @@ impl Shared {
         }
     }
 
-    /// Writes the acknowledgements of these calls; the stale ones of each.
+    /// Writes the acknowledgements of these calls. Returns the stale tags of each call.
     async fn write_tags(
         &self,
         cell: &Cell,
@@ -107,7 +107,7 @@ impl Shared {
         let Some(plan) = self.change(cell, slot, plan).await? else {
             return Ok(calls.iter().map(|call| call.tags.iter().copied().collect()).collect());
         };
-        // By place and not by tag: of two calls for the same delivery only the second is stale.
+        // By index and not by tag: if two calls acknowledge the same delivery, only the second is stale.
         let mut places = 0..;
         let stale_of = |call: &Call| {
             let tags = call.tags.iter().zip(places.by_ref());

@@ -1,7 +1,7 @@
-//! What a consumer knows of one lane that it has: which messages are not acknowledged.
+//! The unacknowledged messages of a lane that this consumer owns.
 //!
-//! Nothing here waits or talks to anybody. A change is planned first, so that it can be written down; only when the
-//! server has kept it is it carried out.
+//! This module does no I/O. A change is planned first, so that it can be written to the record. It is applied only when
+//! the server has stored the record.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -11,43 +11,43 @@ use relevo_core::{DeliveryTag, Raw};
 
 use crate::lanes::Record;
 
-/// A message's parts.
+/// The content of a message.
 #[derive(Debug)]
 pub(super) struct Content {
     pub(super) raw: Raw,
     pub(super) address: Arc<str>,
 }
 
-/// A message that is not acknowledged.
+/// An unacknowledged message.
 #[derive(Debug)]
 struct Entry {
-    /// Not there until it was read again, after the lane was taken from somebody else.
+    /// `None` until it is read again, after the lane was claimed from another consumer.
     content: Option<Arc<Content>>,
-    /// It may have been handed out before.
+    /// It may have been delivered before.
     redelivered: bool,
-    /// The tag of its delivery while it is out.
+    /// The tag of its delivery while it is outstanding.
     out: Option<DeliveryTag>,
-    /// Where the server expects its acknowledgement.
+    /// The reply subject for its acknowledgement.
     reply: Option<Subject>,
 }
 
-/// The messages of a lane that are not acknowledged.
+/// The unacknowledged messages of a lane.
 #[derive(Debug, Default)]
 pub(super) struct Window {
-    /// The last that was handed out, as the record has it.
+    /// The last message that was delivered, according to the record.
     high: u64,
-    /// The last that was seen.
+    /// The last message that was seen.
     seen: u64,
     entries: BTreeMap<u64, Entry>,
     tags: HashMap<DeliveryTag, u64>,
 }
 
-/// What is about to change.
+/// A planned change.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Plan {
     pub(super) handed: Vec<u64>,
     done: BTreeSet<u64>,
-    /// Acknowledgements of what is not out any more, by their place among those that were planned for.
+    /// Acknowledgements of deliveries that are no longer outstanding, by their index in the request.
     pub(super) stale: BTreeSet<usize>,
 }
 
@@ -57,26 +57,26 @@ impl Plan {
     }
 }
 
-/// An acknowledgement that the server is to get.
+/// An acknowledgement to send to the server.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Word {
     pub(super) seq: u64,
-    /// Where to, if the delivery came to this consumer.
+    /// The reply subject, if this consumer received the delivery.
     pub(super) reply: Option<Subject>,
 }
 
-/// What a message was that the server brought.
+/// The state of a message that the server delivered.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Arrival {
     New,
-    /// It is here already.
+    /// It is already in the window.
     Known,
-    /// It was acknowledged; the server does not know yet.
+    /// It was acknowledged; the server does not know it yet.
     Done,
 }
 
 impl Window {
-    /// A lane as its record has it; what is open must be read again.
+    /// Creates the window from a record. Its unacknowledged messages must be read again.
     pub(super) fn new(record: &Record) -> Self {
         let entry = || Entry { content: None, redelivered: true, out: None, reply: None };
         let entries = record.open.iter().map(|seq| (*seq, entry())).collect();
@@ -91,17 +91,17 @@ impl Window {
         self.tags.len()
     }
 
-    /// How many wait to be handed out.
+    /// The number of messages that wait for delivery.
     pub(super) fn waiting(&self) -> usize {
         self.entries.values().filter(|entry| entry.out.is_none()).count()
     }
 
-    /// What must be read again.
+    /// The messages that must be read again.
     pub(super) fn unread(&self) -> Vec<u64> {
         self.entries.iter().filter(|(_, entry)| entry.content.is_none()).map(|(seq, _)| *seq).collect()
     }
 
-    /// Takes what the server brought, or what was read again.
+    /// Adds a message that the server delivered, or that was read again.
     pub(super) fn take(&mut self, seq: u64, content: Content, reply: Option<Subject>) -> Arrival {
         if let Some(entry) = self.entries.get_mut(&seq) {
             entry.content.get_or_insert_with(|| Arc::new(content));
@@ -119,20 +119,20 @@ impl Window {
         Arrival::New
     }
 
-    /// The stream has it no more: its limits removed it.
+    /// Removes a message that the limits of the stream deleted.
     pub(super) fn vanish(&mut self, seq: u64) {
         self.entries.remove(&seq);
     }
 
-    /// What can be handed out now, at most `limit`.
+    /// Plans the next deliveries, at most `limit`.
     pub(super) fn ready(&self, limit: usize) -> Plan {
-        // Whatever is behind a message that is not read yet may be of its key.
+        // Messages after one that is not read yet may have the same key.
         let read = self.entries.iter().take_while(|(_, entry)| entry.content.is_some());
         let ready = read.filter(|(_, entry)| entry.out.is_none()).map(|(seq, _)| *seq);
         Plan { handed: ready.take(limit).collect(), ..Plan::default() }
     }
 
-    /// What these acknowledgements change.
+    /// Plans the change for these acknowledgements.
     pub(super) fn plan(&self, tags: impl IntoIterator<Item = DeliveryTag>) -> Plan {
         let mut plan = Plan::default();
         for (place, tag) in tags.into_iter().enumerate() {
@@ -144,14 +144,14 @@ impl Window {
         plan
     }
 
-    /// What the record is to say when the plan is carried out.
+    /// The record after the plan is applied.
     pub(super) fn record(&self, plan: &Plan) -> (u64, Vec<u64>) {
         let high = plan.handed.iter().copied().max().unwrap_or_default().max(self.high);
         let open = self.entries.range(..=high).map(|(seq, _)| *seq).filter(|seq| !plan.done.contains(seq));
         (high, open.collect())
     }
 
-    /// Carries the plan out, now that it is kept; what the server is to be told.
+    /// Applies the plan after it was stored. Returns the acknowledgements for the server.
     pub(super) fn carry_out(&mut self, plan: Plan) -> Vec<Word> {
         self.high = plan.handed.iter().copied().max().unwrap_or_default().max(self.high);
         let mut words = Vec::new();
@@ -166,7 +166,7 @@ impl Window {
         words
     }
 
-    /// Marks a message as out; what it is, and whether it may have been out before.
+    /// Marks a message as outstanding. Returns its content, and whether it may have been delivered before.
     pub(super) fn hand_out(&mut self, seq: u64, tag: DeliveryTag) -> Option<(Arc<Content>, bool)> {
         let entry = self.entries.get_mut(&seq)?;
         let content = Arc::clone(entry.content.as_ref()?);
@@ -175,7 +175,7 @@ impl Window {
         Some((content, std::mem::replace(&mut entry.redelivered, true)))
     }
 
-    /// Believes the record, after it was not known whether a plan was kept; what the server is to be told.
+    /// Adopts the record after a write with an unknown result. Returns the acknowledgements for the server.
     pub(super) fn believe(&mut self, record: &Record) -> Vec<Word> {
         let open: HashSet<u64> = record.open.iter().copied().collect();
         let done = self.entries.range(..=record.high).map(|(seq, _)| *seq).filter(|seq| !open.contains(seq));
@@ -183,13 +183,13 @@ impl Window {
         let words = self.carry_out(plan);
         self.high = record.high;
         for (_, entry) in self.entries.range_mut(..=record.high) {
-            // It may have been handed out by a call that did not end here.
+            // A call that was cancelled here may have recorded it as delivered.
             entry.redelivered = true;
         }
         words
     }
 
-    /// The deliveries that the server must not think forgotten.
+    /// The messages for which the server needs a progress signal.
     pub(super) fn in_progress(&self) -> Vec<(u64, Option<Subject>)> {
         self.entries.iter().map(|(seq, entry)| (*seq, entry.reply.clone())).collect()
     }

@@ -1,4 +1,4 @@
-//! Whether consumers get every message until it is acknowledged.
+//! Checks whether consumers receive every message until it is acknowledged.
 
 use async_nats::jetstream::consumer::{self, AckPolicy};
 use relevo_core::operate::Severity;
@@ -9,7 +9,7 @@ use crate::config::Config;
 use crate::snapshot::Snapshot;
 use crate::topology::words;
 
-/// Looks at one durable consumer, whoever made it.
+/// Checks one durable consumer, including those that Relevo did not create.
 pub(super) fn examine(info: &consumer::Info, report: &mut Report) {
     if info.config.durable_name.is_none() {
         return;
@@ -34,7 +34,7 @@ pub(super) fn examine(info: &consumer::Info, report: &mut Report) {
     }
 }
 
-/// Looks at what the configured groups need of the server.
+/// Checks whether the server supports the configured groups.
 pub(super) fn examine_groups(config: &Config, seen: &Snapshot, report: &mut Report) {
     for group in &config.topology.groups {
         let name = format!("group `{}`", group.name);
@@ -48,16 +48,16 @@ pub(super) fn examine_groups(config: &Config, seen: &Snapshot, report: &mut Repo
     }
 }
 
-/// Whether the groups of what is published read as many lanes as it is published to.
+/// Checks whether groups read the same number of lanes as publishers use.
 pub(super) fn examine_lanes(config: &Config, addresses: &[String], seen: &Snapshot, report: &mut Report) {
     let told = |lanes: Option<u16>| lanes.map_or("no lanes".to_owned(), |lanes| format!("{lanes} lanes"));
     for group in &config.topology.groups {
-        // One without subjects reads all that its stream stores.
+        // A group without subjects reads everything that its stream stores.
         let stored = || seen.streams.get(&group.stream).map_or(&[][..], |stream| &stream.config.subjects);
         let subjects = if group.subjects.is_empty() { stored() } else { &group.subjects };
         let reads = |address: &&String| {
             let template = Template::new(address);
-            // Without lanes of its own a group that reads what has some sees the lane as a word.
+            // A group without lanes sees the lane of a publisher as a token of the subject.
             let with_lane = config.lanes.map(|_| Template::new(&format!("{address}.0")));
             subjects.iter().any(|subject| {
                 let words = words(subject);

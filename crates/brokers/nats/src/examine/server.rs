@@ -1,4 +1,4 @@
-//! The way to the server, and its version.
+//! Checks the transport and the version of the server.
 
 use std::net::IpAddr;
 
@@ -10,7 +10,7 @@ use crate::link;
 use crate::snapshot::Snapshot;
 use crate::topology::ATOMIC_FROM;
 
-/// Looks at the way there and at the server.
+/// Checks the transport and the server version.
 pub(super) fn examine(config: &Config, seen: &Snapshot, report: &mut Report) {
     examine_transport(config, seen.server.tls_required, report);
     let version = &seen.server.version;
@@ -33,7 +33,7 @@ pub(super) fn examine(config: &Config, seen: &Snapshot, report: &mut Report) {
     }
 }
 
-/// Whether what is sent can be read on the way. A server that requires TLS gets it, whatever the URL says.
+/// Checks whether the connection is encrypted. A server that requires TLS gets it, whatever the URL says.
 fn examine_transport(config: &Config, required: bool, report: &mut Report) {
     for server in link::servers(config).unwrap_or_default() {
         let host = server.host();

@@ -1,4 +1,4 @@
-//! Whether each stream keeps what it acknowledged.
+//! Checks whether each stream keeps acknowledged messages.
 
 use std::time::Duration;
 
@@ -13,10 +13,10 @@ use super::Sync;
 use crate::snapshot::Snapshot;
 use crate::topology::words;
 
-/// Who keeps messages for less than that should know.
+/// A shorter retention is reported.
 const SHORT: Duration = Duration::from_hours(24);
 
-/// Looks at one stream.
+/// Checks one stream.
 pub(super) fn examine(
     info: &stream::Info,
     subjects: &[String],
@@ -45,7 +45,7 @@ pub(super) fn examine(
     sync.tell(&look.name, info.config.num_replicas, report);
 }
 
-/// Looks at the bucket in which consumers keep what became of each message.
+/// Checks the bucket in which consumers keep the lane records.
 pub(super) fn examine_bucket(info: &stream::Info, seen: &Snapshot, report: &mut Report) {
     let look = Look { config: &info.config, name: format!("stream `{}`", info.config.name) };
     look.storage(report);
@@ -62,7 +62,7 @@ pub(super) fn examine_bucket(info: &stream::Info, seen: &Snapshot, report: &mut 
 
 struct Look<'a> {
     config: &'a stream::Config,
-    /// As people call it.
+    /// The display name.
     name: String,
 }
 
@@ -85,7 +85,7 @@ impl Look<'_> {
         }
     }
 
-    /// Whether it says yes, and only to what it has.
+    /// Checks whether the stream acknowledges messages, and only stored ones.
     fn acknowledgement(&self, report: &mut Report) {
         if self.config.no_ack {
             let what = "acknowledges nothing: no publication can ever be confirmed";
@@ -118,7 +118,7 @@ impl Look<'_> {
         }
     }
 
-    /// Whether a full stream refuses, rather than drops.
+    /// Checks whether a full stream refuses new messages and does not drop old ones.
     fn limits(&self, report: &mut Report) {
         let limits = [("max_bytes", self.config.max_bytes), ("max_msgs", self.config.max_messages)];
         let per_subject = ("max_msgs_per_subject", self.config.max_messages_per_subject);
@@ -149,7 +149,7 @@ impl Look<'_> {
         }
     }
 
-    /// Whether a full stream ever gets room again.
+    /// Checks whether a full stream can have free space again.
     fn room(&self, limits: &[(&str, i64)], report: &mut Report) {
         let limit = limits.iter().find(|(_, limit)| *limit > 0);
         let for_good = self.config.discard == DiscardPolicy::New
@@ -165,7 +165,7 @@ impl Look<'_> {
         }
     }
 
-    /// Whether the bucket has room for every record.
+    /// Checks whether the bucket has space for every record.
     fn room_for_records(&self, report: &mut Report) {
         let limits = [("max_bytes", self.config.max_bytes), ("max_msgs", self.config.max_messages)];
         let limit = limits.into_iter().find(|(_, limit)| *limit > 0);
@@ -222,7 +222,7 @@ impl Look<'_> {
         self.consumers(seen).next().is_some()
     }
 
-    /// The subjects of routes that this stream takes and no durable consumer filters.
+    /// The subjects of routes that this stream stores and no durable consumer reads.
     fn unwanted(&self, subjects: &[String], seen: &Snapshot) -> Vec<String> {
         let wants = |config: &consumer::Config, subject: &str| {
             let one = (!config.filter_subject.is_empty()).then_some(&config.filter_subject);

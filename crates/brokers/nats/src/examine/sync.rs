@@ -1,4 +1,4 @@
-//! How often the server writes its files through to the disk. Only its monitoring port tells.
+//! How often the server flushes its files to disk. Only the monitoring port reports it.
 
 use std::time::Duration;
 
@@ -12,19 +12,19 @@ use tokio::time::timeout;
 use crate::config::Config;
 use crate::snapshot::Snapshot;
 
-/// An answer of the monitoring port is far smaller.
+/// A limit far above the size of a response from the monitoring port.
 const ANSWER_BYTES_MAX: u64 = 1 << 20;
-/// What servers before 2.10 do, and later ones unless they are told otherwise.
+/// The interval of servers before 2.10, and the default of later ones.
 const DEFAULT: Duration = Duration::from_mins(2);
 
-/// When what was acknowledged is safe from a loss of power.
+/// When an acknowledged message is safe from a power failure.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Sync {
     /// Before it is acknowledged.
     Always,
-    /// So much later.
+    /// After this time at most.
     Every(Duration),
-    /// It could not be found out.
+    /// The interval is unknown, for this reason.
     Unknown(String),
 }
 
@@ -41,7 +41,7 @@ struct Settings {
 }
 
 impl Sync {
-    /// Finds it out, as far as it can be.
+    /// Reads the interval if possible.
     pub(crate) async fn ask(config: &Config, seen: &Snapshot) -> Self {
         if seen.version < (2, 10) {
             return Self::Every(DEFAULT);
@@ -58,7 +58,7 @@ impl Sync {
         }
     }
 
-    /// Tells it of one stream.
+    /// Reports the interval for one stream.
     pub(super) fn tell(&self, name: &str, replicas: usize, report: &mut Report) {
         let fix = "set `sync_interval: always` in the server's `jetstream` block; atomic batches make up for its price";
         match self {
@@ -84,7 +84,7 @@ impl Sync {
     }
 }
 
-/// Asks the monitoring port, in as much of HTTP as that needs.
+/// Sends a minimal HTTP request to the monitoring port.
 async fn get(url: &str) -> std::io::Result<Settings> {
     let unexpected = |what: &str| std::io::Error::new(std::io::ErrorKind::InvalidData, what.to_owned());
     let address =
@@ -92,7 +92,7 @@ async fn get(url: &str) -> std::io::Result<Settings> {
     let (address, path) = address.split_once('/').unwrap_or((address, ""));
     let slash = if path.is_empty() || path.ends_with('/') { "" } else { "/" };
     let mut stream = TcpStream::connect(address).await?;
-    // Version 1.0: the answer ends where the connection does, and never comes in chunks.
+    // With HTTP/1.0 the response ends with the connection and is never chunked.
     let request = format!("GET /{path}{slash}jsz?config=true HTTP/1.0\r\nHost: {address}\r\n\r\n");
     stream.write_all(request.as_bytes()).await?;
     let mut answer = Vec::new();

@@ -1,25 +1,25 @@
-//! Subjects that take nothing, and for how long.
+//! Subjects that accept no messages, and since when.
 //!
-//! On a single server nobody listens where a stream is missing. In a cluster a stream without a leader says the same, and
-//! has one again within seconds: nobody should be called for that. A full stream gets room again when its messages are
-//! read or grow old; one that stays full needs a person.
+//! On a single server, no response means that the stream is missing. In a cluster, a stream without a leader looks the
+//! same, and has a new leader within seconds: that needs no operator. A full stream has space again when messages are
+//! consumed or expire. A stream that stays full needs an operator.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use crate::classify::Error;
 
-/// An election takes 4 to 9 seconds after its leader was lost.
+/// An election takes 4 to 9 seconds after the loss of a leader.
 const ELECTION: Duration = Duration::from_secs(15);
-/// A stream that was full for so long, with nothing stored in between, does not get room by itself.
+/// A stream that stored nothing for this long while it was full does not recover without an operator.
 const FULL: Duration = Duration::from_mins(5);
-/// More subjects than that at once are not told apart in time.
+/// The maximum number of tracked subjects. Above it the table is cleared.
 const SUBJECTS_MAX: usize = 1_024;
 
-/// Since when which subject takes nothing.
+/// Since when each subject accepts no messages.
 #[derive(Debug, Default)]
 pub(super) struct Absent {
-    /// Whether the server is one of a cluster.
+    /// Whether the server is part of a cluster.
     clustered: bool,
     nobody: Since,
     full: Since,
@@ -29,7 +29,7 @@ pub(super) struct Absent {
 struct Since(BTreeMap<String, Instant>);
 
 impl Since {
-    /// It is so: for how long already.
+    /// Records a failure. Returns how long it has lasted.
     fn lasted(&mut self, subject: &str, now: Instant) -> Duration {
         if self.0.len() >= SUBJECTS_MAX && !self.0.contains_key(subject) {
             self.0.clear();
@@ -49,7 +49,7 @@ impl Absent {
         Self { clustered, ..Self::default() }
     }
 
-    /// What an answer means after those that came before it.
+    /// Adjusts the error of a response, depending on earlier responses.
     pub(super) fn judged<T>(&mut self, subject: &str, answer: Result<T, Error>, now: Instant) -> Result<T, Error> {
         match answer {
             Err(Error::NoStream) => {
@@ -84,7 +84,7 @@ mod tests {
 
     use super::*;
 
-    /// What is told of an answer so many seconds after the first.
+    /// The class of a response, by the time since the first one.
     struct Told(Absent, Instant);
 
     impl Told {

@@ -1,4 +1,4 @@
-//! What waits for its acknowledgement on one connection.
+//! Messages of one connection that wait for their acknowledgement.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,14 +14,14 @@ use super::pace::Pace;
 use super::room::Room;
 use crate::classify::Error;
 
-/// What becomes of a batch.
+/// The outcome of a batch.
 pub(crate) type Answer = oneshot::Receiver<Result<(), Error>>;
 
-/// One call of `publish`, whose messages wait.
+/// A call of `publish` with messages in flight.
 #[derive(Debug)]
 pub(crate) struct Flight {
     confirms: Confirms,
-    /// Messages without an outcome, and one more while the call is still sending.
+    /// The number of messages without an outcome, plus one while the call is still sending.
     left: AtomicUsize,
     landed: Notify,
 }
@@ -31,7 +31,7 @@ impl Flight {
         Arc::new(Self { confirms: confirms.clone(), left: AtomicUsize::new(1), landed: Notify::new() })
     }
 
-    /// Ready when every message has an outcome. Called once, after the last was sent.
+    /// Completes when every message has an outcome. Must be called once, after the last message was sent.
     pub(crate) async fn landed(&self) {
         self.leave(1);
         self.landed.notified().await;
@@ -44,40 +44,40 @@ impl Flight {
     }
 }
 
-/// Who is told.
+/// The receiver of an outcome.
 #[derive(Debug)]
 enum Whose {
     /// A message of a call, by its index.
     Message(Arc<Flight>, usize),
-    /// A batch of so many messages, which have one acknowledgement.
+    /// A batch of this many messages, which share one acknowledgement.
     Batch(usize, oneshot::Sender<Result<(), Error>>),
 }
 
-/// A message, or the last one of a batch, that waits.
+/// A waiting message, or the last message of a waiting batch.
 #[derive(Debug)]
 struct Waiting {
     whose: Whose,
-    /// Tells the users of one place apart: an acknowledgement may come after its deadline.
+    /// Distinguishes successive users of a slot, because an acknowledgement may arrive after its deadline.
     turn: u64,
     subject: Subject,
     deadline: Instant,
 }
 
-/// Everything of one connection that waits for an acknowledgement, at most so much as there is room.
+/// All messages of one connection that wait for an acknowledgement, limited by the window.
 #[derive(Debug)]
 pub(crate) struct Acks {
     room: Room,
     table: Mutex<Table>,
     within: Duration,
     lost: watch::Sender<bool>,
-    /// Something was stored.
+    /// Whether a message was stored.
     useful: AtomicBool,
 }
 
 #[derive(Debug, Default)]
 struct Table {
     waiting: Slab<Waiting>,
-    /// How many messages wait: of a batch all.
+    /// The number of waiting messages, including all messages of a batch.
     in_flight: usize,
     turn: u64,
     closed: bool,
@@ -85,9 +85,9 @@ struct Table {
     absent: Absent,
 }
 
-/// Places in the table; a token is a place and the turn in which it was used.
+/// Bits for the slot. A token consists of a slot and a counter that changes with each use.
 const PLACES_BITS: u32 = 16;
-/// The most that can wait on one connection.
+/// The maximum number of waiting messages per connection.
 pub(crate) const IN_FLIGHT_MAX: usize = 1 << PLACES_BITS;
 
 impl Acks {
@@ -97,18 +97,18 @@ impl Acks {
         Self { room: Room::new(in_flight_max), table, within, lost, useful: AtomicBool::new(false) }
     }
 
-    /// Waits for room for a message, or for a batch of so many; an error when the connection is lost.
+    /// Waits for capacity for one message or a batch. Fails when the connection is lost.
     pub(crate) async fn room(&self, messages: usize) -> Result<(), Error> {
         self.room.take(messages).await
     }
 
-    /// Registers a message for which there is room. The token comes back with its acknowledgement; an error when the
-    /// connection is lost.
+    /// Registers a message that has capacity. Its acknowledgement carries the returned token. Fails when the connection
+    /// is lost.
     pub(crate) fn expect(&self, flight: &Arc<Flight>, index: usize, subject: &Subject) -> Result<u64, Error> {
         self.register(Whose::Message(Arc::clone(flight), index), subject)
     }
 
-    /// Registers the last message of a batch for which there is room.
+    /// Registers the last message of a batch that has capacity.
     pub(crate) fn expect_batch(&self, messages: usize, last: &Subject) -> Result<(u64, Answer), Error> {
         let (sender, answer) = oneshot::channel();
         Ok((self.register(Whose::Batch(messages, sender), last)?, answer))
@@ -133,7 +133,8 @@ impl Acks {
         Ok(turn << PLACES_BITS | place)
     }
 
-    /// The message of this token was not sent after all, and the caller reports it; unless it has its outcome already.
+    /// Cancels a message that was not sent, which the caller then reports. Returns `false` if it already has an
+    /// outcome.
     pub(crate) fn forget(&self, token: u64) -> bool {
         let mut table = self.lock();
         let Some(waiting) = table.take(token) else { return false };
@@ -146,23 +147,23 @@ impl Acks {
         true
     }
 
-    /// Whether the server was slow to acknowledge when there was enough to acknowledge.
+    /// Whether the server was slow to acknowledge while enough messages were in flight.
     pub(crate) fn is_slow(&self) -> bool {
         self.lock().pace.is_slow()
     }
 
-    /// Whether anything was ever stored over this connection.
+    /// Whether this connection ever stored a message.
     pub(crate) fn was_useful(&self) -> bool {
         self.useful.load(Ordering::Relaxed)
     }
 
-    /// Ready when the connection is lost.
+    /// Completes when the connection is lost.
     pub(crate) async fn lost(&self) {
         // The sender lives as long as `self`.
         self.lost.subscribe().wait_for(|lost| *lost).await.ok();
     }
 
-    /// Settles what acknowledgements say; tokens that nobody waits for any more are ignored.
+    /// Applies acknowledgements. Tokens that no longer wait are ignored.
     pub(crate) fn settle(&self, answers: impl IntoIterator<Item = (u64, Result<usize, Error>)>) {
         let now = Instant::now();
         let mut table = self.lock();
@@ -184,18 +185,18 @@ impl Acks {
         }
     }
 
-    /// Settles what has waited too long.
+    /// Reports messages that have passed their deadline.
     pub(crate) fn expire(&self, now: Instant) {
         let within = self.within;
         self.settle_where(|waiting| waiting.deadline <= now, |_| Error::Unconfirmed(within));
     }
 
-    /// Settles what waits for this subject, where the server permits us nothing.
+    /// Reports messages for a subject that the account may not publish to.
     pub(crate) fn deny(&self, subject: &str) {
         self.settle_where(|waiting| &*waiting.subject == subject, |_| Error::NotPermitted(subject.to_owned()));
     }
 
-    /// The connection is lost: whatever waits may have arrived, and nothing can be added.
+    /// Marks the connection as lost: waiting messages may have been stored, and no message can be added.
     pub(crate) fn lose(&self) {
         self.lock().closed = true;
         self.room.close();
@@ -203,7 +204,7 @@ impl Acks {
         self.settle_where(|_| true, |_| Error::Lost);
     }
 
-    /// Nobody waits for this call any more.
+    /// Removes the messages of a cancelled call.
     pub(crate) fn abandon(&self, flight: &Arc<Flight>) {
         let mut table = self.lock();
         let gone = |waiting: &Waiting| match &waiting.whose {
@@ -232,7 +233,7 @@ impl Acks {
         self.report(settled);
     }
 
-    /// Called with the table locked, so that a call that was given up hears nothing any more.
+    /// Must be called with the table locked, so that a cancelled call receives no more outcomes.
     fn report(&self, settled: Settled) {
         self.room.leave(settled.weight);
         for (flight, outcomes) in settled.runs {
@@ -243,7 +244,7 @@ impl Acks {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Table> {
-        // Nothing panics while it is held.
+        // No code panics while it holds the lock.
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -258,12 +259,12 @@ impl Waiting {
 }
 
 impl Table {
-    /// Something ended that the server did not acknowledge.
+    /// Tells the rate measurement that a message ended without an acknowledgement.
     fn tell_pace(&mut self) {
         self.pace.left(self.in_flight);
     }
 
-    /// Takes what waits in a place out.
+    /// Removes the waiting message of a slot.
     fn remove(&mut self, place: usize) -> Waiting {
         let waiting = self.waiting.remove(place);
         self.in_flight -= waiting.messages();
@@ -277,7 +278,7 @@ impl Table {
     }
 }
 
-/// A server that knows nothing of batches acknowledges the last message alone.
+/// A server without batch support acknowledges only the last message.
 fn whole(stored: usize, wanted: usize) -> Result<(), Error> {
     let short = || Error::Acknowledgement(format!("it is for {stored} messages of {wanted}"));
     (stored == wanted).then_some(()).ok_or_else(short)
@@ -286,7 +287,7 @@ fn whole(stored: usize, wanted: usize) -> Result<(), Error> {
 /// Outcomes of one call.
 type Run = (Arc<Flight>, Vec<(usize, Outcome)>);
 
-/// Outcomes, those of one call together: acknowledgements mostly come in the order of sending.
+/// Outcomes grouped by call. Acknowledgements mostly arrive in the order of sending.
 #[derive(Default)]
 struct Settled {
     runs: Vec<Run>,
@@ -299,7 +300,7 @@ impl Settled {
         self.count += waiting.messages();
         self.weight += weight;
         match waiting.whose {
-            // Whoever does not listen any more gave the call up.
+            // The call was cancelled if it no longer listens.
             Whose::Batch(_, whose) => drop(whose.send(answer)),
             Whose::Message(flight, index) => {
                 let outcome = answer.map_err(Into::into);

@@ -1,4 +1,4 @@
-//! What the server answers to a published message.
+//! Parses the server's response to a published message.
 
 use std::borrow::Cow;
 
@@ -12,7 +12,7 @@ struct Answer<'a> {
     #[serde(borrow)]
     error: Option<Refusal<'a>>,
     seq: Option<u64>,
-    /// How many messages a batch had.
+    /// The number of messages in the batch.
     count: Option<usize>,
 }
 
@@ -24,7 +24,7 @@ struct Refusal<'a> {
     description: Cow<'a, str>,
 }
 
-/// How many messages were stored, where it was a batch, and one where it was not; a repeat counts as stored.
+/// The number of stored messages: the batch size, or one without a batch. A duplicate counts as stored.
 pub(crate) fn read(message: &Message) -> Result<usize, Error> {
     if message.status == Some(StatusCode::NO_RESPONDERS) {
         return Err(Error::NoStream);

@@ -1,7 +1,8 @@
-//! Batches that the server stores all or nothing, with one write to its disk.
+//! Atomic batches, which the server stores completely or not at all, with one disk write.
 //!
-//! The client library has no call for them; they are headers on ordinary messages. A server that does not know them
-//! stores each message by itself and acknowledges only the last, so they go only to a stream that says it takes them.
+//! The client library does not support them; they are headers on ordinary messages. A server that does not know them
+//! stores each message separately and acknowledges only the last. They are therefore sent only to a stream that
+//! announces support.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -19,21 +20,22 @@ use crate::config::{Atomic, Config};
 const ASK_FOR: Duration = Duration::from_secs(1);
 const ASK_AGAIN_AFTER: Duration = Duration::from_secs(5);
 
-/// The server takes no more in one batch.
+/// The server's limit per batch.
 pub(super) const MESSAGES_MAX: usize = 1_000;
-/// Nor do we send more than this at once: the server holds a batch in memory until it is complete.
+/// Our limit per batch: the server buffers a batch in memory until it is complete.
 const BYTES_MAX: usize = 8 << 20;
 
 const BATCH_ID: HeaderName = HeaderName::from_static("Nats-Batch-Id");
 const BATCH_SEQUENCE: HeaderName = HeaderName::from_static("Nats-Batch-Sequence");
 const BATCH_COMMIT: HeaderName = HeaderName::from_static("Nats-Batch-Commit");
 
-/// Whether the stream of a connection takes batches.
+/// Whether the stream of a connection accepts batches.
 #[derive(Debug, Default)]
 pub(crate) struct Ability(AtomicBool);
 
 impl Ability {
-    /// Asks the server for a moment, so that the first messages may already go together; says whether it answered.
+    /// Requests the stream's settings with a short timeout, so that the first messages can already be batched. Returns
+    /// whether the server responded.
     pub(crate) async fn ask(&self, client: &Client, config: &Config) -> bool {
         let Some(stream) = config.stream.as_ref().filter(|_| config.atomic != Atomic::Off) else { return true };
         if !client.is_server_compatible(2, 12, 0) {
@@ -53,7 +55,7 @@ impl Ability {
         }
     }
 
-    /// Asks until the server answers: its streams may not be there yet when it takes the first connections.
+    /// Repeats the request until the server responds: streams may not be ready when the server accepts connections.
     pub(crate) async fn learn(&self, client: &Client, config: &Config) {
         while !self.ask(client, config).await {
             tokio::time::sleep(ASK_AGAIN_AFTER).await;
@@ -77,7 +79,7 @@ pub(super) fn is_wanted(session: &Session, config: &Config) -> bool {
         }
 }
 
-/// The messages of a call that wait to go together.
+/// Messages of a call that wait to be sent as a batch.
 #[derive(Default)]
 pub(super) struct Gathered {
     messages: Vec<(usize, Encoded)>,
@@ -96,8 +98,8 @@ impl Gathered {
 }
 
 impl Call<'_> {
-    /// Sends what was gathered as one batch; if the server refuses it whole, one by one, so that each message has its own
-    /// outcome.
+    /// Sends the collected messages as one batch. If the server refuses the batch, they are sent one by one, so that
+    /// each has its own outcome.
     pub(super) async fn send_together(&self, gathered: &mut Gathered) {
         let gathered = std::mem::take(gathered);
         let messages = gathered.messages;
@@ -116,7 +118,7 @@ impl Call<'_> {
             Err(error) => error,
         };
         if error.is_uncertain() {
-            // Nobody can tell whether the server had it complete.
+            // It is unknown whether the server received the complete batch.
             self.confirms.report_all(indexes.into_iter().map(|index| (index, Err(error.again().into()))));
             return;
         }
@@ -132,7 +134,7 @@ impl Call<'_> {
         }
     }
 
-    /// Sends a batch and waits for its one acknowledgement.
+    /// Sends a batch and waits for its single acknowledgement.
     async fn commit(&self, messages: Vec<(usize, Encoded)>) -> Result<(), Error> {
         let Session { client, acks, .. } = self.session;
         let count = messages.len();
@@ -155,7 +157,7 @@ impl Call<'_> {
                 self.written(client.publish_with_headers(subject, headers, payload)).await
             };
             if let Err(error) = written {
-                // Without its end the server throws the batch away.
+                // The server discards a batch without its last message.
                 acks.forget(token);
                 return Err(error);
             }
@@ -164,5 +166,5 @@ impl Call<'_> {
     }
 }
 
-/// `JetStream`'s code for a stream that takes no batches.
+/// `JetStream`'s error code for a stream that does not accept batches.
 const DISABLED: u64 = 10_174;

@@ -1,4 +1,4 @@
-//! A message as it goes over the wire.
+//! Encodes messages for the wire.
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
@@ -13,17 +13,17 @@ use crate::config::Config;
 use crate::headers::Outgoing;
 use crate::subject;
 
-/// A message as it goes over the wire.
+/// A message encoded for the wire.
 #[derive(Debug)]
 pub(crate) struct Encoded {
     pub(crate) subject: Subject,
     pub(crate) headers: HeaderMap,
     pub(crate) payload: Bytes,
-    /// Headers and payload together.
+    /// The size of headers and payload.
     pub(crate) bytes: usize,
 }
 
-/// Encodes a publication, or says why it can never be sent. `bytes_max` is what server and configuration allow.
+/// Encodes a publication, or returns why it can never be sent. `bytes_max` is the limit of server and configuration.
 pub(crate) fn encode(publication: &Publication, config: &Config, bytes_max: usize) -> Result<Encoded, Error> {
     let message = &publication.message;
     let subject = subject::subject(&publication.address, &message.key, config.lanes)?;
@@ -41,8 +41,8 @@ pub(crate) fn encode(publication: &Publication, config: &Config, bytes_max: usiz
     Ok(Encoded { subject: subject.into(), headers, payload: message.payload.clone(), bytes })
 }
 
-/// By what the server knows a repeat: the id and the address, because a stream may hold the same message for several.
-/// The lane is left out, so that another number of lanes makes no new messages.
+/// The id for duplicate detection: message id and address, because a stream may store the same message for several
+/// addresses. It does not include the lane, so that a change of the lane count creates no duplicates.
 pub(crate) fn message_id(publication: &Publication) -> String {
     let mut id = String::with_capacity(37 + publication.address.len());
     write!(id, "{}/{}", publication.message.id, publication.address).expect("a string takes any text");

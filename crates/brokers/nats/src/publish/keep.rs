@@ -1,4 +1,4 @@
-//! Keeps one connection for publishing: makes it, and makes it again when it is lost.
+//! Maintains the connection for publishing, and reconnects when it is lost.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,10 +12,10 @@ use crate::classify::Error;
 use crate::config::Config;
 use crate::link;
 
-/// At most so many servers are remembered beside those of the configuration.
+/// The maximum number of servers that are used in addition to the configured ones.
 const DISCOVERED_MAX: usize = 64;
 
-/// A connection that lasts so long was a good one.
+/// A connection of this length counts as stable.
 const STEADY: Duration = Duration::from_secs(5);
 
 /// Runs until it is dropped.
@@ -32,13 +32,13 @@ pub(crate) async fn keep(config: Config, configured: Vec<ServerAddr>, state: wat
                 let began = Instant::now();
                 state.send_replace(State::Up(Arc::clone(&session)));
                 let why = session.run(ears, &config).await;
-                // A server that lets us in and throws us out is not asked again at once, time after time.
+                // Keep the failure count if the server accepts and then closes connections, so that the pauses grow.
                 if session.acks.was_useful() || began.elapsed() >= STEADY {
                     failures = 0;
                 }
                 why
             }
-            // The configuration says nothing of that server, so nothing in it can be wrong.
+            // That server is not in the configuration, so its TLS error is no configuration error.
             Err(error @ (Error::ServerCertificate(_) | Error::ClientCertificate(_) | Error::Tls(_)))
                 if !configured.contains(&server) =>
             {
@@ -56,12 +56,12 @@ pub(crate) async fn keep(config: Config, configured: Vec<ServerAddr>, state: wat
     }
 }
 
-/// Every server is tried once before the first long pause.
+/// Every server is tried once before the pauses grow.
 fn pause(failures: usize, servers: usize) -> Duration {
     link::pause(failures / servers + 1)
 }
 
-/// The servers of the configuration, and those that the cluster names.
+/// The configured servers, and those that the cluster announces.
 fn known(configured: &[ServerAddr], session: &Session) -> Vec<ServerAddr> {
     let mut servers = configured.to_vec();
     for url in session.client.server_info().connect_urls.iter().take(DISCOVERED_MAX) {

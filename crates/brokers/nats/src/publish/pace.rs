@@ -1,23 +1,23 @@
-//! How fast acknowledgements come while there is enough to acknowledge.
+//! Measures the rate of acknowledgements while enough messages are in flight.
 
 use std::time::{Duration, Instant};
 
-/// Below so many in flight the pace is the sender's, not the server's.
+/// With fewer messages in flight, the sender limits the rate, not the server.
 const ENOUGH: usize = 32;
-/// What is looked at together, in time during which there was enough.
+/// The length of one measurement, counting only time with enough messages in flight.
 const LONG: Duration = Duration::from_millis(100);
-/// A server that syncs its disk before every acknowledgement stays below this many a second; others are far above it.
+/// A server that syncs its disk before every acknowledgement stays below this rate; others are far above it.
 const SLOW_PER_SECOND: u128 = 15_000;
 
-/// So much of what the server acknowledges may be in flight: the last of it then waits about so long, far less than its
-/// deadline.
+/// The window holds what the server acknowledges in this time. The last message then waits about this long, far less
+/// than its deadline.
 const AHEAD: Duration = Duration::from_millis(500);
-/// Fewer than that in flight would slow a quick server down before it is known to be quick.
+/// A smaller window would slow down a fast server before its rate is known.
 pub(super) const WINDOW_MIN: usize = 256;
-/// In flight before anything is known.
+/// The window before the first measurement.
 pub(super) const WINDOW_START: usize = 1_024;
 
-/// Measures the server's pace.
+/// Measures the rate of the server.
 #[derive(Debug, Default)]
 pub(super) struct Pace {
     since: Option<Instant>,
@@ -27,14 +27,15 @@ pub(super) struct Pace {
 }
 
 impl Pace {
-    /// One more is in flight.
+    /// Records that a message was sent.
     pub(super) fn sent(&mut self, in_flight: usize, now: Instant) {
         if self.since.is_none() && in_flight >= ENOUGH {
             self.since = Some(now);
         }
     }
 
-    /// So many were acknowledged, and so many are still in flight. When the pace is known anew: how many may be.
+    /// Records acknowledgements, with the number still in flight. Returns the new window when a measurement is
+    /// complete.
     pub(super) fn settled(&mut self, count: usize, in_flight: usize) -> Option<usize> {
         let since = self.since?;
         let now = Instant::now();
@@ -46,20 +47,19 @@ impl Pace {
         }
         let (settled, busy) = (self.settled as u128, self.busy.as_micros());
         (self.busy, self.settled) = (Duration::ZERO, 0);
-        // For good: what goes in batches then is quick, which says nothing of single messages.
+        // This is permanent: batches are fast afterwards, which says nothing about single messages.
         self.slow |= settled * 1_000_000 < SLOW_PER_SECOND * busy;
         usize::try_from(settled * AHEAD.as_micros() / busy).ok()
     }
 
-    /// Something ended without an acknowledgement, and so many are still in flight: time without enough is not the
-    /// server's.
+    /// Records a message that ended without an acknowledgement. Time with too few messages in flight does not count.
     pub(super) fn left(&mut self, in_flight: usize) {
         if in_flight < ENOUGH {
             self.since = None;
         }
     }
 
-    /// Whether the server was ever measured to be slow.
+    /// Whether a measurement ever found the server slow.
     pub(super) fn is_slow(&self) -> bool {
         self.slow
     }

@@ -1,4 +1,4 @@
-//! How much may be in flight on one connection.
+//! Limits the messages in flight on one connection.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -7,8 +7,8 @@ use tokio::sync::Semaphore;
 use super::pace::{WINDOW_MIN, WINDOW_START};
 use crate::classify::Error;
 
-/// Room for messages in flight; how much there is follows the server's pace, because behind a slow one a full window would
-/// wait past its deadline.
+/// The window for messages in flight. It follows the rate of the server: with a slow server, messages of a full window
+/// would pass their deadline.
 #[derive(Debug)]
 pub(super) struct Room {
     free: Semaphore,
@@ -19,7 +19,7 @@ pub(super) struct Room {
 #[derive(Debug)]
 struct Size {
     window: usize,
-    /// The window was made smaller than what is in flight: so much must end before anything new may begin.
+    /// The excess after the window shrank: this many must end before a new message may start.
     debt: usize,
 }
 
@@ -29,27 +29,27 @@ impl Room {
         Self { free: Semaphore::new(window), max, size: Mutex::new(Size { window, debt: 0 }) }
     }
 
-    /// Waits for room for a message, or for a batch of so many; an error when the connection is lost.
+    /// Waits for capacity for one message or a batch. Fails when the connection is lost.
     pub(super) async fn take(&self, messages: usize) -> Result<(), Error> {
         let weight = u32::try_from(self.weight(messages)).expect("the smallest window is small");
         let permit = self.free.acquire_many(weight).await.map_err(|_| Error::Disconnected)?;
-        // It is given back when the message has its outcome.
+        // The capacity is released when the message has an outcome.
         permit.forget();
         Ok(())
     }
 
-    /// How much room a message or a batch takes. A batch is stored at once, however large it is: it must fit into the
-    /// smallest window.
+    /// The capacity that a message or a batch needs. The server stores a batch at once, so even a large one must fit
+    /// into the smallest window.
     pub(super) fn weight(&self, messages: usize) -> usize {
         messages.min(WINDOW_MIN).min(self.max)
     }
 
-    /// Gives room back, except for what the window has shrunk by.
+    /// Releases capacity, except for the excess after the window shrank.
     pub(super) fn leave(&self, weight: usize) {
         self.leave_in(&mut self.lock(), weight);
     }
 
-    /// So many may be in flight from now on, within the limits.
+    /// Sets the window, within the limits.
     pub(super) fn resize(&self, window: usize) {
         let window = window.clamp(WINDOW_MIN.min(self.max), self.max);
         let mut size = self.lock();
@@ -63,7 +63,7 @@ impl Room {
         size.window = window;
     }
 
-    /// The connection is lost: whoever waits for room waits in vain.
+    /// Fails all waiters: the connection is lost.
     pub(super) fn close(&self) {
         self.free.close();
     }
@@ -75,7 +75,7 @@ impl Room {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Size> {
-        // Nothing panics while it is held.
+        // No code panics while it holds the lock.
         self.size.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

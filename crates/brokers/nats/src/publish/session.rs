@@ -1,4 +1,4 @@
-//! One connection for publishing, from its beginning to its loss.
+//! One connection for publishing, until it is lost.
 
 use std::collections::BTreeMap;
 use std::pin::pin;
@@ -16,15 +16,16 @@ use crate::classify::Error;
 use crate::config::Config;
 use crate::{link, tls};
 
-/// How often it is looked for acknowledgements that are overdue.
+/// How often overdue acknowledgements are checked.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
-/// For so long nothing is sent to a subject that we may not publish to: the server answers each with a line of its own.
+/// How long messages for a denied subject are not sent: the server would report each one.
 const DENIED_FOR: Duration = Duration::from_millis(500);
 const DENIED_MAX: usize = 1_024;
-/// Acknowledgements that are settled together.
+/// The maximum number of acknowledgements that are processed together.
 const TOGETHER: usize = 256;
 
-/// One connection. It is not made again when it is lost: what waits for an acknowledgement then would wait in vain.
+/// One connection. It is never restored when it is lost: messages in flight would wait for acknowledgements that cannot
+/// arrive.
 #[derive(Debug)]
 pub(crate) struct Session {
     pub(crate) client: Client,
@@ -34,11 +35,11 @@ pub(crate) struct Session {
     denied: Mutex<BTreeMap<String, Instant>>,
 }
 
-/// What a session listens to.
+/// The inputs of a session.
 pub(crate) struct Ears {
     events: mpsc::Receiver<Event>,
     answers: Subscriber,
-    /// Whether the server said what its stream can do.
+    /// Whether the server returned the settings of the stream.
     answered: bool,
 }
 
@@ -47,20 +48,20 @@ impl Session {
     pub(crate) async fn open(config: &Config, server: &ServerAddr) -> Result<(Self, Ears), Error> {
         let (sender, events) = mpsc::channel(256);
         let options = link::options(config)?
-            // One that the library makes again would take what still waited to be written with it, unnoticed. It tries
-            // once, and ends as soon as it finds that nobody holds its handle any more.
+            // A restored connection would silently lose messages that were not written yet. The library tries once, and
+            // stops when it finds that its handle was dropped.
             .max_reconnects(1)
             .ignore_discovered_servers()
             .skip_subject_validation(true)
             .subscription_capacity(config.in_flight_max + TOGETHER)
             .event_callback(move |event| {
-                // Events that find no room are repeated denials; a lost connection is noticed in other ways too.
+                // Events beyond the capacity are repeated denials; a lost connection is also detected in other ways.
                 sender.try_send(event).ok();
                 std::future::ready(())
             });
         let client = options.connect(server.clone()).await.map_err(tls::refused)?;
         let inbox = client.new_inbox() + ".";
-        // It fails only where the connection is gone again.
+        // This fails only if the connection is already lost.
         let answers = client.subscribe(format!("{inbox}*")).await.map_err(|_| Error::Disconnected)?;
         let clustered = client.server_info().cluster.is_some();
         let acks = Acks::new(config.in_flight_max, config.ack_deadline, clustered);
@@ -69,7 +70,7 @@ impl Session {
         Ok((Self { client, acks, ability, inbox, denied: Mutex::default() }, Ears { events, answers, answered }))
     }
 
-    /// Listens until the connection is lost, and says why; then everything that waited has its outcome.
+    /// Runs until the connection is lost, and returns the cause. Every waiting message has an outcome by then.
     pub(crate) async fn run(&self, ears: Ears, config: &Config) -> Error {
         let answered = ears.answered;
         let mut listening = pin!(self.listen(ears));
@@ -108,18 +109,18 @@ impl Session {
         why
     }
 
-    /// Where the acknowledgement of a token goes.
+    /// The reply subject of a token.
     pub(crate) fn reply(&self, token: u64) -> Subject {
         format!("{}{token}", self.inbox).into()
     }
 
-    /// Whether the server said a moment ago that we may not publish there.
+    /// Whether the server recently refused a publish to this subject.
     pub(crate) fn is_denied(&self, subject: &str) -> bool {
         let denied = self.denied.lock().unwrap_or_else(PoisonError::into_inner);
         !denied.is_empty() && denied.get(subject).is_some_and(|since| since.elapsed() < DENIED_FOR)
     }
 
-    /// The server complains, without saying about which message; an error if the connection is of no use.
+    /// Handles a server error, which does not name a message. Returns an error if the connection is unusable.
     fn heard(&self, error: &ServerError) -> Option<Error> {
         let ServerError::Other(text) = error else { return None };
         match link::violation(text)? {
@@ -138,11 +139,11 @@ impl Session {
     }
 }
 
-/// What publishers see of the connection.
+/// The state of the connection, as publishers see it.
 #[derive(Clone, Debug)]
 pub(crate) enum State {
-    /// There is one.
+    /// Connected.
     Up(Arc<Session>),
-    /// There is none, and why.
+    /// Not connected, with the cause.
     Down(Arc<Error>),
 }

@@ -1,4 +1,4 @@
-//! Whether a topology can be made at all, found out before the server is asked.
+//! Validates a topology before any request to the server.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -7,13 +7,13 @@ use super::words::overlap;
 use super::{Stream, Topology};
 use crate::classify::Error;
 
-/// As for groups: names become parts of subjects and of files.
+/// As for groups: names become parts of subjects and of file names.
 const NAME_BYTES_MAX: usize = 200;
-/// The server takes no more.
+/// The server's limit.
 const REPLICAS_MAX: usize = 5;
 
 impl Topology {
-    /// Says what makes this topology impossible, if anything does.
+    /// Rejects an invalid topology, with the reason.
     pub fn check(&self) -> Result<(), Error> {
         let mut names = BTreeSet::new();
         for stream in &self.streams {
@@ -45,7 +45,7 @@ impl Topology {
 }
 
 impl Stream {
-    /// A subject of each, if some message would be of both.
+    /// A subject of each stream, if a message could match both.
     fn overlap<'a>(&'a self, other: &'a Self) -> Option<(&'a str, &'a str)> {
         let pairs = self.subjects.iter().flat_map(|ours| other.subjects.iter().map(move |theirs| (&**ours, &**theirs)));
         pairs.into_iter().find(|(ours, theirs)| overlap(ours, theirs))
@@ -66,7 +66,7 @@ impl Stream {
         if !(1..=REPLICAS_MAX).contains(&self.replicas) {
             return wrong("needs 1 to 5 replicas");
         }
-        // Nothing may be remembered longer than it is kept.
+        // The server cannot detect duplicates for longer than it keeps messages.
         if self.max_age.is_some_and(|age| age < self.duplicate_window) {
             return wrong("has a `duplicate_window` longer than its `max_age`");
         }

@@ -1,4 +1,4 @@
-//! What of a topology is at the server, and what differs.
+//! Compares the configured topology with the server.
 
 use std::time::Duration;
 
@@ -13,11 +13,11 @@ use crate::group::{BUCKET, Group};
 use crate::lanes;
 use crate::snapshot::Snapshot;
 
-/// The first version that stores batches all or nothing.
+/// The first server version with atomic batches.
 pub(crate) const ATOMIC_FROM: (u32, u32) = (2, 12);
 
 impl Topology {
-    /// How everything stands, in the order in which it is made.
+    /// The state of every part, in the order of creation.
     pub(crate) fn compared(&self, seen: &Snapshot) -> Vec<Piece> {
         let mut pieces: Vec<Piece> = self.streams.iter().map(|stream| stream.compared(seen)).collect();
         if !self.groups.is_empty() {
@@ -41,7 +41,7 @@ impl Stream {
         Piece { name: format!("stream `{}`", self.name), state }
     }
 
-    /// The stream as the server is asked for it. What the server is too old for is left out, not asked for in vain.
+    /// The stream configuration to request. Settings that the server version does not support are left out.
     pub(crate) fn config(&self, version: (u32, u32)) -> stream::Config {
         let limit = |limit: Option<u64>| limit.map_or(-1, |limit| i64::try_from(limit).unwrap_or(i64::MAX));
         stream::Config {
@@ -73,7 +73,7 @@ impl Stream {
     }
 }
 
-/// A stream that is not there, and whose subjects another one may have.
+/// The state of a missing stream, whose subjects another stream may store.
 fn foreign(name: &str, wanted: &[String], seen: &Snapshot) -> State {
     let has = |other: &&stream::Info| {
         let theirs = &other.config.subjects;
@@ -88,7 +88,7 @@ fn foreign(name: &str, wanted: &[String], seen: &Snapshot) -> State {
     }
 }
 
-/// The bucket of lanes. On how many servers it is and for how long it knows repeats decides nothing of what it is for.
+/// The bucket of lanes. Its replica count and duplicate window may differ, because they do not affect its purpose.
 fn bucket_piece(seen: &Snapshot) -> Piece {
     let state = match seen.streams.get(&lanes::stream_name()) {
         None => State::Missing,
@@ -104,7 +104,7 @@ fn bucket_piece(seen: &Snapshot) -> Piece {
     Piece { name: format!("bucket `{BUCKET}`"), state }
 }
 
-/// A durable consumer; its stream must be there, unless it is known to be made before.
+/// A durable consumer. Its stream must exist, unless the topology creates it first.
 fn consumer_piece(group: &Group, lane: u16, seen: &Snapshot, is_known: bool) -> Piece {
     let name = group.durable(lane);
     let state = match seen.consumers.get(&(group.stream.clone(), name.clone())) {
@@ -140,7 +140,7 @@ fn differences(wanted: &stream::Config, found: &stream::Config) -> Vec<Differenc
     first.into_iter().chain(rows.into_iter().filter_map(row)).collect()
 }
 
-/// What of a durable consumer is not as the group needs it. Where it began is nobody's business but of who made it.
+/// The differences of a durable consumer. The start position is not compared: its creator chooses it.
 fn consumer_differences(group: &Group, lane: u16, found: &consumer::Config) -> Vec<Difference> {
     let wanted = group.consumer_config(lane);
     let filters = |one: &str, many: &[String]| if one.is_empty() { many.to_vec() } else { vec![one.to_owned()] };
@@ -159,7 +159,7 @@ fn consumer_differences(group: &Group, lane: u16, found: &consumer::Config) -> V
         ("headers_only", wanted.headers_only.to_string(), found.headers_only.to_string()),
         ("inactive_threshold", format!("{:?}", wanted.inactive_threshold), format!("{:?}", found.inactive_threshold)),
         ("mem_storage", wanted.memory_storage.to_string(), found.memory_storage.to_string()),
-        // None of its own is that of its stream.
+        // Without a value of its own, the consumer uses that of its stream.
         ("num_replicas", "those of the stream".to_owned(), replicas(found.num_replicas)),
     ];
     first.into_iter().chain(rows.into_iter().filter_map(row)).collect()

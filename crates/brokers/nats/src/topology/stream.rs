@@ -1,38 +1,38 @@
-//! A stream as the configuration has it.
+//! The configuration of a stream.
 
 use std::time::Duration;
 
-/// A stream; the defaults keep everything that was confirmed until somebody removes it.
+/// A stream. By default it keeps every confirmed message until an operator deletes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stream {
-    /// Its name.
+    /// The name.
     pub name: String,
-    /// The subjects that it stores; `*` and `>` as in NATS.
+    /// The subjects that it stores, with the NATS wildcards `*` and `>`.
     pub subjects: Vec<String>,
-    /// Where messages are kept.
+    /// Where messages are stored.
     pub storage: Storage,
-    /// On how many servers of a cluster.
+    /// The number of replicas in a cluster.
     pub replicas: usize,
-    /// What removes a message.
+    /// When messages are deleted.
     pub retention: Retention,
-    /// Messages older than that are removed.
+    /// The maximum age of a message.
     pub max_age: Option<Duration>,
-    /// At most so many bytes.
+    /// The maximum size in bytes.
     pub max_bytes: Option<u64>,
-    /// At most so many messages.
+    /// The maximum number of messages.
     pub max_messages: Option<u64>,
-    /// Larger messages are refused.
+    /// The maximum size of a message.
     pub max_message_bytes: Option<u32>,
-    /// What happens when it is full.
+    /// What happens when the stream is full.
     pub discard: Discard,
-    /// For how long the server recognises a message that is sent again.
+    /// How long the server detects duplicates.
     pub duplicate_window: Duration,
-    /// Whether batches are stored all or nothing, where the server can (2.12 and later).
+    /// Whether atomic batches are enabled, if the server supports them (2.12 and later).
     pub atomic: bool,
 }
 
 impl Stream {
-    /// A stream in files, on one server, without limits, with a duplicate window of ten minutes.
+    /// A stream with file storage, one replica, no limits and a duplicate window of ten minutes.
     pub fn new<S: Into<String>>(name: impl Into<String>, subjects: impl IntoIterator<Item = S>) -> Self {
         Self {
             name: name.into(),
@@ -51,25 +51,25 @@ impl Stream {
     }
 }
 
-/// Where a stream keeps its messages.
+/// Where a stream stores its messages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Storage {
     /// In files.
     #[default]
     File,
-    /// In memory: gone when the server ends.
+    /// In memory: lost when the server stops.
     Memory,
 }
 
-/// What removes a message from a stream.
+/// When a stream deletes messages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Retention {
-    /// Its limits of age and size only.
+    /// Only by the limits of age and size.
     #[default]
     Limits,
-    /// Also that every consumer has acknowledged it; without consumers it is not kept at all.
+    /// Also when every consumer has acknowledged the message. Without consumers nothing is stored.
     Interest,
-    /// Also that its one consumer has acknowledged it.
+    /// Also when its one consumer has acknowledged the message.
     WorkQueue,
 }
 
@@ -79,6 +79,6 @@ pub enum Discard {
     /// Refuses new messages.
     #[default]
     New,
-    /// Drops the oldest, consumed or not.
+    /// Drops the oldest messages, consumed or not.
     Old,
 }

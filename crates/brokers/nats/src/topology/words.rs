@@ -1,8 +1,8 @@
-//! Subjects with wildcards, word by word.
+//! Subjects with wildcards, token by token.
 
 use relevo_core::template::Word;
 
-/// The words of a stream's or consumer's subject.
+/// The tokens of a stream's or consumer's subject.
 pub(crate) fn words(subject: &str) -> Vec<Word<'_>> {
     let word = |word| match word {
         "*" => Word::One,
@@ -12,7 +12,7 @@ pub(crate) fn words(subject: &str) -> Vec<Word<'_>> {
     subject.split('.').map(word).collect()
 }
 
-/// Whether some subject is one of both.
+/// Whether a subject can match both.
 pub(crate) fn overlap(one: &str, other: &str) -> bool {
     let (mut ones, mut others) = (one.split('.'), other.split('.'));
     loop {

@@ -1,4 +1,4 @@
-//! Atomic batches: where they are used, and what becomes of their messages when one cannot be stored.
+//! Atomic batches: when they are used, and the outcomes when one message cannot be stored.
 
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ async fn kept(server: &Private) -> Vec<i64> {
     numbers(&stored(server, STREAM).await.into_iter().map(|(_, raw)| raw).collect::<Vec<_>>())
 }
 
-/// Of what is stored, how much came in batches: their headers are stored with them.
+/// The number of stored messages that came in batches. The server stores the batch headers with them.
 async fn in_batches(server: &Private) -> usize {
     let stream = jetstream::new(client(server).await).get_stream(STREAM).await.expect("a stream");
     let state = &stream.cached_info().state;
@@ -77,7 +77,7 @@ async fn none_is_sent_when_they_are_off_however_slow_the_server_is() {
 async fn none_is_sent_while_nothing_is_known_of_the_servers_pace() {
     let server = server(NatsVersion::V2_15, everything()).await;
     let broker = broker(server.url(), Atomic::Auto).await;
-    // Never so many at once that their pace would be the server's.
+    // Never enough in flight to measure the rate of the server.
     for first in (1..2_000).step_by(20) {
         publish_all(&broker, &batch(first..=first + 19)).await;
     }
@@ -104,7 +104,7 @@ async fn a_batch_with_a_repeat_is_sent_one_by_one() {
     publish_all(&broker, &batch(5..=6)).await;
     publish_all(&broker, &batch(1..=10)).await;
     assert_eq!(kept(&server).await, [5, 6, 1, 2, 3, 4, 7, 8, 9, 10]);
-    // The same one twice within a batch.
+    // The same message twice in one batch.
     publish_all(&broker, &[publication(11, "a"), publication(12, "a"), publication(11, "a")]).await;
     assert_eq!(kept(&server).await[10..], [11, 12]);
 }

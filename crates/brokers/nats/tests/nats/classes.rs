@@ -1,4 +1,4 @@
-//! What each refusal of a real server means, on both versions.
+//! The failure class of each refusal by a real server, on both versions.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::harness::{
     STREAM, client, everything, make_stream, make_stream_as, open, server, stored, told, told_of, until,
 };
 
-/// Publishes a refused message between two others, which must pass; what is told of it.
+/// Publishes a refused message between two others, which must succeed. Returns the failure of the refused one.
 async fn between(version: NatsVersion, config: stream::Config, refused: &Publication) -> (Class, String) {
     let server = Private::start(version, Settings::new()).await;
     make_stream(&server, config).await;
@@ -90,7 +90,7 @@ async fn a_full_stream_is_throttled_and_takes_more_when_there_is_room() {
             told(&broker, &batch).await.into_iter().map(|told| told.map(|(class, _)| class)).collect();
         let throttled = Some(Class::Throttled(Duration::from_secs(1)));
         assert_eq!(classes, [None, None, throttled, throttled]);
-        // What is there already is still recognised.
+        // Duplicates of stored messages are still detected.
         assert_eq!(told_of(&broker, &batch[0]).await, None);
         let context = jetstream::new(client(&server).await);
         context.get_stream(STREAM).await.expect("a stream").purge().await.expect("purged");
@@ -176,7 +176,7 @@ async fn a_sealed_stream_is_blocked() {
 #[tokio::test]
 async fn a_refusal_that_nobody_foresaw_is_blocked_and_names_its_code() {
     let server = Private::start(NatsVersion::V2_15, Settings::new()).await;
-    // A stream of counters takes only numbers to add.
+    // A stream of counters accepts only increments.
     let counters = stream::Config {
         allow_message_counter: true,
         allow_direct: true,
@@ -187,7 +187,7 @@ async fn a_refusal_that_nobody_foresaw_is_blocked_and_names_its_code() {
     make_stream(&server, counters).await;
     let broker = open(Config::new(server.url())).await;
     let (class, text) = told_of(&broker, &publication(1, "a")).await.expect("refused");
-    // Every message would be counted out and buried.
+    // Otherwise every message would use up its attempts and be dead-lettered.
     assert_eq!(class, Class::Blocked, "{text}");
     assert!(text.contains("10169"), "{text}");
 }

@@ -1,4 +1,4 @@
-//! The suite that every broker passes, on the oldest and the newest server.
+//! The conformance suite of every broker, on the oldest and the newest server.
 
 mod newest {
     relevo_conformance::broker_suite!(crate::harness::newest);

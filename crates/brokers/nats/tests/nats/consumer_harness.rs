@@ -1,4 +1,4 @@
-//! NATS as the suite of consuming sees it: a server of its own for each case, and groups of eight lanes.
+//! The NATS harness for the consumer suite: a private server for each case, and groups of eight lanes.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -19,13 +19,13 @@ use crate::harness::{client, make_stream, stored};
 
 pub(crate) const STREAM: &str = "all";
 pub(crate) const LANES: u16 = 8;
-/// Longer than any case: only [`Lanes::expire`] ends a lease.
+/// Longer than any test case, so that only [`Lanes::expire`] ends a lease.
 const LEASE: Duration = Duration::from_mins(5);
 
-/// A server, and one stream for everything.
+/// A server with one stream for all addresses.
 pub(crate) struct Lanes {
     pub(crate) server: Private,
-    /// One before each consumer.
+    /// One proxy for each consumer.
     proxies: Mutex<Vec<Arc<CutProxy>>>,
     thawing: Mutex<JoinSet<()>>,
 }
@@ -54,8 +54,8 @@ impl Lanes {
         jetstream::new(client(&self.server).await)
     }
 
-    /// Makes every lease of the group end now, as time would: each record is written again without one, and the members
-    /// are forgotten. Who had a lane is not told.
+    /// Expires every lease of the group, as time would. It rewrites each record without a lease and deletes the
+    /// members. The owners are not notified.
     pub(crate) async fn expire(&self, group: &str) {
         let jetstream = self.jetstream().await;
         let bucket = jetstream.get_stream("KV_relevo-lanes").await.expect("the bucket");
@@ -74,7 +74,7 @@ impl Lanes {
     }
 }
 
-/// Who has each lane.
+/// The owner of each lane.
 pub(crate) async fn owners(jetstream: &jetstream::Context, group: &str) -> Vec<Option<String>> {
     let bucket = jetstream.get_stream("KV_relevo-lanes").await.expect("the bucket");
     let mut owners = Vec::new();
@@ -87,7 +87,7 @@ pub(crate) async fn owners(jetstream: &jetstream::Context, group: &str) -> Vec<O
     owners
 }
 
-/// The group that a case asks for.
+/// The group that a test case requests.
 pub(crate) fn group(name: &str, address: &str) -> Group {
     Group { lanes: Some(LANES), ..Group::new(name, STREAM, [address]) }
 }
@@ -138,7 +138,7 @@ impl ConsumerHarness for Lanes {
         self.expire(&group).await;
     }
 
-    /// Nothing goes to it and nothing comes from it until somebody else has all of its lanes.
+    /// Blocks all traffic of the consumer until another one owns all of its lanes.
     async fn freeze(&self, consumer: &NatsConsumer) {
         let proxies = self.proxies.lock().expect("no holder panics").clone();
         for proxy in &proxies {

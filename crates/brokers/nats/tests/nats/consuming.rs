@@ -1,4 +1,4 @@
-//! The suite of consuming, on the oldest and the newest server.
+//! The consumer suite, on the oldest and the newest server.
 
 mod newest {
     relevo_conformance::consumer_suite!(crate::consumer_harness::newest);

@@ -1,4 +1,4 @@
-//! Every setting that breaks a promise, set up on the real server, found, mended, and found good.
+//! Every setting that breaks a guarantee: created on a real server, detected, fixed, and reported as good.
 
 use std::net::TcpListener;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use relevo_testkit::nats::{Private, Settings};
 
 use crate::stage::Stage;
 
-/// Makes a stream so, looks for the finding, mends the stream, and asserts that it is good then.
+/// Creates a stream with this setting, asserts the finding, fixes the stream, and asserts that it is good.
 async fn found(severity: Severity, subject: &str, change: impl Fn(&mut stream::Config)) {
     let stage = Stage::shared(NatsVersion::V2_15).await;
     let mut config = stage.safe();
@@ -49,7 +49,7 @@ async fn a_full_stream_that_drops_is_a_danger() {
         stream.max_messages = 10;
     })
     .await;
-    // A limit a subject drops even where a full stream refuses.
+    // A limit per subject drops messages even if a full stream refuses new ones.
     found(Danger, "discard-old", |stream| stream.max_messages_per_subject = 1).await;
     let stage = Stage::shared(NatsVersion::V2_15).await;
     stage
@@ -120,7 +120,7 @@ async fn a_route_that_no_stream_stores_is_a_danger() {
     stage.examine_with(lanes, &[&subject]).await.good("route-unbound", &subject);
     let templated = format!("{name}.{{type}}");
     stage.examine_with(stage.config(), &[&templated]).await.good("route-unbound", &templated);
-    // The expected stream is another.
+    // The configuration expects another stream.
     let elsewhere = Config { stream: Some("ELSEWHERE".to_owned()), ..stage.config() };
     stage.examine_with(elsewhere, &[&templated]).await.has(Danger, "route-unbound", "ELSEWHERE");
     let right = Config { stream: Some(name), ..stage.config() };
@@ -138,7 +138,7 @@ async fn an_old_server_and_what_it_ignores_are_told() {
     let findings = stage.examine_with(Config { topology: topology.clone(), ..stage.config() }, &[]).await;
     findings.has(Danger, "settings-ignored", &group.name);
     findings.has(Note, "settings-ignored", name);
-    // Fixed in that version, and therefore known without asking.
+    // The interval is fixed in that version, and therefore known without a request.
     findings.has(Warning, "sync-interval", name);
     let version: Vec<_> = findings.0.iter().filter(|finding| finding.subject == "server-version").collect();
     assert!(matches!(version[..], [found] if found.severity == Note && found.seen.contains("2.9")), "{version:?}");

@@ -1,4 +1,4 @@
-//! NATS as the suite of faults sees it: behind a proxy, on a server that may be harmed.
+//! The NATS harness for the fault suite: behind a proxy, with a private server.
 
 use std::time::Duration;
 
@@ -14,11 +14,12 @@ use relevo_testkit::proxy::{CutProxy, Direction};
 
 use crate::harness::{STREAM, client, everything, make_stream, open, stored};
 
-/// So many messages fit into the stream of the case that fills it: more than half of what is sent, and less than what is sent before the fault.
+/// The message limit of the stream that a case fills: more than half of the messages, and less than those before the
+/// fault.
 const ROOM: u64 = 1_600;
-/// So many bytes in that of the case without memory.
+/// The byte limit of the stream in the memory case.
 const ROOM_BYTES: i64 = 500_000;
-/// What the server may store in all, in the case without disk.
+/// The storage limit of the server in the disk case.
 const DISK: &str = "max_file_store: 2097152";
 const BALLAST_BYTES: usize = 1_600_000;
 
@@ -36,7 +37,7 @@ pub(crate) async fn oldest() -> Harmed {
 }
 
 async fn start(version: NatsVersion) -> Harmed {
-    // The thread of a test has its name, and what a server may store is said when it starts.
+    // The thread of a test has the name of the test. The storage limit must be set when the server starts.
     let named = |part| std::thread::current().name().is_some_and(|name| name.contains(part));
     let settings = if named("short_of_disk") { Settings::new().jetstream(DISK) } else { Settings::new() };
     let server = Private::start(version, settings).await;
@@ -55,7 +56,7 @@ async fn start(version: NatsVersion) -> Harmed {
     Harmed { server, proxy }
 }
 
-/// Takes most of the room that the server has.
+/// Uses most of the server's storage.
 async fn ballast(server: &Private) {
     let config = stream::Config {
         name: "ballast".to_owned(),
@@ -71,7 +72,7 @@ async fn ballast(server: &Private) {
 }
 
 impl Harmed {
-    /// Waits until the stream grows no more.
+    /// Waits until the stream stops growing.
     async fn is_full(&self) {
         let jetstream = jetstream::new(client(&self.server).await);
         let mut before = 0;
@@ -86,7 +87,7 @@ impl Harmed {
         }
     }
 
-    /// Gives the stream as much room as it wants.
+    /// Removes the limits of the stream.
     async fn widen(&self) {
         let config = stream::Config { discard: stream::DiscardPolicy::New, ..everything() };
         jetstream::new(client(&self.server).await).update_stream(config).await.expect("a wider stream");
@@ -135,7 +136,8 @@ impl FaultHarness for Harmed {
                 self.proxy.delay(Duration::from_millis(20));
                 self.proxy.throttle(50_000);
             }
-            // NATS knows no alarms; the nearest are the limits of a stream's bytes and of all that the server stores.
+            // NATS has no alarms. The closest equivalents are the byte limit of a stream and the storage limit of the
+            // server.
             Fault::Full | Fault::Memory | Fault::Disk => soon(self.is_full()).await,
         }
     }

@@ -1,5 +1,5 @@
-//! Servers and connections that break, for real: nothing that was confirmed is missing, first appearances are in the
-//! order of their keys, and what is sent again makes no second message.
+//! Real faults of servers and connections. No confirmed message is lost, first occurrences are in order per key, and a
+//! repeated publish creates no second message.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -14,11 +14,11 @@ use relevo_testkit::proxy::{CutProxy, Direction};
 
 use crate::harness::{STREAM, everything, make_stream, open, server, stored, told, told_of, until};
 
-/// The deadline of an acknowledgement that does not come.
+/// The deadline for an acknowledgement that never arrives.
 const SHORT: Duration = Duration::from_secs(2);
-/// The same where nobody is to wait for one.
+/// The deadline in tests that must not wait for one.
 const LONG: Duration = Duration::from_secs(15);
-/// Shorter than that: what is told within it was not waited for.
+/// An outcome within this time did not wait for the deadline.
 const AT_ONCE: Duration = Duration::from_secs(10);
 
 async fn through_a_proxy(version: NatsVersion) -> (Private, CutProxy, NatsBroker) {
@@ -44,7 +44,7 @@ fn classes(told: &[Option<(Class, String)>]) -> Vec<Option<Class>> {
     told.iter().map(|told| told.as_ref().map(|(class, _)| *class)).collect()
 }
 
-/// Sends everything until all of it is confirmed, as the relay does: of each key the first that is not confirmed.
+/// Publishes until everything is confirmed, as the relay does: for each key, the first unconfirmed message.
 async fn insist(broker: &NatsBroker, all: &[Publication]) {
     let insisting = async {
         let mut left = all.to_vec();
@@ -63,7 +63,7 @@ async fn insist(broker: &NatsBroker, all: &[Publication]) {
     tokio::time::timeout(Duration::from_mins(1), insisting).await.expect("everything is confirmed in the end");
 }
 
-/// Everything is there once, and each key in order.
+/// Asserts that every message is stored once, and each key in order.
 async fn assert_whole(server: &Private, count: usize) {
     let mut keys: BTreeMap<String, Vec<i64>> = BTreeMap::new();
     for (_, raw) in stored(server, STREAM).await {
@@ -108,7 +108,7 @@ async fn a_broker_can_be_opened_before_its_server() {
 #[tokio::test]
 async fn another_server_of_the_list_is_tried() {
     let (server, _) = server(NatsVersion::V2_15).await;
-    // Nothing listens there: the port is the system's own.
+    // No process listens on this system port.
     let urls = vec!["nats://127.0.0.1:1".to_owned(), server.url()];
     let broker = open(Config { urls, ..Config::new("") }).await;
     until(&broker, &publication(1, "a"), None).await;
@@ -166,7 +166,7 @@ async fn a_stopped_server_is_unknown_after_the_deadline_and_goes_on_when_it_goes
         let (server, patient) = server(version).await;
         let broker = open(Config { ack_deadline: SHORT, ..Config::new(server.url()) }).await;
         publish_all(&patient, &batch(1..=10)).await;
-        // The same once more, for what it has to learn before its server stands still.
+        // Publish once more, so that the connection knows its server before it is suspended.
         until(&broker, &batch(1..=1)[0], None).await;
         server.pause().await;
         let told = told(&broker, &batch(11..=30)).await;
@@ -182,7 +182,7 @@ async fn a_silent_connection_is_noticed_without_anything_to_send() {
     let (server, proxy, _) = through_a_proxy(NatsVersion::V2_15).await;
     let ping_every = Duration::from_millis(100);
     let broker = open(Config { ping_every, ..Config::new(format!("nats://{}", proxy.addr())) }).await;
-    // A machine that stands still is as silent.
+    // A suspended machine does not respond either.
     until(&broker, &batch(1..=1)[0], None).await;
     proxy.freeze();
     until(&broker, &publication(2, "k"), Some(Class::Outage)).await;
@@ -206,7 +206,7 @@ async fn a_server_killed_within_a_batch_loses_and_doubles_nothing() {
 
 #[tokio::test]
 async fn what_the_client_still_sends_after_it_was_given_up_makes_no_second_message() {
-    // More than the client library has room for, so that some of it still waits to be written when the connection goes.
+    // More than the client library can buffer, so that some messages are not written when the connection is lost.
     let (server, proxy, broker) = through_a_proxy(NatsVersion::V2_15).await;
     proxy.stall(Direction::ToServer);
     let batch = batch(1..=4_000);
@@ -227,12 +227,12 @@ async fn a_cluster_goes_on_when_the_node_that_we_talk_to_dies() {
     let cluster = Cluster::of_three().await;
     let [first, second, _] = cluster.nodes();
     make_stream(first, stream::Config { num_replicas: 3, ..everything() }).await;
-    // The others are known from the one.
+    // The broker learns the other servers from the first one.
     let broker = open(Config::new(first.url())).await;
     publish_all(&broker, &batch(1..=100)).await;
     let batch = batch(101..=2_000);
     tokio::join!(insist(&broker, &batch), first.kill9());
-    // Only reading it needs all three.
+    // Only reading needs all three servers.
     first.start_again().await;
     cluster.healthy().await;
     assert_whole(second, 2_000).await;

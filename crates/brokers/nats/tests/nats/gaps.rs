@@ -1,5 +1,5 @@
-//! What a consumer must not take for done: what got lost on the way, and what another stream or durable consumer of the
-//! same name holds.
+//! Messages that a consumer must not treat as handled: lost deliveries, and messages of another stream or durable
+//! consumer with the same name.
 
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ async fn acknowledge(consumer: &NatsConsumer, deliveries: &[Delivery]) {
     assert_eq!(stale(consumer, &tags(deliveries)).await.expect("acknowledged"), []);
 }
 
-/// Receives and acknowledges so many; meanwhile the group may be missing.
+/// Receives and acknowledges `wanted` messages. The group may be missing in the meantime.
 async fn numbers(consumer: &NatsConsumer, wanted: usize) -> Vec<i64> {
     let mut all = Vec::new();
     let receiving = async {
@@ -50,7 +50,7 @@ async fn what_was_lost_on_the_way_is_not_passed_over() {
     for version in NatsVersion::ALL {
         let lanes = start(version).await;
         let config = Config { lanes: Some(1), ..lanes.config() };
-        // Far longer than this test: the server itself would bring back too late what got lost.
+        // Far longer than this test: the server's own redelivery of a lost message would come too late.
         let ack_wait = Duration::from_mins(5);
         let group = Group { lanes: Some(1), ack_wait, ..Group::new("billing", STREAM, ["orders"]) };
         declare(&config, &group).await.expect("a group");
@@ -62,7 +62,7 @@ async fn what_was_lost_on_the_way_is_not_passed_over() {
         let one = consumer(&away, &group, membership).await.expect("a consumer");
         let held = receive(&one, 5).await;
         acknowledge(&one, &held[1..]).await;
-        // These go into a connection that ends before they are read.
+        // These are sent to a connection that is closed before they are read.
         proxy.stall(Direction::ToClient);
         publish_all(&broker, &batch(5..8)).await;
         proxy.until_held(Direction::ToClient).await;
@@ -124,7 +124,8 @@ async fn an_acknowledgement_for_a_durable_consumer_that_is_gone_hides_nothing_of
         let stream = lanes.jetstream().await.get_stream(STREAM).await.expect("the stream");
         stream.delete_consumer("billing-0").await.expect("deleted");
         declare(&config, &group).await.expect("made again");
-        // A request of before, which the new one serves; and words about the old one, of what it has delivered and not.
+        // An earlier request, which the new consumer serves; and acknowledgements for the old one, of delivered and
+        // undelivered messages.
         let made_again: PullConsumer = stream.get_consumer("billing-0").await.expect("a consumer");
         let served = made_again.fetch().max_messages(3).messages().await.expect("messages");
         assert_eq!(served.count().await, 3);
@@ -135,7 +136,7 @@ async fn an_acknowledgement_for_a_durable_consumer_that_is_gone_hides_nothing_of
         }
         client.flush().await.expect("written");
         let floor = async || stream.consumer_info("billing-0").await.expect("a consumer").ack_floor.stream_sequence;
-        // The server takes them for the new one's.
+        // The server applies them to the new consumer.
         soon(async { while floor().await != 2 {} }).await;
         let two = consumer(&config, &group, Membership::default()).await.expect("a consumer");
         assert_eq!(numbers(&two, 10).await, (0..10).collect::<Vec<_>>(), "on {version:?}");

@@ -1,4 +1,4 @@
-//! NATS as the suite of publishing sees it.
+//! The NATS harness for the publishing suite.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use relevo_core::{Broker as _, Class, Publication, Raw};
 use relevo_testkit::NatsVersion;
 use relevo_testkit::nats::{Private, Settings};
 
-/// A server of its own, with one stream for everything.
+/// A private server with one stream for all addresses.
 pub(crate) struct Nats {
     pub(crate) server: Private,
     atomic: Atomic,
@@ -39,11 +39,11 @@ async fn start(version: NatsVersion, atomic: Atomic) -> Nats {
     Nats { server, atomic }
 }
 
-/// A stream for the addresses that the suite uses.
+/// A stream for the addresses of the suite.
 pub(crate) fn everything() -> stream::Config {
     stream::Config {
         name: STREAM.to_owned(),
-        // Not simply `>`: the server refuses acknowledgements to a stream that takes its own subjects too.
+        // Not simply `>`: the server refuses acknowledgements for a stream that also stores the server's own subjects.
         subjects: ["orders", "orders.>", "archive", "archive.>"].map(str::to_owned).to_vec(),
         duplicate_window: Duration::from_mins(2),
         allow_atomic_publish: true,
@@ -51,7 +51,7 @@ pub(crate) fn everything() -> stream::Config {
     }
 }
 
-/// The library alone, for what a test prepares and looks at.
+/// The plain client library, for setup and inspection.
 pub(crate) async fn client(server: &Private) -> Client {
     async_nats::connect(server.url()).await.expect("the server is there")
 }
@@ -60,16 +60,16 @@ pub(crate) async fn make_stream(server: &Private, config: stream::Config) {
     jetstream::new(client(server).await).create_stream(config).await.expect("a stream");
 }
 
-/// Makes the usual stream at a server that asks for a login.
+/// Creates the default stream on a server that requires a login.
 pub(crate) async fn make_stream_as(server: &Private, user: &str, password: &str) {
     let options = async_nats::ConnectOptions::with_user_and_password(user.to_owned(), password.to_owned());
     let client = options.connect(server.url()).await.expect("the server lets us in");
     jetstream::new(client).create_stream(everything()).await.expect("a stream");
 }
 
-/// Everything that a stream holds, with the subject of each.
+/// All messages of a stream, each with its subject.
 pub(crate) async fn stored(server: &Private, name: &str) -> Vec<(String, Raw)> {
-    // Boxed, because the library's own futures are large and every test would hold this one.
+    // Boxed, because the library's futures are large and every test would hold this one.
     soon(Box::pin(read(server, name))).await
 }
 
@@ -87,7 +87,7 @@ async fn read(server: &Private, name: &str) -> Vec<(String, Raw)> {
         let mut some =
             consumer.batch().max_messages(1_000).expires(Duration::from_secs(5)).messages().await.expect("some");
         while let Some(message) = some.next().await {
-            // A consumer in a cluster is there before it has its leader; then it is asked again.
+            // In a cluster, a consumer exists before it has a leader; the read is repeated then.
             let Ok(message) = message else { break };
             let headers = message.headers.as_ref().map(decode_headers).unwrap_or_default();
             stored.push((message.subject.to_string(), Raw::new(headers, message.payload.clone())));
@@ -99,7 +99,7 @@ async fn read(server: &Private, name: &str) -> Vec<(String, Raw)> {
     stored
 }
 
-/// A server of its own with the usual stream, and a broker for it.
+/// A private server with the default stream, and a broker for it.
 pub(crate) async fn server(version: NatsVersion) -> (Private, NatsBroker) {
     let server = Private::start(version, Settings::new()).await;
     make_stream(&server, everything()).await;
@@ -111,7 +111,7 @@ pub(crate) async fn open(config: Config) -> NatsBroker {
     NatsBroker::open(config).await.expect("a configuration that can work")
 }
 
-/// Publishes a batch; what is told of each message that was not confirmed.
+/// Publishes a batch. Returns the failure of each unconfirmed message.
 pub(crate) async fn told(broker: &NatsBroker, batch: &[Publication]) -> Vec<Option<(Class, String)>> {
     let reports = Reports::default();
     soon(broker.publish(batch, &reports.confirms(1))).await;
@@ -121,12 +121,12 @@ pub(crate) async fn told(broker: &NatsBroker, batch: &[Publication]) -> Vec<Opti
     told.into_iter().map(|(_, outcome)| outcome.err().map(|failure| (failure.class(), failure.describe()))).collect()
 }
 
-/// What is told of one message.
+/// Publishes one message. Returns its failure, if any.
 pub(crate) async fn told_of(broker: &NatsBroker, one: &Publication) -> Option<(Class, String)> {
     told(broker, std::slice::from_ref(one)).await.remove(0)
 }
 
-/// Publishes one message again and again until it ends so; what is then told of it.
+/// Publishes one message repeatedly until it has this outcome. Returns the error text.
 pub(crate) async fn until(broker: &NatsBroker, one: &Publication, class: Option<Class>) -> String {
     let trying = async {
         loop {

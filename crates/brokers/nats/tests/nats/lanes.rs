@@ -1,4 +1,4 @@
-//! What the suite of consuming does not ask: servers and connections that break, lanes that move, settings that are ignored.
+//! Cases beyond the consumer suite: faults of servers and connections, lanes that move, and ignored settings.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -27,7 +27,8 @@ fn brief(lease: Duration) -> Membership {
 }
 
 async fn acknowledge(consumer: &NatsConsumer, deliveries: &[Delivery]) -> Vec<DeliveryTag> {
-    // The server may be away: the same call may be made again, and what was kept the first time is told as lost.
+    // The server may be down, so the call may be repeated. Acknowledgements recorded the first time are then reported
+    // as stale.
     loop {
         if let Ok(lost) = stale(consumer, &tags(deliveries)).await {
             return lost;
@@ -35,7 +36,7 @@ async fn acknowledge(consumer: &NatsConsumer, deliveries: &[Delivery]) -> Vec<De
     }
 }
 
-/// Everything that was received, whoever received it.
+/// All received messages, from any consumer.
 #[derive(Default)]
 struct History {
     appeared: BTreeSet<i64>,
@@ -65,12 +66,12 @@ impl History {
     }
 }
 
-/// Receives and acknowledges until everything up to `end` has appeared.
+/// Receives and acknowledges until every message up to `end` was received.
 async fn drain(consumer: &NatsConsumer, history: &mut History, end: usize) {
     let deadline = Instant::now() + Duration::from_mins(1);
     while history.appeared.len() < end {
         assert!(Instant::now() < deadline, "only {} of {end} came", history.appeared.len());
-        // An error says that the server is away; what is received next shows whether it mattered.
+        // An error means that the server is down; later deliveries show whether it had an effect.
         if let Ok(some) = soon(consumer.receive(50)).await {
             history.note(&some);
             let lost = acknowledge(consumer, &some).await;
@@ -99,7 +100,7 @@ async fn members_come_and_go(version: NatsVersion) {
                 };
                 let some = some.expect("deliveries");
                 history.note(&some);
-                // The rest stays out, and is lost with the member.
+                // The rest stays outstanding, and is lost with the member.
                 let some = &some[..=some.len() / 2];
                 let lost = acknowledge(member, some).await;
                 history.settle(some, &lost);
@@ -108,12 +109,13 @@ async fn members_come_and_go(version: NatsVersion) {
         match round % 4 {
             0 => soon(guest.close()).await.expect("closed"),
             1 => drop(guest),
-            // The guest stays, and the other one goes.
+            // The guest stays, and the other one ends.
             2 => drop(std::mem::replace(&mut steady, guest)),
             _ => soon(std::mem::replace(&mut steady, guest).close()).await.expect("closed"),
         }
     }
-    // What the last one has out comes again to its successor, and what the dead had out when their leases end.
+    // Outstanding messages of the last member are redelivered to its successor; those of dead members when their leases
+    // end.
     soon(steady.close()).await.expect("closed");
     let successor = consumer(&config, &group, brief(Duration::from_secs(1))).await.expect("a consumer");
     while history.settled.len() < total as usize {
@@ -152,7 +154,7 @@ async fn survives(version: NatsVersion, harm: impl AsyncFn(&Lanes)) {
     history.settle(&held[20..], &acknowledge(&consumer, &held[20..]).await);
     let broker = lanes.broker().await;
     let deadline = Instant::now() + Duration::from_secs(20);
-    // The same ids again until they are confirmed: the stream knows them.
+    // Publish the same ids until they are confirmed: the stream detects duplicates.
     loop {
         let outcomes = relevo_conformance::broker::harness::publish(&broker, &batch(200..400, 10)).await;
         if outcomes.iter().all(Option::is_none) {
@@ -205,7 +207,7 @@ async fn a_connection_cut_in_mid_settlement_settles_or_does_not() {
             let (settled, ()) = tokio::join!(stale(&one, &tags), proxy.cut());
             match settled {
                 Ok(lost) => history.settle(&some, &lost),
-                // Each was kept or not; if not it can still be said, or comes again.
+                // Each acknowledgement was recorded or not. If not, it can be repeated, or the message is redelivered.
                 Err(failure) => {
                     assert_eq!(failure.class(), Class::Unknown);
                     acknowledge(&one, &some).await;
@@ -226,7 +228,8 @@ async fn a_full_lane_goes_on_at_its_next_owner_without_waiting_for_the_server() 
     for version in NatsVersion::ALL {
         let lanes = start(version).await;
         let config = Config { lanes: Some(1), ..lanes.config() };
-        // The dead one had as many as the server gives, and the server waits for word of each for five minutes.
+        // The dead consumer had the maximum number of messages, and the server waits five minutes for each
+        // acknowledgement.
         let group = Group {
             lanes: Some(1),
             max_ack_pending: 20,
@@ -248,7 +251,7 @@ async fn a_full_lane_goes_on_at_its_next_owner_without_waiting_for_the_server() 
 
 #[tokio::test]
 async fn what_is_worked_on_for_long_is_not_brought_again() {
-    // Three signs of life in this time: one that is late by half of it is not too late.
+    // Three progress signals in this time: one that is late by half of it is still in time.
     const ACK_WAIT: Duration = Duration::from_secs(6);
     join_all(NatsVersion::ALL.map(async |version| {
         let lanes = start(version).await;

@@ -1,4 +1,4 @@
-//! What publishing does beyond the suite.
+//! Publishing tests beyond the suite.
 
 use std::time::Duration;
 
@@ -52,7 +52,7 @@ async fn no_more_than_allowed_is_in_flight() {
     let proxy = CutProxy::start(([127, 0, 0, 1], server.port()).into()).await;
     let broker = open(Config { in_flight_max: 3, ..Config::new(format!("nats://{}", proxy.addr())) }).await;
     publish_all(&broker, &[publication(1, "a")]).await;
-    // Nothing is acknowledged, so what is stored is what is in flight.
+    // Nothing is acknowledged, so the stored messages are those in flight.
     proxy.stall(Direction::ToClient);
     let batch: Vec<_> = (2..=100).map(|number| publication(number, "a")).collect();
     let looking = async {

@@ -1,4 +1,4 @@
-//! The suite that every log runs which messages are replayed from, and what a stream can have that is none.
+//! The conformance suite of replay sources, and streams that cannot be one.
 
 use std::time::Duration;
 
@@ -61,7 +61,7 @@ impl Harness for Nats {
         let batch = publications(drafts, self.published + 1);
         self.published += batch.len() as u64;
         let broker = NatsBroker::open(self.config()).await.expect("a broker");
-        // One after the other: the server stores them as they come.
+        // Publish one by one: the server stores them in the order of arrival.
         for publication in &batch {
             assert_eq!(told(&broker, std::slice::from_ref(publication)).await, [None]);
         }
@@ -129,7 +129,7 @@ async fn a_server_that_comes_back_is_read_on_without_a_gap() {
     nats.server.start_again().await;
     let (mut read, mut after) = (first.messages, first.next);
     while read.len() < put.len() {
-        // The library connects again by itself, in its own time.
+        // The library reconnects on its own schedule.
         if let Ok(next) = source.read(&Filter::default(), ask(after)).await {
             after = next.next;
             read.extend(next.messages);

@@ -1,4 +1,4 @@
-//! Rights that are missing, and a server whose messages are too small for a lane's record.
+//! Missing permissions, and a server whose message limit is too small for a lane record.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Each setting that is compared, with another value on the real server.
+//! Compares each setting with a different value on a real server.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ fn topology(name: &str) -> Topology {
     Topology { streams: vec![Stream::new(name, [format!("{name}.>")])], groups: vec![group] }
 }
 
-/// What is told of a piece; nothing if it is as it should be.
+/// The differences of a topology item; empty if it matches.
 async fn planned(stage: &Stage, piece: &str) -> Vec<String> {
     let plan = stage.admin(topology(&stage.name)).plan().await.expect("a plan");
     match plan.into_iter().find(|found| found.name == piece).expect("the piece").state {
@@ -30,12 +30,12 @@ async fn planned(stage: &Stage, piece: &str) -> Vec<String> {
     }
 }
 
-/// The stream as the server has it.
+/// The stream configuration on the server.
 async fn found(stage: &Stage, stream: &str) -> stream::Config {
     stage.jetstream.get_stream(stream).await.expect("the stream").cached_info().config.clone()
 }
 
-/// Makes a stream again with other settings.
+/// Recreates a stream with other settings.
 async fn remake(stage: &Stage, config: stream::Config) {
     stage.jetstream.delete_stream(&config.name).await.expect("deleted");
     stage.jetstream.create_stream(config).await.expect("made again");
@@ -43,7 +43,7 @@ async fn remake(stage: &Stage, config: stream::Config) {
 
 type StreamCase = (&'static str, fn(&mut stream::Config));
 
-/// Those that streams and the bucket have in common, each with what is told of it in either.
+/// Settings that streams and the bucket share, each with the difference that is reported for either.
 const STREAM_CASES: [StreamCase; 9] = [
     ("`storage` is Memory, wanted File", |config| config.storage = StorageType::Memory),
     ("`retention` is WorkQueue, wanted Limits", |config| config.retention = RetentionPolicy::WorkQueue),
@@ -56,7 +56,7 @@ const STREAM_CASES: [StreamCase; 9] = [
     ("`sealed` is true, wanted false", |config| config.sealed = true),
 ];
 
-/// A stream is made with most settings, and sealed only later.
+/// Recreates a stream with one changed setting. An update after the creation seals it.
 async fn remake_so(stage: &Stage, good: &stream::Config, change: fn(&mut stream::Config)) {
     let mut config = good.clone();
     change(&mut config);
@@ -136,12 +136,12 @@ async fn each_setting_of_a_durable_consumer_that_differs_is_told_and_refused() {
     };
     differs(&stage, group, pushed, "deliver_subject").await;
     refused(&stage, group, "deliver_subject").await;
-    // Fewer copies than its stream is unsafe, and works.
+    // Fewer replicas than its stream is unsafe, but works.
     differs(&stage, group, pull::Config { num_replicas: 1, ..good }, "num_replicas").await;
     declare(&stage.config(), group).await.expect("nothing that a consumer needs");
 }
 
-/// Makes the group's durable consumer again, and asserts that this setting is all that is told of it.
+/// Recreates the durable consumer of the group, and asserts that only this setting is reported.
 async fn differs<C: IntoConsumerConfig + FromConsumer>(stage: &Stage, group: &Group, config: C, setting: &str) {
     let stream = stage.jetstream.get_stream(&stage.name).await.expect("the stream");
     stream.delete_consumer(&group.name).await.expect("deleted");

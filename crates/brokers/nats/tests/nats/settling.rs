@@ -1,4 +1,4 @@
-//! Acknowledgements that are given at once, callers that give up, and closing when nobody answers.
+//! Concurrent acknowledgements, cancelled callers, and closing when the server does not respond.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -21,12 +21,12 @@ fn batch(numbers: std::ops::Range<u32>) -> Vec<Publication> {
     numbers.map(|number| publication(number, &format!("k-{number}"))).collect()
 }
 
-/// Signs of life so rare that none is given during a test.
+/// A lease so long that no heartbeat is sent during a test.
 fn quiet() -> Membership {
     Membership { lease: Duration::from_mins(5), ..Membership::default() }
 }
 
-/// A group of one lane, so many messages for it, and where to open consumers of it.
+/// A group of one lane with this many messages, and the configuration for its consumers.
 async fn one_lane(lanes: &Lanes, messages: u32) -> (Config, Group) {
     let config = Config { lanes: Some(1), ..lanes.config() };
     let group = Group { lanes: Some(1), ..Group::new("billing", STREAM, ["orders"]) };
@@ -36,7 +36,7 @@ async fn one_lane(lanes: &Lanes, messages: u32) -> (Config, Group) {
     (config, group)
 }
 
-/// How often anything was ever written to the bucket of lanes.
+/// The total number of writes to the bucket of lanes.
 async fn writes(jetstream: &jetstream::Context) -> u64 {
     let bucket = jetstream.get_stream("KV_relevo-lanes").await.expect("the bucket");
     bucket.cached_info().state.last_sequence
@@ -91,7 +91,7 @@ async fn a_caller_that_gives_up_in_the_middle_of_a_write_takes_nobody_with_it() 
         let mut first = Box::pin(stale(&one, &held[..1]));
         let mut second = Box::pin(stale(&one, &held[1..2]));
         let mut third = Box::pin(stale(&one, &held[2..3]));
-        // The server has kept the first, and nobody here knows it.
+        // The server has recorded the first, and this process does not know it yet.
         tokio::select! {
             _ = &mut first => panic!("the server's answer is held"),
             () = until_written(&jetstream, before) => {}
@@ -122,7 +122,7 @@ async fn closing_ends_within_its_deadline_though_the_server_stands_still() {
         let lanes = start(version).await;
         lanes.group("billing", "orders").await;
         publish_all(&lanes.broker().await, &batch(0..40)).await;
-        // Nobody notices the silence before.
+        // The ping interval is so long that no ping detects the silence first.
         let config = Config { ack_deadline: DEADLINE, ping_every: Duration::from_mins(1), ..lanes.config() };
         let wanted = group("billing", "orders");
         let one = consumer(&config, &wanted, quiet()).await.expect("a consumer");
@@ -133,7 +133,7 @@ async fn closing_ends_within_its_deadline_though_the_server_stands_still() {
             let began = Instant::now();
             (one.close().await, began.elapsed())
         };
-        // The others are first, and have all that closing needs.
+        // The other calls come first, and hold everything that closing needs.
         let (settled, received, (closed, took)) = tokio::join!(stale(&one, &held_tags), one.receive(5), closing);
         assert!(took < DEADLINE + DEADLINE / 2, "it took {took:?}");
         assert_eq!(closed.expect_err("nobody was told").class(), Class::Unknown);
@@ -141,7 +141,7 @@ async fn closing_ends_within_its_deadline_though_the_server_stands_still() {
         assert!(received.expect("the end").is_empty());
         assert_eq!(stale(&one, &held_tags).await.expect("nothing is done any more"), held_tags);
         lanes.server.resume().await;
-        // What could not be given back then can be now; nobody waits for the lease of five minutes.
+        // Lanes that could not be released then can be released now; no consumer waits for the lease of five minutes.
         soon(async { while one.close().await.is_err() {} }).await;
         let next = consumer(&config, &wanted, quiet()).await.expect("a consumer");
         let mut left: BTreeSet<i64> = (0..40).filter(|number| !answered.contains(number)).collect();

@@ -1,4 +1,4 @@
-//! Streams of one test's own, and hands to set them up as nobody should.
+//! Streams for one test, and helpers to set them up with unsafe settings.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use relevo_testkit::nats::{Server, unique};
 pub(crate) struct Stage {
     pub(crate) url: String,
     pub(crate) jetstream: jetstream::Context,
-    /// The one stream that most tests look at, and the first word of its subjects.
+    /// The name of the test's main stream, and the first token of its subjects.
     pub(crate) name: String,
 }
 
@@ -34,12 +34,12 @@ impl Stage {
         NatsAdmin::new(Config { topology, ..self.config() }).expect("a topology that can be")
     }
 
-    /// The subject `orders` of this test's own.
+    /// The test's own subject `orders`.
     pub(crate) fn subject(&self) -> String {
         format!("{}.orders", self.name)
     }
 
-    /// As it should be.
+    /// A stream configuration with safe settings.
     pub(crate) fn safe(&self) -> stream::Config {
         stream::Config {
             name: self.name.clone(),
@@ -50,18 +50,18 @@ impl Stage {
         }
     }
 
-    /// Makes the stream, in place of what there is.
+    /// Creates the stream, and replaces an existing one.
     pub(crate) async fn stream(&self, config: stream::Config) {
         self.delete().await;
         self.jetstream.create_stream(config).await.expect("a stream");
     }
 
     pub(crate) async fn delete(&self) {
-        // None may be there yet.
+        // It may not exist yet.
         self.jetstream.delete_stream(&self.name).await.ok();
     }
 
-    /// What doctor finds for this test's subject.
+    /// The findings of doctor for this test's subject.
     pub(crate) async fn examine(&self) -> Findings {
         self.examine_with(self.config(), &[&self.subject()]).await
     }
@@ -74,12 +74,12 @@ impl Stage {
     }
 }
 
-/// What doctor found.
+/// The findings of doctor.
 #[derive(Debug)]
 pub(crate) struct Findings(pub(crate) Vec<Finding>);
 
 impl Findings {
-    /// Asserts that there is a finding of this subject that names the object, so bad, and with a way to mend it.
+    /// Asserts that there is one finding for the subject and object, with this severity and a fix.
     #[track_caller]
     pub(crate) fn has(&self, severity: Severity, subject: &str, object: &str) {
         let found: Vec<_> = self.about(subject, object).collect();
@@ -87,7 +87,7 @@ impl Findings {
         assert!(fits, "`{subject}` of `{object}` is not {severity:?}: {found:#?}\nin {self:#?}");
     }
 
-    /// Asserts that the object is good in this respect.
+    /// Asserts that the object passed this check.
     #[track_caller]
     pub(crate) fn good(&self, subject: &str, object: &str) {
         let found: Vec<_> = self.about(subject, object).collect();

@@ -1,4 +1,4 @@
-//! Logins and certificates, right and wrong ones, against servers that ask for them.
+//! Valid and invalid logins and certificates, on servers that require them.
 
 use relevo_broker_nats::{Auth, Config, Identity, Tls};
 use relevo_conformance::broker::harness::publication;
@@ -13,7 +13,7 @@ const SEED: &str = "SUAACAQDAQCQMBYIBEFAWDANBYHRAEISCMKBKFQXDAMRUGY4DUPB6IC5CQ";
 const PUBLIC_KEY: &str = "UB43KVROR7TFJ6KAPCYRF2FJROTZAH4FHLTJLPWX4DRZCC5NASLGJBFE";
 const OTHER_SEED: &str = "SUAAEAYEAUDAOCAJBIFQYDIOB4IBCEQTCQKRMFYYDENBWHA5DYPSAIOM6Y";
 
-/// Nothing listens to the subject: who gets so far was let in.
+/// No stream stores the subject: a client that gets this error has passed the login.
 const LET_IN: &str = "no stream";
 
 async fn told(config: Config) -> String {
@@ -84,7 +84,7 @@ async fn a_private_authority_is_trusted_when_it_is_named() {
         let server = Private::start(version, Settings::new().tls(&certs, ClientCertificate::NotAsked)).await;
         let text = with_tls(&server, tls(&certs, None)).await;
         assert!(text.contains(LET_IN), "{text}");
-        // The system's authorities know nothing of it.
+        // The system's certificate authorities did not issue it.
         let text = with_tls(&server, Tls::default()).await;
         assert!(text.contains("certificate of the NATS server is not accepted"), "{text}");
     }

@@ -1,4 +1,4 @@
-//! Topology as configuration: planned, made, compared, and never changed behind anybody's back.
+//! Topology from configuration: planned, created, compared, and never changed without a request.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ fn topology(stage: &Stage) -> Topology {
     Topology { streams: vec![stream], groups: vec![group] }
 }
 
-/// The bucket of lanes is everybody's on a shared server: it may be there or not.
+/// All tests share the bucket of lanes on a shared server, so it may or may not exist.
 fn own(pieces: Vec<Piece>) -> Vec<Piece> {
     pieces.into_iter().filter(|piece| piece.name != "bucket `relevo-lanes`").collect()
 }
@@ -91,7 +91,7 @@ async fn a_stream_that_differs_is_told_exactly_and_nothing_is_touched() {
             "`allow_atomic_publish` is false, wanted true".to_owned(),
         ];
         assert_eq!(told(&pieces, &format!("stream `{name}`")), wanted);
-        // One thing differs, so nothing at all is made.
+        // One item differs, so nothing is created.
         let lane = format!("consumer `g{name}-0` of stream `{name}`");
         let lane = pieces.iter().find(|piece| piece.name == lane).expect("a piece");
         assert_eq!(lane.state, State::Missing);
@@ -206,7 +206,7 @@ async fn a_refused_call_of_the_api_is_blocked() {
     let log = NatsLog::open(&stage.config(), &group).await.expect("a stream");
     let refused = log.read(&Filter::default(), Ask { after: 0, limit: 1, bytes: 1 }).await;
     assert!(matches!(refused, Err(SourceError::Broken(_))), "{refused:?}");
-    // One server cannot keep it on three.
+    // A single server cannot keep three replicas.
     let twin = format!("{}-twin", stage.name);
     let streams = vec![Stream { replicas: 3, ..Stream::new(&twin, [format!("{twin}.>")]) }];
     let refused = stage.admin(Topology { streams, groups: Vec::new() }).apply().await.expect_err("there is no cluster");

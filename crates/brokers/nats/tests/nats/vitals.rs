@@ -1,4 +1,4 @@
-//! What is sampled for those who watch.
+//! Sampled metrics.
 
 use std::time::{Duration, Instant};
 
@@ -35,14 +35,14 @@ async fn a_server_alone_is_one_node() {
     }
 }
 
-/// Those who sample wait for four seconds, and take nothing from who needs longer.
+/// A sampler waits four seconds, and reports nothing from a broker that needs longer.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_falls_silent_costs_one_wait_for_all_streams_together() {
     let upstream = Server::shared(NatsVersion::V2_15).url().trim_start_matches("nats://").parse().expect("an address");
     let proxy = CutProxy::start(upstream).await;
     let name = unique("s");
     let mut topology = topology(&name, 1);
-    // One after the other, their streams would take more than a quarter of a minute.
+    // Requested one after the other, these streams would take more than 15 seconds.
     topology
         .streams
         .extend((1..8).map(|number| Stream::new(format!("{name}-{number}"), [format!("{name}-{number}.>")])));
@@ -64,7 +64,7 @@ async fn a_node_that_dies_is_missed_and_found_again() {
     let until = async |running| {
         let end = Instant::now() + DEADLINE;
         loop {
-            // While a leader is chosen nobody answers.
+            // During an election the stream does not respond.
             let vitals = sampler.vitals().await;
             if vitals.as_ref().is_ok_and(|it| it.nodes == Some(Nodes { running, known: 3 })) {
                 return;
@@ -77,7 +77,8 @@ async fn a_node_that_dies_is_missed_and_found_again() {
     let [first, second, last] = cluster.nodes();
     last.kill9().await;
     until(2).await;
-    // Without a majority no stream answers, and without any server there is nobody to ask: neither is a reason to say nothing.
+    // Without a majority no stream responds, and without a server there is no response at all. A sample must be
+    // reported in both cases.
     second.kill9().await;
     until(1).await;
     first.kill9().await;

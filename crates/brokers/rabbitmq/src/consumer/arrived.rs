@@ -1,4 +1,4 @@
-//! From what the client library hands over to what a consumer sees.
+//! Converts deliveries of the client library to messages for the consumer.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,25 +12,25 @@ use serde_json::Value;
 
 use crate::ladder::{ADDRESS, PAUSE_LEFT, RETRIES};
 
-/// A message that arrived, as it has to be kept until it is acknowledged.
+/// A received message, kept until it is acknowledged.
 pub(crate) struct Arrived {
-    /// The broker's number of the delivery on its channel.
+    /// The delivery tag of the channel.
     pub(crate) number: u64,
     pub(crate) properties: BasicProperties,
     pub(crate) payload: Bytes,
-    /// Where it was published to, without the lane's word.
+    /// The address that it was published to, without the lane.
     pub(crate) address: Arc<str>,
     /// It may have been delivered before.
     pub(crate) redelivered: bool,
-    /// How often somebody asked for a retry.
+    /// How often a retry was requested.
     pub(crate) retries: u32,
-    /// What is left of a pause; not zero if it must climb again.
+    /// The remaining retry delay. If it is not zero, the message must move to another retry queue.
     pub(crate) pause_left: Duration,
 }
 
 impl Arrived {
-    /// Reads a delivery through a lane's queue; `lanes` if publishers append the lane, `exchange` is the one that addresses
-    /// need not name.
+    /// Reads a delivery from a lane's queue. `lanes` says whether publishers append the lane. `exchange` is the
+    /// configured exchange, which addresses do not name.
     pub(crate) fn new(delivery: lapin::message::Delivery, lanes: bool, exchange: &str) -> Self {
         let headers = delivery.properties.headers().as_ref().map(FieldTable::inner);
         let value = |name: &str| headers.and_then(|headers| headers.get(name));
@@ -53,13 +53,13 @@ impl Arrived {
         }
     }
 
-    /// What a consumer gets to see of it.
+    /// The message in the form that a consumer receives.
     pub(crate) fn raw(&self) -> Raw {
         raw(&self.properties, self.payload.clone())
     }
 }
 
-/// The address that a publisher names: the routing key, after the exchange where it is not the usual one.
+/// The address as a publisher writes it: the routing key, with the exchange before it unless it is the configured one.
 fn address(exchange: &str, key: &str, lanes: bool, usual: &str) -> String {
     let key = match key.rsplit_once('.') {
         Some((key, _)) if lanes => key,
@@ -69,8 +69,8 @@ fn address(exchange: &str, key: &str, lanes: bool, usual: &str) -> String {
     if exchange == usual { key.to_owned() } else { format!("{exchange}/{key}") }
 }
 
-/// Headers and properties as names and bytes. A property does not hide a header of its name, and one that only
-/// repeats a CloudEvents attribute is not shown beside it.
+/// Headers and properties as names and bytes. A property does not replace a header of the same name. A property that
+/// repeats a CloudEvents attribute is left out.
 pub fn raw(properties: &BasicProperties, payload: Bytes) -> Raw {
     let table = properties.headers().as_ref().map(FieldTable::inner);
     let mut headers: Vec<(String, Bytes)> = Vec::with_capacity(table.map_or(0, |table| table.len() + 2));
@@ -125,7 +125,7 @@ fn bytes(value: &AMQPValue) -> Bytes {
     }
 }
 
-/// Any value as JSON; bytes that are no text are shown as text as well as they can be.
+/// Converts any value to JSON. Bytes that are not UTF-8 are converted lossily.
 fn json(value: &AMQPValue) -> Value {
     match value {
         AMQPValue::Boolean(value) => (*value).into(),

@@ -1,4 +1,4 @@
-//! How much of each lane waits: in its queue, and here.
+//! Counts the waiting messages of each lane: in its queue, and in the local buffer.
 
 use lapin::options::QueueDeclareOptions;
 use lapin::types::FieldTable;
@@ -10,18 +10,18 @@ use tokio::time::timeout;
 use super::shared::Shared;
 use crate::classify::Error;
 
-/// Calls that wait for the connection; more wait to get in.
+/// The capacity for calls that wait for the connection.
 pub(super) const ASKED_MAX: usize = 4;
 
-/// Who wants to know how many messages are ready in each queue.
+/// A request for the number of ready messages in each queue.
 pub(crate) struct Ask(oneshot::Sender<Result<Vec<u64>, Error>>);
 
-/// Answers for as long as the connection stands, on a channel of its own: a queue that is missing costs the channel.
+/// Serves requests while the connection is open, on its own channel: a missing queue closes the channel.
 pub(super) async fn answer(shared: &Shared, connection: &Connection, asked: &mut mpsc::Receiver<Ask>) {
     let mut channel = None;
     while let Some(Ask(told)) = asked.recv().await {
         if told.is_closed() {
-            continue; // it has given up
+            continue; // the caller was cancelled
         }
         let deadline = shared.config.connect_deadline;
         let counted = timeout(deadline, count(shared, connection, &mut channel)).await;
@@ -29,7 +29,7 @@ pub(super) async fn answer(shared: &Shared, connection: &Connection, asked: &mut
         if counted.is_err() {
             channel = None;
         }
-        // It may have given up meanwhile; the next one asks anew.
+        // The caller may have been cancelled in the meantime.
         told.send(counted).ok();
     }
 }
@@ -49,8 +49,8 @@ async fn count(shared: &Shared, connection: &Connection, channel: &mut Option<Ch
 }
 
 impl Shared {
-    /// What is ready in each queue, and what the prefetch brought here and nobody has yet. Without a connection it waits for
-    /// the next.
+    /// The number of ready messages in each queue, plus the prefetched ones that are not delivered to a caller. Without
+    /// a connection it waits for the next one.
     pub(super) async fn lag(&self) -> Result<Vec<(Lane, u64)>, Error> {
         let (told, counted) = oneshot::channel();
         self.counting.send(Ask(told)).await.map_err(|_| Error::Closed)?;

@@ -1,4 +1,4 @@
-//! One lane: a channel, a subscription, and what comes through it.
+//! One lane: a channel, a subscription, and its deliveries.
 
 use std::sync::Arc;
 
@@ -16,13 +16,13 @@ use crate::classify::Error;
 
 /// How a subscription ended.
 enum Ended {
-    /// Given up in favour of another consumer.
+    /// Released to another consumer.
     HandedOver,
-    /// By the broker, or with the connection.
+    /// Ended by the broker, or with the connection.
     Broken(Error),
 }
 
-/// Keeps a lane subscribed for as long as the connection stands.
+/// Keeps a lane subscribed while the connection is open.
 pub(crate) async fn serve(shared: &Arc<Shared>, connection: &Connection, lane: usize) {
     let mut backoff = Backoff::default();
     while connection.status().connected() {
@@ -30,8 +30,8 @@ pub(crate) async fn serve(shared: &Arc<Shared>, connection: &Connection, lane: u
             Ok((channel, mut deliveries)) => {
                 backoff = Backoff::default();
                 let ended = carry(shared, lane, &mut deliveries).await;
-                // Before the stream is dropped, which would cancel the subscription: then the next consumer gets what
-                // is unanswered here after what follows it.
+                // Close the channel before the stream is dropped, which would cancel the subscription. After a cancel,
+                // the next consumer would get the unacknowledged messages after newer ones.
                 timeout(shared.config.connect_deadline, channel.close(200, "OK".into())).await.ok();
                 shared.lost(lane, matches!(ended, Ended::HandedOver));
                 ended
@@ -52,7 +52,7 @@ async fn subscribe(shared: &Shared, connection: &Connection, lane: usize) -> Res
     let queue = shared.queues[lane].as_str();
     let opening = async {
         let channel = connection.create_channel().await?;
-        // Before the subscription: it counts for those that come after it.
+        // Set the prefetch before the subscription: it applies only to later subscriptions.
         channel.basic_qos(shared.membership.prefetch, BasicQosOptions::default()).await?;
         let (options, table) = (BasicConsumeOptions::default(), FieldTable::default());
         let deliveries = channel.basic_consume(queue.into(), "".into(), options, table).await?;
@@ -90,24 +90,24 @@ async fn carry(shared: &Arc<Shared>, lane: usize, deliveries: &mut lapin::Consum
                     }
                 }
                 Some(Err(error)) => return Ended::Broken(Error::of_channel(error)),
-                // The queue was deleted, or moved to another node: the next attempt tells.
+                // The queue was deleted or moved to another node: the next attempt returns the error.
                 None => return Ended::Broken(Error::Closed),
             },
         }
     }
 }
 
-/// How a lane is to be left.
+/// Whether a lane must be released.
 pub(crate) enum Leaving {
-    /// Not at all.
+    /// No.
     Stays,
-    /// When what is out is settled.
+    /// When its outstanding deliveries are acknowledged.
     Busy,
     /// Now.
     Idle,
 }
 
-/// Sends a message further up the ladder; the message is the broker's, whatever happens here.
+/// Moves a message to its next retry queue. If this fails, the broker still has the message.
 async fn climb(shared: &Shared, lane: usize, tag: u64) {
     let mut backoff = Backoff::default();
     while let Err(error) = shared.climb_on(lane, tag).await {

@@ -1,7 +1,7 @@
 //! Acknowledgements and delayed retries.
 //!
-//! A message that is retried later is published to a retry queue first and confirmed; then the original is acknowledged. A
-//! crash in between leaves two of it, with the same id, and never none.
+//! For a delayed retry, a copy is published to a retry queue and confirmed first. Then the original is acknowledged. A
+//! crash in between leaves two messages with the same id, but never loses one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -36,7 +36,7 @@ impl Shared {
         deliveries.iter().map(outcome).collect()
     }
 
-    /// Reserves for this call what is outstanding.
+    /// Reserves the outstanding deliveries for this call.
     fn claim(&self, deliveries: &[(DeliveryTag, Option<Duration>)]) -> BTreeMap<usize, Claim<'_>> {
         let mut claims = BTreeMap::new();
         let mut state = self.state();
@@ -53,7 +53,7 @@ impl Shared {
         claims
     }
 
-    /// Acknowledges what can be acknowledged. What cannot stays outstanding, and does not hold back the others.
+    /// Acknowledges the deliveries of a lane. A failed one stays outstanding and does not stop the others.
     async fn settle_lane(&self, lane: usize, claim: Claim<'_>) -> Vec<(u64, Result<(), Error>)> {
         let mut failed = self.publish_copies(lane, &claim).await;
         let tags: BTreeSet<u64> = claim.tags.iter().copied().filter(|tag| !failed.contains_key(tag)).collect();
@@ -74,7 +74,8 @@ impl Shared {
         Ok(())
     }
 
-    /// Publishes what must be in a retry queue before the original may be acknowledged; which copies failed, and why.
+    /// Publishes the copies that must be in a retry queue before the original is acknowledged. Returns the failed ones
+    /// with their errors.
     async fn publish_copies(&self, lane: usize, claim: &Claim<'_>) -> BTreeMap<u64, Error> {
         let (mut tags, mut copies) = (Vec::new(), Vec::new());
         let mut failed = BTreeMap::new();
@@ -103,17 +104,17 @@ impl Shared {
         claim.retries.iter().map(copy).collect()
     }
 
-    /// Queues the acknowledgements; the channel that they are on.
+    /// Queues the acknowledgements. Returns their channel.
     fn tell(&self, lane: usize, tags: &BTreeSet<u64>) -> Result<Channel, Error> {
         let mut state = self.state();
         let lane = &mut state.lanes[lane];
-        // The lane may have gone meanwhile, and even be back: its new channel knows nothing of these.
+        // The lane may have been lost and even reopened: its new channel does not know these deliveries.
         if !tags.iter().all(|tag| lane.held.contains_key(tag)) {
             return Err(Error::Unsettled);
         }
         let channel = lane.channel.clone().ok_or(Error::Unsettled)?;
         for (number, multiple) in lane.tell(tags) {
-            // The first poll queues the frame; whether it arrived, the round trip tells.
+            // The first poll queues the frame; the round trip shows whether it arrived.
             if let Some(Err(_)) = channel.basic_ack(number, BasicAckOptions { multiple }).now_or_never() {
                 return Err(Error::Unsettled);
             }
@@ -131,7 +132,8 @@ impl Shared {
         Ok(Copy { queue: retry_queue(&self.queues[lane], rung), properties, payload: arrived.payload.clone() })
     }
 
-    /// Sends a message up the ladder again whose pause is not over; it was not handed out, and that does not count.
+    /// Moves a message with a remaining delay to its next retry queue. It was not delivered to a caller, so this is not
+    /// counted as a retry.
     pub(crate) async fn climb_on(&self, lane: usize, tag: u64) -> Result<(), Error> {
         let mut claim = Claim::new(self, lane);
         {
@@ -146,9 +148,9 @@ impl Shared {
         self.settle_lane(lane, claim).await.into_iter().try_for_each(|(_, settled)| settled)
     }
 
-    /// RabbitMQ does not confirm an acknowledgement. What is asked after it on the same channel is answered after it was seen: here by
-    /// the queue itself. From then on neither this process nor its connection matters to it. The broker's own crash does:
-    /// the queue may have it in memory only.
+    /// RabbitMQ does not confirm an acknowledgement. A later request on the same channel is answered after the broker
+    /// has processed the acknowledgement; here, the queue itself answers. From then on a failure of this process or its
+    /// connection has no effect. A crash of the broker may still lose it, because the queue may have it only in memory.
     async fn round_trip(&self, lane: usize, channel: &Channel) -> Result<(), Error> {
         let options = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
         let asked = channel.queue_declare(self.queues[lane].as_str().into(), options, FieldTable::default());
@@ -159,16 +161,16 @@ impl Shared {
     }
 }
 
-/// A message that goes to a retry queue.
+/// A message for a retry queue.
 #[derive(Clone, Copy)]
 struct Retry {
     after: Duration,
-    /// Somebody asked for it; otherwise it goes on with a delay that is longer than one queue's.
+    /// Whether a caller requested it. Otherwise the message continues a delay that is longer than one queue's.
     counted: bool,
 }
 
-/// The deliveries of one lane that one call is about. Those of which the broker was not told are out again when it ends,
-/// however it ends.
+/// The deliveries of one lane that one call acknowledges. Those without a sent acknowledgement are outstanding again
+/// when the call ends, even by cancellation.
 struct Claim<'a> {
     shared: &'a Shared,
     lane: usize,

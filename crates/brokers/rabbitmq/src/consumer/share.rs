@@ -1,9 +1,9 @@
-//! How the consumers of a group share its lanes.
+//! Lane assignment among the consumers of a group.
 //!
-//! The broker gives a lane to whoever subscribed first, and the rest wait. So each member subscribes to every lane, and no
-//! lane is ever without somebody who would take it at once. Members tell each other that they are there; from
-//! the same list all work out the same owner of each lane. Who is not its owner subscribes anew, and so stands behind the
-//! owner. Nothing but the balance rests on that: one consumer at a time is the broker's doing.
+//! The broker activates the first subscriber of a lane; the others wait. Each member therefore subscribes to every
+//! lane, so that a standby can take over any lane at once. Members announce themselves to each other, and compute the
+//! same owner of each lane from the same member list. A member that does not own a lane subscribes again, and so queues
+//! after the owner. This affects only the balance: the broker guarantees one active consumer at a time.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher as _, DefaultHasher, Hash as _, Hasher as _, RandomState};
@@ -24,31 +24,31 @@ use crate::classify::Error;
 use crate::group::members_key;
 use crate::link;
 
-/// Every virtual host has it, and it gives nothing to those who did not ask for exactly this key.
+/// Every virtual host has this exchange, and it routes only to bindings with exactly this key.
 const EXCHANGE: &str = "amq.direct";
-/// How often a member says that it is there; after three times in vain it is not.
+/// The announcement interval. After three missed announcements a member counts as dead.
 const ANNOUNCE_EVERY: Duration = Duration::from_secs(1);
 
-/// What a member says of itself.
+/// The announcement of a member.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Word {
     id: String,
-    /// All members that it knows, itself included.
+    /// All members that it knows, including itself.
     view: BTreeSet<String>,
-    /// It has given up everything that is another's by this view.
+    /// It has released every lane that belongs to others in this view.
     settled: bool,
-    /// It ends.
+    /// It leaves the group.
     bye: bool,
 }
 
-/// What a member wants to do with a lane.
+/// What a member decides for a lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wish {
-    /// It is its own.
+    /// It owns the lane.
     Keep,
-    /// It is another's, who does not know that yet.
+    /// Another member owns the lane and does not know it yet.
     Wait,
-    /// It is another's.
+    /// Another member owns the lane.
     GiveUp,
 }
 
@@ -57,7 +57,7 @@ struct Other {
     heard: Instant,
 }
 
-/// What a member knows of its group.
+/// What a member knows about its group.
 struct Table {
     me: String,
     others: BTreeMap<String, Other>,
@@ -68,30 +68,30 @@ impl Table {
         self.others.keys().chain([&self.me]).cloned().collect()
     }
 
-    /// A number of the view, another for another.
+    /// A hash of the view.
     fn number(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         self.view().hash(&mut hasher);
         hasher.finish()
     }
 
-    /// Who should have a lane.
+    /// The owner of a lane.
     fn owner(&self, lane: usize) -> String {
         let view = self.view();
         view.iter().nth(lane % view.len()).expect("it holds this member at least").clone()
     }
 
-    /// What to do with a lane.
+    /// The decision for a lane.
     fn wish(&self, lane: usize) -> Wish {
         match self.others.get(&self.owner(lane)) {
             None => Wish::Keep,
-            // With another list it might give the lane up as well, and then stand behind us.
+            // With a different list it might release the lane too, and then queue after us.
             Some(owner) if owner.word.view != self.view() => Wish::Wait,
             Some(_) => Wish::GiveUp,
         }
     }
 
-    /// Takes in what a member said.
+    /// Records an announcement.
     fn hear(&mut self, word: Word, now: Instant) {
         if word.bye {
             self.others.remove(&word.id);
@@ -100,31 +100,33 @@ impl Table {
         }
     }
 
-    /// Forgets those who say nothing any more.
+    /// Removes members without recent announcements.
     fn expire(&mut self, now: Instant) {
         self.others.retain(|_, other| now - other.heard < 3 * ANNOUNCE_EVERY);
     }
 
-    /// Whether all others, so many, have the same list and have given up what is not theirs.
+    /// Whether there are at least `others` other members, and all have the same list and have released the lanes of
+    /// others.
     fn is_agreed(&self, others: usize) -> bool {
         let view = self.view();
         self.others.len() >= others && self.others.values().all(|other| other.word.view == view && other.word.settled)
     }
 }
 
-/// Takes part in the group for as long as the consumer lives.
+/// Takes part in the group while the consumer exists.
 pub(crate) async fn attend(shared: Arc<Shared>) {
     let mut backoff = Backoff::default();
     let mut sessions = shared.sessions.subscribe();
     let base = format!("{:016x}", RandomState::new().hash_one(()));
     loop {
-        // A member whose lanes are away does not count. After a reconnect its subscriptions are the last, as a newcomer's.
+        // A member without its lanes does not count. After a reconnect its subscriptions are the last ones, as for a
+        // new member.
         let session = match sessions.wait_for(|session| *session != Session::Down).await.map(|session| *session) {
             Ok(Session::Up(number)) => number,
             Ok(Session::Down | Session::Over) | Err(_) => return,
         };
         let took_part = take_part(&shared, format!("{base}-{session}"), &mut sessions).await;
-        // Whoever knows nothing of others keeps what the broker gives it.
+        // Without a connection to the others, keep every lane that the broker activates.
         shared.share_out(0, |_| Wish::Keep);
         match took_part {
             Ok(()) => backoff = Backoff::default(),
@@ -137,7 +139,7 @@ pub(crate) async fn attend(shared: Arc<Shared>) {
     }
 }
 
-/// Until the lanes' connection is another, or this one breaks.
+/// Runs until the connection of the lanes changes, or this connection is lost.
 async fn take_part(shared: &Shared, me: String, sessions: &mut watch::Receiver<Session>) -> Result<(), Error> {
     let name = format!("{} (members of {})", shared.membership.name, shared.group.name);
     let connection = link::connect(&shared.config, &name).await?;
@@ -169,7 +171,7 @@ async fn take_part(shared: &Shared, me: String, sessions: &mut watch::Receiver<S
             () = shared.moved.notified() => {}
             _ = tick.tick() => {
                 table.expire(Instant::now());
-                // Said again even if nothing is new.
+                // Announce again, even without a change.
                 said = None;
             }
             word = words.next() => {
@@ -197,7 +199,7 @@ async fn open(shared: &Shared, connection: &lapin::Connection) -> Result<(Channe
     Ok((channel, words))
 }
 
-/// The group's key; a name that is too long for one was refused when the group was made.
+/// The routing key of the group. A name that is too long was rejected when the group was created.
 fn key(shared: &Shared) -> ShortString {
     members_key(&shared.group.name).as_str().into()
 }
@@ -211,7 +213,7 @@ async fn say(shared: &Shared, channel: &Channel, word: &Word) -> Result<(), Erro
     Ok(())
 }
 
-/// How many others are subscribed to the first lane.
+/// The number of other subscribers of the first lane.
 async fn others(shared: &Shared, channel: &Channel) -> Result<usize, Error> {
     let options = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
     let asked = channel.queue_declare(shared.queues[0].as_str().into(), options, FieldTable::default());

@@ -1,4 +1,4 @@
-//! What a consumer and its tasks share.
+//! State that a consumer and its tasks share.
 
 use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,7 +19,7 @@ use crate::classify::Error;
 use crate::config::Config;
 use crate::group::Group;
 
-/// What the consumer and its tasks share.
+/// State that the consumer and its tasks share.
 pub(crate) struct Shared {
     pub(crate) config: Arc<Config>,
     pub(crate) group: Group,
@@ -27,25 +27,25 @@ pub(crate) struct Shared {
     pub(crate) lanes: Vec<Lane>,
     pub(crate) queues: Vec<String>,
     pub(crate) side: Side,
-    /// Asks how much waits at the broker.
+    /// Sends requests for the number of waiting messages.
     pub(crate) counting: mpsc::Sender<Ask>,
     pub(crate) state: Mutex<State>,
-    /// There may be something to hand out, or to tell.
+    /// Notified when there may be deliveries or an error.
     pub(crate) changed: Notify,
-    /// A lane may be done with what was out of it, or is to be left.
+    /// Notified when a lane may have no outstanding deliveries, or must be released.
     pub(crate) wakers: Vec<Notify>,
-    /// A lane was left, or taken.
+    /// Notified when a lane was released or claimed.
     pub(crate) moved: Notify,
     pub(crate) sessions: watch::Sender<Session>,
-    /// It has its share of the lanes, or can have none.
+    /// Set when the consumer has its share of the lanes, or can have none.
     pub(crate) joined: watch::Sender<bool>,
 }
 
-/// How the connection of the lanes stands.
+/// The state of the lanes' connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Session {
     Down,
-    /// All lanes are subscribed; another number for another connection.
+    /// All lanes are subscribed. The number identifies the connection.
     Up(u64),
     /// The consumer is closed.
     Over,
@@ -53,7 +53,7 @@ pub(crate) enum Session {
 
 impl Shared {
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {
-        // Nothing panics half-way through a change.
+        // No code panics in the middle of a change.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -61,12 +61,12 @@ impl Shared {
         self.state().lanes.iter().filter_map(|lane| lane.channel.clone()).collect()
     }
 
-    /// Whether lanes are shared out among members. A single queue is shared by the broker, or is one consumer's.
+    /// Whether members share the lanes. For a single queue, the broker assigns the consumers.
     pub(crate) fn is_shared(&self) -> bool {
         self.queues.len() > 1
     }
 
-    /// A lane is subscribed.
+    /// Records that a lane is subscribed.
     pub(crate) fn opened(&self, lane: usize, channel: Channel) {
         let mut state = self.state();
         state.lanes[lane].channel = Some(channel);
@@ -87,7 +87,7 @@ impl Shared {
         self.moved.notify_one();
     }
 
-    /// A lane is subscribed no more.
+    /// Records that a lane is no longer subscribed.
     pub(crate) fn lost(&self, lane: usize, handed_over: bool) {
         let mut state = self.state();
         state.forget(lane);
@@ -109,10 +109,10 @@ impl Shared {
         });
     }
 
-    /// Something came through a lane; its tag if its pause is not over.
+    /// Stores a delivery of a lane. Returns its tag if its delay has not ended.
     pub(crate) fn arrived(&self, lane: usize, mut arrived: Arrived) -> Option<u64> {
         if self.group.retry.is_empty() {
-            // There is nothing left to wait on: it would never be seen by anybody.
+            // There is no retry queue for the remaining delay, so the message would never be delivered.
             arrived.pause_left = Duration::ZERO;
         }
         let climbs = !arrived.pause_left.is_zero();
@@ -121,7 +121,7 @@ impl Shared {
         climbs.then_some(tag)
     }
 
-    /// Something went wrong; receivers are told if it does not pass by itself.
+    /// Records an error. Receivers get it if it needs an operator.
     pub(crate) fn trouble(&self, queue: &str, error: Error) {
         let group = &self.group.name;
         match error.class() {
@@ -137,7 +137,7 @@ impl Shared {
         }
     }
 
-    /// Whether a lane is to be left.
+    /// Whether a lane must be released.
     pub(crate) fn leaving(&self, lane: usize) -> Leaving {
         let state = self.state();
         match &state.lanes[lane] {
@@ -147,7 +147,7 @@ impl Shared {
         }
     }
 
-    /// Carries out what the members agreed on; whether this one has given up everything that is not its own.
+    /// Applies the assignment. Returns whether this member has released every lane of others.
     pub(crate) fn share_out(&self, view: u64, wish: impl Fn(usize) -> Wish) -> bool {
         let mut state = self.state();
         state.view = view;
@@ -161,7 +161,7 @@ impl Shared {
                     false
                 }
                 Wish::GiveUp => {
-                    // Until it is subscribed again it may still be on its way out.
+                    // Until it is subscribed again, the release may not be complete.
                     settled &= given && state.lanes[lane].channel.is_some();
                     !given
                 }
@@ -179,7 +179,7 @@ impl Shared {
         assert!(limit > 0, "a limit of nothing would wait for ever");
         loop {
             let mut changed = pin!(self.changed.notified());
-            // Before looking, so that nothing in between is missed.
+            // Register before the check, so that no change in between is missed.
             changed.as_mut().enable();
             {
                 let mut state = self.state();
@@ -205,7 +205,7 @@ impl Shared {
         self.changed.notify_waiters();
     }
 
-    /// Nothing is handed out or settled from here on.
+    /// Stops deliveries and acknowledgements.
     pub(crate) fn end(&self) {
         let mut state = self.state();
         state.closed = true;

@@ -1,7 +1,7 @@
-//! Where retries are published: a connection of its own.
+//! Publishes retries over a separate connection.
 //!
-//! A server that is short of memory or disk stops reading from every connection that publishes. The acknowledgements go
-//! over another one, and so a full server can still be emptied.
+//! A server with a memory or disk alarm stops reading from every publishing connection. Acknowledgements use another
+//! connection, so that consumers can still drain a full server.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -19,17 +19,17 @@ use crate::classify::Error;
 use crate::config::Config;
 use crate::link;
 
-/// Calls that wait for the one task that publishes; more wait to get in.
+/// The capacity for calls that wait for the publishing task.
 const JOBS_MAX: usize = 64;
 
-/// A message on its way to a queue of the ladder.
+/// A message for a retry queue.
 pub(crate) struct Copy {
     pub(crate) queue: String,
     pub(crate) properties: BasicProperties,
     pub(crate) payload: Bytes,
 }
 
-/// What became of the copies, in their order.
+/// The outcome of each copy, in order.
 type Verdicts = Vec<Result<(), Error>>;
 
 struct Job {
@@ -37,7 +37,7 @@ struct Job {
     done: oneshot::Sender<Verdicts>,
 }
 
-/// Asks the publishing task.
+/// The handle of the publishing task.
 #[derive(Clone)]
 pub(crate) struct Side {
     jobs: mpsc::Sender<Job>,
@@ -45,19 +45,19 @@ pub(crate) struct Side {
 }
 
 impl Side {
-    /// The handle, and the task's work, which ends with the last handle.
+    /// Returns the handle and the future of the task, which ends when the last handle is dropped.
     pub(crate) fn new(config: Arc<Config>, name: String) -> (Self, impl Future<Output = ()> + Send + 'static) {
         let (sender, jobs) = mpsc::channel(JOBS_MAX);
         let desk = Desk { config: Arc::clone(&config), name, connection: None, channel: None, rest: Rest::default() };
         (Self { jobs: sender, config }, desk.work(jobs))
     }
 
-    /// Publishes copies, and says of each what became of it: `Ok` when the broker has confirmed it and its queue took it.
-    /// After an error it may be there all the same.
+    /// Publishes copies and returns an outcome for each: `Ok` if the broker has confirmed it and routed it to its
+    /// queue. After an error the copy may still have been stored.
     pub(crate) async fn publish(&self, copies: Vec<Copy>) -> Verdicts {
         let (count, (done, answer)) = (copies.len(), oneshot::channel());
         let all = |why: Error| vec![Err(why); count];
-        // Others may be before us, and a connection may have to be made.
+        // Other calls may be first, and a connection may have to be opened.
         let deadline = self.config.connect_deadline + self.config.confirm_deadline;
         let asked = timeout(deadline, async {
             self.jobs.send(Job { copies, done }).await.ok()?;
@@ -71,20 +71,20 @@ impl Side {
     }
 }
 
-/// Until when no connection is tried, and what the last attempt said.
+/// The time of the next attempt to connect, and the error of the last one.
 #[derive(Default)]
 struct Rest {
     backoff: Backoff,
     until: Option<(Instant, Error)>,
 }
 
-/// The task that publishes.
+/// The publishing task.
 struct Desk {
     config: Arc<Config>,
     name: String,
     connection: Option<Connection>,
-    /// Only one without history: the library gives a returned message to any confirm of its channel, also to one of another
-    /// job.
+    /// Only a channel without open confirms may be used again. The library attaches a returned message to any confirm
+    /// of its channel, even of another job.
     channel: Option<Channel>,
     rest: Rest,
 }
@@ -92,12 +92,12 @@ struct Desk {
 impl Desk {
     async fn work(mut self, mut jobs: mpsc::Receiver<Job>) {
         while let Some(Job { copies, done }) = jobs.recv().await {
-            // Whoever asked has given up, and would only get copies that nobody acknowledges the originals of.
+            // The caller was cancelled. Copies would be useless, because it will not acknowledge the originals.
             if done.is_closed() {
                 continue;
             }
             let verdicts = self.carry(copies).await;
-            // It may have given up meanwhile; the copies are where they are.
+            // The caller may have been cancelled in the meantime; the copies stay.
             done.send(verdicts).ok();
         }
     }
@@ -116,7 +116,7 @@ impl Desk {
         verdicts
     }
 
-    /// A channel on which nothing is open. It has to be given back.
+    /// Returns a channel without open confirms. The caller must put it back.
     async fn ready(&mut self) -> Result<Channel, Error> {
         if !self.connection.as_ref().is_some_and(|connection| connection.status().connected()) {
             (self.channel, self.connection) = (None, None);
@@ -160,11 +160,11 @@ async fn open(connection: &Connection, config: &Config) -> Result<Channel, Error
     opened.map_err(|_| Error::Silent(config.connect_deadline))?.map_err(Error::of_channel)
 }
 
-/// Publishes, and decides when everything is answered or the time is over; also whether all was answered, so that the channel
-/// can be used again.
+/// Publishes the copies, and decides when every confirm has arrived or the deadline has passed. Also returns whether
+/// all arrived, so that the channel can be used again.
 ///
-/// The library gives a returned message to any of the confirms. Only one job at a time is on the channel, so all that returns
-/// is of this one, and a copy for a queue from which one came back counts as come back.
+/// The library attaches a returned message to any confirm. Only one job at a time uses the channel, so every returned
+/// message belongs to this job. All copies for a queue with a returned message count as returned.
 async fn send(channel: &Channel, copies: Vec<Copy>, config: &Config) -> (Verdicts, bool) {
     let deadline = Instant::now() + config.confirm_deadline;
     let late = || Error::Unconfirmed(config.confirm_deadline);
@@ -173,7 +173,7 @@ async fn send(channel: &Channel, copies: Vec<Copy>, config: &Config) -> (Verdict
     let mut answers: Vec<Option<Answer>> = vec![None; copies.len()];
     let mut confirms = FuturesUnordered::new();
     for (index, copy) in copies.into_iter().enumerate() {
-        // Their names were checked when the group was made.
+        // The names were checked when the group was created.
         let key = copy.queue.as_str().into();
         queues.push(copy.queue);
         let sending = channel.basic_publish("".into(), key, options, &copy.payload, copy.properties);
@@ -187,7 +187,7 @@ async fn send(channel: &Channel, copies: Vec<Copy>, config: &Config) -> (Verdict
     while let Ok(Some((index, answer))) = timeout_at(deadline, confirms.next()).await {
         answers[index] = Some(Answer::of(answer, &mut came_back));
     }
-    // A copy that was confirmed may have come back all the same, told with a confirm that has come and was not looked at.
+    // A confirmed copy may still have been returned, attached to a confirm that has arrived and was not processed.
     while let Some(Some((_, answer))) = confirms.next().now_or_never() {
         Answer::of(answer, &mut came_back);
     }
@@ -195,7 +195,7 @@ async fn send(channel: &Channel, copies: Vec<Copy>, config: &Config) -> (Verdict
     let verdict = |(queue, answer): (String, Option<Answer>)| match answer {
         _ if came_back.contains(&queue) => Err(Error::Missing(format!("the queue `{queue}`, to which it should go"))),
         Some(Answer::Taken) => Ok(()),
-        // What it carried was another's; its own may have been left behind it.
+        // The attached message belonged to another copy; its own may still be pending.
         Some(Answer::Carrier) if whole => Ok(()),
         Some(Answer::Refused) => Err(Error::Full),
         Some(Answer::Failed(error)) => Err(error),
@@ -204,11 +204,11 @@ async fn send(channel: &Channel, copies: Vec<Copy>, config: &Config) -> (Verdict
     (queues.into_iter().zip(answers).map(verdict).collect(), whole)
 }
 
-/// What the confirm of one copy said.
+/// The result of one confirm.
 #[derive(Clone)]
 enum Answer {
     Taken,
-    /// Taken, and it brought a message that came back, of whichever copy.
+    /// Confirmed, with a returned message of any copy attached.
     Carrier,
     Refused,
     Failed(Error),

@@ -1,4 +1,4 @@
-//! What a consumer has in its hands, lane by lane.
+//! The deliveries of a consumer, by lane.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -8,36 +8,37 @@ use relevo_core::{Delivery, DeliveryTag, Lane};
 use super::arrived::Arrived;
 use crate::classify::Error;
 
-/// A tag is a number that never comes twice, times this, plus the lane.
+/// A tag is a unique number times this, plus the lane.
 const LANES: u64 = 512;
 
-/// Everything that changes while a consumer works.
+/// The mutable state of a consumer.
 pub(crate) struct State {
     pub(crate) lanes: Vec<LaneState>,
-    /// What the next receiver must be told: it does not pass by itself.
+    /// An error that needs an operator, for the next receiver.
     pub(crate) trouble: Option<Error>,
     pub(crate) closed: bool,
-    /// Which connection the lanes are on.
+    /// The connection of the lanes.
     pub(crate) session: u64,
-    /// By which list of members lanes are shared, and by which each was given up last.
+    /// The member list of the current assignment, and for each lane the list when it was last released.
     pub(crate) view: u64,
     pub(crate) given: Vec<u64>,
     last: u64,
-    /// Which lane is looked at first.
+    /// The lane to check first.
     turn: usize,
 }
 
 /// One lane.
 #[derive(Default)]
 pub(crate) struct LaneState {
-    /// What its deliveries came through and their acknowledgements go through; never a later one, whose numbers begin anew.
+    /// The channel of its deliveries and their acknowledgements. A later channel cannot be used: its delivery tags
+    /// start again.
     pub(crate) channel: Option<Channel>,
     pub(crate) paused: bool,
-    /// It is on its way to another consumer: nothing more is handed out.
+    /// It moves to another consumer, so it delivers nothing new.
     pub(crate) leaving: bool,
-    /// What arrived and was not handed out, in order.
+    /// Received messages that were not delivered to a caller, in order.
     waiting: VecDeque<u64>,
-    /// All that the broker believes to be here, in the order in which it arrived.
+    /// All messages that are unacknowledged at the broker, in the order of arrival.
     pub(crate) held: BTreeMap<u64, Held>,
 }
 
@@ -47,16 +48,16 @@ pub(crate) struct Held {
     pub(crate) phase: Phase,
 }
 
-/// How far a delivery is.
+/// The stage of a delivery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// Not handed out.
+    /// Buffered.
     Waiting,
-    /// With the caller.
+    /// Delivered to the caller.
     Out,
-    /// A call acknowledges it.
+    /// A call is acknowledging it.
     Settling,
-    /// The broker was told, and has not shown that it knows.
+    /// The acknowledgement was sent and is not verified yet.
     Told,
 }
 
@@ -67,12 +68,13 @@ impl State {
         Self { lanes, trouble: None, closed: false, session: 0, view: 0, given, last: 0, turn: 0 }
     }
 
-    /// Keeps what came through a lane; its tag.
+    /// Stores a delivery of a lane. Returns its tag.
     pub(crate) fn keep(&mut self, lane: usize, arrived: Arrived) -> u64 {
         self.last += 1;
         let tag = self.last * LANES + lane as u64;
         let climbs = !arrived.pause_left.is_zero();
-        // What must climb again is nobody's to see; it is settled like anything else.
+        // A message that must move to another retry queue is not delivered to a caller, but acknowledged like any
+        // other.
         let phase = if climbs { Phase::Out } else { Phase::Waiting };
         let state = &mut self.lanes[lane];
         state.held.insert(tag, Held { arrived, phase });
@@ -82,7 +84,7 @@ impl State {
         tag
     }
 
-    /// Hands out what waits, at most so many; another lane is the first each time.
+    /// Delivers at most `limit` buffered messages. Each call starts with a different lane.
     pub(crate) fn hand_out(&mut self, limit: usize, names: &[Lane]) -> Vec<Delivery> {
         let mut deliveries = Vec::new();
         let count = self.lanes.len();
@@ -110,15 +112,15 @@ impl State {
         deliveries
     }
 
-    /// A delivery that is out, or whose answer was sent before, and its lane.
+    /// The lane and the delivery of a tag that is outstanding, or whose acknowledgement was sent before.
     pub(crate) fn find(&mut self, tag: DeliveryTag) -> Option<(usize, &mut Held)> {
         let lane = usize::try_from(tag.number() % LANES).ok()?;
         let held = self.lanes.get_mut(lane)?.held.get_mut(&tag.number())?;
         matches!(held.phase, Phase::Out | Phase::Told).then_some((lane, held))
     }
 
-    /// The subscription is gone: what was here is the broker's again, and the tags mean nothing any more. A pause stays, for
-    /// whoever asked for it learns nothing of this.
+    /// Resets a lane after its subscription ended: the broker requeues its messages, and their tags become invalid. A
+    /// pause stays, because its caller does not know about the reset.
     pub(crate) fn forget(&mut self, lane: usize) {
         let paused = self.lanes[lane].paused;
         self.lanes[lane] = LaneState { paused, ..LaneState::default() };
@@ -126,20 +128,20 @@ impl State {
 }
 
 impl LaneState {
-    /// How many arrived and were not handed out.
+    /// The number of buffered messages.
     pub(crate) fn waiting(&self) -> usize {
         self.waiting.len()
     }
 
-    /// Whether the caller still has something of it.
+    /// Whether the caller still has deliveries of this lane.
     pub(crate) fn is_busy(&self) -> bool {
         self.held.values().any(|held| held.phase != Phase::Waiting)
     }
 
-    /// Marks these as told; the frames that tell it: the broker's number, and whether all before it are meant.
+    /// Marks these deliveries as acknowledged. Returns the frames to send: the delivery tag, and the `multiple` flag.
     ///
-    /// One frame may speak for everything from the oldest on, as long as nothing in between is unanswered. The frames must
-    /// be queued before anybody else can ask: a number that was told twice ends the channel.
+    /// One frame can acknowledge all deliveries from the oldest on, if none in between is unacknowledged. The frames
+    /// must be queued before another call: a tag that is acknowledged twice closes the channel.
     pub(crate) fn tell(&mut self, tags: &BTreeSet<u64>) -> Vec<(u64, bool)> {
         let mut frames = Vec::new();
         for (tag, held) in &mut self.held {
@@ -182,7 +184,7 @@ mod tests {
         }
     }
 
-    /// A lane with so many out, their tags, and these of them being settled.
+    /// A lane with `count` outstanding deliveries, their tags, and some of them being acknowledged.
     fn lane(count: u64, settling: &[usize]) -> (State, Vec<u64>) {
         let mut state = State::new(3);
         let tags: Vec<u64> = (1..=count).map(|number| state.keep(2, arrived(number))).collect();

@@ -1,4 +1,4 @@
-//! Whether each queue keeps what it confirmed until somebody has handled it.
+//! Checks whether each queue keeps confirmed messages until they are handled.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,7 +14,7 @@ use crate::topology::AT_LEAST_ONCE_FLAG;
 
 mod limit;
 
-/// Looks at the queues of these names, and at those that they dead-letter to; the exchanges through which they do.
+/// Checks these queues, and the queues that they dead-letter to. Returns the exchanges on the way.
 pub(super) fn examine(seen: &Snapshot, mut roles: BTreeMap<String, Role>, report: &mut Report) -> BTreeSet<String> {
     let mut exchanges = BTreeSet::new();
     let mut done = BTreeMap::new();
@@ -46,7 +46,7 @@ pub(super) fn examine(seen: &Snapshot, mut roles: BTreeMap<String, Role>, report
 struct Look<'a> {
     seen: &'a Snapshot,
     queue: &'a SeenQueue,
-    /// As people call it.
+    /// The display name.
     name: String,
 }
 
@@ -63,7 +63,7 @@ impl Look<'_> {
         report.told(severity, subject, format!("{} {what}", self.name), fix.to_owned());
     }
 
-    /// Whether the queue itself stays.
+    /// Checks whether the queue is permanent.
     fn permanence(&self, report: &mut Report) {
         let again = "delete it and declare it durable, best as a quorum queue";
         if !self.queue.durable || self.queue.exclusive {
@@ -84,7 +84,7 @@ impl Look<'_> {
         }
     }
 
-    /// Whether its kind is one that keeps what it confirmed.
+    /// Checks whether the queue type keeps confirmed messages.
     fn kind(&self, report: &mut Report) {
         if self.setting("ha-mode").is_some() && self.queue.kind == "classic" {
             let what = "is a mirrored classic queue: confirmed messages can be lost when a mirror takes over";
@@ -101,7 +101,7 @@ impl Look<'_> {
         }
     }
 
-    /// Whether one node of a cluster may fail.
+    /// Checks whether the queue survives the loss of one node.
     fn copies(&self, report: &mut Report) {
         let Some(nodes) = self.seen.node_count().filter(|nodes| *nodes > 1) else {
             if self.seen.nodes.is_some() {
@@ -113,7 +113,7 @@ impl Look<'_> {
         let copies = if self.queue.kind == "classic" { 1 } else { self.queue.members.len() };
         let fix = "use a quorum queue on three nodes or more: `rabbitmq-queues add_member` adds one";
         match copies {
-            // Told already, and worse.
+            // A worse problem was already reported.
             1 if mirrored => {}
             0 | 1 => {
                 let what = format!("has one copy in a cluster of {nodes} nodes: its node's end is its own");
@@ -127,7 +127,7 @@ impl Look<'_> {
         }
     }
 
-    /// Whether a full queue refuses, rather than drops.
+    /// Checks whether a full queue refuses new messages and does not drop old ones.
     fn overflow(&self, report: &mut Report) {
         let limits = ["max-length", "max-length-bytes", "max-age"].map(|name| (name, self.setting(name)));
         let limit = limits.into_iter().find_map(|(name, value)| value.map(|value| format!("`{name}` {value}")));
@@ -147,7 +147,7 @@ impl Look<'_> {
         }
     }
 
-    /// Where its dead letters go, and whether they get all of them.
+    /// Checks where its dead letters go. Returns what they can reach.
     fn dead_letters(&self, role: Role, report: &mut Report) -> Ways {
         let Some(exchange) = self.seen.text(self.queue, "dead-letter-exchange") else {
             if role == Role::Work {
@@ -178,7 +178,7 @@ impl Look<'_> {
         ways
     }
 
-    /// Why its dead letters may be lost on their way; `None` if they may not.
+    /// Why dead letters may be lost; `None` if they cannot.
     fn at_most_once(&self) -> Option<&'static str> {
         if self.queue.kind != "quorum" {
             Some("only quorum queues can do it at least once")
@@ -193,12 +193,12 @@ impl Look<'_> {
         }
     }
 
-    /// Whether the broker itself takes messages out.
+    /// Whether the broker itself removes messages.
     fn drops(&self) -> bool {
         self.setting("message-ttl").is_some() || self.delivery_limit_set().is_some()
     }
 
-    /// Whether messages may grow old in it.
+    /// Checks whether messages can expire.
     fn ageing(&self, role: Role, report: &mut Report) {
         let fix = "remove `x-message-ttl`, or the policy's `message-ttl`, from the queue";
         match (self.setting("message-ttl"), self.seen.text(self.queue, "dead-letter-exchange")) {

@@ -1,4 +1,4 @@
-//! Where the broker would send a message, worked out from its exchanges and bindings.
+//! Computes where the broker would route a message, from its exchanges and bindings.
 
 use std::collections::BTreeSet;
 
@@ -7,15 +7,15 @@ use relevo_core::template::{Template, Word};
 use crate::management::{SeenBinding, SeenExchange, Snapshot};
 use crate::topology::ExchangeKind;
 
-/// Where a message could go.
+/// What a message can reach.
 #[derive(Debug, Default)]
 pub(super) struct Ways {
     pub(super) queues: BTreeSet<String>,
-    /// The exchanges that it could pass through, the first included; the default one has no name and is not among them.
+    /// The exchanges on the way, including the first. The default exchange has no name and is left out.
     pub(super) exchanges: BTreeSet<String>,
 }
 
-/// Where a message with such a routing key could go from this exchange.
+/// What a message with a matching routing key can reach from this exchange.
 pub(super) fn reached(seen: &Snapshot, exchange: &str, key: &Template) -> Ways {
     let mut queues = BTreeSet::new();
     let mut visited = BTreeSet::new();
@@ -40,7 +40,7 @@ pub(super) fn reached(seen: &Snapshot, exchange: &str, key: &Template) -> Ways {
                 queues.insert(binding.destination.clone());
             }
         }
-        // The alternate exchange gets what no binding wants.
+        // The alternate exchange gets messages without a matching binding.
         if let Some(alternate) = seen.alternate(found)
             && !certain
         {
@@ -51,11 +51,11 @@ pub(super) fn reached(seen: &Snapshot, exchange: &str, key: &Template) -> Ways {
     Ways { queues, exchanges: visited }
 }
 
-/// Whether a binding takes such messages: not at all, some of them (`false`), all of them (`true`).
+/// Whether a binding matches such messages: `None` for no message, `false` for some, `true` for all.
 fn takes(exchange: &SeenExchange, binding: &SeenBinding, key: &Template) -> Option<bool> {
     let fits = match ExchangeKind::of(&exchange.kind) {
         Some(ExchangeKind::Fanout) => return Some(true),
-        // It depends on headers, or on what a plugin does: nobody knows before the message is there.
+        // It depends on headers or on a plugin, so it cannot be known before the message exists.
         Some(ExchangeKind::Headers) | None => return Some(false),
         Some(ExchangeKind::Direct) => key.could_be(&binding.routing_key),
         Some(ExchangeKind::Topic) => key.could_match(&words(&binding.routing_key)),

@@ -1,4 +1,4 @@
-//! The way to the broker, its version, and its cluster.
+//! Checks the transport, the version and the cluster of the broker.
 
 use std::net::IpAddr;
 
@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::config::Config;
 use crate::management::Snapshot;
 
-/// Looks at the way there and at the server.
+/// Checks the transport and the server.
 pub(super) fn examine(config: &Config, seen: &Snapshot, report: &mut Report) {
     examine_transport(config, report);
     if version(&seen.version) < (3, 10) {
@@ -35,14 +35,14 @@ pub(super) fn examine(config: &Config, seen: &Snapshot, report: &mut Report) {
             }
         }
     }
-    // From 3.13 on it needs none.
+    // From 3.13 on the flag is not needed.
     if seen.flags.is_none() && version(&seen.version) < (3, 13) {
         let what = "the user lacks the tag `administrator`: the feature flags are not shown, and whether dead letters move \
                     at least once was not looked at";
         let fix = "give the user the tag `administrator`, or look with `rabbitmqctl list_feature_flags`".to_owned();
         report.told(Severity::Note, "management", what.to_owned(), fix);
     }
-    // Whose queues they apply to is a regular expression that the API does not resolve for us.
+    // A policy selects queues by a regular expression, which the API does not resolve.
     for policy in seen.operator_policies.iter().flatten() {
         let definition = Value::from_iter(policy.definition.clone());
         let what = format!(
@@ -59,7 +59,7 @@ pub(super) fn examine(config: &Config, seen: &Snapshot, report: &mut Report) {
     }
 }
 
-/// Whether what is sent can be read on the way.
+/// Checks whether the connection is encrypted.
 pub(super) fn examine_transport(config: &Config, report: &mut Report) {
     for endpoint in config.endpoints().unwrap_or_default() {
         let host = &endpoint.authority.host;
@@ -82,7 +82,7 @@ pub(super) fn examine_transport(config: &Config, report: &mut Report) {
     }
 }
 
-/// The major and minor number; zeros for what is no version.
+/// The major and minor version; zeros if the text is not a version.
 pub(super) fn version(text: &str) -> (u32, u32) {
     let mut numbers = text.split('.').map(|number| number.parse().unwrap_or(0));
     (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))

@@ -1,36 +1,36 @@
-//! What the management API answers; only the fields that are looked at.
+//! Responses of the management API, with only the fields that are used.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
-/// A queue as it is.
+/// A queue on the broker.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub(crate) struct SeenQueue {
     pub(crate) name: String,
     pub(crate) durable: bool,
     #[serde(default, deserialize_with = "flag")]
     pub(crate) auto_delete: bool,
-    /// The broker says `null` for kinds of queues that cannot be.
+    /// The broker returns `null` for queue types that cannot be exclusive.
     #[serde(default, deserialize_with = "flag")]
     pub(crate) exclusive: bool,
     #[serde(default)]
     pub(crate) arguments: BTreeMap<String, Value>,
     #[serde(rename = "type", default = "classic")]
     pub(crate) kind: String,
-    /// The name of the policy that counts.
+    /// The name of the effective policy.
     #[serde(default)]
     pub(crate) policy: Option<String>,
-    /// Where a quorum queue has its copies.
+    /// The nodes with a replica of a quorum queue.
     #[serde(default)]
     pub(crate) members: Vec<String>,
-    /// How many messages wait in it; the broker leaves it out of a queue that it cannot reach.
+    /// The number of messages. The broker omits it for an unreachable queue.
     #[serde(default)]
     pub(crate) messages: u64,
 }
 
-/// An exchange as it is.
+/// An exchange on the broker.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub(crate) struct SeenExchange {
     pub(crate) name: String,
@@ -45,7 +45,7 @@ pub(crate) struct SeenExchange {
     pub(crate) policy: Option<String>,
 }
 
-/// A binding as it is.
+/// A binding on the broker.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub(crate) struct SeenBinding {
     pub(crate) source: String,
@@ -57,7 +57,7 @@ pub(crate) struct SeenBinding {
     pub(crate) arguments: BTreeMap<String, Value>,
 }
 
-/// A policy as it is.
+/// A policy on the broker.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub(crate) struct SeenPolicy {
     pub(crate) name: String,

@@ -1,4 +1,4 @@
-//! Everything of a virtual host that is looked at, read once.
+//! The state of a virtual host, read once.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,18 +7,18 @@ use serde_json::Value;
 use super::{Management, SeenBinding, SeenExchange, SeenPolicy, SeenQueue};
 use crate::classify::Error;
 
-/// A virtual host and the cluster around it, as they were a moment ago.
+/// A virtual host and its cluster at one moment.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Snapshot {
     pub(crate) queues: BTreeMap<String, SeenQueue>,
     pub(crate) exchanges: BTreeMap<String, SeenExchange>,
     pub(crate) bindings: Vec<SeenBinding>,
     pub(crate) policies: BTreeMap<String, SeenPolicy>,
-    /// `None` if we may not see them.
+    /// `None` without permission.
     pub(crate) operator_policies: Option<Vec<SeenPolicy>>,
-    /// The nodes of the cluster and whether each runs; `None` if we may not see them.
+    /// The nodes of the cluster and whether each runs; `None` without permission.
     pub(crate) nodes: Option<BTreeMap<String, bool>>,
-    /// The feature flags that are enabled; `None` if we may not see them.
+    /// The enabled feature flags; `None` without permission.
     pub(crate) flags: Option<BTreeSet<String>>,
     /// Such as `3.10.8`.
     pub(crate) version: String,
@@ -44,9 +44,9 @@ impl Management {
 }
 
 impl Snapshot {
-    /// What counts for a queue: `message-ttl`, whether it is the argument `x-message-ttl` or a policy sets it.
+    /// The effective setting of a queue, such as `message-ttl`, from the argument `x-message-ttl` or from a policy.
     ///
-    /// Of two limits the smaller counts, as at the broker; of two texts the argument.
+    /// As on the broker, the smaller of two limits applies; for text, the argument applies.
     pub(crate) fn setting<'a>(&'a self, queue: &'a SeenQueue, name: &str) -> Option<&'a Value> {
         match self.both(queue, name) {
             (Some(argument), Some(policy)) => match (argument.as_i64(), policy.as_i64()) {
@@ -57,31 +57,31 @@ impl Snapshot {
         }
     }
 
-    /// A queue's argument, and what its policy says of the same.
+    /// The argument of a queue, and the value of its policy.
     pub(crate) fn both<'a>(&'a self, queue: &'a SeenQueue, name: &str) -> (Option<&'a Value>, Option<&'a Value>) {
         let argument = queue.arguments.get(&format!("x-{name}"));
         let policy = queue.policy.as_ref().and_then(|policy| self.policies.get(policy));
         (argument, policy.and_then(|policy| policy.definition.get(name)))
     }
 
-    /// What counts, as text.
+    /// The effective setting as text.
     pub(crate) fn text<'a>(&'a self, queue: &'a SeenQueue, name: &str) -> Option<&'a str> {
         self.setting(queue, name).and_then(Value::as_str)
     }
 
-    /// Where an exchange sends what nothing bound to it wants.
+    /// The alternate exchange of an exchange.
     pub(crate) fn alternate<'a>(&'a self, exchange: &'a SeenExchange) -> Option<&'a str> {
         let policy = exchange.policy.as_ref().and_then(|policy| self.policies.get(policy));
         let policy = policy.and_then(|policy| policy.definition.get("alternate-exchange"));
         exchange.arguments.get("alternate-exchange").or(policy).and_then(Value::as_str)
     }
 
-    /// The number of nodes, if we may see them.
+    /// The number of nodes, if it is visible to the user.
     pub(crate) fn node_count(&self) -> Option<usize> {
         self.nodes.as_ref().map(BTreeMap::len)
     }
 
-    /// Whether a feature flag is disabled, as far as we may see.
+    /// Whether a feature flag is known to be disabled.
     pub(crate) fn lacks(&self, flag: &str) -> bool {
         self.flags.as_ref().is_some_and(|flags| !flags.contains(flag))
     }

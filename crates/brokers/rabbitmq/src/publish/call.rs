@@ -1,4 +1,4 @@
-//! One call of `publish`, and what its messages became.
+//! One call of `publish`, and the outcomes of its messages.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -11,7 +11,7 @@ use tokio::sync::Notify;
 use super::parcel::Parcel;
 use crate::classify::Error;
 
-/// One call of `publish`. Several channels may work for it.
+/// One call of `publish`. Several channels may publish its messages.
 #[derive(Debug)]
 pub(crate) struct Call {
     confirms: Confirms,
@@ -21,14 +21,15 @@ pub(crate) struct Call {
     began: Instant,
 }
 
-/// One message of a call, not sent yet.
+/// A message of a call that was not sent yet.
 #[derive(Debug)]
 pub(crate) struct Item {
     pub(crate) ticket: Ticket,
     pub(crate) parcel: Parcel,
 }
 
-/// Which message of which call. One that is dropped untold tells that itself: a call waits for every one of its messages.
+/// Identifies a message of a call. A ticket that is dropped without an outcome reports one: a call waits for all its
+/// messages.
 #[derive(Debug)]
 pub(crate) struct Ticket {
     call: Arc<Call>,
@@ -46,7 +47,7 @@ impl Ticket {
         &self.call
     }
 
-    /// The message has left, and may arrive.
+    /// Marks the message as sent: it may arrive.
     pub(crate) fn sent(&mut self) {
         self.sent = true;
     }
@@ -66,11 +67,11 @@ impl Drop for Ticket {
     }
 }
 
-/// What became of which message.
+/// The outcome of a message.
 pub(crate) type Told = (Ticket, Result<(), Error>);
 
 impl Call {
-    /// `began`: since when the caller waits.
+    /// `began` is the start of the caller's wait.
     pub(crate) fn new(confirms: &Confirms, messages: usize, began: Instant) -> Arc<Self> {
         Arc::new(Self {
             confirms: confirms.clone(),
@@ -81,7 +82,7 @@ impl Call {
         })
     }
 
-    /// Whether nobody waits any more: what is not sent must not be.
+    /// Whether the caller was cancelled: unsent messages must not be sent.
     pub(crate) fn is_abandoned(&self) -> bool {
         self.abandoned.load(Ordering::Acquire)
     }
@@ -90,7 +91,7 @@ impl Call {
         self.began
     }
 
-    /// Reports outcomes, and wakes the caller after the last.
+    /// Reports outcomes, and wakes the caller after the last one.
     pub(crate) fn tell(&self, outcomes: Vec<(usize, Outcome)>) {
         let told = outcomes.len();
         if !self.is_abandoned() {
@@ -101,8 +102,8 @@ impl Call {
         }
     }
 
-    /// Hands the messages over, and returns when every one has its outcome. Dropped before, nothing more of the call is sent
-    /// or reported.
+    /// Runs `hand_over`, and returns when every message has an outcome. If it is dropped before, the call sends and
+    /// reports nothing more.
     pub(crate) async fn finished_after(&self, hand_over: impl Future<Output = ()>) {
         let mut leaving = Leaving { call: self, finished: false };
         hand_over.await;
@@ -126,7 +127,7 @@ impl Drop for Leaving<'_> {
     }
 }
 
-/// Reports many outcomes, those of one call together.
+/// Reports outcomes, grouped by call.
 pub(crate) fn tell_all(told: Vec<Told>) {
     let mut told = told.into_iter().peekable();
     while let Some((mut ticket, outcome)) = told.next() {

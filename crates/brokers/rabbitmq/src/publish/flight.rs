@@ -1,4 +1,4 @@
-//! The messages of one channel that were sent and are not confirmed.
+//! The sent and unconfirmed messages of one channel.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashSet};
@@ -19,8 +19,8 @@ use super::returns::{Name, Returns};
 use super::wakes::Wakes;
 use crate::classify::Error;
 
-/// A channel and what is in flight on it. One task owns it: the client library numbers confirms wrongly when several
-/// send on one channel.
+/// A channel and its messages in flight. One task owns it: the client library numbers confirms wrongly when several
+/// tasks publish on one channel.
 pub(crate) struct Flight {
     channel: Arc<Channel>,
     exchange: ShortString,
@@ -29,14 +29,14 @@ pub(crate) struct Flight {
     wakes: Arc<Wakes>,
     spent: Vec<usize>,
     returns: Returns<(Option<Ticket>, bool)>,
-    /// By what is due first: a call may have waited before it came here.
+    /// Ordered by deadline: a call may have waited before it came here.
     deadlines: BinaryHeap<Reverse<(Instant, usize, u64)>>,
     serial: u64,
-    /// The latest of those that were confirmed.
+    /// The serial of the latest confirmed message.
     confirmed: u64,
-    /// Sent, and neither confirmed nor given up.
+    /// The number of messages that are sent, not confirmed and not expired.
     live: usize,
-    /// Since when a message was given up and nothing has been confirmed.
+    /// When a message expired, if nothing was confirmed since then.
     mute: Option<Instant>,
     broken: Option<lapin::Error>,
 }
@@ -48,7 +48,7 @@ struct Slot {
 
 struct Sent {
     confirm: Pin<Box<dyn Future<Output = lapin::Result<Confirmation>> + Send>>,
-    /// Nobody waits for the outcome of one that was given up; its confirm must still be known from others'.
+    /// `None` for an expired message, whose outcome was reported. Its confirm must still be matched.
     ticket: Option<Ticket>,
     name: Name,
     bytes: usize,
@@ -56,7 +56,7 @@ struct Sent {
 }
 
 impl Flight {
-    /// `mute`: since when the channel before this one got no answers.
+    /// `mute`: since when the previous channel had no confirm.
     pub(crate) fn new(channel: Channel, exchange: ShortString, mute: Option<Instant>) -> Self {
         Self {
             channel: Arc::new(channel),
@@ -75,7 +75,7 @@ impl Flight {
         }
     }
 
-    /// How many messages are sent and neither confirmed nor given up.
+    /// The number of messages that are sent, not confirmed and not expired.
     pub(crate) const fn live(&self) -> usize {
         self.live
     }
@@ -85,38 +85,38 @@ impl Flight {
         self.live > 0 || !self.returns.is_empty()
     }
 
-    /// Whether [`Self::settle`] decides more without being woken.
+    /// Whether another call of [`Self::settle`] can decide more without a new wake-up.
     pub(crate) fn wants_round(&self) -> bool {
         self.returns.is_open()
     }
 
-    /// How many are sent and not confirmed.
+    /// The number of sent and unconfirmed messages.
     pub(crate) const fn unconfirmed(&self) -> usize {
         self.slots.len() - self.free.len()
     }
 
-    /// Since when nothing has been confirmed, if a message was given up.
+    /// Since when nothing was confirmed, if a message has expired.
     pub(crate) const fn mute(&self) -> Option<Instant> {
         self.mute
     }
 
-    /// Whether something can be sent. If not, [`Self::settle`] says why as soon as it is known.
+    /// Whether a message can be sent. If not, [`Self::settle`] returns the cause as soon as it is known.
     pub(crate) fn is_open(&self) -> bool {
         self.broken.is_none() && self.channel.status().connected()
     }
 
-    /// How many were given up and keep their place until their confirm comes.
+    /// The number of expired messages that keep their slot until their confirm arrives.
     pub(crate) const fn given_up(&self) -> usize {
         self.unconfirmed() - self.live
     }
 
-    /// The routing keys of what waits for its confirm.
+    /// The routing keys of messages that wait for a confirm.
     pub(crate) fn live_keys(&self) -> HashSet<ShortString> {
         let sent = self.slots.iter().filter_map(|slot| slot.sent.as_ref());
         sent.filter(|sent| sent.ticket.is_some()).map(|sent| sent.name.key.clone()).collect()
     }
 
-    /// Sends a message; its outcome comes with [`Self::settle`] or, when this time is over, [`Self::give_up_late`].
+    /// Sends a message. [`Self::settle`] returns its outcome, or [`Self::give_up_late`] after the deadline.
     pub(crate) fn send(&mut self, item: Item, due: Instant) {
         let Item { mut ticket, parcel } = item;
         ticket.sent();
@@ -136,18 +136,18 @@ impl Flight {
         self.slots[number].sent = Some(Sent { confirm, ticket: Some(ticket), name, bytes, serial });
         self.live += 1;
         self.deadlines.push(Reverse((due, number, serial)));
-        // Polled at once and in this order: that is the order in which they go out.
+        // Poll it at once: the order of the polls is the order on the wire.
         self.poll(number);
     }
 
-    /// What is ready when [`Self::settle`] has something to do.
+    /// Becomes ready when [`Self::settle`] has work.
     pub(crate) fn wakes(&self) -> Arc<Wakes> {
         Arc::clone(&self.wakes)
     }
 
-    /// Takes the confirms that came, and appends what is decided. Says what broke the channel, if it is broken.
+    /// Processes the received confirms and appends the decided outcomes. Returns the error if the channel is broken.
     pub(crate) fn settle(&mut self, told: &mut Vec<Told>) -> Option<lapin::Error> {
-        // Every round but the last takes confirms; a bound, so that the task comes to send.
+        // Every round except the last processes confirms. The limit lets the task return to sending.
         for _ in 0..ROUNDS_MAX {
             let mut woken = self.wakes.take(std::mem::take(&mut self.spent));
             for number in woken.drain(..) {
@@ -176,7 +176,7 @@ impl Flight {
         let Poll::Ready(answer) = sent.confirm.as_mut().poll(&mut Context::from_waker(&slot.waker)) else { return };
         let confirmation = match answer {
             Ok(confirmation) => confirmation,
-            // It stays where it is, to be told with all the others why.
+            // It stays in its slot, to be reported with all the others.
             Err(error) => {
                 sent.confirm = Box::pin(std::future::pending());
                 self.note(error);
@@ -196,7 +196,7 @@ impl Flight {
         self.returns.land((sent.ticket, confirmed), (sent.name, sent.serial), carried, self.serial);
     }
 
-    /// What the server said counts more than that the channel was closed when something was sent on it.
+    /// An error from the server takes precedence over the error of sending on a closed channel.
     fn note(&mut self, error: lapin::Error) {
         if self.broken.is_none() || error.is_amqp_error() {
             self.broken = Some(error);
@@ -211,8 +211,8 @@ impl Flight {
         }
     }
 
-    /// Gives up what waits longer than its deadline. If something that was sent later is confirmed, the server answers, and
-    /// only the queue of this one does not.
+    /// Reports messages that have passed their deadline. If a later message was confirmed, the server responds, and
+    /// only the queue of this message does not.
     pub(crate) fn give_up_late(&mut self, now: Instant, deadline: Duration, told: &mut Vec<Told>) {
         while let Some(&Reverse((due, number, serial))) = self.deadlines.peek() {
             let waiting = |slot: &Slot| slot.sent.as_ref().is_some_and(|sent| sent.serial == serial);
@@ -234,15 +234,16 @@ impl Flight {
             }
         }
         if self.live == 0 && !self.returns.is_open() {
-            // Nobody waits for what could still tell whether these came back.
+            // Only confirms of expired messages could still show whether these were returned. Do not wait for them.
             let undecided = self.returns.give_up().filter_map(|((ticket, _), _)| ticket);
             told.extend(undecided.map(|ticket| (ticket, Err(Error::Unconfirmed(deadline)))));
         }
     }
 
-    /// Ends it: every message that has no outcome gets the one that `why` says for its routing key and size.
+    /// Ends the channel: every message without an outcome gets the error that `why` returns for its routing key and
+    /// size.
     pub(crate) fn end(mut self, why: impl Fn(&str, usize) -> Error, told: &mut Vec<Told>) {
-        // Confirmed, but perhaps sent back.
+        // Confirmed, but possibly returned.
         let undecided = self.returns.give_up();
         told.extend(undecided.filter_map(|((ticket, _), name)| Some((ticket?, Err(why(name.key.as_str(), 0))))));
         let mut sent: Vec<Sent> = self.slots.iter_mut().filter_map(|slot| slot.sent.take()).collect();

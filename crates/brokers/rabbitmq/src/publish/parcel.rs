@@ -1,4 +1,4 @@
-//! A message as it is sent.
+//! Encodes messages for AMQP.
 
 use bytes::Bytes;
 use lapin::BasicProperties;
@@ -9,15 +9,15 @@ use crate::address;
 use crate::classify::Error;
 use crate::config::{Config, NAME_BYTES_MAX};
 
-/// The server keeps it on disk where the queue is durable.
+/// The server stores the message on disk if the queue is durable.
 const PERSISTENT: u8 = 2;
-/// The server takes lists under these names for further routing keys, and closes the channel on anything else. Written
-/// otherwise they are headers as any.
+/// The server reads lists in these headers as further routing keys, and closes the channel for other values. Any other
+/// spelling, such as `cc`, is an ordinary header.
 const ROUTING: [&str; 2] = ["CC", "BCC"];
-/// What of a frame is not the headers: the frame itself, the other properties, and some air.
+/// The part of a frame that is not headers: the frame itself, the other properties, and a reserve.
 const FRAME_MARGIN: usize = 2_048;
 
-/// A message as it is sent.
+/// An encoded message.
 #[derive(Debug)]
 pub(crate) struct Parcel {
     pub(crate) key: ShortString,
@@ -26,7 +26,8 @@ pub(crate) struct Parcel {
 }
 
 impl Parcel {
-    /// What is sent for a publication and to which exchange, or why it can never be sent. `frame_bytes` is the largest frame.
+    /// Encodes a publication and returns its exchange, or the reason why it can never be sent. `frame_bytes` is the
+    /// largest frame.
     pub(crate) fn of<'a>(
         publication: &'a Publication,
         config: &'a Config,
@@ -45,7 +46,7 @@ impl Parcel {
             .with_message_id(id)
             .with_timestamp(u64::try_from(message.created_at.as_second()).unwrap_or_default())
             .with_headers(headers);
-        // Both are headers too, so that nothing is lost with one that is too long for a property.
+        // Both are also headers, so that a value too long for a property is not lost.
         if let Ok(kind) = ShortString::try_new(&*message.kind) {
             properties = properties.with_type(kind);
         }
@@ -56,13 +57,13 @@ impl Parcel {
     }
 }
 
-/// The headers as long strings: the server closes the connection on the protocol's short ones.
+/// Encodes headers as long strings: the server closes the connection on short strings.
 fn headers(publication: &Publication, source: &str, frame_bytes: usize) -> Result<FieldTable, Error> {
     let mut table = FieldTable::default();
     let mut bytes = 0;
     let mut wrong = None;
     wire::for_each(publication, source, |name, value| {
-        // A name's length, a type, a value's length.
+        // The length of the name, the type and the length of the value.
         bytes += name.len() + value.len() + 6;
         match ShortString::try_new(name) {
             Ok(name) => {
@@ -77,7 +78,7 @@ fn headers(publication: &Publication, source: &str, frame_bytes: usize) -> Resul
     if let Some(why) = wrong {
         return Err(Error::Headers(why));
     }
-    // They must fit one frame, or the server closes the connection.
+    // The headers must fit into one frame, or the server closes the connection.
     let max = frame_bytes.saturating_sub(FRAME_MARGIN);
     if bytes > max {
         return Err(Error::Headers(format!("they are {bytes} bytes, more than the {max} of a frame")));

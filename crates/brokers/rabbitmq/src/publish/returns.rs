@@ -1,21 +1,23 @@
-//! Which messages the server sent back because nothing is bound for them.
+//! Matches returned messages, which no queue is bound for, to their confirms.
 //!
-//! The server announces a message that comes back before it confirms it. The client library hands each announcement to
-//! whichever confirm completes next, often that of another message. So announcements are matched by message id and
-//! routing key. Where a message is in flight twice, after its first call was given up, one announcement counts for both:
-//! which one is meant nobody knows, and one that is sent again for nothing is only a repeat. A confirm counts only when it is certain that no announcement for it is still to be seen:
+//! The server sends a returned message before its confirm. The client library attaches each return to the confirm that
+//! completes next, often that of another message. Returns are therefore matched by message id and routing key.
 //!
-//! - A confirm that carried none completed when none was waiting: if there was one for its message, a confirm that
-//!   completed earlier carried it. Those are seen by the end of the next round at the latest.
-//! - A confirm that carried one may have left its own waiting behind it. It is gone when a later confirm carries none, or
-//!   when nothing is in flight: there are never more announcements waiting than messages that came back and are not
-//!   confirmed.
+//! A message can be in flight twice, after its first call was cancelled. One return then counts for both, because it is
+//! unknown which one is meant. Publishing one of them again is only a duplicate.
+//!
+//! A confirm counts only when it is certain that no return for it is still unseen:
+//!
+//! - A confirm without a return completed when none was pending: a return for its message was attached to a confirm
+//!   that completed earlier. Those are seen by the end of the next round at the latest.
+//! - A confirm with a return may have left its own return pending. None is pending when a later confirm has no return,
+//!   or when nothing is in flight. There are never more pending returns than returned and unconfirmed messages.
 
 use std::collections::{HashMap, HashSet};
 
 use lapin::types::ShortString;
 
-/// What names a publish in an announcement; the exchange is the channel's own.
+/// Identifies a message in a return. The exchange is that of the channel.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Name {
     pub(crate) id: ShortString,
@@ -32,16 +34,16 @@ struct Landed<T> {
     round: u64,
 }
 
-/// Confirms of one channel until they are decided.
+/// The undecided confirms of one channel.
 #[derive(Debug)]
 pub(crate) struct Returns<T> {
-    /// With the last serial of those that were sent by then: a later one is not meant.
+    /// The returned messages, each with the last serial sent by then: later messages are not meant.
     announced: HashMap<Name, u64>,
-    /// At so many announcements it is worth to look which can go.
+    /// The number of returns at which pruning is worthwhile.
     crowded_at: usize,
     landed: Vec<Landed<T>>,
     round: u64,
-    /// The last round, before this one, in which a confirm carried no announcement.
+    /// The last round, before this one, in which a confirm had no return attached.
     carried_none: u64,
     carries_none: bool,
 }
@@ -60,7 +62,7 @@ impl<T> Default for Returns<T> {
 }
 
 impl<T> Returns<T> {
-    /// The confirm of a message completed, and carried this announcement. `last` is the last serial that was sent.
+    /// Records the confirm of a message and the return attached to it. `last` is the last serial that was sent.
     pub(crate) fn land(&mut self, what: T, (name, serial): (Name, u64), carried: Option<Name>, last: u64) {
         let some = carried.is_some();
         if let Some(announced) = carried {
@@ -71,9 +73,9 @@ impl<T> Returns<T> {
         self.landed.push(Landed { what, name, serial, carried: some, round: self.round });
     }
 
-    /// Everything that had completed before this round began was seen in it. `idle`: nothing is in flight.
+    /// Ends a round, which has seen everything that completed before it began. `idle`: no message is in flight.
     ///
-    /// Returns what is decided, with its name if it came back.
+    /// Returns the decided messages, each with its name if it was returned.
     pub(crate) fn end_round(&mut self, idle: bool) -> Vec<(T, Option<Name>)> {
         let mut decided = Vec::with_capacity(self.landed.len());
         let mut open = Vec::new();
@@ -103,7 +105,7 @@ impl<T> Returns<T> {
     }
 
     fn is_announced(&self, landed: &Landed<T>) -> bool {
-        // Almost always empty.
+        // The map is almost always empty.
         !self.announced.is_empty() && self.announced.get(&landed.name).is_some_and(|last| landed.serial <= *last)
     }
 
@@ -112,14 +114,14 @@ impl<T> Returns<T> {
         self.announced.len() >= self.crowded_at
     }
 
-    /// Forgets the announcements of all but those that are in flight or not decided.
+    /// Removes returns, except those of messages in flight or not decided.
     pub(crate) fn forget(&mut self, in_flight: &HashSet<&Name>) {
         let landed: HashSet<&Name> = self.landed.iter().map(|landed| &landed.name).collect();
         self.announced.retain(|name, _| in_flight.contains(name) || landed.contains(name));
         self.crowded_at = CROWD.max(2 * self.announced.len());
     }
 
-    /// Confirms that are not decided; they never will be.
+    /// Removes the undecided confirms, which can no longer be decided.
     pub(crate) fn give_up(&mut self) -> impl Iterator<Item = (T, Name)> + use<'_, T> {
         self.landed.drain(..).map(|landed| (landed.what, landed.name))
     }
@@ -129,7 +131,7 @@ impl<T> Returns<T> {
         self.landed.is_empty()
     }
 
-    /// Whether another round decides something that this one did not.
+    /// Whether another round can decide more.
     pub(crate) fn is_open(&self) -> bool {
         self.landed.iter().any(|landed| !landed.carried)
     }
@@ -149,7 +151,7 @@ mod tests {
         returns.land(number, (name(number), number.into()), carried.map(name), 100);
     }
 
-    /// Ends a round: what is decided, and whether it came back.
+    /// Ends a round. Returns the decided messages, and whether each was returned.
     fn end_round(returns: &mut Returns<u32>, idle: bool) -> Vec<(u32, bool)> {
         returns.end_round(idle).into_iter().map(|(what, name)| (what, name.is_some())).collect()
     }
@@ -170,7 +172,7 @@ mod tests {
         assert_eq!(end_round(&mut returns, false), []);
         land(&mut returns, 1, Some(2));
         assert_eq!(end_round(&mut returns, false), [(2, true)]);
-        // The announcement for 1 may still wait until a confirm carries none.
+        // The return for 1 may still be pending until a confirm has none attached.
         for _ in 0..3 {
             assert_eq!(end_round(&mut returns, false), []);
         }
@@ -207,14 +209,14 @@ mod tests {
     #[test]
     fn an_announcement_counts_for_every_twin_that_was_sent_by_then() {
         let mut returns = Returns::default();
-        // The first was given up, and lands between the announcement and the confirm of the second.
+        // The first was cancelled, and its confirm arrives between the return and the confirm of the second.
         returns.land(1, (name(7), 1), None, 3);
         land(&mut returns, 3, None);
         returns.land(4, (name(4), 3), Some(name(7)), 3);
         assert_eq!(end_round(&mut returns, false), [(1, true)]);
         returns.land(2, (name(7), 2), None, 3);
         assert_eq!(end_round(&mut returns, false), [(3, false), (2, true)]);
-        // Sent again when it was bound.
+        // Published again after a queue was bound.
         returns.land(5, (name(7), 4), None, 4);
         assert_eq!(end_round(&mut returns, true), [(4, false), (5, false)]);
     }

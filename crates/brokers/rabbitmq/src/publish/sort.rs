@@ -1,4 +1,4 @@
-//! Which message of a batch goes through which channel.
+//! Assigns the messages of a batch to channels.
 
 use std::collections::HashMap;
 
@@ -9,17 +9,17 @@ use super::parcel::Parcel;
 use crate::classify::Error;
 use crate::config::Config;
 
-/// A batch, sorted.
+/// A batch, split by channel.
 #[derive(Debug, Default)]
 pub(crate) struct Sorted<'a> {
-    /// What can never be sent, by its index.
+    /// Messages that can never be sent, by their index.
     pub(crate) refused: Vec<(usize, Error)>,
-    /// Each is sent when the one before it has its outcomes. There is more than one only where messages of one key go to
-    /// different exchanges: these have different channels, which keep no order among each other.
+    /// Steps that are sent one after the other, each when the one before has all its outcomes. There is more than one
+    /// only if messages of one key go to different exchanges: their channels keep no common order.
     pub(crate) waves: Vec<Vec<Share<'a>>>,
 }
 
-/// What of a wave goes through one channel.
+/// The part of a step for one channel.
 #[derive(Debug)]
 pub(crate) struct Share<'a> {
     pub(crate) exchange: &'a str,
@@ -28,7 +28,7 @@ pub(crate) struct Share<'a> {
     pub(crate) parcels: Vec<(usize, Parcel)>,
 }
 
-/// Sorts a batch by exchange and channel. `frame_bytes` is the largest frame.
+/// Splits a batch by exchange and channel. `frame_bytes` is the largest frame.
 pub(crate) fn sort<'a>(batch: &'a [Publication], config: &'a Config, frame_bytes: usize) -> Sorted<'a> {
     let mut sorted = Sorted::default();
     let mut several = None;
@@ -37,7 +37,7 @@ pub(crate) fn sort<'a>(batch: &'a [Publication], config: &'a Config, frame_bytes
         match Parcel::of(publication, config, frame_bytes) {
             Err(why) => sorted.refused.push((index, why)),
             Ok((exchange, parcel)) => {
-                // Most batches have one exchange and need not remember keys.
+                // Most batches use one exchange and need not track keys.
                 if several.is_none() && sorted.waves.iter().flatten().any(|share| share.exchange != exchange) {
                     several = Some(earlier(batch, &sorted));
                 }
@@ -58,7 +58,7 @@ pub(crate) fn sort<'a>(batch: &'a [Publication], config: &'a Config, frame_bytes
     sorted
 }
 
-/// The keys so far, each with its exchange and its wave.
+/// The keys so far, each with its exchange and its step.
 fn earlier<'a>(batch: &'a [Publication], sorted: &Sorted<'a>) -> HashMap<&'a str, (&'a str, usize)> {
     let shares = sorted.waves.iter().flatten();
     let keys = shares.flat_map(|share| share.parcels.iter().map(|(index, _)| (*index, share.exchange)));
@@ -84,7 +84,7 @@ mod tests {
 
     use super::*;
 
-    /// The waves of a batch, each with its exchanges and the indexes of their messages.
+    /// The steps of a batch, each with its exchanges and the indexes of their messages.
     fn waves(addresses: &[(&str, &str)]) -> Vec<Vec<(String, Vec<usize>)>> {
         let config = Config::new("amqp://localhost");
         let batch: Vec<Publication> = (0..).zip(addresses).map(|(number, (to_, key))| to(to_, number, key)).collect();

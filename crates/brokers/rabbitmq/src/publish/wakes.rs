@@ -1,9 +1,9 @@
-//! Which of many futures of one task want to be polled, in the order in which they were woken.
+//! Tracks which futures of one task must be polled, in the order of their wake-ups.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 
-/// The queue of numbers that were woken.
+/// The queue of woken numbers.
 #[derive(Debug, Default)]
 pub(crate) struct Wakes {
     inner: Mutex<Inner>,
@@ -21,17 +21,17 @@ struct One {
 }
 
 impl Wakes {
-    /// A waker that puts this number into the queue.
+    /// A waker that adds this number to the queue.
     pub(crate) fn waker(self: &Arc<Self>, number: usize) -> Waker {
         Arc::new(One { number, wakes: Arc::clone(self) }).into()
     }
 
-    /// Takes all that were woken since the last call, in order; `spent` is an empty list to be used again.
+    /// Takes all numbers woken since the last call, in order. `spent` is an empty list to use again.
     pub(crate) fn take(&self, spent: Vec<usize>) -> Vec<usize> {
         std::mem::replace(&mut self.lock().woken, spent)
     }
 
-    /// Returns when there is something to take.
+    /// Returns when a number can be taken.
     pub(crate) async fn ready(&self) {
         std::future::poll_fn(|context| self.poll_ready(context)).await;
     }
@@ -48,7 +48,7 @@ impl Wakes {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Inner> {
-        // Nothing panics while it is held.
+        // No code panics while it holds the lock.
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -61,7 +61,7 @@ impl Wake for One {
     fn wake_by_ref(self: &Arc<Self>) {
         let mut inner = self.wakes.lock();
         inner.woken.push(self.number);
-        // The first one wakes the task; it takes all the others with it.
+        // The first one wakes the task, which then takes all the others.
         let task = if inner.woken.len() == 1 { inner.task.take() } else { None };
         drop(inner);
         if let Some(task) = task {

@@ -1,15 +1,15 @@
-//! Whether a topology can be made at all, found out before the broker is asked.
+//! Validates a topology before any request to the broker.
 
 use std::collections::BTreeSet;
 
 use super::{ExchangeKind, QueueKind, Target, Topology};
 
-/// Names and routing keys are short strings of the protocol.
+/// Names and routing keys are short strings in AMQP.
 const NAME_BYTES_MAX: usize = 255;
-/// The broker refuses longer times to live.
+/// The broker's limit for a time to live.
 const RUNG_MS_MAX: u128 = 4_294_967_295;
 
-/// Why a topology cannot be made.
+/// Why a topology is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Wrong {
     /// An exchange, a queue or a policy has no name.
@@ -18,32 +18,32 @@ pub enum Wrong {
     /// A name or key is too long.
     #[error("`{0}` is longer than 255 bytes")]
     TooLong(String),
-    /// A name begins with what the broker keeps for itself.
+    /// A name starts with the prefix that the broker reserves.
     #[error("`{0}`: names that begin with `amq.` are the broker's own")]
     Reserved(String),
-    /// Two things would have the same name, directly or as a lane, a rung or the dead letters of a queue.
+    /// Two objects would have the same name. The names of lanes, retry queues and dead-letter queues count too.
     #[error("two {what}s of the topology are called `{name}`")]
     Twice {
-        /// What kind of thing.
+        /// The type of the objects.
         what: &'static str,
-        /// What both are called.
+        /// The common name.
         name: String,
     },
-    /// A queue has no lanes or too many.
+    /// The number of lanes is zero or too high.
     #[error("queue `{queue}` has {lanes} lanes: 1 to 256 are possible")]
     Lanes {
-        /// Which queue.
+        /// The name of the queue.
         queue: String,
-        /// How many.
+        /// The number of lanes.
         lanes: u16,
     },
-    /// A rung is too short or too long.
+    /// A retry delay is too short or too long.
     #[error("queue `{0}`: a rung of the retry ladder lasts from 1 millisecond to 49 days")]
     Rung(String),
     /// A classic queue has no delivery limit.
     #[error("queue `{0}` is classic: only quorum queues have a delivery limit")]
     NoDeliveryLimit(String),
-    /// An exchange that does not look at routing keys cannot choose a lane.
+    /// An exchange that ignores routing keys cannot choose a lane.
     #[error(
         "binding of `{queue}` to `{exchange}`: a {kind} exchange does not look at the routing key, so every lane would get every message"
     )]
@@ -52,16 +52,16 @@ pub enum Wrong {
         queue: String,
         /// The exchange.
         exchange: String,
-        /// Its kind.
+        /// The type of the exchange.
         kind: &'static str,
     },
-    /// The default exchange has the bindings it has.
+    /// The default exchange accepts no bindings.
     #[error("binding of `{0}`: everything is bound to the default exchange by its own name, and by nothing else")]
     DefaultExchange(String),
 }
 
 impl Topology {
-    /// Says what makes this topology impossible, if anything does.
+    /// Rejects an invalid topology, with the reason.
     pub fn check(&self) -> Result<(), Wrong> {
         self.check_queues()?;
         let declared = self.declared();

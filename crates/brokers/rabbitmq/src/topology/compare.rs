@@ -1,4 +1,4 @@
-//! What of a topology is at the broker, and what differs.
+//! Compares the configured topology with the broker.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,10 +8,10 @@ use serde_json::Value;
 use super::{Declared, DeclaredBinding, DeclaredExchange, DeclaredQueue, Policy, Target};
 use crate::management::{SeenBinding, SeenExchange, SeenPolicy, SeenQueue, Snapshot};
 
-/// On 3.10 at-least-once dead-lettering works only with this; the broker would quietly do it at most once.
+/// On 3.10, at-least-once dead-lettering needs this flag. Without it the broker silently uses at-most-once.
 pub(crate) const AT_LEAST_ONCE_FLAG: &str = "stream_queue";
 
-/// One part of a topology, in the order in which they are made.
+/// One part of a topology, in the order of creation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Part<'a> {
     Flag(&'static str),
@@ -22,7 +22,7 @@ pub(crate) enum Part<'a> {
 }
 
 impl Declared {
-    /// Every part. Policies come first, so that no queue is ever without them.
+    /// Every part. Policies come first, so that no queue exists without them.
     pub(crate) fn parts(&self) -> Vec<Part<'_>> {
         let at_least_once = |queue: &DeclaredQueue| queue.arguments.contains_key("x-dead-letter-strategy");
         let flag = self.queues.iter().any(at_least_once).then_some(Part::Flag(AT_LEAST_ONCE_FLAG));
@@ -36,7 +36,7 @@ impl Declared {
 }
 
 impl Part<'_> {
-    /// What people call it.
+    /// The display name.
     pub(crate) fn name(&self) -> String {
         match self {
             Self::Flag(name) => format!("feature flag `{name}`"),
@@ -58,7 +58,7 @@ impl Part<'_> {
         }
     }
 
-    /// How it stands.
+    /// Compares it with the broker.
     pub(crate) fn compared(&self, with: &Snapshot) -> Piece {
         let state = match self {
             Self::Flag(name) if with.lacks(name) => State::Differs(vec![difference("state", "enabled", "disabled")]),
@@ -78,7 +78,7 @@ impl Part<'_> {
         Piece { name: format!("{}{unseen}", self.name()), state }
     }
 
-    /// Whether it is made by a declaration over AMQP, which the broker answers.
+    /// Whether it is created by an AMQP declaration, which the broker answers.
     pub(crate) const fn is_declared(&self) -> bool {
         match self {
             Self::Exchange(_) | Self::Queue(_) | Self::Binding(_) => true,
@@ -95,7 +95,7 @@ fn state<T>(seen: Option<&T>, differs: impl Fn(&T) -> Vec<Difference>) -> State 
 
 fn queue_differs(wanted: &DeclaredQueue, seen: &SeenQueue) -> Vec<Difference> {
     let mut all = Vec::new();
-    // The type is an argument that the broker fills in; what it is counts.
+    // The broker fills in the type argument, so the actual type is compared.
     let kind = wanted.arguments.get("x-queue-type").and_then(Value::as_str).unwrap_or("classic");
     flat(&mut all, "x-queue-type", kind, &seen.kind);
     flat(&mut all, "durable", &true, &seen.durable);

@@ -1,4 +1,4 @@
-//! What becomes of a topology at the broker: each exchange, queue and binding with all its arguments.
+//! The declarations of a topology: each exchange, queue and binding with all its arguments.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -8,15 +8,15 @@ use serde_json::{Value, json};
 use super::{Binding, Exchange, Policy, Queue, QueueKind, Target, Topology};
 use super::{lane_key, lane_queue, retry_queue};
 
-/// The arguments of a declaration, by the broker's names.
+/// The arguments of a declaration, by their AMQP names.
 pub(crate) type Arguments = BTreeMap<String, Value>;
 
-/// A topology down to each argument, in the order in which it is made.
+/// The declarations of a topology, in the order of creation.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Declared {
     /// The exchanges.
     pub exchanges: Vec<DeclaredExchange>,
-    /// The queues; one that others dead-letter to comes before them.
+    /// The queues. A dead-letter queue comes before the queues that use it.
     pub queues: Vec<DeclaredQueue>,
     /// The bindings.
     pub bindings: Vec<DeclaredBinding>,
@@ -27,40 +27,40 @@ pub struct Declared {
 /// One exchange.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DeclaredExchange {
-    /// Its name.
+    /// The name.
     pub name: String,
-    /// The broker's word for how it routes.
+    /// The exchange type in AMQP.
     pub kind: &'static str,
-    /// Its arguments.
+    /// The arguments.
     pub arguments: Arguments,
 }
 
 /// One queue.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DeclaredQueue {
-    /// Its name.
+    /// The name.
     pub name: String,
-    /// Its arguments; the type is one of them.
+    /// The arguments, including the queue type.
     pub arguments: Arguments,
-    /// Whether it is consumed, rather than a rung or a place for dead letters.
+    /// Whether consumers read from it. A retry queue or dead-letter queue is not consumed.
     pub work: bool,
 }
 
 /// One binding.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DeclaredBinding {
-    /// The exchange it flows from.
+    /// The source exchange.
     pub exchange: String,
-    /// Where it flows to; a lane is a queue of its own here.
+    /// The destination. A lane is its own queue here.
     pub to: Target,
     /// The routing key.
     pub key: String,
-    /// Its arguments.
+    /// The arguments.
     pub arguments: Arguments,
 }
 
 impl Topology {
-    /// Everything that is made at the broker.
+    /// All declarations.
     pub fn declared(&self) -> Declared {
         Declared {
             exchanges: self.exchanges.iter().map(Exchange::declared).collect(),
@@ -79,7 +79,7 @@ impl Exchange {
 }
 
 impl Queue {
-    /// The queues that this one is made of.
+    /// The queues that this one consists of.
     pub fn declared(&self) -> Vec<DeclaredQueue> {
         let mut queues = Vec::new();
         if let Some(name) = self.dead_letters.clone() {
@@ -103,7 +103,7 @@ impl Queue {
             arguments.insert("x-dead-letter-exchange".to_owned(), json!(""));
             arguments.insert("x-dead-letter-routing-key".to_owned(), json!(dead));
         }
-        // At-least-once dead-lettering works with `reject-publish` only; without it the broker quietly does it at most once.
+        // At-least-once dead-lettering needs `reject-publish`; without it the broker silently uses at-most-once.
         if self.dead_letters.is_some() && self.kind == QueueKind::Quorum {
             arguments.insert("x-dead-letter-strategy".to_owned(), json!("at-least-once"));
             arguments.insert("x-overflow".to_owned(), json!("reject-publish"));
@@ -121,7 +121,7 @@ impl Queue {
         if self.kind == QueueKind::Quorum { self.sized(arguments) } else { arguments }
     }
 
-    /// A rung of the ladder: what is put there returns to `work` when its time is over.
+    /// A retry queue: a message returns to `work` when its delay ends.
     fn rung(&self, work: &str, rung: Duration) -> DeclaredQueue {
         let pause = u64::try_from(rung.as_millis()).unwrap_or(u64::MAX);
         let arguments = Arguments::from([

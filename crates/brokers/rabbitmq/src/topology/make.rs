@@ -1,4 +1,4 @@
-//! How the parts of a topology are made, and asked for, over AMQP.
+//! Creates and queries the parts of a topology over AMQP.
 
 use lapin::options::{ExchangeBindOptions, ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions};
 use lapin::types::{AMQPValue, FieldTable, LongString, ShortString};
@@ -12,7 +12,7 @@ use crate::classify::Error;
 use crate::config::Config;
 use crate::link;
 
-/// A connection for making topology; a refused request costs its channel and nothing else.
+/// A connection for topology requests. A refused request closes only its channel.
 pub(crate) struct Maker {
     connection: Connection,
     config: Config,
@@ -24,24 +24,24 @@ impl Maker {
         Self::named(config, "relevo topology").await
     }
 
-    /// Connects under another name, which the broker's own tools show.
+    /// Connects with this connection name, which the broker's tools show.
     pub(crate) async fn named(config: &Config, name: &str) -> Result<Self, Error> {
         let connection = link::connect(config, name).await?;
         Ok(Self { connection, config: config.clone() })
     }
 
-    /// Whether the connection stands, as far as is known without asking.
+    /// Whether the connection is open, without a request.
     pub(crate) fn is_connected(&self) -> bool {
         self.connection.status().connected()
     }
 
-    /// Ends the connection.
+    /// Closes the connection.
     pub(crate) async fn close(self) {
-        // Nothing waits for the answer: a connection that is gone is closed as well.
+        // Ignore the result: a lost connection is closed as well.
         timeout(self.config.connect_deadline, self.connection.close(200, "bye".into())).await.ok();
     }
 
-    /// Makes an exchange, or checks that it is as wanted if it is there.
+    /// Creates an exchange, or verifies the settings of an existing one.
     pub(crate) async fn exchange(&self, exchange: &DeclaredExchange) -> Result<(), Error> {
         let options = ExchangeDeclareOptions { durable: true, ..ExchangeDeclareOptions::default() };
         let (name, kind) = (short(&exchange.name)?, ExchangeKind::Custom(exchange.kind.to_owned()));
@@ -49,14 +49,14 @@ impl Maker {
         self.asked(async |channel| channel.exchange_declare(name, kind, options, arguments).await).await
     }
 
-    /// Makes a queue, or checks that it is as wanted if it is there.
+    /// Creates a queue, or verifies the settings of an existing one.
     pub(crate) async fn queue(&self, queue: &DeclaredQueue) -> Result<(), Error> {
         let options = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
         let (name, arguments) = (short(&queue.name)?, table(&queue.arguments)?);
         self.asked(async |channel| channel.queue_declare(name, options, arguments).await.map(drop)).await
     }
 
-    /// Makes a binding; one that is there stays as it is.
+    /// Creates a binding; an existing one does not change.
     pub(crate) async fn binding(&self, binding: &DeclaredBinding) -> Result<(), Error> {
         let (from, key, arguments) = (short(&binding.exchange)?, short(&binding.key)?, table(&binding.arguments)?);
         match &binding.to {
@@ -71,7 +71,7 @@ impl Maker {
         }
     }
 
-    /// Whether there is an exchange of this name; it tells nothing else.
+    /// Whether an exchange of this name exists, with any settings.
     pub(crate) async fn has_exchange(&self, name: &str) -> Result<bool, Error> {
         let options = ExchangeDeclareOptions { passive: true, ..ExchangeDeclareOptions::default() };
         let name = short(name)?;
@@ -81,12 +81,12 @@ impl Maker {
         Ok(found(declared)?.is_some())
     }
 
-    /// Whether there is a queue of this name; it tells nothing else.
+    /// Whether a queue of this name exists, with any settings.
     pub(crate) async fn has_queue(&self, name: &str) -> Result<bool, Error> {
         Ok(self.ready(name).await?.is_some())
     }
 
-    /// How many messages of a queue are ready for somebody who takes them; `None` if there is no queue of this name.
+    /// The number of ready messages in a queue; `None` if the queue does not exist.
     pub(crate) async fn ready(&self, name: &str) -> Result<Option<u64>, Error> {
         let options = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
         let name = short(name)?;
@@ -95,7 +95,7 @@ impl Maker {
         found(declared.map(|queue| queue.message_count().into()))
     }
 
-    /// Asks on a channel of its own.
+    /// Sends a request on its own channel.
     async fn asked<T>(&self, request: impl AsyncFnOnce(&Channel) -> lapin::Result<T>) -> Result<T, Error> {
         let deadline = self.config.connect_deadline;
         let answer = async {
@@ -109,7 +109,7 @@ impl Maker {
     }
 }
 
-/// What is missing is no error.
+/// Converts a missing object to `None`.
 fn found<T>(answer: Result<T, Error>) -> Result<Option<T>, Error> {
     match answer {
         Ok(told) => Ok(Some(told)),

@@ -1,4 +1,4 @@
-//! What the queues of a group are called; whoever makes, uses or examines one asks here.
+//! The names of a group's queues and routing keys. All code that needs one uses these functions.
 
 use std::time::Duration;
 
@@ -12,12 +12,12 @@ pub fn lane_key(key: &str, lane: u16) -> String {
     if key.is_empty() { lane.to_string() } else { format!("{key}.{lane}") }
 }
 
-/// The queue in which a message of `queue`, which may be a lane's, waits for this long and then returns.
+/// The queue in which messages of `queue`, which may be a lane, wait for this delay before they return.
 pub fn retry_queue(queue: &str, rung: Duration) -> String {
     format!("{queue}.retry.{}", rung.as_millis())
 }
 
-/// The queue of what was given up, if no other name is chosen; the lanes of a queue share one.
+/// The default name of the dead-letter queue. The lanes of a queue share one.
 pub fn dead_queue(queue: &str) -> String {
     format!("{queue}.dead")
 }

@@ -1,49 +1,50 @@
-//! A queue as the configuration has it.
+//! The configuration of a queue.
 
 use std::time::Duration;
 
-/// The rungs of a ladder that nobody configured.
+/// The default retry delays.
 pub const DEFAULT_RUNGS: [Duration; 3] = [Duration::from_mins(1), Duration::from_mins(5), Duration::from_mins(15)];
 
-/// A durable queue with its lanes, its retry ladder and its dead letters.
+/// A durable queue with its lanes, its retry queues and its dead-letter queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Queue {
-    /// Its name.
+    /// The name.
     pub name: String,
-    /// What kind of queue.
+    /// The queue type.
     pub kind: QueueKind,
-    /// So many queues `name.0`, `name.1`, … in place of one, each with a single active consumer and bound with the lane's
-    /// number as the last word of the routing key.
+    /// The number of lanes: queues `name.0`, `name.1`, … instead of one. Each has a single active consumer, and is
+    /// bound with the lane as the last word of the routing key.
     pub lanes: Option<u16>,
-    /// One consumer at a time is active, and the others wait to take over. Without it all consumers receive at once, and
-    /// only consumers without order start. Lanes are ordered always.
+    /// One consumer at a time is active, and the others are on standby. Otherwise all consumers receive at once, and
+    /// only unordered consumers start. Lanes are always ordered.
     pub ordered: bool,
-    /// How long messages wait before they are tried again: one queue a rung. Empty: no ladder.
+    /// The retry delays, with one queue for each. Empty means no retry queues.
     pub retry: Vec<Duration>,
-    /// The queue of what is given up: `name.dead`, unless another name is chosen; `None` for none.
+    /// The name of the dead-letter queue, `name.dead` by default; `None` for no dead-letter queue.
     pub dead_letters: Option<String>,
-    /// More messages than that are refused.
+    /// The maximum number of messages. Above it new messages are refused.
     pub max_length: Option<u64>,
-    /// More bytes than that are refused.
+    /// The maximum size in bytes. Above it new messages are refused.
     pub max_bytes: Option<u64>,
-    /// What was returned unacknowledged more often than that is given up: to the dead letters, or it is lost.
+    /// The maximum number of returns without an acknowledgement. Above it the message is dead-lettered, or lost without
+    /// a dead-letter queue.
     pub delivery_limit: Option<u32>,
-    /// On how many nodes of a cluster a quorum queue begins.
+    /// The initial number of replicas of a quorum queue.
     pub initial_group_size: Option<u32>,
 }
 
-/// What kind of queue.
+/// The queue type.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum QueueKind {
-    /// Replicated by consensus; a confirm means that most of its nodes wrote it.
+    /// Replicated by consensus. A confirm means that a majority of its nodes has written the message.
     #[default]
     Quorum,
-    /// On one node; cannot dead-letter at least once.
+    /// On one node; it cannot dead-letter at least once.
     Classic,
 }
 
 impl QueueKind {
-    /// The broker's word for it.
+    /// The name in AMQP.
     pub const fn word(self) -> &'static str {
         match self {
             Self::Quorum => "quorum",
@@ -53,7 +54,7 @@ impl QueueKind {
 }
 
 impl Queue {
-    /// An ordered quorum queue with the default ladder and dead letters, without lanes.
+    /// An ordered quorum queue without lanes, with the default retry delays and a dead-letter queue.
     pub fn new(name: impl Into<String>) -> Self {
         let name = name.into();
         Self {
@@ -75,7 +76,7 @@ impl Queue {
         self.ordered || self.lanes.is_some()
     }
 
-    /// The queues that are consumed: the queue itself or its lanes.
+    /// The consumed queues: the queue itself or its lanes.
     pub fn work_queues(&self) -> Vec<String> {
         match self.lanes {
             None => vec![self.name.clone()],

@@ -1,5 +1,5 @@
-//! Every class that an answer of RabbitMQ can have, provoked. There is no `Transient` among them: RabbitMQ refuses a
-//! message for what it is (`Poison`), for where it goes (`Blocked`, `Throttled`), or not at all.
+//! Provokes every failure class of RabbitMQ. `Transient` is not among them: RabbitMQ refuses a message for its content
+//! (`Poison`), for its destination (`Blocked`, `Throttled`), or not at all.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ use relevo_testkit::rabbitmq::{Server, Vhost};
 
 use crate::harness::Side;
 
-/// A virtual host with the queue `orders`, and a proxy before it.
+/// A virtual host with the queue `orders`, and a proxy in front of it.
 struct Line {
     vhost: Vhost,
     side: Side,
@@ -40,12 +40,12 @@ impl Line {
 
 const DEADLINE: Duration = Duration::from_secs(4);
 
-/// Publishes until the outcome is this one.
+/// Publishes until the message has this outcome.
 async fn until(broker: &RabbitBroker, message: &Publication, expected: Option<Class>) {
     until_all(broker, std::slice::from_ref(message), expected).await;
 }
 
-/// Publishes a batch until each outcome is this one.
+/// Publishes a batch until every message has this outcome.
 async fn until_all(broker: &RabbitBroker, batch: &[Publication], expected: Option<Class>) {
     let deadline = Instant::now() + Duration::from_secs(20);
     loop {
@@ -100,13 +100,13 @@ async fn a_confirm_that_does_not_come_in_time_is_unknown() {
     let line = Line::new().await;
     let deadline = Duration::from_secs(2);
     let broker = line.broker(deadline).await;
-    // Whatever passes may come too late as well: a busy machine is as good a reason.
+    // On a busy machine, even a successful confirm may be late.
     until(&broker, &to("orders", 1, "k"), None).await;
     line.proxy.stall(Direction::ToClient);
     let began = Instant::now();
     assert_eq!(publish(&broker, &[to("orders", 2, "k")]).await, [Some(Class::Unknown)]);
     assert!(began.elapsed() < 10 * deadline, "{:?}", began.elapsed());
-    // One message at a time finds out whether answers come again; the others were not sent.
+    // One message at a time tests whether confirms arrive again; the others were not sent.
     let batch = [to("orders", 3, "a"), to("orders", 4, "b")];
     assert_eq!(publish(&broker, &batch).await, [Some(Class::Unknown), Some(Class::Outage)]);
     line.proxy.flow(Direction::ToClient);
@@ -114,7 +114,7 @@ async fn a_confirm_that_does_not_come_in_time_is_unknown() {
     until_all(&broker, &[to("orders", 6, "a"), to("orders", 7, "b")], None).await;
 }
 
-/// A dropped call is forgotten: it neither fills the channel nor confuses what follows.
+/// A cancelled call is removed: it neither fills the channel nor affects later messages.
 #[tokio::test]
 async fn calls_that_are_given_up_leave_nothing_behind() {
     let line = Line::new().await;

@@ -1,4 +1,4 @@
-//! A cluster of three: one node may go, with two gone nothing is confirmed and nothing is lost.
+//! A cluster of three: one node may fail. With two nodes down, nothing is confirmed and nothing is lost.
 
 use std::time::{Duration, Instant};
 
@@ -27,11 +27,11 @@ async fn a_cluster_goes_on_with_two_nodes_and_waits_for_the_second() {
     publish_all(&broker, &[to("orders", 1_000_000, "probe")]).await;
     Side::of(&urls[2]).await.take_all("orders").await;
 
-    // The node that the connection is to dies in the middle of it: the others go on.
+    // The node of the connection is killed while the batch is sent: the others continue.
     tokio::join!(send_all(&broker, 0, 30), first.kill9());
     nothing_is_missing(&Side::of(&urls[2]).await, 0, 30).await;
 
-    // With two of three gone nothing is confirmed, and it is known for an outage.
+    // With two of three nodes down nothing is confirmed, and the failure becomes an outage.
     publish_all(&broker, &[to("orders", 0, "k-0")]).await;
     second.kill9().await;
     let since = Instant::now();
@@ -44,7 +44,7 @@ async fn a_cluster_goes_on_with_two_nodes_and_waits_for_the_second() {
         assert!(since.elapsed() < Duration::from_secs(30), "never told as an outage");
     }
 
-    // What comes meanwhile passes when one of them is back.
+    // Messages sent in the meantime are confirmed when one of the nodes is back.
     tokio::join!(send_all(&broker, 0, 30), async {
         second.start_again().await;
         first.start_again().await;

@@ -1,4 +1,4 @@
-//! The suites that every broker passes.
+//! The conformance suites of every broker.
 
 relevo_conformance::broker_suite!(crate::harness::start);
 

@@ -1,4 +1,4 @@
-//! A group on a RabbitMQ server as the suite of consuming sees it: four lanes and a ladder.
+//! The RabbitMQ harness for the consumer suite: a group of four lanes with retry queues.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -26,22 +26,22 @@ use crate::harness::Side;
 
 pub(crate) const EXCHANGE: &str = "shop";
 pub(crate) const LANES: u16 = 4;
-/// What no group wants.
+/// The queue for messages that no group receives.
 const REST: &str = "rest";
 
-/// This case kills its server, and so has one of its own, which takes seconds to start.
+/// This case kills its server, so it has a private one, which takes seconds to start.
 const CRASHING: &str = "what_was_not_acknowledged_comes_again_after_a_crash";
 
-/// A virtual host of one test's own.
+/// A virtual host for one test.
 pub(crate) struct Groups {
     pub(crate) vhost: Vhost,
     pub(crate) private: Option<Private>,
-    /// How long the ladder's rungs are.
+    /// The delays of the retry queues.
     pub(crate) rungs: Vec<Duration>,
 }
 
 pub(crate) async fn start() -> Groups {
-    // The thread of a test has its name.
+    // The thread of a test has the name of the test.
     let crashes = std::thread::current().name().is_some_and(|name| name.contains(CRASHING));
     if crashes { Groups::private(Private::start().await).await } else { Groups::shared().await }
 }
@@ -52,13 +52,13 @@ impl Groups {
         Self::on(Server::shared().vhost().await, None).await
     }
 
-    /// On a server that the test may harm.
+    /// On a private server, which the test may damage.
     pub(crate) async fn private(server: Private) -> Self {
         Self::on(server.vhost().await, Some(server)).await
     }
 
     async fn on(vhost: Vhost, private: Option<Private>) -> Self {
-        // A server takes its time to come back, and a busy machine to look; no pause may pass meanwhile.
+        // A restart of the server and checks on a busy machine take time; no delay may end in the meantime.
         let longest = if private.is_some() { Duration::from_secs(40) } else { Duration::from_secs(6) };
         let groups = Self { vhost, private, rungs: vec![Duration::from_millis(100), longest] };
         let side = groups.side().await;
@@ -83,7 +83,7 @@ impl Groups {
         Queue { lanes: Some(LANES), retry: self.rungs.clone(), ..Queue::new(name) }
     }
 
-    /// Makes a queue with everything that belongs to it, bound to an address.
+    /// Creates a queue with its retry and dead-letter queues, bound to an address.
     pub(crate) async fn declare(&self, queue: &Queue, address: &str) {
         let side = self.side().await;
         for declared in queue.declared() {
@@ -103,13 +103,13 @@ impl Groups {
             }
         }
         if self.private.is_some() {
-            // A quorum queue that is killed within its first moments may come back empty, and nothing tells when it is
-            // safe.
+            // A quorum queue that is killed soon after its creation may be empty after a restart. Nothing reports when
+            // it is safe.
             tokio::time::sleep(Duration::from_secs(2)).await;
         }
     }
 
-    /// A consumer behind a proxy of its own.
+    /// A consumer with its own proxy.
     pub(crate) async fn member(&self, group: &Group, membership: Membership) -> Member {
         self.member_with(group, membership, |_| {}).await
     }
@@ -131,7 +131,7 @@ impl Groups {
         Member { consumer, proxy, queue: first_queue(group), gone: AtomicBool::new(false) }
     }
 
-    /// Cuts a member off; returns when the broker knows that it is gone, and so does the member.
+    /// Disconnects a member. Returns when both the broker and the member know it.
     pub(crate) async fn cut_off(&self, member: &Member) {
         if member.gone.swap(true, Ordering::Relaxed) {
             return;
@@ -154,7 +154,7 @@ fn first_queue(group: &Group) -> String {
     if group.lanes.is_some() { lane_queue(&group.name, 0) } else { group.name.clone() }
 }
 
-/// Polling with an end.
+/// Polls with a deadline.
 pub(crate) struct Patience {
     what: &'static str,
     deadline: Instant,
@@ -187,12 +187,12 @@ impl Side {
         bound.await.expect("a binding");
     }
 
-    /// How many are subscribed to a queue.
+    /// The number of consumers of a queue.
     pub(crate) async fn consumers(&self, queue: &str) -> u32 {
         self.look(queue).await.consumer_count()
     }
 
-    /// How many messages of a queue wait for a consumer.
+    /// The number of ready messages in a queue.
     pub(crate) async fn ready(&self, queue: &str) -> u32 {
         self.look(queue).await.message_count()
     }
@@ -202,7 +202,7 @@ impl Side {
         self.channel.queue_declare(queue.into(), options, FieldTable::default()).await.expect("the queue is there")
     }
 
-    /// Publishes anything, confirmed.
+    /// Publishes a message and waits for its confirm.
     pub(crate) async fn publish(&self, exchange: &str, key: &str, properties: BasicProperties, payload: &[u8]) {
         self.channel.confirm_select(ConfirmSelectOptions::default()).await.expect("confirms");
         let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
@@ -212,7 +212,7 @@ impl Side {
     }
 }
 
-/// A consumer, and the proxy that it talks through.
+/// A consumer and its proxy.
 pub(crate) struct Member {
     pub(crate) consumer: RabbitConsumer,
     pub(crate) proxy: CutProxy,
@@ -297,7 +297,7 @@ impl ConsumerHarness for Groups {
         self.cut_off(&consumer).await;
     }
 
-    /// It finds its connection dead and no way to another; whoever works on its deliveries knows nothing of that.
+    /// The consumer loses its connection and cannot reconnect. The caller that handles its deliveries does not know it.
     async fn freeze(&self, consumer: &Member) {
         self.cut_off(consumer).await;
     }
@@ -311,14 +311,14 @@ impl ConsumerHarness for Groups {
         self.side().await.publish(EXCHANGE, &lane_key(address, 0), properties, &payload).await;
     }
 
-    /// RabbitMQ does not report when an acknowledgement is on its disk. A broker that was killed right after it had shown to
-    /// know one was seen to deliver again.
+    /// RabbitMQ does not report when an acknowledgement is on disk. A broker that was killed just after it had
+    /// processed an acknowledgement has redelivered the message.
     fn acks_survive_crash(&self) -> bool {
         false
     }
 }
 
-/// Asks for retries; the tags that were stale, or the first failure.
+/// Requests retries. Returns the stale tags, or the first failure.
 pub(crate) async fn retry(
     consumer: &impl BrokerConsumer,
     tags: &[DeliveryTag],

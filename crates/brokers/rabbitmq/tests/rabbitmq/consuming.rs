@@ -1,4 +1,4 @@
-//! What consuming promises beyond the suite, where the server is as it should be: members, order, bounds, and what is told.
+//! Consumer guarantees beyond the suite, on a healthy server: members, order, limits and errors.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -31,7 +31,7 @@ async fn lanes() -> (Groups, Group) {
     (groups, queue.group())
 }
 
-/// A queue without lanes, bound to [`ADDRESS`], with so many messages that carry their number.
+/// A queue without lanes, bound to [`ADDRESS`], with this many numbered messages.
 async fn plain(ordered: bool, messages: u32) -> (Groups, Group) {
     let groups = Groups::shared().await;
     let queue = Queue { lanes: None, ordered, ..groups.queue(QUEUE) };
@@ -73,7 +73,7 @@ async fn members_that_come_and_go_keep_each_key_in_order_and_lose_nothing() {
                     seen.entry(key(delivery)).or_default().push(number(delivery));
                 }
             }
-            // Some of it is out when the member goes; some is lost because the lane has gone.
+            // Some deliveries are outstanding when the member ends; some are stale because the lane moved.
             let answered = &some[..some.len() - some.len() / 4];
             let lost = acknowledge(member, answered).await;
             done.extend(answered.iter().filter(|one| !lost.contains(&one.tag)).map(number));
@@ -107,7 +107,7 @@ async fn however_a_consumer_ends_the_next_one_begins_with_the_oldest() {
             soon(first.close()).await.expect("closed");
         }
         drop(first);
-        // A cancelled subscription would have given it the eleventh first.
+        // After a cancelled subscription it would have received the eleventh message first.
         assert_eq!(payloads(&receive(&second, 10).await), (1..=10).collect::<Vec<_>>(), "after it was {end}");
         drop(second);
     }
@@ -170,13 +170,13 @@ async fn a_deleted_queue_is_noticed_and_other_lanes_flow() {
     let failure = soon(consumer.receive(1)).await.expect_err("a queue is gone");
     assert_eq!(failure.class(), Class::Blocked);
     assert!(failure.describe().contains(&gone), "{}", failure.describe());
-    // Every key of the other lanes: nothing takes the messages of this one.
+    // Keys of the other lanes only: this lane's queue does not exist.
     let others = (0..40).map(|number| publication(number, &format!("k-{number}")));
     let others: Vec<Publication> = others.filter(|one| lane_of(&one.message.key) != 1).collect();
     publish_all(&groups.broker().await, &others).await;
     let mut seen = BTreeSet::new();
     while seen.len() < others.len() {
-        // The missing lane is told again each time that it was looked for.
+        // The error of the missing lane is returned after each attempt.
         if let Ok(some) = soon(consumer.receive(100)).await {
             seen.extend(some.iter().map(number));
         }
@@ -227,7 +227,7 @@ async fn a_connection_cut_while_answers_are_on_their_way_loses_nothing() {
             Err(failure) => {
                 assert_eq!(failure.class(), Class::Unknown, "{failure}");
                 doubtful.extend(some.iter().map(number));
-                // The channel is another soon: old tags are lost, whatever the new one has under the same numbers.
+                // A new channel follows soon. Old tags are stale, even if the new channel uses the same numbers.
                 let mut patience = Patience::new("the cut is noticed");
                 while stale(&member, &tags).await.is_err() {
                     patience.pause().await;

@@ -1,4 +1,4 @@
-//! How long a consumer waits, for a server that says nothing and for what is out: never for ever.
+//! Limits of waiting: for a server that does not respond, and for outstanding deliveries.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -16,10 +16,10 @@ use crate::consumer_harness::{Groups, LANES, Member, Patience, retry};
 const QUEUE: &str = "billing";
 const CONNECT: Duration = Duration::from_secs(1);
 const CONFIRM: Duration = Duration::from_millis(500);
-/// What a busy machine may take on top of a bound.
+/// The extra time that a busy machine may need.
 const SLACK: Duration = Duration::from_secs(2);
 
-/// Four lanes with so many messages, each of a key of its own.
+/// Four lanes with this many messages, each with its own key.
 async fn lanes(messages: u32) -> (Groups, Group) {
     let groups = Groups::shared().await;
     let queue = groups.queue(QUEUE);
@@ -29,7 +29,7 @@ async fn lanes(messages: u32) -> (Groups, Group) {
     (groups, queue.group())
 }
 
-/// A consumer with short deadlines, whose connections no heartbeat ends.
+/// A consumer with short deadlines and a long heartbeat interval, so that no heartbeat closes its connections.
 async fn patient(groups: &Groups, group: &Group) -> Member {
     let change = |config: &mut Config| {
         config.heartbeat = Duration::from_mins(1);
@@ -52,7 +52,7 @@ async fn calls_to_a_server_that_says_nothing_fail_in_time_and_may_be_repeated() 
     let began = Instant::now();
     let failure = retry(&member, &held[1..], Duration::ZERO).await.expect_err("silence");
     assert!(matches!(failure.class(), Class::Unknown | Class::Outage), "{failure}");
-    // The copies first, then the queue.
+    // First the copies, then the acknowledgements.
     assert!(began.elapsed() < CONNECT + CONFIRM + CONFIRM + SLACK, "{:?}", began.elapsed());
     member.proxy.thaw();
     let mut patience = Patience::new("the server is heard again");
@@ -71,20 +71,20 @@ async fn a_retry_that_was_given_up_before_its_turn_is_never_copied() {
     let (groups, group) = one_lane(2).await;
     let member = groups.member(&group, Membership::default()).await;
     let held = receive(&member, 2).await;
-    // So that the connection for copies stands.
+    // Opens the connection for copies.
     assert_eq!(retry(&member, &[held[0].tag], Duration::ZERO).await.expect("it waits"), []);
     let first = receive(&member, 1).await.remove(0);
     member.proxy.freeze();
     let before = retry(&member, std::slice::from_ref(&first.tag), Duration::ZERO);
     let given_up = async {
-        // Behind the first, which waits for the server.
+        // Waits after the first call, which waits for the server.
         let call = retry(&member, std::slice::from_ref(&held[1].tag), Duration::ZERO);
         assert!(timeout(Duration::from_millis(300), call).await.is_err(), "the server is silent");
         member.proxy.thaw();
     };
     let (before, ()) = tokio::join!(before, given_up);
     assert_eq!(before.expect("settled"), []);
-    // A rung is first in, first out: a copy of the second would come right behind.
+    // A retry queue is first in, first out: a copy of the second would follow directly.
     let back = receive(&member, 1).await.remove(0);
     assert_eq!((number(&back), back.retries), (number(&first), 2));
     nothing(&member).await;
@@ -92,12 +92,12 @@ async fn a_retry_that_was_given_up_before_its_turn_is_never_copied() {
     nothing(&member).await;
 }
 
-/// One lane, so that all copies go to one rung, in order.
+/// One lane, so that all copies go to one retry queue, in order.
 async fn one_lane(messages: u32) -> (Groups, Group) {
     let groups = Groups::shared().await;
     let queue = Queue { lanes: Some(1), retry: vec![Duration::from_millis(100)], ..groups.queue(QUEUE) };
     groups.declare(&queue, ADDRESS).await;
-    // Publishers of the harness choose one of four lanes; these keys have the first.
+    // The harness publishes to four lanes; these keys belong to the first.
     let keys = (0..).map(|n| format!("k-{n}")).filter(|key| slot_of(key).is_multiple_of(LANES));
     let batch: Vec<Publication> = (1..=messages).zip(keys).map(|(number, key)| publication(number, &key)).collect();
     publish_all(&groups.broker().await, &batch).await;
@@ -139,7 +139,7 @@ async fn a_lane_on_its_way_to_another_waits_for_what_is_out_and_no_longer_than_i
     let some = soon(second.receive(100)).await.expect("deliveries");
     assert!(began.elapsed() >= hand_over, "taken away after {:?}", began.elapsed());
     assert!(some.iter().all(|one| one.redelivered), "they had been out elsewhere");
-    // Where they were, nothing of two lanes can be settled any more, and everything of the others.
+    // The first consumer can no longer acknowledge deliveries of two lanes, but all of the others.
     let tags: Vec<_> = held.iter().map(|one| one.tag).collect();
     let lost = stale(&first, &tags).await.expect("an answer");
     let (gone, kept): (Vec<Delivery>, Vec<Delivery>) = held.into_iter().partition(|one| lost.contains(&one.tag));

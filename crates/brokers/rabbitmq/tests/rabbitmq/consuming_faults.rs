@@ -1,4 +1,4 @@
-//! Consuming from a server that is killed, sleeps, or is short of memory.
+//! Consuming from a server that is killed, suspended, or out of memory.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -58,7 +58,7 @@ async fn work(
     worked
 }
 
-/// Receives and acknowledges until everything that is still missing was settled.
+/// Receives and acknowledges until every missing message is acknowledged.
 async fn finish(config: Config, group: Group, mut missing: BTreeSet<i64>) -> Worked {
     let membership = Membership { prefetch: 40, ..Membership::default() };
     let consumer = consumer(&config, &group, membership).await.expect("a consumer");
@@ -67,7 +67,7 @@ async fn finish(config: Config, group: Group, mut missing: BTreeSet<i64>) -> Wor
         let some = soon(consumer.receive(40)).await.expect("deliveries");
         worked.first.extend(some.iter().filter(|one| !one.redelivered).map(number));
         let tags: Vec<_> = some.iter().map(|one| one.tag).collect();
-        // What a connection took with it comes again.
+        // Messages of a lost connection are redelivered.
         let Ok(lost) = stale(&consumer, &tags).await else { continue };
         worked.kept.extend(some.iter().filter(|one| !lost.contains(&one.tag)).map(number));
         missing.retain(|number| !worked.kept.contains(number));
@@ -75,22 +75,23 @@ async fn finish(config: Config, group: Group, mut missing: BTreeSet<i64>) -> Wor
     worked
 }
 
-/// What became of messages.
+/// The results for a set of messages.
 #[derive(Default)]
 struct Worked {
-    /// Settled, as the consumer was told.
+    /// Acknowledged, as reported to the consumer.
     kept: BTreeSet<i64>,
-    /// On their way when the server died.
+    /// Being acknowledged when the server was killed.
     doubtful: BTreeSet<i64>,
-    /// Delivered as if for the first time.
+    /// Delivered without the redelivery mark.
     first: BTreeSet<i64>,
 }
 
-/// When so many are settled, each time.
+/// The number of acknowledged messages before each kill.
 const KILLS: [usize; 3] = [40, 500, 1_000];
 
-/// Each time the server is killed in the middle of a stream of answers. Those that it had shown to know may be forgotten, and
-/// this was seen: their messages come again. No message is lost, and a repeat is told from a first delivery.
+/// The server is killed several times while acknowledgements are in progress. It may forget even acknowledgements that
+/// it had processed, and this has been observed: their messages are redelivered. No message is lost, and redeliveries
+/// are marked.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_killed_among_answers_may_forget_some_and_loses_no_message() {
     let (groups, group) = lanes().await;
@@ -113,7 +114,7 @@ async fn a_server_killed_among_answers_may_forget_some_and_loses_no_message() {
     }
     let expected: BTreeSet<i64> = (0..i64::from(total)).collect();
     let missing = expected.difference(&all.answered()).copied().collect();
-    // The last of each lane are among them, which nobody was near yet: whatever comes again comes before.
+    // The last messages of each lane are among them and were not delivered yet: every redelivery comes before them.
     all.add(finish(groups.config(), group, missing).await);
     assert_eq!(all.answered(), expected, "lost, or from nowhere");
 }
@@ -141,7 +142,7 @@ async fn a_consumer_goes_on_after_its_server_was_killed_or_slept() {
     let held = receive(&consumer, 20).await;
     server(&groups).kill9().await;
     server(&groups).start_again().await;
-    // By itself; and what it had out before is lost.
+    // The consumer reconnects by itself; its outstanding deliveries are stale.
     let again = receive(&consumer, 20).await;
     let expected: BTreeSet<i64> = (0..20).collect();
     assert_eq!(again.iter().map(number).collect::<BTreeSet<_>>(), expected);
@@ -176,7 +177,7 @@ async fn a_server_short_of_memory_can_be_emptied_and_retries_wait() {
     let failure = retry(&consumer, &rest, Duration::ZERO).await.expect_err("the server takes nothing");
     assert_eq!(failure.class(), Class::Outage);
     server(&groups).memory_alarm(false).await;
-    // They are still out: the same call again.
+    // They are still outstanding, so the same call can be repeated.
     let mut patience = Patience::new("the alarm ends");
     loop {
         match retry(&consumer, &rest, Duration::ZERO).await {
@@ -184,7 +185,7 @@ async fn a_server_short_of_memory_can_be_emptied_and_retries_wait() {
             Err(_) => patience.pause().await,
         }
     }
-    // What the first call had sent came too, later; repeats have the same number.
+    // Copies of the first call arrived too, later; duplicates have the same number.
     let mut seen = BTreeSet::new();
     let expected: BTreeSet<i64> = held[10..].iter().map(number).collect();
     while seen != expected {
@@ -194,11 +195,11 @@ async fn a_server_short_of_memory_can_be_emptied_and_retries_wait() {
     }
 }
 
-/// `consumer_timeout`: the server closes the channel with a code that it also has for what a person must mend.
+/// `consumer_timeout`: the server closes the channel with a code that it also uses for errors that need an operator.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_delivery_that_is_out_for_too_long_comes_again_and_calls_nobody() {
     let server = Private::start_with(Settings::new().config("consumer_timeout = 1000")).await;
-    // It looks once a minute otherwise.
+    // The default check interval is a minute.
     server.ctl(&["eval", "application:set_env(rabbit, channel_tick_interval, 200)."]).await;
     let groups = Groups::private(server).await;
     let queue = groups.queue(QUEUE);
@@ -206,7 +207,7 @@ async fn a_delivery_that_is_out_for_too_long_comes_again_and_calls_nobody() {
     publish_all(&groups.broker().await, &batch(1..2)).await;
     let consumer = consumer(&groups.config(), &queue.group(), Membership::default()).await.expect("a consumer");
     let first = receive(&consumer, 1).await.remove(0);
-    // Nothing but the message is told.
+    // The consumer gets the message, and no error.
     let again = receive(&consumer, 1).await.remove(0);
     assert_eq!((number(&again), again.redelivered), (number(&first), true));
     let lost = stale(&consumer, &[first.tag]).await.expect("an answer");

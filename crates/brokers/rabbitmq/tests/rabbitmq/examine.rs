@@ -1,4 +1,4 @@
-//! Every setting that breaks a promise, set up on the real server, found, mended, and found good.
+//! Every setting that breaks a guarantee: created on a real server, detected, fixed, and reported as good.
 
 use lapin::ExchangeKind as Kind;
 use lapin::options::{ExchangeBindOptions, ExchangeDeclareOptions, QueueDeclareOptions};
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::stage::Stage;
 
-/// A quorum queue's arguments with these in place of the safe ones; `null` leaves one out.
+/// The arguments of a safe quorum queue with these changes; `null` removes one.
 fn safe_but(changes: &Value) -> Value {
     let mut arguments = json!({
         "x-queue-type": "quorum",
@@ -25,14 +25,14 @@ fn safe_but(changes: &Value) -> Value {
     arguments
 }
 
-/// A stage with a place for dead letters.
+/// A stage with a dead-letter queue.
 async fn stage() -> Stage {
     let stage = Stage::new().await;
     stage.queue("q.dead", json!({ "x-queue-type": "quorum" })).await;
     stage
 }
 
-/// Mends the queue `q`, and asserts that it is good then in this respect.
+/// Fixes the queue `q`, and asserts that it then passes this check.
 async fn mended(stage: &Stage, subject: &str) {
     stage.delete_queue("q").await;
     stage.queue("q", safe_but(&json!({}))).await;
@@ -102,10 +102,10 @@ async fn a_full_queue_that_drops_is_a_danger_whoever_set_the_limit() {
     stage.queue("q", safe_but(&dropping)).await;
     stage.examine(&["q"]).await.has(Danger, "overflow-drops", "q");
     mended(&stage, "overflow-drops").await;
-    // Refusing mends it as well as no limit does.
+    // Refusing new messages is as good as no limit.
     stage.policy("q", "queues", json!({ "max-length-bytes": 1_000 })).await;
     stage.examine(&["q"]).await.good("overflow-drops", "q");
-    // By policy only.
+    // Set only by a policy.
     stage.queue("r", json!({ "x-queue-type": "quorum" })).await;
     stage.policy("r", "queues", json!({ "max-length-bytes": 1_000 })).await;
     stage.examine(&["r"]).await.has(Danger, "overflow-drops", "r");
@@ -130,7 +130,7 @@ async fn a_delivery_limit_without_dead_letters_is_a_danger() {
     stage.queue("q", json!({ "x-queue-type": "quorum", "x-delivery-limit": 3 })).await;
     stage.examine(&["q"]).await.has(Danger, "delivery-limit-drops", "q");
     stage.delete_queue("q").await;
-    // From 4.0 on that is none; this server drops what comes back once.
+    // From 4.0 on this means no limit; this server drops a message at its first return.
     stage.queue("q", json!({ "x-queue-type": "quorum", "x-delivery-limit": -1 })).await;
     stage.examine(&["q"]).await.has(Danger, "delivery-limit-drops", "q");
     stage.delete_queue("q").await;
@@ -145,21 +145,21 @@ async fn dead_letters_that_are_missing_or_may_be_lost_are_told() {
     stage.examine(&["q"]).await.has(Warning, "dead-letter-missing", "q");
     mended(&stage, "dead-letter-missing").await;
     mended(&stage, "dead-letter-at-most-once").await;
-    // Each of these makes the broker dead-letter at most once, the second without a word.
+    // Each of these makes the broker dead-letter at most once, the second one silently.
     for changes in [json!({ "x-dead-letter-strategy": null }), json!({ "x-overflow": null })] {
         stage.delete_queue("q").await;
         stage.queue("q", safe_but(&changes)).await;
         stage.examine(&["q"]).await.has(Warning, "dead-letter-at-most-once", "q");
     }
     mended(&stage, "dead-letter-at-most-once").await;
-    // Nobody gets them: worse, where the broker itself gives messages up.
+    // No queue receives the dead letters. It is worse if the broker itself drops messages.
     stage.delete_queue("q").await;
     stage.queue("q", safe_but(&json!({ "x-dead-letter-routing-key": "nobody" }))).await;
     stage.examine(&["q"]).await.has(Warning, "dead-letter-missing", "q");
     stage.delete_queue("q").await;
     stage.queue("q", safe_but(&json!({ "x-dead-letter-routing-key": "nobody", "x-delivery-limit": 3 }))).await;
     stage.examine(&["q"]).await.has(Danger, "dead-letter-missing", "q");
-    // The queue of the dead letters is looked at as well.
+    // The dead-letter queue is checked too.
     stage.delete_queue("q").await;
     stage.queue_with("brief", QueueDeclareOptions::default(), json!({})).await;
     stage.queue("q", safe_but(&json!({ "x-dead-letter-routing-key": "brief" }))).await;
@@ -181,7 +181,7 @@ async fn a_route_to_nobody_is_a_danger() {
     stage.examine(&["orders/order.{type}"]).await.has(Danger, "route-unbound", "orders/order.{type}");
     stage.bind("orders", "order.paid", "q").await;
     stage.examine(&["orders/order.{type}"]).await.good("route-unbound", "orders/order.{type}");
-    // A key that nothing takes, and then the alternate exchange takes it.
+    // No binding matches the key; then the alternate exchange does.
     stage.examine(&["orders/refund"]).await.has(Danger, "route-unbound", "orders/refund");
     stage.exchange("rest", Kind::Fanout, json!({})).await;
     stage.policy("orders", "exchanges", json!({ "alternate-exchange": "rest" })).await;

@@ -1,4 +1,4 @@
-//! RabbitMQ as the suite of faults sees it: behind a proxy, on a server that may be harmed.
+//! The RabbitMQ harness for the fault suite: behind a proxy, with a private server where needed.
 
 use std::time::Duration;
 
@@ -14,20 +14,20 @@ use relevo_testkit::rabbitmq::{Private, Server, Vhost};
 
 use crate::harness::Side;
 
-/// So many messages fit into the queue of the case that fills it: more than half of what is sent.
+/// The length limit of the queue that a case fills: more than half of the messages.
 const ROOM: u32 = 1_600;
 
 pub(crate) struct Harmed {
     vhost: Vhost,
-    /// Only a case that harms the server itself has one of its own.
+    /// Only a case that damages the server itself has a private one.
     private: Option<Private>,
     proxy: CutProxy,
-    /// What was taken from the queue to make room in it.
+    /// Messages that were taken from the queue to make room.
     taken: Vec<Raw>,
 }
 
 pub(crate) async fn start() -> Harmed {
-    // The thread of a test has its name; a server takes seconds to start.
+    // The thread of a test has the name of the test. A server takes seconds to start.
     let named = |part| std::thread::current().name().is_some_and(|name| name.contains(part));
     let harms_server = ["a_server_that_is", "a_server_short_of"].into_iter().any(named);
     let private = if harms_server { Some(Private::start().await) } else { None };
@@ -39,7 +39,8 @@ pub(crate) async fn start() -> Harmed {
     let arguments: &[_] = if named("full") { &full } else { &[] };
     Side::of(&vhost.amqp_url()).await.quorum_queue(ADDRESS, arguments).await;
     if harms_server {
-        // A quorum queue that is killed within its first moments may come back empty, and nothing tells when it is safe.
+        // A quorum queue that is killed soon after its creation may be empty after a restart. Nothing reports when it
+        // is safe.
         tokio::time::sleep(Duration::from_secs(2)).await;
     }
     let proxy = CutProxy::start(([127, 0, 0, 1], port).into()).await;
@@ -60,7 +61,7 @@ impl Harmed {
         self.private.as_ref().expect("a case that harms the server has one of its own")
     }
 
-    /// Waits until the queue takes nothing more.
+    /// Waits until the queue accepts no more messages.
     async fn is_full(&self) {
         let side = Side::of(&self.vhost.amqp_url()).await;
         let passive = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };

@@ -1,5 +1,5 @@
-//! Faults made for real. After each: nothing confirmed is missing, first appearances in key order, repeats carry the same
-//! id.
+//! Real faults. After each, no confirmed message is missing, first occurrences are in order per key, and duplicates
+//! have the same id.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
@@ -15,17 +15,17 @@ use relevo_testkit::rabbitmq::{Private, Server, Settings};
 use crate::harness::Side;
 
 const KEYS: u32 = 20;
-/// Enough that a fault comes in the middle of it.
+/// Enough for a fault to occur in the middle.
 const ROUNDS: u32 = 100;
 const PATIENCE: Duration = Duration::from_mins(1);
 
-/// Quick to notice, so that a test is short: for what goes again until it is confirmed.
+/// Short deadlines, so that a test is short: for messages that are published until they are confirmed.
 fn quick(url: String) -> Config {
     let second = Duration::from_secs(1);
     Config { heartbeat: second, connect_deadline: second, confirm_deadline: second, ..Config::new(url) }
 }
 
-/// For what must have one outcome and no other, also on a machine that stands still for a while.
+/// Longer deadlines, for tests that require one specific outcome even on a machine that stalls for a while.
 fn patient(url: String) -> Config {
     let deadline = Duration::from_secs(4);
     Config { heartbeat: HEARTBEAT, connect_deadline: deadline, confirm_deadline: deadline, ..Config::new(url) }
@@ -37,8 +37,8 @@ async fn open(config: Config) -> RabbitBroker {
     RabbitBroker::open(config).await.expect("a configuration that works")
 }
 
-/// Sends rounds of one message a key, as a relay would: a message goes again until it is confirmed, the next one of its
-/// key after it. Returns the classes that were seen.
+/// Sends rounds of one message per key, as a relay would. It repeats a message until it is confirmed, and then sends
+/// the next one of its key. Returns the failure classes.
 pub(crate) async fn send_all(broker: &RabbitBroker, first: u32, rounds: u32) -> BTreeSet<&'static str> {
     let mut seen = BTreeSet::new();
     let deadline = Instant::now() + PATIENCE;
@@ -59,7 +59,7 @@ pub(crate) async fn send_all(broker: &RabbitBroker, first: u32, rounds: u32) -> 
     seen
 }
 
-/// Takes everything from the queue and compares it with what [`send_all`] sent.
+/// Takes everything from the queue and compares it with the messages of [`send_all`].
 pub(crate) async fn nothing_is_missing(side: &Side, first: u32, rounds: u32) {
     let mut first_seen: BTreeMap<String, Vec<i64>> = BTreeMap::new();
     let mut seen = BTreeSet::new();
@@ -80,7 +80,7 @@ pub(crate) async fn nothing_is_missing(side: &Side, first: u32, rounds: u32) {
     }
 }
 
-/// Publishes until the class is this one, or until it is confirmed.
+/// Publishes until the message has this failure class, or until it is confirmed.
 async fn until(broker: &RabbitBroker, message: &Publication, expected: Option<Class>) {
     let deadline = Instant::now() + PATIENCE;
     while publish(broker, std::slice::from_ref(message)).await != [expected] {
@@ -89,14 +89,14 @@ async fn until(broker: &RabbitBroker, message: &Publication, expected: Option<Cl
     }
 }
 
-/// Sends a while, lets `fault` happen in the middle of it, and looks whether everything is there.
+/// Publishes, runs `fault` in the middle, and checks that no message is missing.
 async fn through(server: &Private, broker: &RabbitBroker, fault: impl Future<Output = ()>) -> BTreeSet<&'static str> {
     let (seen, ()) = tokio::join!(send_all(broker, 0, ROUNDS), fault);
     nothing_is_missing(&Side::of(&server.amqp_url()).await, 0, ROUNDS).await;
     seen
 }
 
-/// One server for all of it, because each takes seconds to start.
+/// One server for all faults, because each takes seconds to start.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_fails_loses_nothing() {
     let server = Private::start_with(Settings::new().config("max_message_size = 100000")).await;
@@ -123,10 +123,10 @@ async fn a_queue_that_stands_still_holds_only_its_own_address(server: &Private, 
     let side = Side::of(&server.amqp_url()).await;
     side.quorum_queue("still", &[]).await;
     publish_all(broker, &[to("still", 1, "a")]).await;
-    // The process of the queue, as when it has no majority: it takes messages and confirms none.
+    // Suspends the process of the queue, as if it had no majority: it accepts messages and confirms none.
     server.ctl(&["eval", "sys:suspend('%2F_still')."]).await;
     let throttled = Some(Class::Throttled(Duration::from_secs(1)));
-    // Alone, it cannot be told from a server that answers nothing.
+    // Without other messages, this looks like a server that does not respond.
     assert_eq!(publish(broker, &[to("still", 2, "a")]).await, [Some(Class::Unknown)]);
     for number in 10..13 {
         let batch = [to("still", number, "a"), to("orders", number, "b")];
@@ -162,7 +162,7 @@ async fn an_alarm_is_an_outage_and_loses_nothing(server: &Private, broker: &Rabb
 async fn a_frozen_server_is_noticed_and_loses_nothing(server: &Private, broker: &RabbitBroker) {
     let seen = through(server, broker, async {
         server.pause().await;
-        // Both the confirm's deadline and twice the heartbeat pass.
+        // Both the confirm deadline and two heartbeat intervals pass.
         until(broker, &to("orders", 1, "probe"), Some(Class::Outage)).await;
         server.resume().await;
     })
@@ -189,7 +189,7 @@ async fn a_stopped_server_loses_nothing(server: &Private, broker: &RabbitBroker)
     assert!(seen.contains("outage"), "{seen:?}");
 }
 
-/// At bytes that nobody chose: in the middle of a frame, of a message, of a confirm.
+/// The cut is at random bytes: in the middle of a frame, a message or a confirm.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_connection_that_is_cut_anywhere_loses_nothing() {
     let vhost = Server::shared().vhost().await;

@@ -1,4 +1,4 @@
-//! RabbitMQ as the suites see it, and what other tests do at a server beside the adapter.
+//! The RabbitMQ harness for the suites, and direct access to the server for other tests.
 
 use std::time::Duration;
 
@@ -13,15 +13,15 @@ use relevo_conformance::broker::harness::{ADDRESS, BrokerHarness, Promises};
 use relevo_core::Raw;
 use relevo_testkit::rabbitmq::{Private, Server, Vhost};
 
-/// A virtual host of one case's own.
+/// A virtual host for one test case.
 pub(crate) struct Rabbit {
     vhost: Vhost,
-    /// Only a case that kills its server has one of its own.
+    /// Only a case that kills its server has a private one.
     private: Option<Private>,
 }
 
 pub(crate) async fn start() -> Rabbit {
-    // The thread of a test has its name; a server takes seconds to start, and one case of many kills it.
+    // The thread of a test has the name of the test. A server takes seconds to start, and only one case kills it.
     let crashes = std::thread::current().name().is_some_and(|name| name.contains("crash"));
     let private = if crashes { Some(Private::start().await) } else { None };
     let vhost = match &private {
@@ -34,7 +34,8 @@ pub(crate) async fn start() -> Rabbit {
         side.quorum_queue(queue, &[]).await;
     }
     if crashes {
-        // A quorum queue that is killed within its first moments may come back empty, and nothing tells when it is safe.
+        // A quorum queue that is killed soon after its creation may be empty after a restart. Nothing reports when it
+        // is safe.
         tokio::time::sleep(Duration::from_secs(2)).await;
     }
     rabbit
@@ -64,7 +65,7 @@ impl BrokerHarness for Rabbit {
     }
 }
 
-/// Another connection to the same server, with the client library alone.
+/// Another connection to the same server, with the plain client library.
 pub(crate) struct Side {
     _connection: Connection,
     pub(crate) channel: Channel,
@@ -77,7 +78,7 @@ impl Side {
         Self { _connection: connection, channel }
     }
 
-    /// Makes a durable quorum queue with these arguments beside its type.
+    /// Creates a durable quorum queue with these additional arguments.
     pub(crate) async fn quorum_queue(&self, name: &str, arguments: &[(&str, AMQPValue)]) {
         let mut table = FieldTable::default();
         table.insert("x-queue-type".into(), AMQPValue::LongString("quorum".into()));
@@ -88,7 +89,7 @@ impl Side {
         self.channel.queue_declare(name.into(), options, table).await.expect("a queue");
     }
 
-    /// Everything that a queue holds, in order; it stays there.
+    /// All messages of a queue, in order; they stay in the queue.
     pub(crate) async fn kept(&self, queue: &str) -> Vec<Raw> {
         let mut kept = Vec::new();
         let mut last = None;
@@ -103,7 +104,7 @@ impl Side {
         kept
     }
 
-    /// How many messages a queue holds, taking them all.
+    /// Takes all messages from a queue.
     pub(crate) async fn take_all(&self, queue: &str) -> Vec<Raw> {
         let mut taken = Vec::new();
         while let Some(message) = self.get(queue).await {

@@ -1,4 +1,4 @@
-//! The retry ladder, on a real server.
+//! Retry queues on a real server.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -24,7 +24,7 @@ async fn retry_one(consumer: &impl BrokerConsumer, delivery: &Delivery, after: D
     assert_eq!(retry(consumer, &[delivery.tag], after).await.expect("it waits"), []);
 }
 
-/// A queue without lanes whose rungs are 200 ms and 1 s.
+/// A queue without lanes, with retry delays of 200 ms and 1 s.
 async fn plain() -> (Groups, Queue) {
     let groups = Groups::shared().await;
     let rungs = vec![Duration::from_millis(200), Duration::from_secs(1)];
@@ -33,7 +33,7 @@ async fn plain() -> (Groups, Queue) {
     (groups, queue)
 }
 
-/// Without a lane's word.
+/// Publishes without a lane.
 async fn publish_plain(groups: &Groups, properties: BasicProperties, payload: &[u8]) {
     groups.side().await.publish(EXCHANGE, ADDRESS, properties, payload).await;
 }
@@ -55,7 +55,7 @@ async fn a_pause_longer_than_every_rung_takes_several() {
     let began = Instant::now();
     retry_one(&consumer, &first, Duration::from_millis(2_300)).await;
     let second = receive(&consumer, 1).await.remove(0);
-    // Two of a second and two of 200 ms; climbing on is no delivery.
+    // Two delays of a second and two of 200 ms; a move between retry queues is not a delivery.
     assert!(began.elapsed() >= Duration::from_millis(2_300), "{:?}", began.elapsed());
     assert_eq!((second.redelivered, second.retries, &*second.raw.payload), (true, 1, &b"x"[..]));
     acknowledge(&consumer, &second).await;
@@ -108,7 +108,7 @@ async fn only_a_confirmed_retry_counts_as_one() {
     }
 }
 
-/// The later messages of its key pass it, and it does not count as waiting for a consumer.
+/// Later messages of its key overtake it, and it does not count as waiting for a consumer.
 #[tokio::test]
 async fn a_retried_message_comes_after_its_delay_and_holds_back_nothing() {
     let groups = Groups::shared().await;
@@ -134,7 +134,7 @@ async fn a_retried_message_comes_after_its_delay_and_holds_back_nothing() {
     assert_eq!((number(&again), again.retries), (1, 1));
 }
 
-/// What an operator's shovel may bring back: a history that names this very queue.
+/// Properties of a message that an operator moved back with a shovel: its history names this queue.
 fn expired_here() -> BasicProperties {
     let mut deaths = FieldArray::default();
     deaths.push(AMQPValue::FieldTable(table([
@@ -157,7 +157,7 @@ async fn a_message_that_once_expired_out_of_its_own_queue_is_not_dropped_as_a_cy
     assert_eq!(receive(&consumer, 1).await[0].retries, 1);
 }
 
-/// Why the history is taken off: this is the broker alone.
+/// Shows why the history is removed: the broker alone would drop the message.
 #[tokio::test]
 async fn with_its_history_the_broker_would_drop_it_without_a_word() {
     let (groups, queue) = plain().await;
@@ -165,7 +165,7 @@ async fn with_its_history_the_broker_would_drop_it_without_a_word() {
     side.publish("", &rung, expired_here(), b"dropped").await;
     side.publish("", &rung, BasicProperties::default(), b"returned").await;
     let consumer = consumer(&groups.config(), &queue.group(), Membership::default()).await.expect("a consumer");
-    // A rung is first in, first out.
+    // A retry queue is first in, first out.
     assert_eq!(&*receive(&consumer, 1).await[0].raw.payload, b"returned");
     nothing(&consumer).await;
     assert_eq!(side.ready(&rung).await, 0);
@@ -201,7 +201,7 @@ async fn a_retry_that_fails_holds_back_no_other() {
     let consumer = consumer(&groups.config(), &queue.group(), Membership::default()).await.expect("a consumer");
     let held = receive(&consumer, 2).await;
     let broker = consumer.delayed_retry().expect("RabbitMQ has delayed retries");
-    // The second goes to a queue that is there.
+    // The retry queue of the second message exists.
     let retries = [(held[0].tag, Duration::ZERO), (held[1].tag, queue.retry[1])];
     let outcomes = soon(broker.retry_later(&retries)).await;
     let [AckOutcome::Failed(failure), AckOutcome::Acknowledged] = &outcomes[..] else { panic!("{outcomes:?}") };
@@ -238,10 +238,10 @@ async fn without_a_ladder_nothing_is_retried_and_nothing_is_lost() {
     acknowledge(&consumer, &held).await;
 }
 
-/// What the publisher asked of its own message is not asked again of the copies.
+/// Settings of the original publisher do not apply to the copies.
 #[tokio::test]
 async fn a_message_that_would_expire_or_spread_does_neither_when_it_moves() {
-    /// Longer than a busy machine needs to receive it, once it receives at all.
+    /// Longer than a busy machine needs to receive the message.
     const EXPIRES: Duration = Duration::from_secs(6);
     let (groups, queue) = plain().await;
     let side = groups.side().await;
@@ -263,7 +263,7 @@ async fn a_message_that_would_expire_or_spread_does_neither_when_it_moves() {
     let header = |name: &str| second.raw.headers.iter().find(|(header, _)| header == name).map(|(_, value)| value);
     assert_eq!(header("expiration").map(|value| &**value), Some(EXPIRES.as_millis().to_string().as_bytes()));
     assert_eq!(header("user-id").map(|value| &**value), Some(&b"guest"[..]));
-    // The copies went through the default exchange, where `elsewhere` names that queue.
+    // The copies went through the default exchange, where `elsewhere` is the name of that queue.
     assert_eq!(side.ready("elsewhere").await, 0);
 }
 
@@ -282,8 +282,8 @@ async fn a_consumer_that_dies_between_copy_and_acknowledgement_leaves_two_and_ne
         let some = soon(member.receive(100)).await.expect("deliveries");
         seen.extend(some.iter().map(number));
         climbed |= some.iter().any(retried);
-        // Given up at another moment each time, the connections cut with it: twice as late until copies were made, and then
-        // at any moment up to that.
+        // Cancels each call at a different moment and cuts the connections. The time doubles until copies are
+        // published, and then varies up to that time.
         let given = if climbed { enough * (round % 5) / 4 } else { enough };
         tokio::time::timeout(given, retry(&member, &tags(&some), Duration::ZERO)).await.ok();
         groups.cut_off(&member).await;

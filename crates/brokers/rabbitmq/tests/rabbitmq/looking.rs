@@ -1,4 +1,4 @@
-//! Looking at servers that are set up otherwise than the shared one: the management API behind TLS, and a cluster.
+//! Checks of servers with a different setup: the management API with TLS, and a cluster.
 
 use std::net::TcpListener;
 use std::time::{Duration, Instant};
@@ -57,7 +57,8 @@ async fn the_management_api_is_asked_over_tls_by_who_may() {
         assert_eq!(refused.class(), Class::Blocked, "{}", refused.describe());
     }
 
-    // Who may publish may not look; who may look does not see the nodes, nor the feature flags, without further tags.
+    // A user that may publish has no access to the API. A user with access needs further tags to see nodes and feature
+    // flags.
     let looker = Config { user: Some("looker".into()), password: Some("p@ss:word".into()), ..good.clone() };
     let refused = examine(looker.clone()).await.expect_err("a user without a tag");
     assert_eq!(refused.class(), Class::Blocked, "{}", refused.describe());
@@ -71,7 +72,7 @@ async fn the_management_api_is_asked_over_tls_by_who_may() {
     examine(looker).await.expect("findings").all_good();
 }
 
-/// The virtual host of the stage, through another node.
+/// The URL of the stage's virtual host on another node.
 fn at_node(node: &Private, stage: &Stage) -> String {
     let url = stage.vhost.amqp_url();
     let (before, vhost) = url.rsplit_once('/').expect("a virtual host");
@@ -98,7 +99,7 @@ async fn one_copy_in_a_cluster_is_a_danger() {
     findings.good("queue-replicas", "three");
     findings.has(Danger, "queue-replicas", "classic");
     cluster.nodes()[2].kill9().await;
-    // The other nodes take their time to notice.
+    // The other nodes need some time to notice.
     let deadline = Instant::now() + Duration::from_secs(30);
     let mut findings = stage.examine(&["three"]).await;
     while !findings.0.iter().any(|finding| finding.subject == "cluster-node") && Instant::now() < deadline {
@@ -109,7 +110,8 @@ async fn one_copy_in_a_cluster_is_a_danger() {
     a_queue_whose_node_is_down_is_waited_for(&stage, old).await;
 }
 
-/// The server answers 404, as if nobody had declared it: then a person would be told to make what is there.
+/// The server returns 404, as for a queue that does not exist. An operator would then be asked to create an existing
+/// queue.
 async fn a_queue_whose_node_is_down_is_waited_for(stage: &Stage, old: Queue) {
     let topology = Topology { queues: vec![old.clone()], ..Topology::default() };
     let plan = stage.admin(topology.clone()).plan().await.expect("a plan");

@@ -1,4 +1,4 @@
-//! What a verdict means, exchange by exchange.
+//! Outcomes of published messages, by exchange.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use tokio::task::JoinSet;
 
 use crate::harness::Side;
 
-/// Longer than anything takes here, so that no verdict is one of lateness.
+/// Longer than any call here, so that no outcome is a timeout.
 const PATIENT: Duration = Duration::from_secs(20);
 
 struct Place {
@@ -64,7 +64,7 @@ impl Place {
     }
 }
 
-/// Publishes from several tasks at once; `expected` says of each address what its messages become.
+/// Publishes from several tasks at once. `expected` is the outcome for each address.
 async fn all_told_right(
     broker: &RabbitBroker,
     tasks: u32,
@@ -91,7 +91,7 @@ async fn all_told_right(
     }
 }
 
-/// The client library attaches what came back to the wrong message; we do not.
+/// The client library attaches a returned message to the wrong confirm; the adapter reports the right one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn what_comes_back_is_told_of_the_right_message() {
     let place = Place::new().await;
@@ -104,7 +104,7 @@ async fn what_comes_back_is_told_of_the_right_message() {
     .await;
 }
 
-/// The client library mistakes one confirm for another when tasks share a channel; ours do not share.
+/// The client library confuses confirms when tasks share a channel; the adapter's tasks do not share one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn what_a_full_queue_refuses_is_told_of_the_right_message() {
     let place = Place::new().await;

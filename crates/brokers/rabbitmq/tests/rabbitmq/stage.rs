@@ -1,4 +1,4 @@
-//! A virtual host of one test's own, and hands to set it up as nobody should.
+//! A virtual host for one test, and helpers to set it up with unsafe settings.
 
 use lapin::options::{ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions, QueueDeleteOptions};
 use lapin::types::{AMQPValue, FieldTable};
@@ -27,7 +27,7 @@ impl Stage {
         Self { vhost, channel, _connection: connection }
     }
 
-    /// With the management API.
+    /// The configuration with the management API.
     pub(crate) fn config(&self) -> Config {
         Config { management_url: Some(self.vhost.management_url().to_owned()), ..Config::new(self.vhost.amqp_url()) }
     }
@@ -36,7 +36,7 @@ impl Stage {
         RabbitAdmin::new(Config { topology, ..self.config() }).expect("a topology that can be")
     }
 
-    /// A durable queue with these arguments.
+    /// Creates a durable queue with these arguments.
     pub(crate) async fn queue(&self, name: &str, arguments: Value) {
         self.queue_with(name, QueueDeclareOptions { durable: true, ..Default::default() }, arguments).await;
     }
@@ -79,7 +79,7 @@ impl Stage {
         admin.apply().await.expect("a policy");
     }
 
-    /// What doctor finds for these addresses.
+    /// The findings of doctor for these addresses.
     pub(crate) async fn examine(&self, addresses: &[&str]) -> Findings {
         self.examine_with(self.config(), addresses).await
     }
@@ -92,12 +92,12 @@ impl Stage {
     }
 }
 
-/// What doctor found.
+/// The findings of doctor.
 #[derive(Debug)]
 pub(crate) struct Findings(pub(crate) Vec<Finding>);
 
 impl Findings {
-    /// Asserts that there is a finding of this subject that names the object, so bad, and with a way to mend it.
+    /// Asserts that there is one finding for the subject and object, with this severity and a fix.
     #[track_caller]
     pub(crate) fn has(&self, severity: Severity, subject: &str, object: &str) {
         let found: Vec<_> = self.about(subject, object).collect();
@@ -105,7 +105,7 @@ impl Findings {
         assert!(fits, "`{subject}` of `{object}` is not {severity:?}: {found:#?}\nin {self:#?}");
     }
 
-    /// Asserts that the object is good in this respect.
+    /// Asserts that the object passed this check.
     #[track_caller]
     pub(crate) fn good(&self, subject: &str, object: &str) {
         let found: Vec<_> = self.about(subject, object).collect();
@@ -113,7 +113,7 @@ impl Findings {
         assert!(fits, "`{subject}` of `{object}` is not good: {found:#?}\nin {self:#?}");
     }
 
-    /// Asserts that nothing is worse than good.
+    /// Asserts that every check passed.
     #[track_caller]
     pub(crate) fn all_good(&self) {
         let worst = self.0.iter().map(|finding| finding.severity).max();

@@ -1,4 +1,5 @@
-//! Who may come in: certificates, passwords, virtual hosts and permissions, at a server that is set up that way.
+//! Authentication and permissions: certificates, passwords, virtual hosts and permissions, on a server that requires
+//! them.
 
 use std::time::{Duration, Instant};
 
@@ -36,7 +37,7 @@ impl Guarded {
         Self { server, certs }
     }
 
-    /// The settings that work, over TLS.
+    /// A valid configuration with TLS.
     fn config(&self) -> Config {
         let ca = std::fs::read_to_string(self.certs.ca()).expect("a file");
         let tls = Tls { ca: Some(ca), identity: Some(identity(&self.certs.client())), external: false };
@@ -47,7 +48,7 @@ impl Guarded {
         self.server.ctl(arguments).await;
     }
 
-    /// Gives the running server another certificate.
+    /// Replaces the certificate of the running server.
     async fn certificate(&self, pair: &Pair) {
         for (name, text) in [("cert.pem", pair.cert_pem()), ("key.pem", pair.key_pem())] {
             std::fs::write(self.server.directory().join(name), text).expect("the directory can be written");
@@ -64,7 +65,7 @@ async fn open(config: Config) -> RabbitBroker {
     RabbitBroker::open(config).await.expect("a configuration that works")
 }
 
-/// What becomes of a message: its class and the sentence.
+/// Publishes a message. Returns its failure class and error text.
 async fn told_by(broker: &RabbitBroker) -> Option<(Class, String)> {
     let reports = Reports::default();
     broker.publish(&[to("orders", 1, "k")], &reports.confirms(1)).await;
@@ -72,7 +73,7 @@ async fn told_by(broker: &RabbitBroker) -> Option<(Class, String)> {
     outcome.err().map(|failure| (failure.class(), failure.describe()))
 }
 
-/// What becomes of several, in their order.
+/// Publishes several messages. Returns their failures, in order.
 async fn told_all(broker: &RabbitBroker, batch: &[Publication]) -> Vec<Option<(Class, String)>> {
     let reports = Reports::default();
     broker.publish(batch, &reports.confirms(1)).await;
@@ -86,9 +87,9 @@ async fn told(config: Config) -> Option<(Class, String)> {
     told_by(&open(config).await).await
 }
 
-/// What the server says in the end to a client whose certificate it refuses. It judges that after the client counts the
-/// handshake as done, and closes: where its reset overtakes its sentence the attempt only tells of the reset, and the next
-/// one is made.
+/// The final error for a client whose certificate the server refuses. The server checks it after the client has
+/// finished its handshake, and then closes the connection. If the reset arrives before the alert, the attempt reports
+/// only the reset, and another attempt follows.
 async fn judged(config: Config) -> Option<(Class, String)> {
     let broker = open(config).await;
     let deadline = Instant::now() + Duration::from_secs(30);
@@ -113,7 +114,7 @@ async fn heals(broker: &RabbitBroker) {
     }
 }
 
-/// One server for all of it, because each takes seconds to start.
+/// One server for all checks, because each takes seconds to start.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn whoever_is_refused_is_told_why_and_passes_when_it_is_mended() {
     let guarded = Guarded::start().await;
@@ -186,7 +187,7 @@ async fn permissions_are_judged(guarded: &Guarded) {
     let (class, sentence) = told_by(&broker).await.expect("a refusal");
     assert_eq!(class, Class::Blocked);
     assert!(sentence.starts_with("RabbitMQ does not permit it: ACCESS_REFUSED"), "{sentence}");
-    // Where it may write, nothing is bound: another verdict, so the other route is alive.
+    // No queue is bound where the user may write. The different error shows that the other route works.
     let told = told_all(&broker, &[to("orders", 1, "k"), to("amq.fanout/", 2, "l")]).await;
     let sentences: Vec<&str> = told.iter().map(|told| told.as_ref().map_or("", |(_, why)| why)).collect();
     assert!(sentences[0].starts_with("RabbitMQ does not permit it: ACCESS_REFUSED"), "{sentences:?}");
@@ -196,7 +197,7 @@ async fn permissions_are_judged(guarded: &Guarded) {
     topics_are_judged(guarded, &broker).await;
 }
 
-/// Permission by routing key: what may not be sent takes nothing else of its exchange along.
+/// Permissions by routing key: a refused message does not affect others of its exchange.
 async fn topics_are_judged(guarded: &Guarded, broker: &RabbitBroker) {
     let side = Side::of(&guarded.server.amqp_url()).await;
     let bound = side.channel.queue_bind(
@@ -213,7 +214,7 @@ async fn topics_are_judged(guarded: &Guarded, broker: &RabbitBroker) {
         let told = told_all(broker, &[secret, open.clone()]).await;
         let (class, why) = told[0].as_ref().expect("a refusal");
         assert!(*class == Class::Blocked && why.contains("access to topic 'secret'"), "{told:?}");
-        // It may have gone down with the channel, and is sent again.
+        // It may be lost with the channel, and is published again.
         assert!(told[1].as_ref().is_none_or(|(class, _)| *class == Class::Unknown), "{told:?}");
         assert_eq!(told_all(broker, &[open]).await, [None]);
     }
@@ -221,7 +222,7 @@ async fn topics_are_judged(guarded: &Guarded, broker: &RabbitBroker) {
 }
 
 async fn a_name_that_is_not_the_servers_is_noticed(guarded: &Guarded) {
-    // Another address of loopback, which the certificate does not name.
+    // Another loopback address, which is not in the certificate.
     let listener = TcpListener::bind("127.0.0.2:0").await.expect("loopback has a free port");
     let address = listener.local_addr().expect("a bound socket has an address");
     let server = guarded.server.amqps_url().rsplit_once('@').expect("a user").1.to_owned();
@@ -229,7 +230,7 @@ async fn a_name_that_is_not_the_servers_is_noticed(guarded: &Guarded) {
     carrying.spawn(async move {
         while let Ok((mut client, _)) = listener.accept().await {
             let mut server = TcpStream::connect(&server).await.expect("the server is there");
-            // It ends when TLS fails, which is what is looked at.
+            // Ends when TLS fails, which is what the test checks.
             tokio::io::copy_bidirectional(&mut client, &mut server).await.ok();
         }
     });
@@ -243,7 +244,7 @@ async fn another_protocol_is_noticed(guarded: &Guarded) {
     assert_eq!(told(config).await, Some(blocked("RabbitMQ cannot be talked to: it does not speak TLS there")));
 }
 
-/// Last, because it leaves the server with a certificate that is refused.
+/// Must be last, because it leaves the server with a certificate that clients refuse.
 async fn server_certificates_are_judged(guarded: &Guarded) {
     let mut config = guarded.config();
     config.tls.ca = Some(std::fs::read_to_string(guarded.certs.foreign_ca()).expect("a file"));

@@ -1,4 +1,4 @@
-//! Topology as configuration: planned, made, compared, and never changed behind anybody's back.
+//! Topology from configuration: planned, created, compared, and never changed without a request.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use serde_json::json;
 
 use crate::stage::Stage;
 
-/// Something of every kind.
+/// A topology with one item of each type.
 fn topology() -> Topology {
     let headers = BTreeMap::from([("region".to_owned(), "eu".to_owned())]);
     let by_header = Binding {
@@ -80,7 +80,7 @@ async fn what_is_missing_is_made_once() {
     let stage = Stage::new().await;
     let admin = stage.admin(topology());
     let plan = admin.plan().await.expect("a plan");
-    // The feature flag is the broker's own, and enabled.
+    // The feature flag belongs to the broker, and is enabled.
     assert_eq!(states(&plan), [&State::Same, &State::Missing], "{plan:#?}");
     assert_eq!(find(&plan, "feature flag `stream_queue`"), &State::Same);
     let made = admin.apply().await.expect("made");
@@ -130,11 +130,11 @@ async fn what_differs_is_told_exactly_and_nothing_is_touched() {
         assert_eq!(queue, wanted);
         let exchange = told(find(&pieces, "exchange `orders`"));
         assert_eq!(exchange, ["`type` is direct, wanted topic", "`alternate-exchange` is not set, wanted rest"]);
-        // One thing differs, so nothing at all is made.
+        // One item differs, so nothing is created.
         assert_eq!(find(&pieces, "exchange `rest`"), &State::Missing);
         assert_eq!(find(&pieces, "policy `limits`"), &State::Missing);
     }
-    // Mended by a person, the rest is made.
+    // After an operator has fixed it, the rest is created.
     stage.delete_queue("audit").await;
     stage.channel.exchange_delete("orders".into(), ExchangeDeleteOptions::default()).await.expect("deleted");
     let made = admin.apply().await.expect("made");
@@ -182,23 +182,23 @@ async fn without_the_management_api_what_is_missing_is_made_and_what_is_unseen_d
     let hidden = "feature flag `stream_queue` (it cannot be seen without the management API)";
     assert_eq!(find(&made, hidden), &State::Unseen);
     assert_eq!((find(&made, "queue `billing.0`"), find(&made, binding)), (&State::Made, &State::Same));
-    // What is there is not said to be the same by whoever cannot compare it.
+    // Existing items that cannot be compared are not reported as matching.
     let plan = admin.plan().await.expect("a plan");
     assert_eq!(states(&plan), [&State::Unseen], "{plan:#?}");
     find(&plan, "queue `billing.0` (it is there; its settings cannot be compared without the management API)");
-    // Nothing is missing, as far as it can be seen; a binding that is gone is made all the same.
+    // Nothing visible is missing; a deleted binding is created again anyway.
     stage.unbind("direct", "old", "old").await;
     let declared = admin.apply().await.expect("made");
     assert_eq!(states(&declared), [&State::Unseen, &State::Same], "only the flag is not known: {declared:#?}");
-    // The management API sees that everything is there, the bindings as well.
+    // The management API shows that everything exists, including the bindings.
     let plan = stage.admin(topology).plan().await.expect("a plan");
     assert_eq!(states(&plan), [&State::Same], "{plan:#?}");
 }
 
-/// A setting by the broker's name, and another value of it.
+/// A setting by its AMQP name, and a change to another value.
 type Change = (&'static str, fn(&mut Topology));
 
-/// `same` after `apply` without the management API stands on that.
+/// The state `same` after `apply` without the management API depends on this.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_declared_again_is_compared_by_the_broker_setting_by_setting() {
     let stage = Stage::new().await;
@@ -235,7 +235,7 @@ async fn a_queue_that_is_exclusively_anothers_is_no_outage() {
     let topology = Topology { queues: vec![Queue::new("audit")], ..Topology::default() };
     let seen = stage.admin(topology.clone()).plan().await.expect("a plan");
     assert!(told(find(&seen, "queue `audit`")).contains(&"`exclusive` is true, wanted false".to_owned()), "{seen:#?}");
-    // Over AMQP the server says so with a code of its own.
+    // Over AMQP the server reports it with a separate code.
     let without = Config { management_url: None, topology, ..stage.config() };
     let refused = RabbitAdmin::new(without).expect("a configuration").plan().await.expect_err("it is locked");
     assert_eq!(refused.class(), Class::Blocked, "{}", refused.describe());

@@ -1,4 +1,4 @@
-//! What is sampled for those who watch, where there is no management API.
+//! Sampled metrics without the management API.
 
 use std::net::SocketAddr;
 

@@ -7,14 +7,14 @@ use relevo_core::Raw;
 use super::super::window::{Arrival, Content, Window};
 use super::*;
 
-/// What the server does.
+/// An action of the server or the reader.
 #[derive(Clone, Debug)]
 enum Step {
-    /// Delivers the next new message.
+    /// The server delivers the next new message.
     New { arrives: bool },
-    /// Delivers an old one again.
+    /// The server redelivers an old one.
     Again { seq: u64, arrives: bool },
-    /// The reader asks anew.
+    /// The reader starts a new session.
     Session,
 }
 
@@ -27,7 +27,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 0..60)
 }
 
-/// A server and the reader of one lane, as far as counting goes.
+/// A model of the server and the reader of one lane, limited to counting.
 #[derive(Default)]
 struct Lane {
     count: Count,
@@ -72,7 +72,7 @@ impl Lane {
 }
 
 proptest! {
-    /// Whatever is lost on the way and comes again: nothing is passed over, which would be acknowledged unread.
+    /// Whatever is lost and redelivered, no message is skipped. A skipped message would be acknowledged unread.
     #[test]
     fn nothing_that_was_lost_is_passed_over(steps in steps()) {
         let mut lane = Lane::default();
@@ -98,7 +98,7 @@ fn a_message_that_comes_again_first_hides_no_gap() {
     let mut count = Count::default();
     assert_eq!(count.arrived(1, true), Gap::Before);
     assert_eq!(count.arrived(2, false), Gap::None);
-    // The third was lost, and may be a new one.
+    // The third delivery was lost, and may be a new message.
     assert_eq!(count.arrived(4, false), Gap::Delivered);
     assert_eq!(count.arrived(5, true), Gap::None);
     assert_eq!(count.arrived(7, true), Gap::Before);

@@ -7,7 +7,7 @@ fn content() -> Content {
     Content { raw: Raw { headers: Vec::new(), payload: Bytes::new() }, address: "a".into() }
 }
 
-/// Messages 1, 2 … up to this one.
+/// A window with messages 1 to `last`.
 fn window(last: u64) -> Window {
     let mut window = Window::default();
     for seq in 1..=last {
@@ -16,7 +16,7 @@ fn window(last: u64) -> Window {
     window
 }
 
-/// Hands out what can be; the tag of each message is its number. Each with whether it may be a repeat.
+/// Delivers all ready messages, with the sequence as the tag. Returns each with its redelivery mark.
 fn hand_out(window: &mut Window) -> Vec<(u64, bool)> {
     let plan = window.ready(usize::MAX);
     let handed = plan.handed.clone();
@@ -25,7 +25,7 @@ fn hand_out(window: &mut Window) -> Vec<(u64, bool)> {
     handed.into_iter().map(hand_out).collect()
 }
 
-/// Acknowledges these; those that are stale.
+/// Acknowledges these messages. Returns the stale ones.
 fn acknowledge(window: &mut Window, seqs: &[u64]) -> Vec<u64> {
     let plan = window.plan(seqs.iter().map(|seq| DeliveryTag::new(*seq)));
     let stale = plan.stale.iter().map(|place| seqs[*place]).collect();
@@ -33,7 +33,7 @@ fn acknowledge(window: &mut Window, seqs: &[u64]) -> Vec<u64> {
     stale
 }
 
-/// What the record would say now.
+/// The current record.
 fn record(window: &Window) -> Record {
     let (high, open) = window.record(&Plan::default());
     Record { high, open, ..Record::default() }
@@ -48,7 +48,7 @@ fn the_next_owner_hands_out_again_what_is_not_acknowledged() {
     assert_eq!((record.high, &record.open), (3, &vec![1, 2]));
     let mut next = Window::new(&record);
     assert_eq!(next.unread(), [1, 2]);
-    // The second is there before the first, and the third was acknowledged.
+    // The second arrives before the first, and the third was acknowledged.
     assert_eq!(next.take(2, content(), None), Arrival::Known);
     assert_eq!(next.take(3, content(), None), Arrival::Done);
     assert_eq!(hand_out(&mut next), [], "nothing passes what is not read yet");
@@ -79,7 +79,7 @@ fn an_acknowledgement_that_is_repeated_is_stale() {
 fn after_a_doubt_the_record_is_believed() {
     let mut doubtful = window(4);
     hand_out(&mut doubtful);
-    // Written, but the server's answer was not seen: 3 is acknowledged.
+    // The record was written, but the response was not seen: 3 is acknowledged.
     let plan = doubtful.plan([DeliveryTag::new(3)]);
     let (high, open) = doubtful.record(&plan);
     let words = doubtful.believe(&Record { high, open, ..Record::default() });
@@ -96,7 +96,7 @@ fn what_a_lost_call_may_have_handed_out_is_a_repeat() {
     assert_eq!(hand_out(&mut doubtful), [(1, true), (2, false)]);
 }
 
-/// One step of a lane's life.
+/// One step of the lane model.
 #[derive(Clone, Debug)]
 enum Step {
     Arrive,
@@ -116,8 +116,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 proptest! {
-    /// Whatever happens, first appearances are in order, a repeat is marked, nothing that is acknowledged comes again, and
-    /// in the end everything is acknowledged.
+    /// In every history, first deliveries are in order, redeliveries are marked, and no acknowledged message is
+    /// delivered again. In the end every message is acknowledged.
     #[test]
     fn order_holds_whatever_happens(steps in steps()) {
         let mut lane = Model::default();
@@ -150,7 +150,7 @@ impl Model {
                 for seq in self.window.unread() {
                     self.window.take(seq, content(), None);
                 }
-                // What was delivered and never recorded is read from the stream.
+                // Messages that were delivered but never recorded are read from the stream.
                 for seq in self.window.seen() + 1..=self.published {
                     self.window.take(seq, content(), None);
                 }

@@ -1,4 +1,4 @@
-//! After how many returns a broker gives a message up.
+//! Checks the delivery limit of a queue.
 
 use relevo_core::operate::Severity;
 use relevo_core::report::Report;
@@ -7,14 +7,14 @@ use serde_json::Value;
 use super::Look;
 use crate::examine::{Role, server};
 
-/// What RabbitMQ 4.0 and later give every quorum queue for which nobody set another limit.
+/// The default limit of quorum queues in RabbitMQ 4.0 and later.
 const BROKERS_LIMIT: i64 = 20;
-/// Not `-1`: before 4.0 that gives a message up when it first comes back, and as a policy not every 4.x heeds it.
+/// Not `-1`: before 4.0 that limit is reached at the first return, and not every 4.x accepts it in a policy.
 const RAISE_LIMIT: &str = "set `delivery_limit` in the topology before the queue is made, or `delivery-limit` in the policy that \
      applies to it, to what is never reached, such as 1000000";
 
 impl Look<'_> {
-    /// How often a message may come back before the broker gives it up; `None` without a limit.
+    /// The effective delivery limit; `None` without a limit.
     pub(super) fn delivery_limit_set(&self) -> Option<i64> {
         if self.queue.kind != "quorum" {
             return None;
@@ -23,7 +23,7 @@ impl Look<'_> {
         let number = |value: Option<&Value>| value.and_then(Value::as_i64);
         let (argument, policy) = self.seen.both(self.queue, "delivery-limit");
         let set = match (number(argument), number(policy)) {
-            // Less than zero is no limit there, which gives way to one.
+            // From 4.0 on a negative value means no limit, and a real limit takes precedence.
             (Some(a), Some(b)) if is_4 && (a < 0 || b < 0) => Some(a.max(b)),
             (Some(a), Some(b)) => Some(a.min(b)),
             (a, b) => a.or(b),
@@ -31,15 +31,16 @@ impl Look<'_> {
         match set {
             None => is_4.then_some(BROKERS_LIMIT),
             Some(limit) if is_4 => (limit >= 0).then_some(limit),
-            // Before, it was a limit like zero.
+            // Before 4.0 a negative value has the effect of zero.
             Some(limit) => Some(limit.max(0)),
         }
     }
 
-    /// Whether it does, and whether anybody chose so.
+    /// Checks whether the limit drops messages, and whether it was set explicitly.
     pub(super) fn delivery_limit(&self, role: Role, report: &mut Report) {
         let is_unset = self.setting("delivery-limit").is_none();
-        // Nobody consumes from it, so that nothing is returned; what a person does there is limited only if it says so.
+        // No consumer returns messages to an auxiliary queue, so the default limit does not matter there. An explicit
+        // limit does.
         let limit = self.delivery_limit_set().filter(|_| role == Role::Work || !is_unset);
         let has_end = self.seen.text(self.queue, "dead-letter-exchange").is_some();
         match limit {
@@ -60,7 +61,7 @@ impl Look<'_> {
                 );
                 self.told(Severity::Warning, "delivery-limit-default", &what, RAISE_LIMIT, report);
             }
-            // Told already, and worse.
+            // A worse problem was already reported.
             Some(_) if is_unset => {}
             _ => self.good("delivery-limit-default", report),
         }
@@ -83,13 +84,13 @@ mod tests {
         seen.version = "4.1.0".to_owned();
         let drops = (Severity::Danger, "delivery-limit-drops".to_owned());
         assert_eq!(bad(&seen), [drops.clone(), missing]);
-        // The queue of the dead letters has none of its own, and nobody who would return anything to it.
+        // A dead-letter queue has no dead-letter queue of its own, and no consumer that returns messages.
         assert_eq!(bad_as(&seen, Role::Side), []);
         let limited = snapshot(quorum(&json!({ "x-delivery-limit": 3 }), 1), 1);
         assert_eq!(bad_as(&limited, Role::Side), [drops]);
     }
 
-    /// As a server of this version tells of a queue with dead letters, which is worked on.
+    /// A snapshot from a server of this version, with a consumed queue that has a dead-letter queue.
     fn limited(version: &str, argument: Option<i64>, policy: Option<i64>) -> Snapshot {
         let mut arguments = safe();
         if let Some(limit) = argument {
