@@ -93,16 +93,16 @@ pub(crate) fn run(runner: &Runner, options: &Options) -> Result<ExitCode> {
     let mut report = Report::default();
     let Some(mut programs) = program::build(runner, &selection)? else {
         report.build_failed();
-        return Ok(conclude(options, report));
+        return Ok(conclude(options, &report));
     };
     if runs_documentation(&selection) {
         programs.push(Program::documentation(&selection)?);
     }
     let servers = installed.map(|installed| services::for_one_run(runner, &installed)).transpose()?;
-    let variables = servers.iter().flat_map(|servers| servers.variables.clone()).collect();
+    let variables: Vec<_> = servers.iter().flat_map(|servers| servers.variables.clone()).collect();
     let commands = programs.into_iter().map(|program| program.command(&passed_on, &variables)).collect();
     schedule::run(runner, options.jobs, commands, &mut report)?;
-    Ok(conclude(options, report))
+    Ok(conclude(options, &report))
 }
 
 fn packages<'a>(profile: Profile, selection: &[&str]) -> Vec<&'a str> {
@@ -120,7 +120,7 @@ fn runs_documentation(selection: &[&str]) -> bool {
     !selection.iter().any(|argument| targets.contains(argument))
 }
 
-fn conclude(options: &Options, report: Report) -> ExitCode {
+fn conclude(options: &Options, report: &Report) -> ExitCode {
     report.print_times(options.slowest);
     let skipped = options.profile == Profile::Full && report.tally.skipped > 0;
     if skipped {

@@ -12,18 +12,18 @@ use crate::runner::Runner;
 
 /// The slowest programs, slowest first. If one of them started last, it would run alone at the end.
 const LONGEST: [&str; 12] = [
-    "postgres",
-    "run",
-    "rabbitmq",
-    "torture",
-    "nats",
-    "consumers",
-    "outside",
-    "observed",
-    "api",
-    "parts",
-    "inbox",
-    "sim",
+    "relevo-store-postgres postgres",
+    "relevo-broker-rabbitmq rabbitmq",
+    "relevo-cli run",
+    "relevo-torture consumers",
+    "relevo-broker-nats nats",
+    "relevo-cli torture",
+    "relevo-cli postgres",
+    "ticketflow parts",
+    "ticketflow outside",
+    "relevo-sim inbox",
+    "relevo-store-sqlite sqlite",
+    "relevo-sim outbox",
 ];
 
 pub(super) enum Program {
@@ -78,13 +78,16 @@ impl Program {
 
     fn rank(&self) -> usize {
         match self {
-            Self::Built { target, .. } => LONGEST.iter().position(|name| name == target).unwrap_or(LONGEST.len()),
+            Self::Built { package, target, .. } => {
+                let name = format!("{package} {target}");
+                LONGEST.iter().position(|long| *long == name).unwrap_or(LONGEST.len())
+            }
             Self::Documentation(_) => LONGEST.len(),
         }
     }
 
     /// Runs the program as `cargo test` does: in the folder of its package, with these variables.
-    pub(super) fn command(self, arguments: &[&str], variables: &Vec<(String, String)>) -> NamedCommand {
+    pub(super) fn command(self, arguments: &[&str], variables: &[(String, String)]) -> NamedCommand {
         let (name, mut command) = match self {
             Self::Built { package, target, executable, directory } => {
                 let mut command = Command::new(executable);
@@ -121,7 +124,7 @@ mod tests {
                 "executable": "/target/debug/deps/postgres-1",
             })
         };
-        let program = Program::from_message(&artifact(true)).unwrap().command(&["leases"], &vec![]);
+        let program = Program::from_message(&artifact(true)).unwrap().command(&["leases"], &[]);
         assert_eq!(program.name, "relevo-store-postgres postgres");
         assert_eq!(program.command.get_current_dir().unwrap().to_str(), Some("/src/crates/stores/postgres"));
         assert!(Program::from_message(&artifact(false)).is_none());

@@ -25,7 +25,7 @@ impl Shared {
             state.lose(lane);
         }
         let seqs: BTreeSet<i64> = tags.iter().filter_map(|tag| Some(state.out(*tag)?.seq)).collect();
-        let stale = tags.iter().copied().filter(|tag| state.out(*tag).is_none()).collect();
+        let not_outstanding = tags.iter().copied().filter(|tag| state.out(*tag).is_none()).collect();
         state.doubtful = true;
         sqlx::query(
             "DELETE FROM broker_unacknowledged WHERE group_id = ?1 AND seq IN (SELECT value FROM json_each(?2))",
@@ -47,7 +47,7 @@ impl Shared {
         }
         drop(state);
         self.changed.notify_waiters();
-        Ok(stale)
+        Ok(not_outstanding)
     }
 
     /// Lanes that the file no longer assigns to this consumer.

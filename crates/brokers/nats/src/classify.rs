@@ -289,7 +289,7 @@ fn refusal(error: &(dyn std::error::Error + 'static)) -> Option<ErrorCode> {
         RawMessageError RawMessageErrorKind,
         PurgeError PurgeErrorKind
     );
-    match error.downcast_ref::<ConsumerInfoError>().map(|error| error.kind()) {
+    match error.downcast_ref::<ConsumerInfoError>().map(async_nats::error::Error::kind) {
         Some(ConsumerInfoErrorKind::NotFound) => return Some(ErrorCode::CONSUMER_NOT_FOUND),
         Some(ConsumerInfoErrorKind::StreamNotFound) => return Some(ErrorCode::STREAM_NOT_FOUND),
         Some(ConsumerInfoErrorKind::Offline) => return Some(ErrorCode::CONSUMER_OFFLINE),

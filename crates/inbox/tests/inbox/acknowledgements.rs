@@ -12,7 +12,9 @@ async fn an_acknowledgement_that_always_fails_stops_no_other() {
         // One call has room for only some of them, so failed ones must leave room for the others.
         let stage = Stage::new();
         let failing: Vec<u64> = (0..5).map(|number| stage.send("0", &format!("k-{number}"), "failing")).collect();
-        failing.iter().for_each(|place| stage.wire.refuse(*place));
+        for place in &failing {
+            stage.wire.refuse(*place);
+        }
         let config = Config { settle_max: 4, ..order };
         let process = stage.start(config, inside(&told(|_| Do::Done)));
         until("they failed", async || stage.wire.refusals() >= 5).await;
@@ -28,7 +30,9 @@ async fn an_acknowledgement_that_always_fails_stops_no_other() {
         tokio::time::sleep(Duration::from_mins(5)).await;
         let repeats = stage.wire.refusals() - before;
         assert!((5..5 * 300).contains(&repeats), "{repeats} repeats in five minutes");
-        failing.iter().for_each(|place| stage.wire.accept(*place));
+        for place in &failing {
+            stage.wire.accept(*place);
+        }
         acknowledged(&stage, 55).await;
         assert_eq!(process.stats.answers_lost(), 0);
     }

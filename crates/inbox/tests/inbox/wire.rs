@@ -23,6 +23,7 @@ struct Shared {
 }
 
 #[derive(Default)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a fault that a test switches on")]
 struct State {
     lanes: BTreeMap<Lane, VecDeque<Kept>>,
     out: BTreeMap<DeliveryTag, (u64, Kept)>,

@@ -102,7 +102,7 @@ async fn apply_missing(path: &Path, list: &[Migration]) -> Result<Vec<i32>, Erro
     // An error drops the connection, which rolls back the transaction.
     sqlx::query("BEGIN IMMEDIATE").execute(&mut connection).await?;
     let newest = newest(&mut connection).await?;
-    if let Some(newest) = newest.filter(SchemaVersion::is_too_new) {
+    if let Some(newest) = newest.filter(|newest| newest.is_too_new()) {
         return Err(too_new(newest));
     }
     let mut applied = Vec::new();
@@ -151,16 +151,16 @@ pub(crate) struct SchemaVersion {
 }
 
 impl SchemaVersion {
-    fn is_too_old(&self) -> bool {
+    fn is_too_old(self) -> bool {
         self.version < OLDEST_SUPPORTED
     }
 
-    fn is_too_new(&self) -> bool {
+    fn is_too_new(self) -> bool {
         self.version > VERSION && self.compatible_from > VERSION
     }
 
     /// Whether this program runs on the schema of the file.
-    pub(crate) fn is_compatible(&self) -> bool {
+    pub(crate) fn is_compatible(self) -> bool {
         !self.is_too_old() && !self.is_too_new()
     }
 }

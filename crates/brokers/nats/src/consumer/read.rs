@@ -126,7 +126,7 @@ impl Reader<'_> {
                 self.held(|held| held.window.vanish(seq)).await?;
                 continue;
             };
-            let content = self.content(message.subject, Some(&message.headers), message.payload);
+            let content = self.content(&message.subject, Some(&message.headers), message.payload);
             self.held(|held| held.window.take(seq, content, None)).await?;
         }
         self.shared.changed.notify_waiters();
@@ -168,7 +168,7 @@ impl Reader<'_> {
                 return Ok(());
             };
             seen = message.sequence;
-            let content = self.content(message.subject, Some(&message.headers), message.payload);
+            let content = self.content(&message.subject, Some(&message.headers), message.payload);
             self.held(|held| held.window.take(seen, content, None)).await?;
             self.shared.changed.notify_waiters();
         }
@@ -220,7 +220,7 @@ impl Reader<'_> {
         let mut slot = self.cell.held.lock().await;
         let held = self.mine(&mut slot)?;
         for (seq, message) in messages {
-            let content = self.content(message.subject, message.headers.as_ref(), message.payload);
+            let content = self.content(&message.subject, message.headers.as_ref(), message.payload);
             if held.window.take(seq, content, message.reply.clone()) == Arrival::Done {
                 done.push(Word { seq, reply: message.reply });
             }
@@ -240,7 +240,7 @@ impl Reader<'_> {
         slot.as_mut().filter(|held| held.epoch == self.epoch).ok_or(End::Gone)
     }
 
-    fn content(&self, subject: Subject, headers: Option<&HeaderMap>, payload: Bytes) -> Content {
+    fn content(&self, subject: &Subject, headers: Option<&HeaderMap>, payload: Bytes) -> Content {
         let headers = headers.map(decode_headers).unwrap_or_default();
         let address = match self.shared.group.lanes {
             Some(_) => subject.rsplit_once('.').map_or(subject.as_str(), |(address, _)| address),

@@ -35,7 +35,7 @@ BEGIN
     END IF;
 END $$;
 
--- The time in so many milliseconds.
+-- The time after this number of milliseconds.
 CREATE FUNCTION after_ms(p_ms bigint) RETURNS timestamptz
 LANGUAGE sql VOLATILE
 AS $$ SELECT clock_timestamp() + make_interval(secs => p_ms / 1000.0) $$;

@@ -348,7 +348,7 @@ DECLARE
     run jsonb;
     p park_request;
     of_key text;
-    buried uuid;
+    dead_letter_id uuid;
     overtaken boolean;
 BEGIN
     IF current_setting('synchronous_commit') IN ('off', 'local') THEN
@@ -381,9 +381,9 @@ BEGIN
         ON CONFLICT DO NOTHING;
         IF jsonb_typeof(run -> 'park') = 'object' THEN
             p := jsonb_populate_record(NULL::park_request, run -> 'park');
-            buried := NULL;
+            dead_letter_id := NULL;
             IF p.stop IN ('dead_hold', 'dead_continue') THEN
-                buried := move_to_dead_letters(p_destination, of_key, (run ->> 'ordinal')::bigint, p);
+                dead_letter_id := move_to_dead_letters(p_destination, of_key, (run ->> 'ordinal')::bigint, p);
             END IF;
             IF p.stop = 'held' THEN
                 PERFORM hold_address(p_destination, p, true);
@@ -401,7 +401,7 @@ BEGIN
                     WHEN p.stop = 'dead_hold' THEN NULL
                     WHEN p.stop = 'dead_continue' OR overtaken THEN clock_timestamp()
                     WHEN p.stop IN ('retrying', 'quarantined') THEN after_ms(p.after_ms) END,
-                address = CASE WHEN NOT overtaken THEN p.address END, dead_id = buried,
+                address = CASE WHEN NOT overtaken THEN p.address END, dead_id = dead_letter_id,
                 route = p.route, class = p.class, error = p.error
             WHERE k.destination = p_destination AND k.key = of_key;
         ELSIF jsonb_array_length(run -> 'delivered') > 0 THEN

@@ -23,7 +23,7 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
 AS $$
 DECLARE
     known database_identity;
-    mend text;
+    command text;
 BEGIN
     IF pg_is_in_recovery() THEN
         RAISE EXCEPTION 'this server is a standby' USING ERRCODE = 'RV002';
@@ -34,10 +34,10 @@ BEGIN
         WHERE d.datname = current_database() AND d.oid = known.database_oid
             AND c.system_identifier = known.system_identifier)
     THEN
-        mend := CASE WHEN xid_counter_is_ahead() THEN 'adopt' ELSE 'rebase' END;
+        command := CASE WHEN xid_counter_is_ahead() THEN 'adopt' ELSE 'rebase' END;
         RAISE EXCEPTION 'the outbox was written in another database (system %, oid %): a copy, a restored dump or an upgraded cluster',
             known.system_identifier, known.database_oid
-            USING ERRCODE = 'RV003', HINT = format('If this one shall publish from now on, run `relevo %s`.', mend);
+            USING ERRCODE = 'RV003', HINT = format('If this one shall publish from now on, run `relevo %s`.', command);
     END IF;
 END $$;
 
