@@ -130,7 +130,7 @@ impl Calls {
         }
         let is_due = self.failed.first_key_value().is_some_and(|((at, _), _)| *at <= now);
         // Part of a full call is reserved for retries, so that neither new nor failed deliveries starve.
-        let new_max = if is_due { limit - limit / 4 } else { limit };
+        let new_max = if is_due && limit > 1 { limit - limit.div_ceil(4) } else { limit };
         self.current.extend(self.waiting.drain(..self.waiting.len().min(new_max)));
         while self.current.len() < limit
             && let Some(entry) = self.failed.first_entry()

@@ -261,7 +261,8 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
     /// A warning usually repeats over many runs, with other numbers. Only repeats of the same kind are throttled.
     fn has_maintained(&mut self, warnings: &[String]) {
         for warning in warnings {
-            let kind = warning.chars().filter(|c| !c.is_ascii_digit()).collect();
+            let is_number = |word: &&str| word.trim_matches(|c: char| !c.is_alphanumeric()).parse::<u64>().is_ok();
+            let kind = warning.split_whitespace().filter(|word| !is_number(word)).collect();
             if self.upkeep_warnings.len() >= WARNING_KINDS_MAX {
                 self.upkeep_warnings.clear();
             }

@@ -15,9 +15,9 @@ use crate::runner::Runner;
 /// A program without output for this long is stuck. It is killed, so that the run still reports the other programs.
 const SILENCE_MAX: Duration = Duration::from_mins(10);
 
-/// Tests spend half of their time waiting for servers, so it pays to run more programs than there are processors.
+/// One program per processor. Each runs as many tests at once; with more, servers are slower than tests expect.
 pub(super) fn jobs() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from) * 2
+    std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 /// Runs all programs, `jobs` at a time, in the given order. Prints the output of each when it ends.

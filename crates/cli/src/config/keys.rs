@@ -204,7 +204,7 @@ pub(crate) const SECTIONS: &[Section] = &[
     of(
         "nats",
         &["outboxes", NAME, "destinations", NAME, "broker", "groups", NAME],
-        "A group of consumers that is to be at the server: its durable pull consumers, and the stream of its dead letters.",
+        "A group of consumers that is to be at the server: its durable pull consumers.",
         GROUP,
     ),
     plain(
