@@ -14,6 +14,8 @@ use crate::config::Config;
 
 /// The pause between two attempts to enable the write-ahead log while other connections use a new file.
 const JOURNAL_PAUSE: Duration = Duration::from_millis(20);
+/// An existing file that does not open within this time is reported.
+const REOPEN_MAX: Duration = Duration::from_secs(1);
 
 /// The connections of one broker handle.
 ///
@@ -59,11 +61,16 @@ impl Link {
                 .max_lifetime(None::<Duration>)
                 .idle_timeout(None::<Duration>)
         };
-        let deadline = Instant::now() + config.lock_wait;
+        let begun = Instant::now();
+        let deadline = begun + config.lock_wait;
         let durable = loop {
             match pool(1).connect_with(options.clone()).await.map_err(Error::from) {
                 // SQLite does not wait for other connections when it enables the write-ahead log: it fails at once.
                 Err(Error::Locked(_)) if Instant::now() < deadline => sleep(JOURNAL_PAUSE).await,
+                // An existing file may fail to open while another process closes it and removes the write-ahead log.
+                Err(Error::CannotOpen(_)) if config.path.exists() && begun.elapsed() < REOPEN_MAX => {
+                    sleep(JOURNAL_PAUSE).await;
+                }
                 tried => break tried?,
             }
         };
